@@ -1,0 +1,40 @@
+"""Every error and warning type of opforge, in one place.
+
+An error says what went wrong, where (the operator and the user's source line, or a spec position), and what to do about it.
+"""
+
+
+class OpforgeError(Exception):
+    """Base of all errors raised by opforge."""
+
+
+class SpecError(OpforgeError):
+    """A spec file is wrong; the message holds one block per mistake with `file:line:column`."""
+
+
+class BuildError(OpforgeError):
+    """A native kernel could not be compiled; the message holds the compiler's output and the path of the kept source."""
+
+
+class CacheError(OpforgeError):
+    """The on-disk cache cannot be used at all (never raised for a damaged entry: that one is rebuilt)."""
+
+
+class ConfigError(OpforgeError):
+    """A setting has an unknown name or a value outside its declared type or choices."""
+
+
+class IRError(OpforgeError):
+    """A loop-IR program breaks a rule of the IR (found by `ir.verify` or `ir.parse`)."""
+
+
+class PlanError(OpforgeError):
+    """A schedule or memory plan would read a wrong value (found by `schedule.check`)."""
+
+
+class UnsupportedError(OpforgeError):
+    """Something that this version cannot compile; the caller runs it by the eager kernel and counts it."""
+
+
+class OpforgeWarning(UserWarning):
+    """Base of all warnings issued by opforge."""
