@@ -1,0 +1,488 @@
+"""Integer index expressions: polynomials over loop variables and size symbols, hash-consed and simplified as they are built.
+
+All arithmetic is over the integers with Python's floor semantics for `//` and `%`. Sizes are never negative. The class is deliberately
+smaller than a computer algebra system: compile time is a feature, and an index needs only what is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from math import gcd
+from typing import Any
+from weakref import WeakValueDictionary
+
+IntLike = "int | Expr"
+
+
+class Atom:
+    """What a monomial is made of. `text` is unique per atom and gives the stable order of terms; `pretty` is for readers."""
+
+    __slots__ = ("text", "__weakref__")
+    text: str
+
+    @property
+    def pretty(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.pretty
+
+
+class Var(Atom):
+    """A loop variable: 0 <= var < extent."""
+
+    __slots__ = ("name", "extent")
+
+    def __new__(cls, name: str, extent: int | Expr) -> Var:
+        text = f"{name}:{extent.key if isinstance(extent, Expr) else extent}"
+        found = _ATOMS.get(text)
+        if isinstance(found, Var):
+            return found
+        new = super().__new__(cls)
+        new.name, new.extent, new.text = name, extent, text
+        return _ATOMS.setdefault(text, new)  # type: ignore[return-value]
+
+    @property
+    def pretty(self) -> str:
+        return self.name
+
+
+class Sym(Atom):
+    """A size known only at run time (a symbolic dimension): an integer >= 0."""
+
+    __slots__ = ("name", "hint")
+
+    def __new__(cls, name: str, hint: int | None = None) -> Sym:
+        found = _ATOMS.get(name)
+        if isinstance(found, Sym):
+            return found
+        new = super().__new__(cls)
+        new.name, new.hint, new.text = name, hint, name
+        return _ATOMS.setdefault(name, new)  # type: ignore[return-value]
+
+
+class Quotient(Atom):
+    """`num // den` (kind "//") or `num % den` (kind "%") that could not be simplified away."""
+
+    __slots__ = ("kind", "num", "den")
+
+    def __new__(cls, kind: str, num: Expr, den: Expr) -> Quotient:
+        text = f"(({num.key}) {kind} ({den.key}))"
+        found = _ATOMS.get(text)
+        if isinstance(found, Quotient):
+            return found
+        new = super().__new__(cls)
+        new.kind, new.num, new.den, new.text = kind, num, den, text
+        return _ATOMS.setdefault(text, new)  # type: ignore[return-value]
+
+    @property
+    def pretty(self) -> str:
+        return f"({_operand(self.num)} {self.kind} {_operand(self.den)})"
+
+
+class Val(Atom):
+    """The value of an integer scalar node used as an index (gather, scatter), promised to lie in lo..hi (inclusive)."""
+
+    __slots__ = ("node", "lo", "hi")
+
+    def __new__(cls, node: Any, lo: int | None, hi: int | None) -> Val:
+        text = f"val({node.text},{lo},{hi})"
+        found = _ATOMS.get(text)
+        if isinstance(found, Val):
+            return found
+        new = super().__new__(cls)
+        new.node, new.lo, new.hi, new.text = node, lo, hi, text
+        return _ATOMS.setdefault(text, new)  # type: ignore[return-value]
+
+    @property
+    def pretty(self) -> str:
+        return f"at({self.node}, {self.lo}, {self.hi})"
+
+
+_ATOMS: WeakValueDictionary[str, Atom] = WeakValueDictionary()
+Monomial = tuple[Atom, ...]
+
+
+class Expr:
+    """A sum of `coefficient * monomial`, kept sorted. Immutable; equal expressions are the same object."""
+
+    __slots__ = ("terms", "_text", "_key", "__weakref__")
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __new__(cls, terms: tuple[tuple[Monomial, int], ...]) -> Expr:
+        found = _EXPRS.get(terms)
+        if found is not None:
+            return found
+        new = super().__new__(cls)
+        new.terms, new._text, new._key = terms, None, None
+        return _EXPRS.setdefault(terms, new)
+
+    # -- shape of the expression ---------------------------------------------------------------------------------------
+    @property
+    def is_const(self) -> bool:
+        return not self.terms or (len(self.terms) == 1 and not self.terms[0][0])
+
+    def __int__(self) -> int:
+        if not self.is_const:
+            raise TypeError(f"index expression {self} is not a constant")
+        return self.terms[0][1] if self.terms else 0
+
+    @property
+    def atom(self) -> Atom | None:
+        """The single atom that this expression is, or None."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
+            return self.terms[0][0][0]
+        return None
+
+    @property
+    def var(self) -> Var | None:
+        atom = self.atom
+        return atom if isinstance(atom, Var) else None
+
+    @property
+    def text(self) -> str:
+        """For readers: variables by name only."""
+        if self._text is None:
+            self._text = _print(self)
+        return self._text
+
+    @property
+    def key(self) -> str:
+        """Unique: variables with their extents."""
+        if self._key is None:
+            self._key = "+".join(f"{c}*{'*'.join(a.text for a in m)}" for m, c in self.terms)
+        return self._key
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+    # -- arithmetic ----------------------------------------------------------------------------------------------------
+    def __add__(self, other: int | Expr) -> Expr:
+        return _sum(self.terms + expr(other).terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Expr:
+        return Expr(tuple((m, -c) for m, c in self.terms))
+
+    def __sub__(self, other: int | Expr) -> Expr:
+        return self + (-expr(other))
+
+    def __rsub__(self, other: int | Expr) -> Expr:
+        return expr(other) + (-self)
+
+    def __mul__(self, other: int | Expr) -> Expr:
+        right = expr(other)
+        return _sum((_merge(m1, m2), c1 * c2) for m1, c1 in self.terms for m2, c2 in right.terms)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int | Expr) -> Expr:
+        return divmod_(self, expr(other))[0]
+
+    def __rfloordiv__(self, other: int) -> Expr:
+        return divmod_(expr(other), self)[0]
+
+    def __mod__(self, other: int | Expr) -> Expr:
+        return divmod_(self, expr(other))[1]
+
+    def __rmod__(self, other: int) -> Expr:
+        return divmod_(expr(other), self)[1]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return self.is_const and int(self) == other
+        return self is other
+
+    def __hash__(self) -> int:
+        return hash(int(self)) if self.is_const else id(self)
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+    def atoms(self) -> set[Atom]:
+        """Every atom that occurs, also inside quotients (not inside the nodes of `Val`)."""
+        found: set[Atom] = set()
+        stack = [self]
+        while stack:
+            for monomial, _ in stack.pop().terms:
+                for a in monomial:
+                    if a not in found:
+                        found.add(a)
+                        if isinstance(a, Quotient):
+                            stack += (a.num, a.den)
+        return found
+
+    def coefficient(self, var: Atom) -> Expr | None:
+        """The factor of `var` if the expression is affine in it (0 if absent), else None."""
+        parts: list[tuple[Monomial, int]] = []
+        for monomial, c in self.terms:
+            if var in monomial:
+                rest = list(monomial)
+                rest.remove(var)
+                if var in rest or any(_mentions(a, var) for a in rest):
+                    return None
+                parts.append((tuple(rest), c))
+            elif any(_mentions(a, var) for a in monomial):
+                return None
+        return _sum(parts)
+
+    def subst(self, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any], Any] | None = None) -> Expr:
+        """Replace atoms; `on_value` maps the node inside a `Val` (an indirect index)."""
+        return _subst(self, mapping, on_value, {})
+
+
+_EXPRS: WeakValueDictionary[tuple, Expr] = WeakValueDictionary()
+ZERO = Expr(())
+ONE = Expr((((), 1),))
+
+
+def expr(value: int | Expr) -> Expr:
+    """Coerce an integer."""
+    if isinstance(value, Expr):
+        return value
+    return Expr((((), int(value)),)) if value else ZERO
+
+
+def of(atom: Atom) -> Expr:
+    """The expression that is just `atom`. A loop variable of extent 1 is 0."""
+    if isinstance(atom, Var) and isinstance(atom.extent, int) and atom.extent == 1:
+        return ZERO
+    return Expr((((atom,), 1),))
+
+
+def var(name: str, extent: int | Expr) -> Expr:
+    return of(Var(name, size(extent)))
+
+
+def sym(name: str, hint: int | None = None) -> Expr:
+    return of(Sym(name, hint))
+
+
+def size(value: int | Expr) -> int | Expr:
+    """Canonical size: an `int` when known, else an `Expr`."""
+    return int(value) if isinstance(value, Expr) and value.is_const else value
+
+
+def product(values: Iterable[int | Expr]) -> int | Expr:
+    return size(reduce(lambda a, b: a * b, values, 1))
+
+
+def bounds(e: Expr) -> tuple[int | None, int | None]:
+    """Inclusive integer bounds; None where unknown."""
+    lo: int | None = 0
+    hi: int | None = 0
+    for monomial, c in e.terms:
+        mlo, mhi = _monomial_bounds(monomial)
+        if c < 0:
+            mlo, mhi = mhi, mlo
+        lo = None if lo is None or mlo is None else lo + c * mlo
+        hi = None if hi is None or mhi is None else hi + c * mhi
+    return lo, hi
+
+
+def proves_less(a: Expr, b: Expr) -> bool:
+    """True if a < b for all values of the variables (sound, not complete)."""
+    gap = b - a
+    lo = bounds(gap)[0]
+    if lo is not None and lo > 0:
+        return True
+    # Replace every variable by the end of its range that makes the gap smallest; symbols are >= 0 (and > 0 inside a running loop).
+    worst = gap
+    for atom in sorted((x for x in gap.atoms() if isinstance(x, Var)), key=lambda x: x.text):
+        c = worst.coefficient(atom)
+        if c is None or not all(k < 0 for _, k in c.terms) and not all(k > 0 for _, k in c.terms):
+            return False
+        worst = worst.subst({atom: expr(atom.extent) - 1 if all(k < 0 for _, k in c.terms) else ZERO})
+    lo = bounds(worst)[0]
+    return lo is not None and lo > 0
+
+
+def proves_nonnegative(e: Expr) -> bool:
+    lo = bounds(e)[0]
+    return (lo is not None and lo >= 0) or proves_less(expr(-1), e)
+
+
+def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """Floor quotient and remainder, simplified with the ranges of the variables."""
+    if b == 1:
+        return a, ZERO
+    if a.is_const and b.is_const and int(b) != 0:
+        return expr(int(a) // int(b)), expr(int(a) % int(b))
+    if a is b:
+        return ONE, ZERO
+    # Split a = q * b + rest by the terms that b divides.
+    q: list[tuple[Monomial, int]] = []
+    rest: list[tuple[Monomial, int]] = []
+    b_mono, b_coef = b.terms[0] if len(b.terms) == 1 else (None, 0)
+    for monomial, c in a.terms:
+        divided = _divide_monomial(monomial, b_mono) if b_mono is not None else None
+        if divided is not None and b_coef and c % b_coef == 0:
+            q.append((divided, c // b_coef))
+        elif divided is not None and not monomial and b_coef > 0 and abs(c) >= b_coef:
+            q.append(((), c // b_coef))
+            rest.append(((), c % b_coef))
+        else:
+            rest.append((monomial, c))
+    quotient, remainder = _sum(q), _sum(rest)
+    if not remainder.terms:
+        return quotient, ZERO
+    if proves_nonnegative(remainder) and proves_less(remainder, b):
+        return quotient, remainder
+    dq, dr = _reduce_quotient(remainder, b)
+    return quotient + dq, dr
+
+
+def _reduce_quotient(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """Quotient and remainder of an `a` no term of which b divides."""
+    if b.is_const:
+        n = int(b)
+        # a = g*A + s with 0 <= s < g and g | b: (g*A + s) // (g*B) = A // B.
+        for g in sorted({gcd(c, n) for _, c in a.terms if gcd(c, n) > 1}, reverse=True):
+            small = _sum((m, c) for m, c in a.terms if c % g)
+            big = _sum((m, c // g) for m, c in a.terms if c % g == 0)
+            if big.terms and proves_nonnegative(small) and proves_less(small, expr(g)):
+                dq, dr = divmod_(big, expr(n // g))
+                return dq, dr * g + small
+        atom = a.atom
+        if isinstance(atom, Quotient) and atom.den.is_const:
+            inner = int(atom.den)
+            if atom.kind == "//":
+                # (x // inner) // n = x // (inner * n); the remainder has no such form.
+                return atom.num // (inner * n), of(Quotient("%", a, b))
+            if inner % n == 0:
+                # (x % (k*n)) // n = (x // n) % k ; (x % (k*n)) % n = x % n
+                return (atom.num // n) % (inner // n), atom.num % n
+    return of(Quotient("//", a, b)), of(Quotient("%", a, b))
+
+
+def _sum(terms: Iterable[tuple[Monomial, int]]) -> Expr:
+    total: dict[Monomial, int] = {}
+    for m, c in terms:
+        total[m] = total.get(m, 0) + c
+    kept = [(m, c) for m, c in total.items() if c]
+    if len(kept) > 1:
+        kept.sort(key=_term_key)
+    return Expr(tuple(kept))
+
+
+def _term_key(term: tuple[Monomial, int]) -> tuple[int, str]:
+    monomial = term[0]
+    return (1 if not monomial else 0, "*".join(a.text for a in monomial))
+
+
+def _merge(a: Monomial, b: Monomial) -> Monomial:
+    if not a:
+        return b
+    if not b:
+        return a
+    return tuple(sorted(a + b, key=lambda x: x.text))
+
+
+def _divide_monomial(m: Monomial, by: Monomial) -> Monomial | None:
+    rest = list(m)
+    for a in by:
+        if a not in rest:
+            return None
+        rest.remove(a)
+    return tuple(rest)
+
+
+def _mentions(atom: Atom, var: Atom) -> bool:
+    if atom is var:
+        return True
+    if isinstance(atom, Quotient):
+        return any(_mentions(a, var) for e in (atom.num, atom.den) for m, _ in e.terms for a in m)
+    if isinstance(atom, Val):
+        return atom.node.mentions(var)
+    return False
+
+
+def _atom_bounds(a: Atom) -> tuple[int | None, int | None]:
+    if isinstance(a, Var):
+        if isinstance(a.extent, int):
+            return 0, max(a.extent - 1, 0)
+        top = bounds(a.extent)[1]
+        return 0, None if top is None else max(top - 1, 0)
+    if isinstance(a, Sym):
+        return 0, None
+    if isinstance(a, Val):
+        return a.lo, a.hi
+    assert isinstance(a, Quotient)
+    nlo, nhi = bounds(a.num)
+    dlo, dhi = bounds(a.den)
+    if a.kind == "%":
+        return (0 if dlo is not None and dlo >= 0 else None), (None if dhi is None else dhi - 1)
+    if a.den.is_const and int(a.den) > 0:
+        d = int(a.den)
+        return None if nlo is None else nlo // d, None if nhi is None else nhi // d
+    if nlo is not None and nlo >= 0 and dlo is not None and dlo >= 0:
+        return 0, nhi
+    return None, None
+
+
+def _monomial_bounds(m: Monomial) -> tuple[int | None, int | None]:
+    lo: int | None = 1
+    hi: int | None = 1
+    for a in m:
+        alo, ahi = _atom_bounds(a)
+        if alo is None or alo < 0 or lo is None:
+            if len(m) == 1:
+                return alo, ahi
+            return None, None
+        lo = lo * alo
+        hi = None if hi is None or ahi is None else hi * ahi
+    return lo, hi
+
+
+def _subst(e: Expr, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any], Any] | None, memo: dict[Expr, Expr]) -> Expr:
+    if e in memo:
+        return memo[e]
+    changed = False
+    parts: list[Expr] = []
+    for monomial, c in e.terms:
+        piece = expr(c)
+        for a in monomial:
+            new = _subst_atom(a, mapping, on_value, memo)
+            changed = changed or new.atom is not a
+            piece = piece * new
+        parts.append(piece)
+    result = _sum(t for p in parts for t in p.terms) if changed else e
+    memo[e] = result
+    return result
+
+
+def _subst_atom(a: Atom, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any], Any] | None, memo: dict[Expr, Expr]) -> Expr:
+    if a in mapping:
+        return expr(mapping[a])
+    if isinstance(a, Quotient):
+        num, den = _subst(a.num, mapping, on_value, memo), _subst(a.den, mapping, on_value, memo)
+        if num is a.num and den is a.den:
+            return of(a)
+        return num // den if a.kind == "//" else num % den
+    if isinstance(a, Val) and on_value is not None:
+        return on_value(a)
+    return of(a)
+
+
+def _operand(e: Expr) -> str:
+    return e.text if e.is_const or e.atom is not None else f"({e.text})"
+
+
+def _print(e: Expr) -> str:
+    if not e.terms:
+        return "0"
+    out = ""
+    for monomial, c in e.terms:
+        body = "*".join(a.pretty for a in monomial)
+        if not monomial:
+            piece = str(abs(c))
+        elif abs(c) == 1:
+            piece = body
+        else:
+            piece = f"{abs(c)}*{body}"
+        sign = "-" if c < 0 else ("+" if out else "")
+        out += f" {sign} {piece}" if out else f"{sign}{piece}"
+    return out

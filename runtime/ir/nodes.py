@@ -1,0 +1,434 @@
+"""The loop IR: hash-consed scalar expressions, nests, extern calls and programs.
+
+A program is functional: every buffer is defined once, and loads use logical coordinates (one index expression per dimension of the
+buffer's logical shape), so that a layout can be chosen after fusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from .index import Atom, Expr, Val, Var, bounds, expr, of, size
+
+Size = int | Expr
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTS = ("uint8", "int8", "int16", "int32", "int64")
+DTYPES = (*FLOATS, *INTS, "bool")
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1}
+
+
+class Node:
+    """One scalar operation. Equal nodes are the same object.
+
+    op      a name of `scalars.yaml`, or `const` (attr: the value), `index` (attr: an Expr; int64), `load` (attr: `LoadAt`;
+            args: () or (mask,), a masked load gives 0 where the mask is false and touches no memory there).
+    dtype   of the result, as a string.
+    """
+
+    __slots__ = ("op", "args", "dtype", "attr", "_text", "_atoms", "_loads", "__weakref__")
+    op: str
+    args: tuple[Node, ...]
+    dtype: str
+    attr: Any
+
+    def __new__(cls, op: str, args: tuple[Node, ...], dtype: str, attr: Any = None) -> Node:
+        tag = (type(attr).__name__, repr(attr)) if isinstance(attr, (int, float, bool)) else attr
+        key = (op, args, dtype, tag)
+        found = _NODES.get(key)
+        if found is not None:
+            return found
+        new = super().__new__(cls)
+        new.op, new.args, new.dtype, new.attr = op, args, dtype, attr
+        new._text = new._atoms = new._loads = None
+        return _NODES.setdefault(key, new)
+
+    @property
+    def text(self) -> str:
+        """Stable text of the whole expression (a tree; `ir.dump` prints shared parts once)."""
+        if self._text is None:
+            if self.op == "const":
+                self._text = f"{self.attr!r}:{self.dtype}"
+            elif self.op == "index":
+                self._text = f"[{self.attr.text}]"
+            elif self.op == "load":
+                mask = f" if {self.args[0].text}" if self.args else ""
+                self._text = f"{self.attr}{mask}"
+            else:
+                args = ", ".join(a.text for a in self.args)
+                suffix = f":{self.dtype}" if self.op in ("to_dtype", "bitcast") else ""
+                self._text = f"{self.op}({args}){suffix}"
+        return self._text
+
+    def __repr__(self) -> str:
+        return self.text if len(self.args) < 4 else f"<{self.op}>"
+
+    # Python's operators build the scalars of the same meaning; `lower.scalar_ops` fills this table from the specs.
+    _binary: Callable[[str, Any, Any], Node] = staticmethod(lambda symbol, a, b: _no_operators(symbol))  # type: ignore[assignment]
+    _unary: Callable[[str, Any], Node] = staticmethod(lambda symbol, a: _no_operators(symbol))  # type: ignore[assignment]
+
+    def __add__(self, other: Any) -> Node:
+        return Node._binary("+", self, other)
+
+    def __radd__(self, other: Any) -> Node:
+        return Node._binary("+", other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return Node._binary("-", self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return Node._binary("-", other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return Node._binary("*", self, other)
+
+    def __rmul__(self, other: Any) -> Node:
+        return Node._binary("*", other, self)
+
+    def __truediv__(self, other: Any) -> Node:
+        return Node._binary("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return Node._binary("/", other, self)
+
+    def __floordiv__(self, other: Any) -> Node:
+        return Node._binary("//", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Node:
+        return Node._binary("//", other, self)
+
+    def __mod__(self, other: Any) -> Node:
+        return Node._binary("%", self, other)
+
+    def __rmod__(self, other: Any) -> Node:
+        return Node._binary("%", other, self)
+
+    def __pow__(self, other: Any) -> Node:
+        return Node._binary("**", self, other)
+
+    def __rpow__(self, other: Any) -> Node:
+        return Node._binary("**", other, self)
+
+    def __and__(self, other: Any) -> Node:
+        return Node._binary("&", self, other)
+
+    def __rand__(self, other: Any) -> Node:
+        return Node._binary("&", other, self)
+
+    def __or__(self, other: Any) -> Node:
+        return Node._binary("|", self, other)
+
+    def __ror__(self, other: Any) -> Node:
+        return Node._binary("|", other, self)
+
+    def __xor__(self, other: Any) -> Node:
+        return Node._binary("^", self, other)
+
+    def __lshift__(self, other: Any) -> Node:
+        return Node._binary("<<", self, other)
+
+    def __rshift__(self, other: Any) -> Node:
+        return Node._binary(">>", self, other)
+
+    def __lt__(self, other: Any) -> Node:
+        return Node._binary("<", self, other)
+
+    def __le__(self, other: Any) -> Node:
+        return Node._binary("<=", self, other)
+
+    def __gt__(self, other: Any) -> Node:
+        return Node._binary(">", self, other)
+
+    def __ge__(self, other: Any) -> Node:
+        return Node._binary(">=", self, other)
+
+    def __neg__(self) -> Node:
+        return Node._unary("-", self)
+
+    def __invert__(self) -> Node:
+        return Node._unary("~", self)
+
+    # `==` stays identity (nodes are dictionary keys); the spec language prints `a == b` as a call of the scalar `eq`.
+
+    # -- structure -----------------------------------------------------------------------------------------------------
+    def walk(self) -> Iterator[Node]:
+        """Every node once, arguments before users (also the nodes inside indirect indices)."""
+        seen: set[Node] = set()
+        stack: list[tuple[Node, bool]] = [(self, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                yield node
+                continue
+            if node in seen:
+                continue
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((a, False) for a in reversed(node.children()) if a not in seen)
+
+    def children(self) -> tuple[Node, ...]:
+        """Arguments, and the nodes used as indirect indices."""
+        if self.op == "load":
+            return self.args + tuple(v.node for e in self.attr.index for v in _values(e))
+        if self.op == "index":
+            return tuple(v.node for v in _values(self.attr))
+        return self.args
+
+    def vars(self) -> frozenset[Var]:
+        """Loop variables that the value depends on."""
+        if self._atoms is None:
+            found: set[Var] = set()
+            for c in self.children():
+                found |= c.vars()
+            for e in self.attr.index if self.op == "load" else (self.attr,) if self.op == "index" else ():
+                found |= {a for a in e.atoms() if isinstance(a, Var)}
+            self._atoms = frozenset(found)
+        return self._atoms
+
+    def mentions(self, var: Atom) -> bool:
+        return var in self.vars()
+
+    def loads(self) -> tuple[Node, ...]:
+        """Every load node once, in a stable order."""
+        if self._loads is None:
+            self._loads = tuple(n for n in self.walk() if n.op == "load")
+        return self._loads
+
+
+_NODES: WeakValueDictionary[tuple, Node] = WeakValueDictionary()
+
+
+def _no_operators(symbol: str) -> Node:
+    raise TypeError(f"operator {symbol!r} on scalar nodes needs runtime.lower.scalar_ops to be imported")
+
+
+def _values(e: Expr) -> list[Val]:
+    return sorted((a for a in e.atoms() if isinstance(a, Val)), key=lambda v: v.text)
+
+
+@dataclass(frozen=True)
+class LoadAt:
+    """Where a load reads: buffer name and one logical coordinate per dimension."""
+
+    buffer: str
+    index: tuple[Expr, ...]
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{', '.join(e.text for e in self.index)}]"
+
+
+def const(value: int | float | bool, dtype: str) -> Node:
+    if dtype == "bool":
+        return Node("const", (), dtype, bool(value))
+    return Node("const", (), dtype, float(value) if dtype in FLOATS else int(value))
+
+
+def load(buffer: str, index: Iterable[Size], dtype: str, mask: Node | None = None) -> Node:
+    return Node("load", () if mask is None else (mask,), dtype, LoadAt(buffer, tuple(expr(e) for e in index)))
+
+
+def index_node(e: Size) -> Node:
+    """An index expression as an int64 scalar value."""
+    e = expr(e)
+    atom = e.atom
+    if e.is_const:
+        return const(int(e), "int64")
+    if isinstance(atom, Val):
+        return atom.node
+    return Node("index", (), "int64", e)
+
+
+def indirect(node: Node, lo: int | None, hi: int | None) -> Expr:
+    """An integer scalar node used as an index, promised to be in lo..hi."""
+    if node.op == "const":
+        return expr(int(node.attr))
+    if node.op == "index":
+        return node.attr
+    return of(Val(node, lo, hi))
+
+
+def rebuild(node: Node, leaf: Callable[[Node], Node | None], mapping: Mapping[Atom, Size], memo: dict[Node, Node] | None = None) -> Node:
+    """Copy an expression, replacing loop variables by `mapping` and each load (after its index was mapped) by `leaf(load)` if not None."""
+    memo = {} if memo is None else memo
+
+    def on_value(v: Val) -> Expr:
+        return indirect(memo[v.node], v.lo, v.hi)
+
+    for n in node.walk():
+        if n in memo:
+            continue
+        if n.op == "load":
+            index = tuple(e.subst(mapping, on_value) for e in n.attr.index)
+            new = Node("load", tuple(memo[a] for a in n.args), n.dtype, LoadAt(n.attr.buffer, index))
+            replaced = leaf(new)
+            memo[n] = new if replaced is None else replaced
+        elif n.op == "index":
+            memo[n] = index_node(n.attr.subst(mapping, on_value))
+        elif not n.args:
+            memo[n] = n
+        else:
+            args = tuple(memo[a] for a in n.args)
+            memo[n] = n if args == n.args else Node(n.op, args, n.dtype, n.attr)
+    return memo[node]
+
+
+def masked(node: Node, mask: Node) -> Node:
+    """The same value where `mask` holds; its loads touch no memory elsewhere (the value there is unspecified)."""
+    both = Node._binary
+
+    def guard(ld: Node) -> Node:
+        m = mask if not ld.args else both("&", ld.args[0], mask)
+        return Node("load", (m,), ld.dtype, ld.attr)
+
+    return rebuild(node, guard, {})
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Buffer:
+    """A named tensor of the program as the outside sees it: logical shape and, where it matters, strides (in elements) and offset."""
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: str
+    stride: tuple[Size, ...] | None = None
+    offset: Size = 0
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Defines buffer `name`: for every point of `vars` (one index expression per dimension: a variable, or 0 for extent 1).
+
+    Plain: the value is `body`. With `reduce` (a name in `scalars.yaml: reductions`): the reduction of `body` over `rvars`.
+    With `scan` (a name in `scalars.yaml: scans`): the running value along the dimension `scan_dim`.
+    With `scatter`: the buffer starts as a copy of `scatter.base` (same shape and dtype); then for every point of `domain`, in order,
+    element `scatter.index` is set to (or combined with, by reduction `scatter.mode`) `body`; skipped where `scatter.mask` is false.
+    """
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: str
+    vars: tuple[Expr, ...]
+    body: Node
+    rvars: tuple[Var, ...] = ()
+    reduce: str | None = None
+    scan: str | None = None
+    scan_dim: int = -1
+    scatter: Scatter | None = None
+    origin: str = ""
+
+    @property
+    def loop_vars(self) -> tuple[Var, ...]:
+        return tuple(v.var for v in self.vars if v.var is not None)  # type: ignore[misc]
+
+    def reads(self) -> tuple[str, ...]:
+        """Names of the buffers read, in a stable order."""
+        names = [n.attr.buffer for n in self.body.loads()]
+        if self.scatter is not None:
+            names.append(self.scatter.base)
+            for e in self.scatter.index:
+                names += [n.attr.buffer for v in _values(e) for n in v.node.loads()]
+        return tuple(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class Scatter:
+    base: str
+    index: tuple[Expr, ...]
+    mode: str  # "set" or a reduction name
+    domain: tuple[Var, ...]
+    mask: Node | None = None
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A buffer as an argument of an extern call (views are nests of their own; the scheduler turns them into strides where it can).
+
+    """
+
+    buffer: str
+
+
+@dataclass(frozen=True)
+class Extern:
+    """A call of an eager kernel. `args`/`kwargs` may hold `Ref`s at any depth (lists and tuples); other leaves are plain data or sizes.
+
+    outs    one Buffer per tensor result (with the strides that the kernel gives its results).
+    target  registered name of the overload, `namespace.name.overload`.
+    """
+
+    outs: tuple[Buffer, ...]
+    target: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    single: bool = True  # the kernel returns one tensor, not a tuple
+    origin: str = ""
+
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(r.buffer for r in refs((self.args, tuple(v for _, v in self.kwargs)))))
+
+
+def refs(tree: Any) -> Iterator[Ref]:
+    if isinstance(tree, Ref):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for leaf in tree:
+            yield from refs(leaf)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result of the program: a buffer by name with the strides that the caller must see, or a size, or a constant."""
+
+    buffer: str | None
+    stride: tuple[Size, ...] | None = None
+    value: Any = None
+
+
+@dataclass
+class Program:
+    """A whole graph. `mutations` maps an input to the buffer whose contents it must hold when the program ends."""
+
+    inputs: tuple[Buffer, ...]
+    items: list[Nest | Extern] = field(default_factory=list)
+    outputs: tuple[Output, ...] = ()
+    mutations: tuple[tuple[str, str], ...] = ()
+    symbols: tuple[str, ...] = ()
+
+    def shapes(self) -> dict[str, Buffer]:
+        """Every buffer by name."""
+        table = {b.name: b for b in self.inputs}
+        for item in self.items:
+            if isinstance(item, Extern):
+                table.update((b.name, b) for b in item.outs)
+            else:
+                table[item.name] = Buffer(item.name, item.shape, item.dtype)
+        return table
+
+
+def contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Row-major strides in elements; a size-1 or empty dimension counts as 1, as torch does."""
+    strides: list[Size] = []
+    step: Size = 1
+    for n in reversed(shape):
+        strides.append(step)
+        step = step * (max(n, 1) if isinstance(n, int) else n)
+    return tuple(size(s) for s in reversed(strides))
+
+
+def coordinates(shape: tuple[Size, ...], prefix: str = "i") -> tuple[Expr, ...]:
+    """Canonical variables of a shape: `i0`, `i1`, …; 0 where the extent is 1."""
+    return tuple(of(Var(f"{prefix}{k}", size(n))) for k, n in enumerate(shape))
+
+
+def identity_mapping(vars_: Iterable[Expr], values: Iterable[Size]) -> dict[Atom, Size]:
+    """From the loop variables in `vars_` (constants skipped) to `values`."""
+    return {v.var: x for v, x in zip(vars_, values, strict=True) if v.var is not None}
+
+
+__all__ = [
+    "Buffer", "DTYPES", "Expr", "Extern", "FLOATS", "INTS", "ITEMSIZE", "LoadAt", "Nest", "Node", "Output", "Program", "Ref", "Scatter", "Size", "Var",
+    "bounds", "const", "contiguous_strides", "coordinates", "identity_mapping", "index_node", "indirect", "load", "masked", "rebuild", "refs",
+]  # fmt: skip
