@@ -1,0 +1,140 @@
+"""What scheduling produces: kernels made of phases, steps in order, and a memory table. Plain data, printable.
+
+Inside a kernel every value is a `Node`. A load in it names one of:
+- a global buffer (input, output of an earlier step, or written by an earlier phase of this kernel), with logical coordinates;
+- a register: the result of a `Reduce` of an earlier phase, loaded with no coordinates (valid for the current outer point);
+- a scratch tile of the kernel, written by an earlier phase for the current outer point, with inner coordinates only.
+Values shared inside one phase are shared nodes, not names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ir.index import Expr, Var
+from ..ir.nodes import Buffer, Extern, Node, Output, Size
+
+
+@dataclass(frozen=True)
+class Store:
+    """Write `value` to `buffer[index]` for each point of the loops; `mode` is "set" or a reduction name (an indexed update)."""
+
+    buffer: str
+    index: tuple[Expr, ...]
+    value: Node
+    mode: str = "set"
+    mask: Node | None = None
+    atomic: bool = False  # two points of the loops may write the same element
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Reduce `value` over the phase's inner variables into register `name` (one scalar for each outer point).
+
+    `kind` is a name in `scalars.yaml: reductions`; `argmax`/`argmin` give the row-major position over the inner variables (int64).
+    """
+
+    name: str
+    kind: str
+    value: Node
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Running `kind` of `value` along the phase's last inner variable, stored to `buffer[index]` (buffer may be scratch)."""
+
+    buffer: str
+    index: tuple[Expr, ...]
+    kind: str
+    value: Node
+
+
+Statement = Store | Reduce | Scan
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One loop nest inside a kernel: all statements run for every point of `inner` (once if it is empty)."""
+
+    inner: tuple[Var, ...]
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Loops over `outer` (independent of each other unless `serial`); for each outer point the phases run in order."""
+
+    name: str
+    outer: tuple[Var, ...]
+    phases: tuple[Phase, ...]
+    reads: tuple[str, ...]  # global buffers read, in argument order
+    writes: tuple[str, ...]  # global buffers written
+    scratch: tuple[Buffer, ...] = ()  # tiles private to an outer point; shape over inner coordinates
+    defines: tuple[str, ...] = ()  # nests of the program computed here (provenance)
+    origins: tuple[str, ...] = ()
+    serial: bool = False  # outer points must run one after the other (indexed updates that may collide)
+    symbols: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    kernel: Kernel
+
+
+@dataclass(frozen=True)
+class ViewOf:
+    """An argument of an extern: a strided view of a buffer (elements)."""
+
+    buffer: str
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    offset: Size
+
+
+@dataclass(frozen=True)
+class ExternStep:
+    """`call.args` with each `Ref` replaced by a `ViewOf` or left a `Ref` (the whole buffer). `out` = results written to planned memory."""
+
+    call: Extern
+    args: tuple
+    kwargs: tuple[tuple[str, object], ...]
+    out: tuple[str, ...] = ()  # buffers given to the kernel's out= variant; empty: the kernel allocates
+
+
+@dataclass(frozen=True)
+class CopyStep:
+    """The contents of input `target` become those of `source` (a mutation kept to the end of the graph)."""
+
+    target: str
+    source: str
+
+
+Step = KernelStep | ExternStep | CopyStep
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a buffer lives. kind: "input", "arena" (byte `offset` in the graph's arena), "own" (its own allocation, e.g. an output),
+    "extern" (allocated by an eager kernel), "alias" (the storage of buffer `of`: an in-place update), "kernel" (never stored)."""
+
+    kind: str
+    offset: int = 0
+    of: str = ""
+
+
+@dataclass
+class Plan:
+    """A scheduled program with its memory. `layouts` gives every stored buffer its shape, dtype and strides in elements."""
+
+    inputs: tuple[Buffer, ...]
+    steps: list[Step]
+    outputs: tuple[Output, ...]
+    layouts: dict[str, Buffer] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    frees: dict[int, tuple[str, ...]] = field(default_factory=dict)  # step number → extern/own buffers dead after it
+    arena_bytes: int = 0
+    symbols: tuple[str, ...] = ()
+
+    def kernels(self) -> list[Kernel]:
+        return [s.kernel for s in self.steps if isinstance(s, KernelStep)]
