@@ -318,6 +318,7 @@ class Nest:
     scan_dim: int = -1
     scatter: Scatter | None = None
     origin: str = ""
+    stride: tuple[Size, ...] | None = None  # strides that eager gives this result, if dense; the layout when it is stored
 
     @property
     def loop_vars(self) -> tuple[Var, ...]:
@@ -346,9 +347,11 @@ class Scatter:
 class Ref:
     """A buffer as an argument of an extern call (views are nests of their own; the scheduler turns them into strides where it can).
 
+    stride  the strides that the traced program gave this argument: the layout that the eager kernel is known to work well with.
     """
 
     buffer: str
+    stride: tuple[Size, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -364,6 +367,7 @@ class Extern:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
     single: bool = True  # the kernel returns one tensor, not a tuple
+    effect: bool = False  # must run even if no result is used
     origin: str = ""
 
     def reads(self) -> tuple[str, ...]:
