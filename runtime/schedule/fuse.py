@@ -1,0 +1,351 @@
+"""Group nests into kernels: one greedy pass in program order, near-linear.
+
+Every group has a set of outer variables shared by all its members, and a place in a fixed order of groups. A nest may join a group if
+everything it reads was produced by that group or by an earlier one: the order then stays a valid execution order without any search.
+Joining aligns loop variables through the loads between the members; a variable that does not line up becomes an inner one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ..ir.index import Expr, Quotient, Var, expr, of, size
+from ..ir.nodes import Extern, Nest, Node, Scatter, rebuild
+from .inline import map_scatter
+
+MAX_MEMBERS = 64
+MAX_BUFFERS = 64
+
+
+@dataclass(frozen=True)
+class Member:
+    """A nest whose variables were renamed to the group's. `index`: where it stores, in group variables; `inner`: its own loops."""
+
+    nest: Nest
+    index: tuple[Expr, ...]
+    inner: tuple[Var, ...]
+    body: Node
+    scatter: Scatter | None = None
+
+    @property
+    def name(self) -> str:
+        return self.nest.name
+
+    @property
+    def reduces(self) -> bool:
+        return self.nest.reduce is not None
+
+
+@dataclass
+class Group:
+    number: int
+    outer: tuple[Var, ...] = ()
+    members: list[Member] = field(default_factory=list)
+    reads: set[str] = field(default_factory=set)
+    extern: Extern | None = None
+    closed: bool = False
+    fresh: int = 0
+
+    def names(self) -> dict[str, Member]:
+        return {m.name: m for m in self.members}
+
+
+def substitute(node: Node, mapping: dict) -> Node:
+    return rebuild(node, lambda _: None, mapping)
+
+
+def rename(member: Member, mapping: dict) -> Member:
+    """The member with loop variables replaced by expressions (each `inner` variable must map to a variable, or be split by the caller)."""
+    inner: list[Var] = []
+    for v in member.inner:
+        target = expr(mapping[v]) if v in mapping else of(v)
+        inner += sorted((a for a in target.atoms() if isinstance(a, Var)), key=lambda a: _order(a, target))
+    scatter = member.scatter
+    if scatter is not None:
+        scatter = map_scatter(scatter, lambda n: substitute(n, mapping))
+        scatter = replace(scatter, index=tuple(e.subst(mapping) for e in scatter.index))
+    return replace(
+        member, index=tuple(e.subst(mapping) for e in member.index), inner=tuple(inner), body=substitute(member.body, mapping), scatter=scatter
+    )
+
+
+def _order(v: Var, e: Expr) -> tuple[int, str]:
+    c = e.coefficient(v)
+    return (-int(c) if c is not None and c.is_const else 0, v.text)
+
+
+class Fuser:
+    """Groups the items of one program. `group_of` tells which group defines each buffer."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self.groups: list[Group] = []
+        self.group_of: dict[str, int] = {}
+        self.readers: dict[str, list[int]] = {}
+
+    def add(self, item: Nest | Extern) -> None:
+        earliest = max((self.group_of.get(n, -1) for n in item.reads()), default=-1)
+        if isinstance(item, Extern):
+            group = self._new_group()
+            group.extern, group.closed = item, True
+            for b in item.outs:
+                self.group_of[b.name] = group.number
+            return
+        for number in self._candidates(item, earliest):
+            if self._join(self.groups[number], item):
+                return self._note(self.groups[number], item)
+        group = self._new_group()
+        _start(group, item)
+        self._note(group, item)
+
+    def _new_group(self) -> Group:
+        self.groups.append(Group(len(self.groups)))
+        return self.groups[-1]
+
+    def _note(self, group: Group, item: Nest) -> None:
+        self.group_of[item.name] = group.number
+        for name in item.reads():
+            if name not in group.reads:
+                group.reads.add(name)
+                self.readers.setdefault(name, []).append(group.number)
+
+    def _candidates(self, item: Nest, earliest: int) -> list[int]:
+        """Groups worth trying: the one of the latest producer, then those that read the same buffers (latest first, a few)."""
+        if not self.enabled or item.scatter is not None:
+            return []
+        found = [earliest] if earliest >= 0 and not self.groups[earliest].closed else []
+        siblings: set[int] = set()
+        for name in item.reads():
+            siblings.update(n for n in self.readers.get(name, ())[-4:] if n > earliest)
+        found += sorted(siblings, reverse=True)[:4]
+        return [n for n in found if len(self.groups[n].members) < MAX_MEMBERS and len(self.groups[n].reads) < MAX_BUFFERS]
+
+    # -- alignment -----------------------------------------------------------------------------------------------------
+    def _join(self, group: Group, nest: Nest) -> bool:
+        trial = Alignment(group, nest)
+        return trial.run()
+
+
+def _start(group: Group, nest: Nest) -> None:
+    """A group of one nest: canonical names o0… for outer and r0… for inner variables."""
+    if nest.scatter is not None:
+        group.closed = True
+        mapping = {v: of(Var(f"r{k}", v.extent)) for k, v in enumerate(nest.scatter.domain)}
+        scatter = map_scatter(nest.scatter, lambda n: substitute(n, mapping))
+        scatter = replace(scatter, index=tuple(e.subst(mapping) for e in scatter.index))
+        inner = tuple(Var(f"r{k}", v.extent) for k, v in enumerate(nest.scatter.domain))
+        group.members.append(Member(nest, nest.vars, inner, substitute(nest.body, mapping), scatter))
+        return
+    scanned = nest.vars[nest.scan_dim].var if nest.scan is not None else None
+    outer_vars = [v for v in nest.loop_vars if v is not scanned]
+    inner_vars = [*([scanned] if scanned is not None else []), *nest.rvars]
+    mapping = {v: of(Var(f"o{k}", v.extent)) for k, v in enumerate(outer_vars)}
+    mapping |= {v: of(Var(f"r{k}", v.extent)) for k, v in enumerate(inner_vars)}
+    group.outer = tuple(Var(f"o{k}", v.extent) for k, v in enumerate(outer_vars))
+    group.fresh = max(len(outer_vars), len(inner_vars))
+    index = tuple(e.subst(mapping) for e in nest.vars)
+    inner = tuple(Var(f"r{k}", v.extent) for k, v in enumerate(inner_vars))
+    group.members.append(Member(nest, index, inner, substitute(nest.body, mapping)))
+
+
+class Alignment:
+    """One try to let `nest` join `group`. Nothing changes in the group unless `run` returns True."""
+
+    def __init__(self, group: Group, nest: Nest) -> None:
+        self.group = group
+        self.outer = list(group.outer)
+        self.members = list(group.members)
+        self.nest = nest
+        self.body = nest.body
+        self.index: tuple[Expr, ...] = nest.vars
+        self.fresh = group.fresh
+        scanned = nest.vars[nest.scan_dim].var if nest.scan is not None else None
+        self.inner_vars: list[Var] = [*([scanned] if scanned is not None else []), *nest.rvars]  # must stay inner
+        self.free: list[Var] = [v for v in nest.loop_vars if v is not scanned]
+
+    def run(self) -> bool:
+        for _ in range(6):
+            step = self._split_once()
+            if step is None:
+                return False
+            if not step:
+                break
+        mapping = self._match()
+        if mapping is None:
+            return False
+        return self._commit(mapping)
+
+    def _links(self) -> list[tuple[Member, Node]]:
+        names = {m.name: m for m in self.members}
+        return [(names[ld.attr.buffer], ld) for ld in self.body.loads() if ld.attr.buffer in names]
+
+    def _split_once(self) -> bool | None:
+        """Split one variable where one side has it as mixed-radix parts. True: something changed; None: hopeless."""
+        mine = {*self.free, *self.inner_vars}
+        for member, ld in self._links():
+            for place, e in zip(member.index, ld.attr.index, strict=True):
+                if place.var is None:
+                    continue
+                if e.var is None and not e.is_const:
+                    parts = mixed_radix(e, place.var.extent)
+                    if parts is not None:
+                        self._split_group(place.var, parts)
+                        return True
+                    for a in sorted((a for a in e.atoms() if isinstance(a, Quotient)), key=lambda a: a.text):
+                        v = a.num.var
+                        if v in mine and a.den.is_const and isinstance(v.extent, int) and v.extent % int(a.den) == 0:
+                            self._split_nest(v, int(a.den))
+                            return True
+        return False
+
+    def _new_var(self, prefix: str, extent: int | Expr) -> Var:
+        self.fresh += 1
+        return Var(f"{prefix}{self.fresh}", size(extent))
+
+    def _split_group(self, target: Var, parts: list[Var]) -> None:
+        prefix = "o" if target in self.outer else "r"
+        new = [self._new_var(prefix, p.extent) for p in parts]
+        total: Expr = expr(0)
+        for v in new:
+            total = total * v.extent + of(v)
+        mapping = {target: total}
+        self.members = [rename(m, mapping) for m in self.members]
+        if target in self.outer:
+            at = self.outer.index(target)
+            self.outer[at : at + 1] = new
+
+    def _split_nest(self, v: Var, low: int) -> None:
+        hi, lo = self._new_var("n", size(expr(v.extent) // low)), self._new_var("n", low)
+        mapping = {v: of(hi) * low + of(lo)}
+        self.body = substitute(self.body, mapping)
+        self.index = tuple(e.subst(mapping) for e in self.index)
+        for vars_ in (self.free, self.inner_vars):
+            if v in vars_:
+                at = vars_.index(v)
+                vars_[at : at + 1] = [x for x in (hi, lo) if x.extent != 1]
+
+    def _match(self) -> dict[Var, Var] | None:
+        """Map the nest's variables to the group's. Outer variables of the group that find no partner leave `self.outer`."""
+        taken: dict[Var, Var] = {}  # nest variable → group variable
+        bound: dict[Var, Var | None] = {}  # group variable → nest variable, None: cannot stay outer
+        links = self._links()
+        for member, ld in links:
+            for place, e in zip(member.index, ld.attr.index, strict=True):
+                g = place.var
+                if g is None:
+                    continue
+                v = e.var
+                ok = v is not None and v.extent == g.extent and bound.get(g, v) is v and taken.get(v, g) is g
+                if g in self.outer and (not ok or v in self.inner_vars):
+                    bound[g] = None
+                elif not ok:
+                    continue
+                if ok and v is not None:
+                    taken[v] = g
+                    bound.setdefault(g, v)
+        if not links:
+            return self._match_siblings()
+        for m in {m.name: m for m, _ in links}.values():
+            if m.scatter is not None:
+                return None
+        # A group variable no load speaks of (a row value used by a wider nest has all of them; a narrower one does not) cannot stay outer.
+        keep = [g for g in self.outer if bound.get(g) is not None]
+        dropped = [g for g in self.outer if g not in keep]
+        if dropped and any(m.reduces or m.nest.scan is not None for m in self.members):
+            return None
+        if dropped and not self._worth(keep, dropped):
+            return None
+        self.outer = keep
+        return {v: g for v, g in taken.items() if g not in dropped or v in self.inner_vars or True}
+
+    def _worth(self, keep: list[Var], dropped: list[Var]) -> bool:
+        """Dropping outer variables narrows the parallel loops; fine when the nest reduces over what is dropped."""
+        return bool(self.nest.rvars or self.nest.scan) and len(keep) > 0
+
+    def _match_siblings(self) -> dict[Var, Var] | None:
+        """No value flows between them: only equal iteration spaces that read the same data are put together."""
+        shared = {n.attr.buffer for n in self.body.loads()} & {n.attr.buffer for m in self.members for n in m.body.loads()}
+        if not shared or [v.extent for v in self.free] != [g.extent for g in self.outer]:
+            return None
+        if self.inner_vars or any(m.inner for m in self.members):
+            mine = [v.extent for v in self.inner_vars]
+            if not any([g.extent for g in m.inner] == mine for m in self.members):
+                return None
+        taken = dict(zip(self.free, self.outer, strict=True))
+        mapping = {v: of(g) for v, g in taken.items()}
+        body = substitute(self.body, mapping)
+        theirs = {n.attr for m in self.members for n in m.body.loads()}
+        if not self.inner_vars and not any(n.attr in theirs for n in body.loads()):
+            return None
+        return taken
+
+    def _commit(self, taken: dict[Var, Var]) -> bool:
+        mapping: dict[Var, Expr] = {v: of(g) for v, g in taken.items()}
+        demoted = [g for g in self.group.outer if g not in self.outer] + [g for g in self.outer if g.name.startswith("r")]
+        # Group variables that are inner from now on keep their objects, so that access through them stays elementwise.
+        members: list[Member] = []
+        outer = set(self.outer)
+        for m in self.members:
+            inner_now = sorted((a for e in m.index for a in e.atoms() if isinstance(a, Var) and a not in outer), key=lambda a: _position(m, a))
+            rest = [v for v in m.inner if v not in inner_now]
+            members.append(replace(m, inner=(*inner_now, *rest) if m.scatter is None else m.inner))
+        del demoted
+        used = {g for g in taken.values()}
+        known: list[Var] = []
+        for m in members:
+            known += [v for v in m.inner if v not in known]
+        for v in (*self.free, *self.inner_vars):
+            if v in mapping:
+                continue
+            match = next((g for g in known if g.extent == v.extent and g not in used), None)
+            if match is None:
+                match = self._new_var("r", v.extent)
+            used.add(match)
+            mapping[v] = of(match)
+        index = tuple(e.subst(mapping) for e in self.index)
+        body = substitute(self.body, mapping)
+        inner: list[Var] = []
+        for v in (*self.free, *self.inner_vars):
+            g = mapping[v].var
+            assert g is not None
+            if g not in outer:
+                inner.append(g)
+        if self.nest.reduce is not None and any(mapping[v].var not in outer for v in self.free):
+            return False  # a reduction must give one value for each outer point
+        if self.nest.reduce is not None and {mapping[v].var for v in self.free} != outer:
+            return False
+        if len({mapping[v].var for v in (*self.free, *self.inner_vars)}) != len(self.free) + len(self.inner_vars):
+            return False
+        if outer - {mapping[v].var for v in self.free}:
+            return False
+        new = Member(replace(self.nest, body=self.body), index, tuple(inner), body)
+        self.group.outer = tuple(self.outer)
+        self.group.members = [*members, new]
+        self.group.fresh = self.fresh
+        return True
+
+
+def _position(m: Member, v: Var) -> int:
+    for k, e in enumerate(m.index):
+        c = e.coefficient(v)
+        if c is None or c != 0:
+            return k * 1000 - (int(c) if c is not None and c.is_const and int(c) < 1000 else 0)
+    return 10**6
+
+
+def mixed_radix(e: Expr, extent: int | Expr) -> list[Var] | None:
+    """The variables of `e` from slow to fast, if `e` counts 0..extent-1 exactly once as they run (like `i*12 + j` with j < 12)."""
+    if not isinstance(extent, int):
+        return None
+    parts: list[tuple[int, Var]] = []
+    for monomial, c in e.terms:
+        if len(monomial) != 1 or not isinstance(monomial[0], Var) or not isinstance(monomial[0].extent, int) or c <= 0:
+            return None
+        parts.append((c, monomial[0]))
+    parts.sort(key=lambda p: (-p[0], p[1].text))
+    step = 1
+    for c, v in reversed(parts):
+        if c != step or not isinstance(v.extent, int):
+            return None
+        step *= v.extent
+    return [v for _, v in parts] if step == extent and len(parts) > 1 else None

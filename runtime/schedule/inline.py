@@ -1,0 +1,165 @@
+"""Substitute producers into consumers: views always, cheap or single-use pointwise values where nothing is computed twice at a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..ir.index import Expr, Val
+from ..ir.nodes import Extern, Nest, Node, Program, Scatter, identity_mapping, indirect, masked, rebuild, refs
+
+CHEAP = 3  # a body of this cost or less is recomputed rather than stored
+
+
+def is_pointwise(item: Nest | Extern) -> bool:
+    return isinstance(item, Nest) and not item.rvars and item.reduce is None and item.scan is None and item.scatter is None
+
+
+def is_view(item: Nest | Extern) -> bool:
+    """No arithmetic at all: a load, a constant or a coordinate. A load at a data-dependent place counts as arithmetic."""
+    if not is_pointwise(item):
+        return False
+    assert isinstance(item, Nest)
+    body = item.body
+    if body.op == "load":
+        return not body.args and not any(isinstance(a, Val) for e in body.attr.index for a in e.atoms())
+    return body.op in ("const", "index")
+
+
+class Inliner:
+    """Holds the bodies that are substituted away; each (producer, index) pair is expanded once."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, Nest] = {}
+        self.cache: dict[tuple[Nest, tuple[Expr, ...]], Node] = {}
+
+    def expand(self, ld: Node) -> Node | None:
+        nest = self.bodies.get(ld.attr.buffer)
+        if nest is None:
+            return None
+        key = (nest, ld.attr.index)
+        node = self.cache.get(key)
+        if node is None:
+            node = rebuild(nest.body, _keep, identity_mapping(nest.vars, ld.attr.index))
+            self.cache[key] = node
+        return masked(node, ld.args[0]) if ld.args else node
+
+    def apply(self, nest: Nest) -> Nest:
+        """The nest with every load of a substituted buffer expanded."""
+        if not any(name in self.bodies for name in nest.reads()):
+            return nest
+        memo: dict[Node, Node] = {}
+        body = rebuild(nest.body, self.expand, {}, memo)
+        scatter = nest.scatter
+        if scatter is not None:
+            scatter = map_scatter(scatter, lambda n: rebuild(n, self.expand, {}, memo))
+        return replace(nest, body=body, scatter=scatter)
+
+
+def map_scatter(scatter: Scatter, on_node: Callable[[Node], Node]) -> Scatter:
+    """Rewrite the nodes inside an indexed update (its indirect indices and its mask)."""
+
+    def on_value(v: Val) -> Expr:
+        return indirect(on_node(v.node), v.lo, v.hi)
+
+    index = tuple(e.subst({}, on_value) for e in scatter.index)
+    return replace(scatter, index=index, mask=None if scatter.mask is None else on_node(scatter.mask))
+
+
+def _keep(_: Node) -> None:
+    return None
+
+
+def node_cost(node: Node, costs: Callable[[str], int]) -> int:
+    """Arithmetic cost of one evaluation; a load counts 1."""
+    total = 0
+    for n in node.walk():
+        if n.op == "load":
+            total += 1
+        elif n.op not in ("const", "index"):
+            total += costs(n.op)
+    return total
+
+
+def eliminate_dead(program: Program) -> list[Nest | Extern]:
+    """Items that something needs, in order. Extern calls stay only if a result is used (effects are kept by the caller's flags)."""
+    live = {o.buffer for o in program.outputs if o.buffer is not None} | {src for _, src in program.mutations}
+    kept: list[Nest | Extern] = []
+    for item in reversed(program.items):
+        names = [b.name for b in item.outs] if isinstance(item, Extern) else [item.name]
+        if any(n in live for n in names) or (isinstance(item, Extern) and item.effect):
+            live.update(item.reads())
+            kept.append(item)
+    return kept[::-1]
+
+
+def inline(program: Program, costs: Callable[[str], int]) -> tuple[list[Nest | Extern], Inliner]:
+    """Return the items left, with substituted bodies, and the inliner (it knows the views that externs and outputs refer to)."""
+    items = eliminate_dead(program)
+    pinned = {o.buffer for o in program.outputs} | {src for _, src in program.mutations}
+    extern_reads = {r.buffer for it in items if isinstance(it, Extern) for r in refs((it.args, tuple(v for _, v in it.kwargs)))}
+    scatter_bases = {it.scatter.base for it in items if isinstance(it, Nest) and it.scatter is not None}
+
+    views = Inliner()
+    staged: list[Nest | Extern] = []
+    for item in items:
+        if isinstance(item, Nest):
+            item = views.apply(item)
+            if is_view(item) and item.name not in scatter_bases:
+                views.bodies[item.name] = item
+                if item.name in pinned or item.name in extern_reads:
+                    staged.append(item)  # realized later if strides cannot express it
+                continue
+        staged.append(item)
+
+    uses: dict[str, int] = {}
+    points: dict[str, list[Nest]] = {}
+    for item in staged:
+        if isinstance(item, Nest):
+            loads = [n.attr.buffer for n in item.body.loads()]
+            for name in item.reads():
+                uses[name] = uses.get(name, 0) + max(1, loads.count(name))
+                points.setdefault(name, []).append(item)
+        else:
+            for name in item.reads():
+                uses[name] = uses.get(name, 0) + 2
+
+    values = Inliner()
+    left: list[Nest | Extern] = []
+    for item in staged:
+        if isinstance(item, Nest):
+            item = values.apply(item)
+            if (
+                is_pointwise(item)
+                and item.name not in views.bodies
+                and item.name not in pinned
+                and item.name not in extern_reads
+                and item.name not in scatter_bases
+                and _pays(item, uses.get(item.name, 0), points.get(item.name, []), costs)
+            ):
+                values.bodies[item.name] = item
+                continue
+        left.append(item)
+    return left, views
+
+
+def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], int]) -> bool:
+    """Whether substituting `nest` loses nothing: one use at no more points than it has, or so cheap that storing costs more."""
+    cost = node_cost(nest.body, costs)
+    loads = len({n.attr for n in nest.body.loads()})
+    if cost <= CHEAP and loads <= 1:
+        return True
+    if uses > 1:
+        return False
+    mine = points_of(nest)
+    return all(isinstance(mine, int) and isinstance(points_of(c), int) and points_of(c) <= mine for c in consumers) or all(
+        points_of(c) == mine for c in consumers
+    )
+
+
+def points_of(nest: Nest) -> int | Expr:
+    """How many times the body is evaluated."""
+    total: int | Expr = 1
+    for v in nest.scatter.domain if nest.scatter is not None else (*nest.loop_vars, *nest.rvars):
+        total = total * v.extent
+    return total

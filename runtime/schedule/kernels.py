@@ -1,0 +1,182 @@
+"""Turn a group of nests into a kernel: phases, what is stored, what passes in a register, a scratch tile or by recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..ir.index import Expr, Var, of
+from ..ir.nodes import Buffer, Node, index_node, load, rebuild
+from .fuse import Group, Member
+from .inline import node_cost
+from .plan import Kernel, Phase, Reduce, Scan, Statement, Store
+
+RECOMPUTE = 8  # a value of this cost or less is computed again in a later phase instead of being kept in a scratch tile
+SCRATCH_BYTES = 256 * 1024
+
+
+@dataclass
+class _State:
+    level: dict[str, int] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)  # read back later: stored globally, or in scratch
+    registers: dict[str, Member] = field(default_factory=dict)
+
+
+def build_kernel(
+    group: Group, name: str, needed: set[str], layouts: dict[str, Buffer], costs: Callable[[str], int], itemsize: Callable[[str], int]
+) -> Kernel:
+    """`needed`: buffers of the group that something outside reads. Values that only the group reads get no memory of their own."""
+    members = group.names()
+    state = _State()
+    resolved: dict[str, Node] = {}
+    for m in group.members:
+        state.level[m.name] = _level(m, members, state.level)
+    # Decide, from the last member back, which values later phases must be able to read back.
+    for m in group.members:
+        for ld in _loads(m):
+            p = members.get(ld.attr.buffer)
+            if p is None or p.reduces:
+                continue
+            if p.nest.scan is not None or not _same_point(p, ld) or (p.inner and state.level[p.name] < state.level[m.name]):
+                if p.nest.scan is not None or not _same_point(p, ld) or p.name in needed or _expensive(p, members, costs):
+                    state.kept.add(p.name)
+    stored = set(needed) | state.kept
+    scratch: list[Buffer] = []
+    scratch_of: dict[str, tuple[Var, ...]] = {}
+    for m in group.members:
+        if m.name in state.kept and m.name not in needed and m.scatter is None:
+            tile = 1
+            for v in m.inner:
+                tile = tile * v.extent if isinstance(v.extent, int) else SCRATCH_BYTES + 1
+            if tile * itemsize(m.nest.dtype) <= SCRATCH_BYTES and {v for e in m.index for v in e.atoms()} <= {*m.inner, *group.outer}:
+                scratch.append(Buffer(f"tile_{m.name}", tuple(v.extent for v in m.inner), m.nest.dtype))
+                scratch_of[m.name] = m.inner
+
+    def resolver(reader: Member) -> Callable[[Node], Node | None]:
+        def leaf(ld: Node) -> Node | None:
+            p = members.get(ld.attr.buffer)
+            if p is None:
+                return None
+            if p.reduces:
+                return load(f"reg_{p.name}", (), ld.dtype)
+            later = p.inner and state.level[p.name] < state.level[reader.name]
+            if p.name in stored and (later or not _same_point(p, ld) or p.nest.scan is not None):
+                if p.name in scratch_of:
+                    return load(f"tile_{p.name}", _tile_index(p, ld), ld.dtype, ld.args[0] if ld.args else None)
+                return None
+            return body_at(p, reader)
+
+        return leaf
+
+    def body_at(p: Member, reader: Member) -> Node:
+        """The body of `p` as evaluated in the phase of `reader`."""
+        key = f"{p.name}@{state.level[reader.name]}"
+        if key not in resolved:
+            resolved[key] = rebuild(p.body, resolver(reader), {})
+        return resolved[key]
+
+    slots: dict[tuple[int, tuple[Var, ...]], list[Statement]] = {}
+    for m in group.members:
+        level = state.level[m.name]
+        if m.scatter is not None:
+            _add_scatter(slots, m)
+            continue
+        target = f"tile_{m.name}" if m.name in scratch_of else m.name
+        index = tuple(of(v) for v in m.inner) if m.name in scratch_of else m.index
+        if m.reduces:
+            body = body_at(m, m)
+            slots.setdefault((level, m.inner), []).append(Reduce(f"reg_{m.name}", str(m.nest.reduce), body, m.nest.dtype))
+            if m.name in stored:
+                slots.setdefault((level + 1, ()), []).append(Store(m.name, m.index, load(f"reg_{m.name}", (), m.nest.dtype)))
+        elif m.nest.scan is not None:
+            slots.setdefault((level, m.inner), []).append(Scan(target, index, m.nest.scan, body_at(m, m)))
+        elif m.name in stored:
+            slots.setdefault((level, m.inner), []).append(Store(target, index, body_at(m, m)))
+    order = sorted(slots, key=lambda k: (k[0], [v.text for v in k[1]]))
+    phases = tuple(Phase(inner, tuple(slots[level, inner])) for level, inner in order)
+    return _finish(group, name, phases, scratch, layouts)
+
+
+def _finish(group: Group, name: str, phases: tuple[Phase, ...], scratch: list[Buffer], layouts: dict[str, Buffer]) -> Kernel:
+    local = {b.name for b in scratch}
+    writes: dict[str, None] = {}
+    reads: dict[str, None] = {}
+    symbols: set[str] = set()
+    for phase in phases:
+        for st in phase.body:
+            for node in statement_nodes(st):
+                for ld in node.loads():
+                    b = ld.attr.buffer
+                    if b not in local and not b.startswith("reg_"):
+                        reads.setdefault(b)
+            if not isinstance(st, Reduce) and st.buffer not in local:
+                writes.setdefault(st.buffer)
+    origins = tuple(dict.fromkeys(m.nest.origin for m in group.members if m.nest.origin))
+    serial = any(isinstance(s, Store) and s.atomic for p in phases for s in p.body)
+    return Kernel(
+        name,
+        group.outer,
+        phases,
+        tuple(r for r in reads if r not in writes),
+        tuple(writes),
+        tuple(scratch),
+        tuple(m.name for m in group.members),
+        origins,
+        serial,
+        tuple(sorted(symbols)),
+    )
+
+
+def statement_nodes(st: Statement) -> list[Node]:
+    """Every scalar expression of a statement, with those inside its store index."""
+    nodes = [st.value]
+    if isinstance(st, Store):
+        nodes += [st.mask] if st.mask is not None else []
+    if not isinstance(st, Reduce):
+        nodes += [index_node(e) for e in st.index if not e.is_const and e.var is None]
+    return nodes
+
+
+def _loads(m: Member) -> tuple[Node, ...]:
+    return m.body.loads()
+
+
+def _same_point(p: Member, ld: Node) -> bool:
+    """The load reads the element that `p` defines at the very same loop point."""
+    return ld.attr.index == p.index
+
+
+def _level(m: Member, members: dict[str, Member], level: dict[str, int]) -> int:
+    found = 0
+    for ld in _loads(m):
+        p = members.get(ld.attr.buffer)
+        if p is None:
+            continue
+        after = p.reduces or p.nest.scan is not None or not _same_point(p, ld) or (p.inner and p.inner != m.inner)
+        found = max(found, level[p.name] + (1 if after else 0))
+    return found
+
+
+def _expensive(p: Member, members: dict[str, Member], costs: Callable[[str], int]) -> bool:
+    return node_cost(p.body, costs) > RECOMPUTE
+
+
+def _tile_index(p: Member, ld: Node) -> tuple[Expr, ...]:
+    """Coordinates inside the scratch tile of `p` for a load of its logical element."""
+    coords: list[Expr] = []
+    for v in p.inner:
+        for place, e in zip(p.index, ld.attr.index, strict=True):
+            if place.var is v:
+                coords.append(e)
+                break
+        else:
+            return tuple(of(v) for v in p.inner)
+    return tuple(coords)
+
+
+def _add_scatter(slots: dict[tuple[int, tuple[Var, ...]], list[Statement]], m: Member) -> None:
+    """First the copy of the base, then the indexed updates, in order."""
+    assert m.scatter is not None
+    copy_vars = tuple(v for e in m.index if (v := e.var) is not None)
+    slots.setdefault((0, copy_vars), []).append(Store(m.name, m.index, load(m.scatter.base, m.index, m.nest.dtype)))
+    slots.setdefault((1, m.inner), []).append(Store(m.name, m.scatter.index, m.body, m.scatter.mode, m.scatter.mask, True))

@@ -1,0 +1,192 @@
+"""Layouts and memory: which strides each stored buffer has, and where it lives. One arena per graph, planned on the final order."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+from ..ir.index import Expr, Var, expr
+from ..ir.nodes import ITEMSIZE, Buffer, Node, Program, Size, contiguous_strides
+from .plan import CopyStep, ExternStep, KernelStep, Phase, Place, Plan, Reduce, Step, ViewOf
+
+ALIGN = 64
+
+
+def flat_index(index: tuple[Expr, ...], layout: Buffer) -> Expr:
+    """Position in elements from the start of the storage."""
+    stride = layout.stride if layout.stride is not None else contiguous_strides(layout.shape)
+    total = expr(layout.offset)
+    for e, s in zip(index, stride, strict=True):
+        total = total + e * s
+    return total
+
+
+def strided_view(vars_: tuple[Expr, ...], shape: tuple[Size, ...], body: Node, layout: Buffer) -> ViewOf | None:
+    """The view that a pure load describes, if strides can express it."""
+    if body.op != "load" or body.args:
+        return None
+    flat = flat_index(body.attr.index, layout)
+    strides: list[Size] = []
+    rest = flat
+    for v, n in zip(vars_, shape, strict=True):
+        if v.var is None:
+            strides.append(1)
+            continue
+        c = flat.coefficient(v.var)
+        if c is None:
+            return None
+        strides.append(int(c) if c.is_const else c)
+        rest = rest - c * v
+    if any(isinstance(a, Var) for a in rest.atoms()) or any(isinstance(s, Expr) and any(isinstance(a, Var) for a in s.atoms()) for s in strides):
+        return None
+    # A size-1 dimension has no coefficient: give it the stride a contiguous tensor would have there.
+    natural = contiguous_strides(shape)
+    strides = [s if v.var is not None else n for s, v, n in zip(strides, vars_, natural, strict=True)]
+    return ViewOf(body.attr.buffer, shape, tuple(strides), int(rest) if rest.is_const else rest)
+
+
+def nbytes(b: Buffer) -> int | None:
+    """Bytes that the storage of a dense buffer spans; None if a size is symbolic."""
+    total = 1
+    for n in b.shape:
+        if not isinstance(n, int):
+            return None
+        total *= n
+    return total * ITEMSIZE[b.dtype] if b.dtype in ITEMSIZE else None
+
+
+def step_reads(step: Step) -> tuple[str, ...]:
+    if isinstance(step, KernelStep):
+        return step.kernel.reads
+    if isinstance(step, CopyStep):
+        return (step.source,)
+    names: dict[str, None] = {}
+    stack: list[object] = [step.args, tuple(v for _, v in step.kwargs)]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, (list, tuple)):
+            stack.extend(x)
+        elif hasattr(x, "buffer"):
+            names.setdefault(x.buffer)
+    return tuple(names)
+
+
+def step_writes(step: Step) -> tuple[str, ...]:
+    if isinstance(step, KernelStep):
+        return step.kernel.writes
+    if isinstance(step, CopyStep):
+        return ()
+    return tuple(b.name for b in step.call.outs)
+
+
+@dataclass
+class Arena:
+    """First-fit by offset with coalescing. Sizes in bytes."""
+
+    top: int = 0
+    free: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, size: int) -> int:
+        size = -(-max(size, 1) // ALIGN) * ALIGN
+        best = min((k for k, (_, n) in enumerate(self.free) if n >= size), key=lambda k: self.free[k][1], default=None)
+        if best is not None:
+            at, n = self.free.pop(best)
+            if n > size:
+                bisect.insort(self.free, (at + size, n - size))
+            return at
+        if self.free and self.free[-1][0] + self.free[-1][1] == self.top:
+            at, _ = self.free.pop()
+        else:
+            at = self.top
+        self.top = at + size
+        return at
+
+    def give(self, at: int, size: int) -> None:
+        size = -(-max(size, 1) // ALIGN) * ALIGN
+        k = bisect.bisect(self.free, (at, size))
+        if k < len(self.free) and at + size == self.free[k][0]:
+            size += self.free.pop(k)[1]
+        if k > 0 and self.free[k - 1][0] + self.free[k - 1][1] == at:
+            at, before = self.free[k - 1]
+            size += before
+            self.free.pop(k - 1)
+            k -= 1
+        self.free.insert(k, (at, size))
+
+
+def plan_memory(plan: Plan, program: Program) -> None:
+    """Fill `plan.places`, `plan.frees` and `plan.arena_bytes`."""
+    last: dict[str, int] = {}
+    for k, step in enumerate(plan.steps):
+        for name in (*step_reads(step), *step_writes(step)):
+            last[name] = k
+    held = {o.buffer for o in plan.outputs if o.buffer is not None}
+    for b in plan.inputs:
+        plan.places[b.name] = Place("input")
+    arena = Arena()
+    size_of: dict[str, int] = {}
+    dying: dict[int, list[str]] = {}
+    for name, k in last.items():
+        dying.setdefault(k, []).append(name)
+    for k, step in enumerate(plan.steps):
+        mutable = isinstance(step, KernelStep) or (isinstance(step, ExternStep) and step.out)
+        for name in step_writes(step):
+            layout = plan.layouts[name]
+            size = nbytes(layout)
+            if not mutable:
+                plan.places[name] = Place("extern")
+            elif name in held or size is None:
+                plan.places[name] = Place("own")
+            else:
+                reused = in_place_candidate(step, name, plan, last, k, size_of) if isinstance(step, KernelStep) else None
+                if reused is not None:
+                    plan.places[name] = Place("alias", plan.places[reused].offset, reused)
+                    size_of[name] = size_of.pop(reused)
+                else:
+                    plan.places[name] = Place("arena", arena.take(size))
+                    size_of[name] = size
+        gone: list[str] = []
+        for name in dying.get(k, ()):
+            place = plan.places[name]
+            if name in size_of:
+                arena.give(place.offset, size_of.pop(name))
+            elif place.kind in ("extern", "own") and name not in held:
+                gone.append(name)
+        if gone:
+            plan.frees[k] = tuple(sorted(gone))
+    plan.arena_bytes = arena.top
+
+
+def in_place_candidate(step: KernelStep, name: str, plan: Plan, last: dict[str, int], k: int, size_of: dict[str, int]) -> str | None:
+    """A buffer that dies here, is read only at the very element that is written, in the same phase: its memory can hold the result."""
+    target = plan.layouts[name]
+    phase_of: list[tuple[int, Phase]] = list(enumerate(step.kernel.phases))
+    stores = [(i, s) for i, p in phase_of for s in p.body if not isinstance(s, Reduce) and s.buffer == name]
+    if len(stores) != 1 or getattr(stores[0][1], "mode", "set") != "set" or getattr(stores[0][1], "mask", None) is not None:
+        return None
+    at, store = stores[0]
+    where = flat_index(store.index, target)
+    if isinstance(store, Reduce) or not hasattr(store, "mode"):
+        return None
+    for other in step.kernel.reads:
+        if other not in size_of or last.get(other) != k:
+            continue
+        layout = plan.layouts[other]
+        if ITEMSIZE[layout.dtype] != ITEMSIZE[target.dtype] or nbytes(layout) != nbytes(target):
+            continue
+        if _read_only_there(step, other, layout, at, where):
+            return other
+    return None
+
+
+def _read_only_there(step: KernelStep, buffer: str, layout: Buffer, at: int, where: Expr) -> bool:
+    from .kernels import statement_nodes
+
+    for i, phase in enumerate(step.kernel.phases):
+        for st in phase.body:
+            for node in statement_nodes(st):
+                for ld in node.loads():
+                    if ld.attr.buffer == buffer and (i > at or flat_index(ld.attr.index, layout) is not where):
+                        if i >= at or flat_index(ld.attr.index, layout) is not where:
+                            return False
+    return True

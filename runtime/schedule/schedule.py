@@ -1,0 +1,220 @@
+"""From a functional program to a plan: inline, fuse, order, lay out, place in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
+from .fuse import Fuser, Group
+from .inline import inline, is_view
+from .kernels import build_kernel
+from .memory import plan_memory, strided_view
+from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
+
+
+def schedule(
+    program: Program,
+    *,
+    costs: Callable[[str], int] = lambda _: 1,
+    fusion: bool = True,
+    out_variants: Callable[[Extern], bool] = lambda _: False,
+) -> Plan:
+    """Schedule a verified program.
+
+    costs         relative cost of a scalar operation by name.
+    out_variants  whether an extern call can write into memory that the plan gives it.
+    """
+    items, views = inline(program, costs)
+    shapes = program.shapes()
+    realized_views = {n for n in views.bodies}
+    # Which views must become memory: those that strides over a stored buffer cannot express. Decided after layouts; first, the groups.
+    fuser = Fuser(fusion)
+    wanted = {o.buffer for o in program.outputs if o.buffer is not None} | {s for _, s in program.mutations}
+    for it in items:
+        if isinstance(it, Extern):
+            wanted.update(r.buffer for r in refs((it.args, tuple(v for _, v in it.kwargs))))
+    layouts: dict[str, Buffer] = {}
+    for b in program.inputs:
+        layouts[b.name] = Buffer(b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset)
+    hints = _stride_hints(program, items)
+    as_views: dict[str, ViewOf] = {}
+    inputs = {b.name for b in program.inputs}
+    outputs_of: dict[str, int] = {}
+    for o in program.outputs:
+        if o.buffer is not None:
+            outputs_of[o.buffer] = outputs_of.get(o.buffer, 0) + 1
+    out_bases: set[str] = set()
+    for it in items:
+        if isinstance(it, Nest) and it.name in realized_views:
+            view = strided_view(it.vars, it.shape, it.body, layouts[it.body.attr.buffer]) if is_view(it) and it.body.op == "load" else None
+            if view is not None and it.name in wanted and _may_share(it.name, view, program, inputs, outputs_of, out_bases, layouts):
+                as_views[it.name] = view
+                continue
+        if isinstance(it, Extern):
+            for b in it.outs:
+                layouts[b.name] = Buffer(b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape))
+        else:
+            layouts[it.name] = Buffer(it.name, it.shape, it.dtype, _dense_or_contiguous(hints.get(it.name, it.stride), it.shape))
+        fuser.add(it)
+    needed = _needed(program, fuser, as_views)
+    steps: list[Step] = []
+    counter = 0
+    for group in fuser.groups:
+        if group.extern is not None:
+            steps.append(_extern_step(group.extern, as_views, out_variants))
+            continue
+        mine = {m.name for m in group.members} & needed
+        if not mine:
+            continue
+        name = _kernel_name(counter, group)
+        counter += 1
+        steps.append(KernelStep(build_kernel(group, name, mine, layouts, costs, ITEMSIZE.__getitem__)))
+    steps += [CopyStep(target, source) for target, source in program.mutations]
+    outputs: list[Output | ViewOf] = []
+    for o in program.outputs:
+        if o.buffer is None:
+            outputs.append(o)
+        elif o.buffer in as_views:
+            outputs.append(as_views[o.buffer])
+        else:
+            b = layouts[o.buffer]
+            assert b.stride is not None
+            outputs.append(ViewOf(b.name, b.shape, b.stride, b.offset))
+    steps = _copies_resolved(steps, as_views)
+    plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)
+    plan_memory(plan, program)
+    stored = {n for s in steps for n in _step_buffers(s)} | {b.name for b in program.inputs} | {o.buffer for o in outputs if o.buffer is not None}
+    plan.layouts = {n: b for n, b in layouts.items() if n in stored}
+    del shapes
+    return plan
+
+
+def _step_buffers(step: Step) -> tuple[str, ...]:
+    from .memory import step_reads, step_writes
+
+    return (*step_reads(step), *step_writes(step), *((step.target,) if isinstance(step, CopyStep) else ()))
+
+
+def _copies_resolved(steps: list[Step], as_views: dict[str, ViewOf]) -> list[Step]:
+    assert not any(isinstance(s, CopyStep) and s.source in as_views for s in steps)
+    return steps
+
+
+def _may_share(
+    name: str,
+    view: ViewOf,
+    program: Program,
+    inputs: set[str],
+    outputs_of: dict[str, int],
+    out_bases: set[str],
+    layouts: dict[str, Buffer],
+) -> bool:
+    """An extern may read any view. An output may be a view only of memory that is its alone, with just the strides it must have."""
+    if any(src == name for _, src in program.mutations):
+        return False
+    if name not in outputs_of:
+        return True
+    wanted = next(o.stride for o in program.outputs if o.buffer == name)
+    base = layouts[view.buffer]
+    same_size = _numel(base.shape) == _numel(view.shape)
+    if view.buffer in inputs or view.buffer in outputs_of or view.buffer in out_bases or outputs_of[name] > 1 or not same_size:
+        return False
+    if wanted is not None and not _same_strides(view.shape, view.stride, wanted):
+        return False
+    if any(src == view.buffer for _, src in program.mutations):
+        return False
+    out_bases.add(view.buffer)
+    return True
+
+
+def _numel(shape: tuple[Size, ...]) -> Size:
+    total: Size = 1
+    for n in shape:
+        total = total * n
+    return total
+
+
+def _same_strides(shape: tuple[Size, ...], a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
+    return all(x == y for n, x, y in zip(shape, a, b, strict=True) if n != 1)
+
+
+def _dense_or_contiguous(stride: tuple[Size, ...] | None, shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """`stride` if it is a permutation of a contiguous layout, else the contiguous one."""
+    natural = contiguous_strides(shape)
+    if stride is None or not all(isinstance(x, int) for x in (*stride, *shape)):
+        return natural if stride is None or not _symbolic_dense(stride, shape) else stride
+    step = 1
+    for s, n in sorted(((s, n) for s, n in zip(stride, shape, strict=True) if n != 1)):  # type: ignore[type-var]
+        if s != step:
+            return natural
+        step = step * n  # type: ignore[operator,assignment]
+    return stride if 0 not in shape else natural
+
+
+def _symbolic_dense(stride: tuple[Size, ...], shape: tuple[Size, ...]) -> bool:
+    """A permutation of `shape` whose running products are `stride`."""
+    left = [(s, n) for s, n in zip(stride, shape, strict=True) if n != 1]
+    step: Size = 1
+    while left:
+        found = next((p for p in left if p[0] == step), None)
+        if found is None:
+            return False
+        left.remove(found)
+        step = step * found[1]
+    return True
+
+
+def _stride_hints(program: Program, items: list[Nest | Extern]) -> dict[str, tuple[Size, ...]]:
+    """Strides asked of a buffer from outside: outputs first, then what extern calls were traced with."""
+    hints: dict[str, tuple[Size, ...]] = {}
+    for it in items:
+        if isinstance(it, Extern):
+            for r in refs((it.args, tuple(v for _, v in it.kwargs))):
+                if r.stride is not None:
+                    hints.setdefault(r.buffer, r.stride)
+    for o in program.outputs:
+        if o.buffer is not None and o.stride is not None:
+            hints[o.buffer] = o.stride
+    return hints
+
+
+def _needed(program: Program, fuser: Fuser, as_views: dict[str, ViewOf]) -> set[str]:
+    """Buffers that must be in memory: read by another group, by an extern call, returned, or copied to an input."""
+    needed: set[str] = set()
+    for o in program.outputs:
+        if o.buffer is not None:
+            needed.add(as_views[o.buffer].buffer if o.buffer in as_views else o.buffer)
+    needed.update(src for _, src in program.mutations)
+    for group in reversed(fuser.groups):
+        if group.extern is not None:
+            for n in group.extern.reads():
+                needed.add(as_views[n].buffer if n in as_views else n)
+            continue
+        names = {m.name for m in group.members}
+        if not names & needed:
+            continue
+        for m in group.members:
+            for n in m.nest.reads():
+                if n not in names:
+                    needed.add(n)
+    return needed
+
+
+def _extern_step(call: Extern, as_views: dict[str, ViewOf], out_variants: Callable[[Extern], bool]) -> ExternStep:
+    def place(x: object) -> object:
+        if isinstance(x, Ref):
+            return as_views.get(x.buffer, x)
+        if isinstance(x, (list, tuple)):
+            return type(x)(place(y) for y in x)
+        return x
+
+    args = tuple(place(a) for a in call.args)
+    kwargs = tuple((k, place(v)) for k, v in call.kwargs)
+    return ExternStep(call, args, kwargs, tuple(b.name for b in call.outs) if out_variants(call) else ())
+
+
+def _kernel_name(number: int, group: Group) -> str:
+    """`k3_native_layer_norm_gelu`: the operators inside, so that profiles and sources can be read."""
+    ops = [m.nest.origin.split(":")[0].split(".")[0] for m in group.members if m.nest.origin]
+    seen = list(dict.fromkeys(o.strip("_") for o in ops if o))
+    return f"k{number}_" + "_".join(seen[:4]) if seen else f"k{number}"
