@@ -87,7 +87,7 @@ class Val(Atom):
     __slots__ = ("node", "lo", "hi")
 
     def __new__(cls, node: Any, lo: int | None, hi: int | None) -> Val:
-        text = f"val({node.text},{lo},{hi})"
+        text = f"val({node.key},{lo},{hi})"
         found = _ATOMS.get(text)
         if isinstance(found, Val):
             return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -28,7 +29,7 @@ class Node:
     dtype   of the result, as a string.
     """
 
-    __slots__ = ("op", "args", "dtype", "attr", "_text", "_atoms", "_loads", "__weakref__")
+    __slots__ = ("op", "args", "dtype", "attr", "_key", "_text", "_atoms", "_loads", "__weakref__")
     op: str
     args: tuple[Node, ...]
     dtype: str
@@ -42,8 +43,19 @@ class Node:
             return found
         new = super().__new__(cls)
         new.op, new.args, new.dtype, new.attr = op, args, dtype, attr
-        new._text = new._atoms = new._loads = None
+        new._key = new._text = new._atoms = new._loads = None
         return _NODES.setdefault(key, new)
+
+    @property
+    def key(self) -> str:
+        """Digest of the whole expression with dtypes and extents: unique, and equal in every process (`text` is neither unique nor short)."""
+        if self._key is None:
+            for n in self.walk(lambda n: n._key is not None):
+                index = n.attr.index if n.op == "load" else (n.attr,) if n.op == "index" else ()
+                name = n.attr.buffer if n.op == "load" else "" if n.op == "index" else f"{type(n.attr).__name__} {n.attr!r}"
+                parts = (n.op, n.dtype, name, *(e.key for e in index), "|", *(a._key for a in n.args))
+                n._key = blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
+        return self._key  # type: ignore[return-value]
 
     @property
     def text(self) -> str:
@@ -153,8 +165,8 @@ class Node:
     # `==` stays identity (nodes are dictionary keys); the spec language prints `a == b` as a call of the scalar `eq`.
 
     # -- structure -----------------------------------------------------------------------------------------------------
-    def walk(self) -> Iterator[Node]:
-        """Every node once, arguments before users (also the nodes inside indirect indices)."""
+    def walk(self, skip: Callable[[Node], bool] | None = None) -> Iterator[Node]:
+        """Every node once, arguments before users (also the nodes inside indirect indices), except those where `skip` holds."""
         seen: set[Node] = set()
         stack: list[tuple[Node, bool]] = [(self, False)]
         while stack:
@@ -162,7 +174,7 @@ class Node:
             if ready:
                 yield node
                 continue
-            if node in seen:
+            if node in seen or (skip is not None and skip(node)):
                 continue
             seen.add(node)
             stack.append((node, True))
@@ -179,13 +191,14 @@ class Node:
     def vars(self) -> frozenset[Var]:
         """Loop variables that the value depends on."""
         if self._atoms is None:
-            found: set[Var] = set()
-            for c in self.children():
-                found |= c.vars()
-            for e in self.attr.index if self.op == "load" else (self.attr,) if self.op == "index" else ():
-                found |= {a for a in e.atoms() if isinstance(a, Var)}
-            self._atoms = frozenset(found)
-        return self._atoms
+            for n in self.walk(lambda n: n._atoms is not None):  # not recursive: bodies may be thousands of operations deep
+                found: set[Var] = set()
+                for c in n.children():
+                    found |= c._atoms  # type: ignore[arg-type]
+                for e in n.attr.index if n.op == "load" else (n.attr,) if n.op == "index" else ():
+                    found |= {a for a in e.atoms() if isinstance(a, Var)}
+                n._atoms = frozenset(found)
+        return self._atoms  # type: ignore[return-value]
 
     def mentions(self, var: Atom) -> bool:
         return var in self.vars()
