@@ -1,0 +1,217 @@
+"""The effective configuration: defaults of `specs/config.yaml`, then environment, `configure`, `patch` and options.
+
+`Config` itself is generated; this module only computes which one holds. A `Config` is frozen: code that compiles takes
+it once and passes it on, so that a change halfway cannot mix two configurations in one artifact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import difflib
+import math
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from ..errors import ConfigError, OpforgeWarning
+from ..generated.config import FIELDS, Config, Setting
+
+__all__ = ["FIELDS", "MODES", "Config", "Setting", "configure", "current", "from_options", "key", "patch", "reset"]
+
+#: The modes that `torch.compile(mode=...)` knows, and the settings that each one changes.
+MODES: Mapping[str, Mapping[str, object]] = {
+    "default": {},
+    "reduce-overhead": {"reuse_workspace": True},
+    "max-autotune": {},
+    "max-autotune-no-cudagraphs": {},
+}
+
+_ENV_PREFIX = "OPFORGE_"
+_BOOL_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+_BY_FIELD: dict[str, Setting] = {setting.field: setting for setting in FIELDS.values()}
+
+# What `patch` has put in force in this thread or task; `None` outside any patch.
+_patched: contextvars.ContextVar[Config | None] = contextvars.ContextVar("opforge_config", default=None)
+
+_base_lock = threading.Lock()
+_base: Config | None = None
+
+
+def current() -> Config:
+    """The configuration in force in this thread or asynchronous task.
+
+    The environment is read on the first call in the process. Raises `ConfigError` when a variable holds a wrong value.
+    """
+    patched = _patched.get()
+    return _process_wide() if patched is None else patched
+
+
+def configure(overrides: Mapping[str, object] | None = None, /, **more: object) -> Config:
+    """Changes settings for the whole process, all threads; returns the new configuration.
+
+    Names are dotted (`"debug.verify"`) or attribute names (`debug_verify`). A `patch` in force keeps its own values
+    until it ends. Raises `ConfigError` for an unknown name or a wrong value, and then changes nothing.
+    """
+    global _base
+    values = _checked({**(overrides or {}), **more}, "configure")
+    base = _process_wide()
+    with _base_lock:
+        _base = dataclasses.replace(base if _base is None else _base, **values)
+        return _base
+
+
+def reset() -> None:
+    """Forgets every `configure`; the environment is read again on the next `current()`."""
+    global _base
+    with _base_lock:
+        _base = None
+
+
+@contextlib.contextmanager
+def patch(overrides: Mapping[str, object] | None = None, /, **more: object) -> Iterator[Config]:
+    """Changes settings inside a `with` block (or a decorated function), for this thread or asynchronous task only.
+
+    Names are dotted (`"debug.verify"`) or attribute names (`debug_verify`). Raises `ConfigError` for an unknown name
+    or a wrong value.
+    """
+    token = _patched.set(dataclasses.replace(current(), **_checked({**(overrides or {}), **more}, "patch")))
+    try:
+        yield current()
+    finally:
+        _patched.reset(token)
+
+
+def from_options(options: Mapping[str, object] | None = None, mode: str | None = None) -> Config:
+    """The configuration of one `torch.compile(mode=..., options=...)` call: the current one, changed by both.
+
+    Options win over the mode. Raises `ConfigError` for an unknown mode, an unknown option or a wrong value.
+    """
+    if mode is not None and mode not in MODES:
+        raise ConfigError(f"unknown mode {mode!r}{_nearest(str(mode), MODES)}; modes are {', '.join(MODES)}")
+    values = _checked(MODES[mode or "default"], f"mode {mode!r}")
+    values.update(_checked(options or {}, "options"))
+    return dataclasses.replace(current(), **values)
+
+
+def key(cfg: Config) -> str:
+    """Stable text of every setting that changes generated code: one `name=value` line each, sorted by name."""
+    lines = (f"{s.name}={getattr(cfg, s.field)!r}\n" for s in FIELDS.values() if s.affects == "code")
+    return "".join(sorted(lines))
+
+
+def _process_wide() -> Config:
+    """The process-wide configuration; reads the environment once."""
+    global _base
+    with _base_lock:
+        if _base is None:
+            _base = _from_environment(os.environ)
+        return _base
+
+
+def _from_environment(environ: Mapping[str, str]) -> Config:
+    values: dict[str, object] = {}
+    for setting in FIELDS.values():
+        if setting.env in environ:
+            values[setting.field] = _value(setting, environ[setting.env], f"environment variable {setting.env}")
+    known = [setting.env for setting in FIELDS.values()]
+    for name in sorted(environ):
+        # Others may use the prefix too, so only what looks like a misspelt setting is worth a warning.
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.85) if name.startswith(_ENV_PREFIX) else []
+        if near and name not in known:
+            warnings.warn(
+                f"environment variable {name} is no opforge setting; did you mean {near[0]}?",
+                OpforgeWarning,
+                stacklevel=2,
+            )
+    return Config(**values)  # type: ignore[arg-type]  # every value was checked against its field's declared type
+
+
+def _checked(overrides: Mapping[str, object], where: str) -> dict[str, object]:
+    """Field name -> checked value for `overrides`, whose names are dotted names or field names."""
+    values: dict[str, object] = {}
+    for name, value in overrides.items():
+        setting = FIELDS.get(name) or _BY_FIELD.get(name)
+        if setting is None:
+            raise ConfigError(f"{where}: unknown setting {name!r}{_nearest(str(name), [*FIELDS, *_BY_FIELD])}")
+        values[setting.field] = _value(setting, value, f"{where}: setting {setting.name!r}")
+    return values
+
+
+def _value(setting: Setting, raw: object, where: str) -> bool | int | float | str:
+    """`raw` as a value of the setting's type; text is parsed, since environment and command line hold only text."""
+    parsed = _PARSERS[setting.type](setting, raw)
+    if parsed is not None:
+        return parsed
+    if setting.type == "choice":
+        message = f"one of {', '.join(map(repr, setting.choices or ()))}{_nearest(str(raw), setting.choices or ())}"
+    else:
+        message = _EXPECTED[setting.type]
+    raise ConfigError(f"{where} is {raw!r}; expected {message}")
+
+
+def _parse_bool(setting: Setting, raw: object) -> bool | None:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, (int, str)):
+        return _BOOL_WORDS.get(str(raw).strip().lower())
+    return None
+
+
+def _parse_int(setting: Setting, raw: object) -> int | None:
+    if isinstance(raw, str) and raw.strip().isdecimal():
+        return int(raw)
+    return raw if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0 else None
+
+
+def _parse_float(setting: Setting, raw: object) -> float | None:
+    if isinstance(raw, str):
+        try:
+            raw = float(raw)
+        except ValueError:
+            return None
+    if isinstance(raw, (int, float)) and not isinstance(raw, bool) and math.isfinite(raw) and raw >= 0:
+        return float(raw)
+    return None
+
+
+def _parse_str(setting: Setting, raw: object) -> str | None:
+    return raw if isinstance(raw, str) else None
+
+
+def _parse_choice(setting: Setting, raw: object) -> str | None:
+    text = str(raw) if isinstance(raw, (str, int)) and not isinstance(raw, bool) else None
+    return text if text in (setting.choices or ()) else None
+
+
+def _parse_path(setting: Setting, raw: object) -> str | None:
+    if isinstance(raw, os.PathLike):
+        raw = os.fspath(raw)
+    return os.path.expanduser(raw) if isinstance(raw, str) and "\0" not in raw else None
+
+
+_PARSERS: dict[str, Callable[[Setting, object], bool | int | float | str | None]] = {
+    "bool": _parse_bool,
+    "int": _parse_int,
+    "float": _parse_float,
+    "str": _parse_str,
+    "choice": _parse_choice,
+    "path": _parse_path,
+}
+
+_EXPECTED = {
+    "bool": "a bool (or 1/0, true/false, yes/no, on/off)",
+    "int": "an integer, 0 or more",
+    "float": "a number, 0 or more",
+    "str": "a string",
+    "path": "a path, as a string or os.PathLike",
+}
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the name most like `name`, or nothing."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
