@@ -1,0 +1,268 @@
+"""C++ from kernels: one function per kernel, vectorized over one loop, parallel over the outer ones.
+
+The text relies on the generated prelude for vectors, conversions and mathematics; everything here is loops, addresses and scopes.
+A value is computed in the outermost scope where all that it depends on is known (so rows' constants leave the inner loop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ..ir.index import Expr, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
+from ..ir.nodes import ITEMSIZE, Buffer, Node
+from ..schedule.plan import Kernel, Reduce, Scan, Store
+from .loops import FlatKernel, FlatPhase, FlatStatement, Lanes, best_inner, choose_lanes, flatten
+from .tables import CppTables
+
+MEMORY = {
+    "float32": "float", "float64": "double", "float16": "f16", "bfloat16": "bf16", "int8": "int8_t", "int16": "int16_t",
+    "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t", "bool": "bool8",
+}  # fmt: skip
+COMPUTE = {**MEMORY, "float16": "float", "bfloat16": "float", "bool": "bool"}
+TILE = 256  # outer elements handled together when a column is reduced
+BLOCK = 64  # lane-wise partial sums are flushed after this many additions: keeps float error near that of a pairwise sum
+UNROLL = 4
+
+
+@dataclass
+class Scope:
+    """Open braces: what is written, which loop variables are bound, which values are already computed."""
+
+    lines: list[str]
+    indent: int
+    bound: set[Var]
+    names: dict[Node, tuple[str, bool]] = field(default_factory=dict)
+    after_writes: bool = False  # values that depend on what this kernel wrote may be read from here on
+
+
+class Writer:
+    """Emits the body of one kernel."""
+
+    def __init__(self, fk: FlatKernel, layouts: Mapping[str, Buffer], tables: CppTables, lanes: int, threads_hint: int, threshold: int):
+        self.fk, self.layouts, self.tables, self.lanes = fk, layouts, tables, lanes
+        self.threads, self.threshold = threads_hint, threshold
+        self.choice = choose_lanes(fk, lanes) if lanes > 1 else Lanes("none")
+        self.scopes: list[Scope] = [Scope([], 1, set())]
+        self.counter = 0
+        self.written = set(fk.kernel.writes) | {b.name for b in fk.kernel.scratch}
+        self.tile_shapes = {b.name: b for b in fk.kernel.scratch}
+        self.lane_var: Var | None = None  # the variable that runs over the lanes here
+        self.count: str | None = None  # how many lanes are live (None: all)
+        self.tile_start: str | None = None  # outer mode: first element of the tile
+        self.tile = TILE
+        self.depends: dict[Node, bool] = {}
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+    def line(self, text: str) -> None:
+        scope = self.scopes[-1]
+        scope.lines.append("    " * scope.indent + text)
+
+    @contextmanager
+    def block(self, head: str, *bound: Var, after_writes: bool = False) -> Iterator[Scope]:
+        outer = self.scopes[-1]
+        scope = Scope([], outer.indent + 1, outer.bound | set(bound), after_writes=after_writes or outer.after_writes)
+        self.scopes.append(scope)
+        yield scope
+        self.scopes.pop()
+        pad = "    " * outer.indent
+        outer.lines.append(f"{pad}{head} {{")
+        outer.lines += scope.lines
+        outer.lines.append(f"{pad}}}")
+
+    def fresh(self, stem: str = "t") -> str:
+        self.counter += 1
+        return f"{stem}{self.counter}"
+
+    # -- values --------------------------------------------------------------------------------------------------------
+    def local(self, node: Node) -> bool:
+        """Whether the value depends on what this kernel computed or wrote before."""
+        if node not in self.depends:
+            for n in node.walk():
+                if n not in self.depends:
+                    own = n.op == "load" and (not n.attr.index or n.attr.buffer in self.written)
+                    self.depends[n] = own or any(self.depends[c] for c in n.children())
+        return self.depends[node]
+
+    def per_lane(self, node: Node) -> bool:
+        """Whether lanes differ: through the lane variable, or through a per-lane register of outer mode."""
+        if self.lane_var is None:
+            return False
+        if self.lane_var in node.vars():
+            return True
+        if self.tile_start is None or not self.local(node):
+            return False
+        return any(n.op == "load" and (not n.attr.index or n.attr.buffer in self.tile_shapes) for n in node.loads())
+
+    def value(self, node: Node) -> tuple[str, bool]:
+        """Name of the C++ value of a node, and whether it is a vector."""
+        for scope in reversed(self.scopes):
+            if node in scope.names:
+                return scope.names[node]
+        for n in node.walk():
+            if not any(n in s.names for s in self.scopes):
+                self._emit(n)
+        return self.value(node)
+
+    def _home(self, node: Node) -> Scope:
+        needs = node.vars()
+        local = self.local(node)
+        vector = self.per_lane(node)
+        for scope in self.scopes:
+            if needs <= scope.bound and (not local or scope.after_writes) and (not vector or self.lane_var in scope.bound):
+                return scope
+        return self.scopes[-1]
+
+    def _find(self, node: Node) -> tuple[str, bool]:
+        for scope in reversed(self.scopes):
+            if node in scope.names:
+                return scope.names[node]
+        raise KeyError(node.text)
+
+    def _emit(self, node: Node) -> None:
+        vector = self.per_lane(node)
+        home = self._home(node)
+        if node.op == "const":
+            home.names[node] = (literal(node.attr, node.dtype), False)
+            return
+        text = self._text(node, vector)
+        name = self.fresh()
+        home.lines.append("    " * home.indent + f"const auto {name} = {text};")
+        home.names[node] = (name, vector)
+
+    def _text(self, node: Node, vector: bool) -> str:
+        if node.op == "index":
+            return self.index_vector(node.attr) if vector else f"(int64_t)({self.address(node.attr)})"
+        if node.op == "load":
+            return self._load(node, vector)
+        args = []
+        for a in node.args:
+            text, is_vector = self._find(a)
+            args.append(f"splat<{COMPUTE[a.dtype]}>({text})" if vector and not is_vector else text)
+        return self.tables.call(node, args, vector)
+
+    def _load(self, node: Node, vector: bool) -> str:
+        name = node.attr.buffer
+        if not node.attr.index:
+            if self.tile_start is None:
+                return name
+            return f"loadu({name} + ({self.lane_text()} - {self.tile_start}))"
+        e = node.attr.index[0]
+        pointer = name
+        unit = self.lane_var
+        if name in self.tile_shapes and self.tile_start is not None:
+            # A tile of outer mode holds `tile` lanes for each of its elements.
+            return f"loadu({name} + ({self.address(e)}) * {self.tile} + ({self.lane_text()} - {self.tile_start}))"
+        mask = self._find(node.args[0]) if node.args else None
+        if not vector:
+            at = f"{pointer}[{self.address(e)}]"
+            if mask is not None:
+                return f"{mask[0]} ? cast<{COMPUTE[node.dtype]}>({at}) : {COMPUTE[node.dtype]}(0)"
+            return f"cast<{COMPUTE[node.dtype]}>({at})" if MEMORY[node.dtype] != COMPUTE[node.dtype] else at
+        assert unit is not None
+        c = e.coefficient(unit)
+        if mask is not None and (mask[1] or c is None or not (c == 1 or c == 0)):
+            lanes_mask = mask[0] if mask[1] else f"splat<bool>({mask[0]})"
+            if self.count is not None:
+                lanes_mask = f"({lanes_mask} & lane_mask({self.count}))"
+            return f"gather({pointer}, {self.index_vector(e)}, {lanes_mask})"
+        if c is not None and c == 0:
+            # Only the mask differs between lanes or the load is inside a per-lane expression: one load for all lanes.
+            at = f"cast<{COMPUTE[node.dtype]}>({pointer}[{self.address(e)}])"
+            one = f"({mask[0]} ? {at} : {COMPUTE[node.dtype]}(0))" if mask is not None else at
+            return f"splat<{COMPUTE[node.dtype]}>({one})"
+        if c is not None and c == 1:
+            n = f", {self.count}" if self.count is not None else ""
+            text = f"loadu({pointer} + {self.address(e)}{n})"
+        elif c is not None:
+            n = self.count or str(self.lanes)
+            text = f"load_strided({pointer} + {self.address(e)}, {self.address(c)}, {n})"
+        else:
+            live = f"lane_mask({self.count})" if self.count is not None else "all_lanes()"
+            text = f"gather({pointer}, {self.index_vector(e)}, {live})"
+        if mask is not None:
+            text = f"({mask[0]} ? {text} : splat<{COMPUTE[node.dtype]}>(0))"
+        return text
+
+    # -- addresses -----------------------------------------------------------------------------------------------------
+    def address(self, e: Expr) -> str:
+        """An index expression as C++ (with the lane variable at the first lane)."""
+        out = ""
+        for monomial, c in e.terms:
+            factors = [self._atom(a) for a in monomial]
+            if abs(c) != 1 or not factors:
+                factors.append(f"{abs(c)}L" if abs(c) > 2**31 - 1 else str(abs(c)))
+            sign = "-" if c < 0 else "+"
+            out += f" {sign} {' * '.join(factors)}" if out else f"{'-' if c < 0 else ''}{' * '.join(factors)}"
+        return out or "0"
+
+    def _atom(self, a: object) -> str:
+        if isinstance(a, (Var, Sym)):
+            return a.name
+        if isinstance(a, Val):
+            text, is_vector = self._find(a.node) if any(a.node in s.names for s in self.scopes) else self.value(a.node)
+            assert not is_vector, "an indirect index that differs between lanes is a vector"
+            return f"(int64_t){text}"
+        assert isinstance(a, Quotient)
+        num, den = self.address(a.num), self.address(a.den)
+        if proves_nonnegative(a.num):
+            return f"(({num}) {'/' if a.kind == '//' else '%'} ({den}))"
+        return f"{'floordiv' if a.kind == '//' else 'floormod'}<int64_t>({num}, {den})"
+
+    def lane_text(self) -> str:
+        assert self.lane_var is not None
+        return self.lane_var.name
+
+    def index_vector(self, e: Expr) -> str:
+        """An index expression with one value per lane, as a vector of int64."""
+        assert self.lane_var is not None
+        c = e.coefficient(self.lane_var)
+        if c is not None and not any(isinstance(a, Val) and self.per_lane(a.node) for a in e.atoms()):
+            base = f"splat<int64_t>({self.address(e)})"
+            return base if c == 0 else f"({base} + iota<int64_t>() * splat<int64_t>({self.address(c)}))"
+        parts: list[str] = []
+        for monomial, k in e.terms:
+            factors = [self._atom_vector(a) for a in monomial]
+            if k != 1 or not factors:
+                factors.append(f"splat<int64_t>({k}L)")
+            parts.append(" * ".join(factors))
+        return f"({' + '.join(parts)})"
+
+    def _atom_vector(self, a: object) -> str:
+        if a is self.lane_var:
+            return f"(splat<int64_t>({self.lane_text()}) + iota<int64_t>())"
+        if isinstance(a, Val):
+            text, is_vector = self.value(a.node)
+            return f"cast<int64_t>({text})" if is_vector else f"splat<int64_t>((int64_t){text})"
+        if isinstance(a, Quotient) and self.lane_var is not None and (_has(a.num, self.lane_var) or _has(a.den, self.lane_var)):
+            name = "floordiv" if a.kind == "//" else "floormod"
+            if proves_nonnegative(a.num):
+                return f"({self.index_vector(a.num)} {'/' if a.kind == '//' else '%'} {self.index_vector(a.den)})"
+            return f"{name}({self.index_vector(a.num)}, {self.index_vector(a.den)})"
+        return f"splat<int64_t>({self._atom(a)})"
+
+
+def _has(e: Expr, v: Var) -> bool:
+    c = e.coefficient(v)
+    return c is None or not c == 0
+
+
+def literal(value: int | float | bool, dtype: str) -> str:
+    if dtype == "bool":
+        return "true" if value else "false"
+    ctype = COMPUTE[dtype]
+    if dtype in ("float16", "bfloat16", "float32", "float64"):
+        number = float(value)
+        if number != number:
+            return f"nan_of<{ctype}>()"
+        if number in (float("inf"), float("-inf")):
+            return f"{'-' if number < 0 else ''}inf_of<{ctype}>()"
+        return f"{ctype}({number.hex()})"
+    if dtype == "int64" and value == -(2**63):
+        return "INT64_MIN"
+    return f"{ctype}({value}L)"
+
+
+__all__ = ["BLOCK", "COMPUTE", "ITEMSIZE", "Kernel", "MEMORY", "Reduce", "Scan", "Store", "UNROLL", "Writer", "best_inner", "expr", "flatten", "literal", "of",
+           "FlatPhase", "FlatStatement"]  # fmt: skip

@@ -1,0 +1,217 @@
+"""The Python that runs one planned graph: straight-line source, no loops, no branches that this graph cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..ir.index import Expr, Quotient, Sym
+from ..ir.nodes import Buffer, Output, Ref, Size, contiguous_strides
+from ..schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
+
+
+@dataclass
+class Names:
+    """Python names of the buffers while the wrapper runs, and constants made once when the module is loaded."""
+
+    constants: dict[str, str] = field(default_factory=dict)
+    workspace: dict[str, str] = field(default_factory=dict)
+
+    def constant(self, stem: str, text: str) -> str:
+        for name, known in self.constants.items():
+            if known == text:
+                return name
+        name = f"{stem}_{len(self.constants)}"
+        self.constants[name] = text
+        return name
+
+
+def number(e: Size) -> str:
+    """A size as Python source; size symbols are local variables."""
+    if isinstance(e, int):
+        return str(e)
+    out = []
+    for monomial, c in e.terms:
+        factors = [_factor(a) for a in monomial]
+        if c != 1 or not factors:
+            factors.insert(0, str(c))
+        out.append("*".join(factors))
+    return " + ".join(out) or "0"
+
+
+def _factor(a: object) -> str:
+    if isinstance(a, Sym):
+        return a.name
+    assert isinstance(a, Quotient), a
+    return f"(({number(a.num)}) {a.kind} ({number(a.den)}))"
+
+
+def shape_text(shape: tuple[Size, ...]) -> str:
+    return "(" + ", ".join(number(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+class WrapperWriter:
+    """Writes `call(args)` for a plan whose placeholders are `parameters` (buffer or symbol names, in call order)."""
+
+    def __init__(self, plan: Plan, parameters: list[str], out_targets: Mapping[str, str]):
+        self.plan, self.parameters, self.out_targets = plan, parameters, out_targets
+        self.names = Names()
+        self.body: list[str] = []
+        self.setup: list[str] = []  # made once per workspace: views of the arena
+        self.tensors: set[str] = set()  # arena buffers that are needed as tensors
+        self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
+
+    def render(self) -> str:
+        plan = self.plan
+        for k, step in enumerate(plan.steps):
+            self._step(step)
+            for name in plan.frees.get(k, ()):
+                self.body.append(f"del {name}")
+        results = [self._result(o) for o in plan.outputs]
+        lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
+        lines += [f"from opforge.runtime.execute.support import {n}" for n in ("Workspaces", "empty_strided", "overload", "reinterpret", "restride")]
+        lines += ["import torch", ""]
+        for name, text in self.names.constants.items():
+            lines.append(f"{name} = {text}")
+        lines += ["", ""]
+        if plan.arena_bytes:
+            lines += self._workspace()
+        lines.append("def call(args):")
+        if self.parameters:
+            lines.append(f"    {', '.join(self.parameters)}{',' if len(self.parameters) == 1 else ''} = args")
+            lines.append("    args.clear() if type(args) is list else None")
+        if plan.arena_bytes:
+            lines.append("    space = workspaces.take()")
+        lines += [f"    {line}" for line in self.body]
+        if plan.arena_bytes:
+            lines.append("    workspaces.give(space)")
+        lines.append(f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})")
+        return "\n".join(lines) + "\n"
+
+    def _workspace(self) -> list[str]:
+        """The arena with the views that extern calls need, made once and used again."""
+        lines = ["class Space:", '    """The memory of all intermediate values of one run."""', ""]
+        slots = sorted(self.tensors | {f"{n}_at" for n in self.pointers})
+        lines.append(f"    __slots__ = ({', '.join(repr(s) for s in ['arena', *slots])},)")
+        lines += ["", "    def __init__(self):", f"        self.arena = torch.empty({self.plan.arena_bytes} + 64, dtype=torch.uint8)"]
+        lines += ["        base = self.arena.data_ptr()", "        skip = -base % 64"]
+        for name in sorted(self.tensors):
+            b = self.plan.layouts[name]
+            lines.append(
+                f"        self.{name} = self.arena[skip + {self._offset(name)}:].view(torch.uint8)[:{self._bytes(b)}].view(torch.{b.dtype})"
+                f".as_strided({shape_text(b.shape)}, {shape_text(b.stride or ())})"
+            )
+        for name in sorted(self.pointers):
+            lines.append(f"        self.{name}_at = base + skip + {self._offset(name)}")
+        return [*lines, "", "", "workspaces = Workspaces(Space)", "", ""]
+
+    def _bytes(self, b: Buffer) -> int:
+        from ..schedule.memory import nbytes
+
+        total = nbytes(b)
+        assert total is not None
+        return total
+
+    def _offset(self, name: str) -> int:
+        return self.plan.places[name].offset
+
+    def _kind(self, name: str) -> str:
+        return self.plan.places[name].kind
+
+    def _in_arena(self, name: str) -> bool:
+        return self._kind(name) in ("arena", "alias")
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+    def _step(self, step: Step) -> None:
+        if isinstance(step, KernelStep):
+            self._kernel(step)
+        elif isinstance(step, ExternStep):
+            self._extern(step)
+        else:
+            assert isinstance(step, CopyStep)
+            self.body.append(f"{step.target}.copy_({self._tensor(step.source)})")
+
+    def _kernel(self, step: KernelStep) -> None:
+        kernel = step.kernel
+        for name in kernel.writes:
+            if self._kind(name) == "own":
+                self._allocate(name)
+        args = [self._pointer(n) for n in (*kernel.reads, *kernel.writes)] + list(kernel.symbols)
+        self.body.append(f"{kernel.name}({', '.join(args)})")
+
+    def _allocate(self, name: str) -> None:
+        b = self.plan.layouts[name]
+        self.body.append(f"{name} = empty_strided({shape_text(b.shape)}, {shape_text(b.stride or ())}, {self.names.constant('dtype', f'torch.{b.dtype}')})")
+
+    def _pointer(self, name: str) -> str:
+        if self._in_arena(name):
+            self.pointers.add(name)
+            return f"space.{name}_at"
+        return f"{name}.data_ptr()"
+
+    def _tensor(self, name: str) -> str:
+        if self._in_arena(name):
+            self.tensors.add(name)
+            return f"space.{name}"
+        return name
+
+    def _view(self, v: ViewOf) -> str:
+        b = self.plan.layouts[v.buffer]
+        whole = v.shape == b.shape and v.stride == (b.stride or contiguous_strides(b.shape)) and v.offset == b.offset
+        if whole:
+            return self._tensor(v.buffer)
+        return f"reinterpret({self._tensor(v.buffer)}, {shape_text(v.shape)}, {shape_text(v.stride)}, {number(v.offset)})"
+
+    def _extern(self, step: ExternStep) -> None:
+        call = step.call
+        args = [self._argument(a) for a in step.args] + [f"{k}={self._argument(v)}" for k, v in step.kwargs]
+        if step.out:
+            target = self.names.constant("op", f"overload({self.out_targets[call.target]!r})")
+            for name in step.out:
+                if self._kind(name) == "own":
+                    self._allocate(name)
+            args.append(f"out={self._tensor(step.out[0])}")
+            self.body.append(f"{target}({', '.join(args)})  # {call.origin}" if call.origin else f"{target}({', '.join(args)})")
+            return
+        target = self.names.constant("op", f"overload({call.target!r})")
+        names = [b.name for b in call.outs]
+        left = f"{names[0]}" if call.single and names else ", ".join(names) + ("," if len(names) == 1 else "")
+        comment = f"  # {call.origin}" if call.origin else ""
+        self.body.append(f"{left} = {target}({', '.join(args)}){comment}" if names else f"{target}({', '.join(args)}){comment}")
+        for b in call.outs:
+            if b.stride is not None and b.name in self.plan.layouts:
+                stride = shape_text(b.stride)
+                self.body.append(f"if {b.name}.stride() != {stride}: {b.name} = restride({b.name}, {stride})")
+
+    def _argument(self, x: object) -> str:
+        if isinstance(x, ViewOf):
+            return self._view(x)
+        if isinstance(x, Ref):
+            return self._tensor(x.buffer)
+        if isinstance(x, Expr):
+            return number(x)
+        if isinstance(x, list):
+            return f"[{', '.join(self._argument(y) for y in x)}]"
+        if isinstance(x, tuple):
+            return f"({', '.join(self._argument(y) for y in x)}{',' if len(x) == 1 else ''})"
+        if isinstance(x, float) and (x != x or x in (float("inf"), float("-inf"))):
+            return f"float({str(x)!r})"
+        if x is None or isinstance(x, (bool, int, float, str)):
+            return repr(x)
+        # torch's own constants: dtypes, layouts, devices, memory formats print as the expressions that make them.
+        text = str(x)
+        if text.startswith("torch."):
+            return text
+        return f"torch.device({text!r})"
+
+    def _result(self, o: Output | ViewOf) -> str:
+        if isinstance(o, ViewOf):
+            return self._view(o)
+        if isinstance(o.value, Expr):
+            return number(o.value)
+        return repr(o.value)
+
+
+def render_wrapper(plan: Plan, parameters: list[str], out_targets: Mapping[str, str]) -> str:
+    """Python source of a module with `call(args)`. Kernel functions are put into the module by the loader under their names."""
+    return WrapperWriter(plan, parameters, out_targets).render()
