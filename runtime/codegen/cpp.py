@@ -67,7 +67,7 @@ class Writer:
         yield scope
         self.scopes.pop()
         pad = "    " * outer.indent
-        outer.lines.append(f"{pad}{head} {{")
+        outer.lines.append(f"{pad}{head} {{" if head else f"{pad}{{")
         outer.lines += scope.lines
         outer.lines.append(f"{pad}}}")
 
@@ -91,7 +91,7 @@ class Writer:
             return False
         if self.lane_var in node.vars():
             return True
-        if self.tile_start is None or not self.local(node):
+        if self.choice.mode != "outer" or not self.local(node):
             return False
         return any(n.op == "load" and (not n.attr.index or n.attr.buffer in self.tile_shapes) for n in node.loads())
 
@@ -151,8 +151,10 @@ class Writer:
         e = node.attr.index[0]
         pointer = name
         unit = self.lane_var
-        if name in self.tile_shapes and self.tile_start is not None:
-            # A tile of outer mode holds `tile` lanes for each of its elements.
+        if name in self.tile_shapes and self.choice.mode == "outer":
+            # A scratch tile here holds all lanes for each of its elements.
+            if self.tile_start is None:
+                return f"loadu({name} + ({self.address(e)}) * {self.lanes})"
             return f"loadu({name} + ({self.address(e)}) * {self.tile} + ({self.lane_text()} - {self.tile_start}))"
         mask = self._find(node.args[0]) if node.args else None
         if not vector:

@@ -335,6 +335,22 @@ def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     return quotient + dq, dr
 
 
+def recombine(e: Expr) -> Expr:
+    """`c*n*(x // n) + c*(x % n)` becomes `c*x`: what is left after a tensor is taken apart and put together again."""
+    while True:
+        divs = {(m[0].num, m[0].den): c for m, c in e.terms if len(m) == 1 and isinstance(m[0], Quotient) and m[0].kind == "//"}
+        if not divs:
+            return e
+        for m, c in e.terms:
+            if len(m) == 1 and isinstance(m[0], Quotient) and m[0].kind == "%" and m[0].den.is_const:
+                a = m[0]
+                if divs.get((a.num, a.den)) == c * int(a.den):
+                    e = e - of(a) * c - of(Quotient("//", a.num, a.den)) * (c * int(a.den)) + a.num * c
+                    break
+        else:
+            return e
+
+
 def _reduce_quotient(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     """Quotient and remainder of an `a` no term of which b divides."""
     if b.is_const:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field
 
-from ..ir.index import Expr, Var, expr
+from ..ir.index import Expr, Var, expr, recombine
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Program, Size, contiguous_strides
 from .plan import CopyStep, ExternStep, KernelStep, Phase, Place, Plan, Reduce, Step, ViewOf
 
@@ -18,7 +18,7 @@ def flat_index(index: tuple[Expr, ...], layout: Buffer) -> Expr:
     total = expr(layout.offset)
     for e, s in zip(index, stride, strict=True):
         total = total + e * s
-    return total
+    return recombine(total)
 
 
 def strided_view(vars_: tuple[Expr, ...], shape: tuple[Size, ...], body: Node, layout: Buffer) -> ViewOf | None:
