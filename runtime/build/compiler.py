@@ -1,0 +1,162 @@
+"""Compiles C++ sources to shared libraries, through the cache and in parallel.
+
+One source is one translation unit without torch's headers. The compiler runs in a private folder on relative names, so
+that the same source, compiler and flags give the same bytes everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import BuildError, CacheError
+from ..config import Config
+from . import cache
+from .scratch import keep_source, scratch_dir
+from .toolchain import Toolchain, find_toolchain
+
+__all__ = ["Source", "compile_cpp", "compile_many", "cpp_key", "job_count"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One C++ translation unit; `name` appears in file names and in profiles."""
+
+    text: str
+    name: str
+
+
+def cpp_key(source: str, *, name: str, cfg: Config) -> str:
+    """The cache key of a source under a configuration. Raises `BuildError` when there is no compiler."""
+    return _key(source, _file_stem(name), find_toolchain(cfg))
+
+
+def compile_cpp(source: str, *, name: str, cfg: Config) -> Path:
+    """The shared library of one C++ source, from the cache or freshly compiled.
+
+    Raises `BuildError` when there is no compiler, or when it fails: with its output, the command, and the kept source.
+    """
+    tools = find_toolchain(cfg)
+    stem = _file_stem(name)
+    digest = _key(source, stem, tools)
+    library = f"{stem}.so"
+    try:
+        store = cache.open_cache(cfg)
+        if (entry := store.get(digest)) is not None:
+            return entry.file(library)
+        with store.lock(digest):
+            # Whoever held the lock before us has probably made it.
+            if (entry := store.get(digest)) is None:
+                entry = _build(source, stem, digest, tools, cfg, store)
+        return entry.file(library)
+    except (OSError, CacheError) as error:
+        raise BuildError(f"no folder takes the compiled kernel {name!r}: {error}") from error
+
+
+def compile_many(
+    sources: Sequence[Source], *, cfg: Config, on_done: Callable[[Source], None] | None = None
+) -> list[Path]:
+    """The shared libraries of several sources, in their order; up to `build_jobs` compilers run at once.
+
+    `on_done` is called after each, from the thread that compiled it. Raises the `BuildError` of the first source that
+    fails, after all have ended.
+    """
+
+    def one(source: Source) -> Path:
+        path = compile_cpp(source.text, name=source.name, cfg=cfg)
+        if on_done is not None:
+            on_done(source)
+        return path
+
+    jobs = min(job_count(cfg), len(sources))
+    if jobs <= 1:
+        return [one(source) for source in sources]
+    # Threads suffice: the work is done by compiler processes.
+    with ThreadPoolExecutor(jobs, thread_name_prefix="opforge-build") as pool:
+        return [future.result() for future in [pool.submit(one, source) for source in sources]]
+
+
+def job_count(cfg: Config) -> int:
+    """How many compilers may run at once: `build_jobs`, or the number of CPU cores that this process may use."""
+    if cfg.build_jobs:
+        return cfg.build_jobs
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _key(source: str, stem: str, tools: Toolchain) -> str:
+    return cache.key({"kind": "cpp", "name": stem, "source": source, **tools.identity()})
+
+
+def _file_stem(name: str) -> str:
+    """`name` as a plain file name of at most 64 characters."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", name)[:64] or "kernel"
+
+
+def _build(source: str, stem: str, digest: str, tools: Toolchain, cfg: Config, store: cache.Cache) -> cache.Entry:
+    folder = Path(tempfile.mkdtemp(prefix="build-", dir=scratch_dir()))
+    start = time.perf_counter()
+    try:
+        (folder / f"{stem}.cpp").write_text(source)
+        # Two steps: -fopenmp at the link would add the compiler's own OpenMP library.
+        compile_step = [*tools.command, *tools.compile_flags, "-c", f"{stem}.cpp", "-o", f"{stem}.o"]
+        link_step = [*tools.command, f"{stem}.o", *tools.link_flags, "-o", f"{stem}.so"]
+        for step in (compile_step, link_step):
+            status, output = _run(step, folder, tools, cfg.build_timeout_s)
+            if status is not None:
+                kept = keep_source(source, stem, cfg.dump_dir)
+                raise BuildError(
+                    f"the C++ compiler {status} on kernel {stem!r}\n"
+                    f"  command: {shlex.join(step)}\n  source kept in: {kept}\n  compiler: {tools.version}\n{output}"
+                )
+        files: dict[str, bytes | Path] = {name: folder / name for name in (f"{stem}.so", f"{stem}.cpp")}
+        meta = {
+            "compiler": tools.version,
+            "compile": shlex.join(compile_step),
+            "seconds": round(time.perf_counter() - start, 3),
+        }
+        return store.put(digest, files, meta)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(command: list[str], folder: Path, tools: Toolchain, timeout_s: float) -> tuple[str | None, str]:
+    """Runs one compiler step; (None, output) when it went well, else (how it failed, output)."""
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
+    try:
+        # Its own process group, so that a timeout also ends the processes that the compiler has started.
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"({tools.command[0]}) cannot be run", str(error)
+    try:
+        output, _ = process.communicate(timeout=timeout_s or None)
+    except BaseException as error:
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        output, _ = process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            return f"was stopped after {timeout_s:g} s", output
+        raise
+    if process.returncode < 0:
+        return f"was killed by signal {signal.Signals(-process.returncode).name}", output
+    return (f"failed with exit status {process.returncode}", output) if process.returncode else (None, output)

@@ -1,0 +1,146 @@
+"""One cache entry on disk: a folder of files and `manifest.json`, written durably and read with every check made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["FORMAT", "MANIFEST", "DamagedEntryError", "Entry", "check_private", "read_entry", "sync_dir", "write_entry"]
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+# One plain file name: no separator, no leading dot, so that a manifest cannot point outside its folder.
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+
+
+class DamagedEntryError(Exception):
+    """An entry exists but cannot be trusted; the message says why. Internal: the cache turns it into a miss."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A verified cache entry: its key, its folder, the names of its files, and what its maker noted (JSON values)."""
+
+    key: str
+    path: Path
+    files: tuple[str, ...]
+    meta: Mapping[str, Any]
+
+    def file(self, name: str) -> Path:
+        """The path of one of the entry's files. Raises `KeyError` when the entry has no such file."""
+        if name not in self.files:
+            raise KeyError(f"cache entry {self.key} has no file {name!r}; it has {', '.join(self.files)}")
+        return self.path / name
+
+
+def write_entry(folder: Path, key: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> int:
+    """Fills the existing private `folder` with files and their manifest, synced to disk; returns the bytes written.
+
+    Raises `OSError` when the disk does not take it, `ValueError` for a file name that is not plain, and `TypeError` for
+    a `meta` that is not JSON.
+    """
+    listed: dict[str, dict[str, Any]] = {}
+    total = 0
+    for name, data in files.items():
+        if not _FILE_NAME.fullmatch(name) or name == MANIFEST:
+            raise ValueError(f"{name!r} cannot be the name of a file in the cache")
+        _write_synced(folder / name, data)
+        listed[name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        total += len(data)
+    body = {
+        "format": FORMAT,
+        "key": key,
+        "files": listed,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "meta": dict(meta),
+    }
+    text = json.dumps({**body, "sha256": _digest(body)}, indent=1, sort_keys=True).encode()
+    _write_synced(folder / MANIFEST, text)
+    sync_dir(folder)
+    return total + len(text)
+
+
+def read_entry(folder: Path, key: str) -> Entry | None:
+    """The entry in `folder`, or None when there is no such folder.
+
+    Raises `DamagedEntryError` when owner, mode, manifest, or the digest of a file is not what it must be.
+    """
+    try:
+        check_private(folder, stat.S_ISDIR)
+    except FileNotFoundError:
+        return None
+    try:
+        manifest = _read_manifest(folder / MANIFEST, key)
+        names = tuple(manifest["files"])
+        for name in names:
+            _check_file(folder / name, manifest["files"][name])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedEntryError(f"{type(error).__name__}: {error}") from error
+    return Entry(key, folder, names, manifest["meta"])
+
+
+def check_private(path: Path, is_kind: Any) -> None:
+    """Checks that `path` is of the kind (`stat.S_ISDIR`, `stat.S_ISREG`), ours, and writable by nobody else.
+
+    Raises `DamagedEntryError`, or `OSError` when it cannot be looked at. Links are not followed.
+    """
+    info = os.lstat(path)
+    if not is_kind(info.st_mode):
+        raise DamagedEntryError(f"{path} is not a plain file or folder")
+    if hasattr(os, "geteuid") and info.st_uid != os.geteuid():
+        raise DamagedEntryError(f"{path} belongs to user {info.st_uid}, not to user {os.geteuid()}")
+    if os.name == "posix" and info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DamagedEntryError(f"{path} can be written by other users (mode {stat.S_IMODE(info.st_mode):04o})")
+
+
+def sync_dir(path: Path) -> None:
+    """Makes the names in a folder durable. Raises `OSError`."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_manifest(path: Path, key: str) -> dict[str, Any]:
+    check_private(path, stat.S_ISREG)
+    manifest = json.loads(path.read_bytes())
+    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest(manifest):
+        raise DamagedEntryError(f"{path} does not have the digest that it states")
+    if manifest["format"] != FORMAT or manifest["key"] != key:
+        raise DamagedEntryError(f"{path} is of format {manifest['format']} for key {manifest['key']}")
+    return manifest
+
+
+def _check_file(path: Path, listed: Mapping[str, Any]) -> None:
+    if not _FILE_NAME.fullmatch(path.name):
+        raise DamagedEntryError(f"{path.name!r} is no plain file name")
+    check_private(path, stat.S_ISREG)
+    data = path.read_bytes()
+    if len(data) != listed["bytes"] or hashlib.sha256(data).hexdigest() != listed["sha256"]:
+        raise DamagedEntryError(f"{path} has {len(data)} bytes and not the content that the manifest lists")
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

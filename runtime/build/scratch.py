@@ -1,0 +1,63 @@
+"""Folders of this process: a private one, removed at exit, and one for sources that failed to build, which stays."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+
+from ...errors import OpforgeWarning
+
+__all__ = ["keep_source", "scratch_dir", "warn_once"]
+
+_lock = threading.Lock()
+_dirs: dict[tuple[int, str], Path] = {}
+_warned: set[tuple[str, str]] = set()
+
+
+def scratch_dir() -> Path:
+    """A folder that only this process and user can use (mode 0700), removed at exit. Raises `OSError`."""
+    return _process_dir("opforge-", remove=True)
+
+
+def keep_source(source: str, name: str, dump_dir: str) -> Path:
+    """Writes a source that failed to build to `dump_dir`, or to a temporary folder that stays; returns its path.
+
+    The file is named by `name` and content, so that the same failure is kept once per process. Raises `OSError`.
+    """
+    folder = Path(dump_dir) if dump_dir else _process_dir("opforge-failed-", remove=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.cpp"
+    path.write_text(source)
+    return path
+
+
+def warn_once(kind: str, subject: object, message: str) -> None:
+    """Issues `message` as an `OpforgeWarning`, once per process for each (kind, subject)."""
+    with _lock:
+        seen = (kind, str(subject)) in _warned
+        _warned.add((kind, str(subject)))
+    if not seen:
+        warnings.warn(message, OpforgeWarning, stacklevel=3)
+
+
+def _process_dir(prefix: str, *, remove: bool) -> Path:
+    # Keyed by process: a forked child must neither write into its parent's folder nor remove it.
+    with _lock:
+        path = _dirs.get((os.getpid(), prefix))
+        if path is None or not path.is_dir():
+            path = Path(tempfile.mkdtemp(prefix=prefix))
+            if remove:
+                atexit.register(_remove, path, os.getpid())
+            _dirs[os.getpid(), prefix] = path
+        return path
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)

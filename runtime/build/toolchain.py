@@ -1,0 +1,175 @@
+"""The C++ compiler of this machine: which one, its version, its flags for a target, and torch's own OpenMP library.
+
+Kernels must use the very OpenMP library that torch has loaded: a second one would start a second pool of threads and
+would not follow `torch.set_num_threads`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...errors import BuildError
+from ..config import Config
+
+__all__ = ["Toolchain", "find_toolchain", "host_target", "openmp_library"]
+
+_CANDIDATES = ("g++", "clang++", "c++")
+
+# Flags by target, for code that runs on every machine of that kind; `auto` is this very machine.
+_MACHINE_FLAGS: dict[str, tuple[str, ...]] = {
+    "auto": ("-march=native",),
+    "avx2": ("-march=x86-64-v3",),
+    "avx512": ("-march=x86-64-v4",),
+    "neon": ("-march=armv8-a",),
+    "scalar": (),
+}
+
+_OPENMP_NAME = re.compile(r"lib(gomp|omp|iomp5)(-[0-9a-f]+)?\.(so|dylib)[.0-9]*")
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """One compiler as it will be called: command words, version text, target, flags, and the OpenMP library or None."""
+
+    command: tuple[str, ...]
+    version: str
+    target: str
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+    openmp: Path | None
+
+    def identity(self) -> dict[str, str]:
+        """Everything that changes what comes out for the same source, as parts of a cache key."""
+        return {
+            "compiler": self.version,
+            "flags": " ".join(self.compile_flags),
+            # The folder of the OpenMP library does not reach the artifact, only its name does.
+            "link": " ".join(Path(flag).name if os.path.isabs(flag) else flag for flag in self.link_flags),
+            "machine": _host_cpu() if self.target == "auto" else platform.machine(),
+        }
+
+
+def find_toolchain(cfg: Config) -> Toolchain:
+    """The compiler that the configuration asks for: `cxx`, or the first of $CXX, g++, clang++ and c++ that exists.
+
+    Raises `BuildError` when there is none, or when it cannot tell its version.
+    """
+    command = _find_compiler(cfg.cxx)
+    version = _version(command)
+    openmp = openmp_library()
+    # Clang's own OpenMP calls (kmpc) are in libomp and libiomp5 only; GCC's are in all three.
+    is_clang = "clang" in version
+    if is_clang and openmp is not None and openmp.name.startswith("libgomp"):
+        openmp = None
+    flags = ["-std=c++20", f"-O{cfg.opt_level}", *_MACHINE_FLAGS[cfg.target], "-fPIC", "-fvisibility=hidden"]
+    flags += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+    if openmp is None:
+        flags.append("-fopenmp-simd")
+    else:
+        flags += ["-Xpreprocessor", "-fopenmp"] if is_clang and sys.platform == "darwin" else ["-fopenmp"]
+    flags += _split(cfg.cxx_flags, "the setting cxx_flags")
+    link = ["-shared"]
+    if sys.platform == "linux":
+        link += ["-Wl,--as-needed", "-Wl,-z,defs"]
+    if openmp is not None:
+        link.append(str(openmp))
+    return Toolchain(command, version, cfg.target, tuple(flags), tuple(link), openmp)
+
+
+def host_target() -> str:
+    """What the target `auto` means on this machine: `avx512`, `avx2`, `neon` or `scalar`."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return "neon"
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "scalar")
+
+
+@functools.cache
+def openmp_library() -> Path | None:
+    """The OpenMP library that torch has loaded, or None when torch was built without one."""
+    package = Path(torch.__file__).parent
+    # Wheels carry it beside their other libraries; auditwheel adds a digest to its name and puts it in `torch.libs`.
+    beside = [p for d in (package / "lib", package.parent / "torch.libs") if d.is_dir() for p in sorted(d.iterdir())]
+    carried = [path for path in beside if _OPENMP_NAME.fullmatch(path.name)]
+    loaded = _mapped_openmp()
+    for path in carried:
+        if not loaded or path.resolve() in loaded:
+            return path
+    return min(loaded, default=None)
+
+
+def _mapped_openmp() -> set[Path]:
+    """The OpenMP libraries that are loaded in this process; empty where the system does not tell."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return set()
+    files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
+    return {Path(file).resolve() for file in files if _OPENMP_NAME.fullmatch(Path(file).name)}
+
+
+def _find_compiler(setting: str) -> tuple[str, ...]:
+    if setting:
+        found = _command(setting)
+        if found is None:
+            raise BuildError(f"the setting cxx names {setting!r}, which is not on PATH and no executable file")
+        return found
+    environment = os.environ.get("CXX", "")
+    for candidate in (environment, *_CANDIDATES):
+        if candidate and (found := _command(candidate)):
+            return found
+    tried = ", ".join(filter(None, (environment and f"$CXX={environment}", *_CANDIDATES)))
+    raise BuildError(f"no C++ compiler found (tried {tried}); install g++, or name one by $CXX or the setting cxx")
+
+
+def _command(text: str) -> tuple[str, ...] | None:
+    """`text` as command words with the program's full path; also of a form like `ccache g++`. None when not found."""
+    if whole := shutil.which(text):
+        return (whole,)
+    words = _split(text, "the C++ compiler")
+    program = shutil.which(words[0]) if words else None
+    return (program, *words[1:]) if program else None
+
+
+def _split(text: str, what: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise BuildError(f"{what} cannot be read as shell words: {text!r} ({error})") from error
+
+
+@functools.cache
+def _version(command: tuple[str, ...]) -> str:
+    """The first line that the compiler prints about itself. Raises `BuildError` when it does not run."""
+    try:
+        ran = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"the C++ compiler {shlex.join(command)} does not run: {error}") from error
+    lines = ran.stdout.splitlines()
+    if ran.returncode or not lines:
+        output = (ran.stderr + ran.stdout).strip() or "no output"
+        raise BuildError(f"{shlex.join(command)} --version exits with {ran.returncode}: {output}")
+    return lines[0]
+
+
+@functools.cache
+def _host_cpu() -> str:
+    """A digest of what this processor is and can do: -march=native depends on it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()} {host_target()}"
+    names = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
+    facts = {line for line in lines if line.split(":")[0].strip() in names}
+    return f"{platform.machine()} {hashlib.sha256(chr(10).join(sorted(facts)).encode()).hexdigest()}"

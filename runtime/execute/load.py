@@ -1,0 +1,81 @@
+"""Loads what was built: shared libraries by ctypes, and generated wrappers as Python modules with a real file name."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import re
+import threading
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...errors import BuildError
+from ..build.compiler import compile_cpp
+from ..build.scratch import scratch_dir, warn_once
+from ..config import Config
+
+__all__ = ["build_library", "load_library", "load_wrapper"]
+
+_libraries: dict[str, ctypes.CDLL] = {}
+_lock = threading.Lock()
+
+
+def build_library(source: str, *, name: str, cfg: Config) -> ctypes.CDLL:
+    """Compiles (or finds in the cache) and loads one C++ source.
+
+    A library from the cache that the system refuses to load (a folder mounted noexec, a library it was linked with is
+    gone) gives one warning and is compiled again for this process. Raises `BuildError`.
+    """
+    path = compile_cpp(source, name=name, cfg=cfg)
+    try:
+        return load_library(path)
+    except BuildError as error:
+        if not cfg.cache:
+            raise
+        warn_once("load", path, f"{error}; it is compiled again, for this process only")
+        return load_library(compile_cpp(source, name=name, cfg=dataclasses.replace(cfg, cache=False)))
+
+
+def load_library(path: Path | str) -> ctypes.CDLL:
+    """The shared library at `path`, loaded once per process. Raises `BuildError` when it cannot be loaded."""
+    name = str(path)
+    with _lock:
+        library = _libraries.get(name)
+        if library is None:
+            try:
+                library = _libraries[name] = ctypes.CDLL(name)
+            except OSError as error:
+                raise BuildError(f"the compiled kernel {name} cannot be loaded: {error}") from error
+        return library
+
+
+def load_wrapper(
+    path_or_source: Path | str, name: str, namespace: Mapping[str, object] | None = None
+) -> types.ModuleType:
+    """Runs generated Python source as a module called `name`, with the globals in `namespace` set before it runs.
+
+    A `Path` is the file to load; a `str` is source text, which is written to this process's scratch folder first, so
+    that tracebacks, debuggers and `inspect` show its lines. Writes no bytecode and does not touch `sys.modules`. What
+    the source raises is not caught; `OSError` when the file cannot be read or written.
+    """
+    if isinstance(path_or_source, Path):
+        path, source = path_or_source, path_or_source.read_text(encoding="utf-8")
+    else:
+        source = path_or_source
+        path = _wrapper_file(source, name)
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    module.__dict__.update(namespace or {})
+    exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def _wrapper_file(source: str, name: str) -> Path:
+    stem = re.sub(r"[^A-Za-z0-9_]", "_", name)[:64]
+    folder = scratch_dir() / "wrappers"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{stem}_{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
+    path.write_text(source, encoding="utf-8")
+    return path
