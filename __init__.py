@@ -1,1 +1,45 @@
-"""opforge: a torch.compile backend generated from YAML specs."""
+"""opforge: a `torch.compile` backend whose knowledge lives in YAML.
+
+    torch.compile(model, backend="opforge")
+
+Public names are loaded on first use, so that `import opforge` and the command line stay quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "backend": "frontend_api",
+    "compile_fx": "frontend_api",
+    "stats": "frontend_api",
+    "reset_stats": "frontend_api",
+    "explain": "frontend_api",
+    "last_artifacts": "frontend_api",
+    "load_specs": "frontend_api",
+    "config": "runtime",
+    "errors": "",
+}
+
+if TYPE_CHECKING:
+    from . import errors as errors
+    from .frontend_api import backend, compile_fx, explain, last_artifacts, load_specs, reset_stats, stats
+    from .runtime import config as config
+
+__all__ = ["__version__", "backend", "compile_fx", "config", "errors", "explain", "last_artifacts", "load_specs", "reset_stats", "stats"]
+
+
+def __getattr__(name: str) -> Any:
+    where = _WHERE.get(name)
+    if where is None:
+        raise AttributeError(f"module 'opforge' has no attribute {name!r}")
+    if name in ("config", "errors"):
+        return import_module(f".{where}.{name}" if where else f".{name}", __name__)
+    return getattr(import_module(f".{where}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

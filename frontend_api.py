@@ -1,0 +1,84 @@
+"""What users call. Everything here is re-exported by `opforge`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .runtime import compile_fx as _engine
+from .runtime.compile_fx import Artifacts
+from .runtime.observe import counters
+
+
+def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Callable[..., Any]:
+    """Compile an FX graph of torch operations for the given example inputs. See `opforge.runtime.compile_fx.compile_fx`."""
+    return _engine.compile_fx(gm, example_inputs, options=options, mode=mode)
+
+
+def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """The entry point of `torch.compile(…, backend="opforge", options={…})`."""
+    return _engine.compile_fx(gm, example_inputs, options=kwargs.get("options"), mode=kwargs.get("mode"))
+
+
+def stats() -> dict[str, Any]:
+    """Counts since the process started or `reset_stats()`: graphs, kernels, externs (op → calls in the graphs), fallbacks (reason → count),
+    seconds by stage, arena_bytes (largest), cache_hits."""
+    return counters.snapshot()
+
+
+def reset_stats() -> None:
+    """Start counting anew."""
+    counters.reset()
+    _engine.HISTORY.clear()
+
+
+def last_artifacts(n: int = 1) -> Artifacts:
+    """Texts and counts of the n-th last compiled graph. Raises `LookupError` if nothing was compiled."""
+    if len(_engine.HISTORY) < n:
+        raise LookupError(f"only {len(_engine.HISTORY)} graphs were compiled so far")
+    return _engine.HISTORY[-n]
+
+
+@dataclass
+class Explanation:
+    """What `explain` returns: the graphs compiled for one call. `str()` prints them."""
+
+    result: Any
+    graphs: list[Artifacts]
+
+    def __str__(self) -> str:
+        from .runtime.ir.text import dump
+
+        parts = []
+        for k, a in enumerate(self.graphs):
+            parts.append(f"# graph {k}: {a.kernels} kernels, externs {a.externs}, arena {a.arena_bytes} bytes, cached {a.cached}")
+            if a.program is not None:
+                parts += ["## loop IR", dump(a.program)]
+            parts += ["## C++", a.cpp, "## wrapper", a.wrapper]
+        return "\n".join(parts)
+
+
+def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Explanation]:
+    """`explain(model)(*args)` compiles and runs once, and returns every stage of every graph as text."""
+
+    def run(*args: Any, **kwargs: Any) -> Explanation:
+        before = len(_engine.HISTORY)
+        compiled = torch.compile(fn, backend="opforge", options=options or None)
+        result = compiled(*args, **kwargs)
+        return Explanation(result, _engine.HISTORY[before:])
+
+    return run
+
+
+def load_specs(path: str | Path) -> list[str]:
+    """Add the operators of a user's spec file to the running process; returns the overloads that it made native.
+
+    Raises `SpecError` with every mistake of the file and its place.
+    """
+    from .generator.user import load_user_specs
+
+    return load_user_specs(Path(path))

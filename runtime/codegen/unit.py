@@ -1,0 +1,47 @@
+"""One C++ translation unit for all kernels of a plan; kernels of equal text are written once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..schedule.plan import Plan
+from .cpp_kernel import render_kernel
+from .tables import CppTables
+
+PRELUDE = Path(__file__).resolve().parents[2] / "generated" / "kernels" / "prelude.h"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Source text, and for each kernel of the plan the C symbol that runs it (layers of a model share symbols)."""
+
+    source: str
+    symbols: dict[str, str]
+    arity: dict[str, int]
+
+
+def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit:
+    tables = CppTables()
+    bodies: dict[str, str] = {}
+    symbols: dict[str, str] = {}
+    arity: dict[str, int] = {}
+    texts: list[str] = []
+    for kernel in plan.kernels():
+        text = render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold)
+        known = bodies.setdefault(_anonymous(text, kernel.name, (*kernel.reads, *kernel.writes, *(b.name for b in kernel.scratch))), kernel.name)
+        symbols[kernel.name] = known
+        arity[kernel.name] = len(kernel.reads) + len(kernel.writes)
+        if known == kernel.name:
+            texts.append(text)
+    head = '#include "prelude.h"\n\n'
+    return Unit(head + "\n".join(texts), symbols, arity)
+
+
+def _anonymous(text: str, name: str, buffers: tuple[str, ...]) -> str:
+    """The text with names replaced by positions, and without comments: what makes two kernels the same code."""
+    table = {name: "K", **{b: f"B{k}" for k, b in enumerate(dict.fromkeys(buffers))}}
+    table |= {r: f"R{k}" for k, r in enumerate(dict.fromkeys(re.findall(r"\breg_\w+", text)))}
+    text = re.sub(r"//[^\n]*\n", "", text)
+    return re.sub(r"\w+", lambda m: table.get(m.group(), m.group()), text)
