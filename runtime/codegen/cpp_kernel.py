@@ -17,6 +17,7 @@ from ..ir.nodes import Buffer, Node, index_node
 from ..schedule.plan import Kernel, Reduce, Scan, Store
 from .cpp import BLOCK, COMPUTE, MEMORY, TILE, Writer
 from .loops import FlatPhase, FlatStatement, best_inner, flatten
+from .split import split
 from .tables import CppTables
 
 SHORT = 64  # an inner loop of at most this many steps stays inside the lanes of an outer variable
@@ -24,16 +25,19 @@ SHORT = 64  # an inner loop of at most this many steps stays inside the lanes of
 
 def render_kernel(kernel: Kernel, layouts: Mapping[str, Buffer], tables: CppTables, *, lanes: int, threads: int, threshold: int) -> str:
     """C++ source of one `extern "C"` function: pointers of `reads`, then of `writes`, then size symbols (int64_t)."""
-    fk = flatten(kernel, dict(layouts))
-    return KernelWriter(fk, layouts, tables, lanes, threads, threshold).render()
+    pieces = [KernelWriter(fk, layouts, tables, lanes, threads, threshold) for fk in split(flatten(kernel, dict(layouts)))]
+    params = [f"const {MEMORY[layouts[b].dtype]}* {b}" for b in kernel.reads]
+    params += [f"{MEMORY[layouts[b].dtype]}* {b}" for b in kernel.writes]
+    params += [f"int64_t {s}" for s in kernel.symbols]
+    bodies = ["\n".join(piece.body()) for piece in pieces]
+    text = bodies[0] if len(bodies) == 1 else "\n".join(f"    {{\n{b}\n    }}" for b in bodies)
+    head = "".join(f"// {o}\n" for o in kernel.origins)
+    return f'{head}extern "C" void {kernel.name}({", ".join(params)}) {{\n{text}\n}}\n'
 
 
 class KernelWriter(Writer):
-    def render(self) -> str:
-        kernel = self.fk.kernel
-        params = [f"const {MEMORY[self.layouts[b].dtype]}* {b}" for b in kernel.reads]
-        params += [f"{MEMORY[self.layouts[b].dtype]}* {b}" for b in kernel.writes]
-        params += [f"int64_t {s}" for s in kernel.symbols]
+    def body(self) -> list[str]:
+        """The lines between the braces."""
         mode = self._mode()
         if mode == "rows":
             self._rows()
@@ -43,9 +47,7 @@ class KernelWriter(Writer):
             self._tiles()
         else:
             self._scalar()
-        head = "".join(f"// {o}\n" for o in kernel.origins)
-        body = "\n".join(self.scopes[0].lines)
-        return f'{head}extern "C" void {kernel.name}({", ".join(params)}) {{\n{body}\n}}\n'
+        return self.scopes[0].lines
 
     def _mode(self) -> str:
         if self.choice.mode != "outer":

@@ -57,8 +57,8 @@ class WrapperWriter:
         self.plan, self.parameters, self.out_targets = plan, parameters, out_targets
         self.names = Names()
         self.body: list[str] = []
-        self.setup: list[str] = []  # made once per workspace: views of the arena
         self.tensors: set[str] = set()  # arena buffers that are needed as tensors
+        self.views: dict[str, tuple[str, str]] = {}  # strided views of arena buffers: name → (buffer, shape, stride, offset)
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
 
     def render(self) -> str:
@@ -91,16 +91,18 @@ class WrapperWriter:
     def _workspace(self) -> list[str]:
         """The arena with the views that extern calls need, made once and used again."""
         lines = ["class Space:", '    """The memory of all intermediate values of one run."""', ""]
-        slots = sorted(self.tensors | {f"{n}_at" for n in self.pointers})
+        slots = sorted(self.tensors | {f"{n}_at" for n in self.pointers} | set(self.views))
         lines.append(f"    __slots__ = ({', '.join(repr(s) for s in ['arena', *slots])},)")
         lines += ["", "    def __init__(self):", f"        self.arena = torch.empty({self.plan.arena_bytes} + 64, dtype=torch.uint8)"]
         lines += ["        base = self.arena.data_ptr()", "        skip = -base % 64"]
         for name in sorted(self.tensors):
             b = self.plan.layouts[name]
             lines.append(
-                f"        self.{name} = self.arena[skip + {self._offset(name)}:].view(torch.uint8)[:{self._bytes(b)}].view(torch.{b.dtype})"
+                f"        self.{name} = self.arena[skip + {self._offset(name)}:][:{self._bytes(b)}].view(torch.{b.dtype})"
                 f".as_strided({shape_text(b.shape)}, {shape_text(b.stride or ())})"
             )
+        for name, (buffer, text) in self.views.items():
+            lines.append(f"        self.{name} = reinterpret(self.{buffer}, {text})")
         for name in sorted(self.pointers):
             lines.append(f"        self.{name}_at = base + skip + {self._offset(name)}")
         return [*lines, "", "", "workspaces = Workspaces(Space)", "", ""]
@@ -157,6 +159,17 @@ class WrapperWriter:
 
     def _view(self, v: ViewOf) -> str:
         b = self.plan.layouts[v.buffer]
+        if self._in_arena(v.buffer):
+            # The arena does not move while its workspace lives: the view is made once.
+            text = f"{shape_text(v.shape)}, {shape_text(v.stride)}, {number(v.offset)}"
+            for name, known in self.views.items():
+                if known == (v.buffer, text):
+                    return f"space.{name}"
+            if v.shape != b.shape or v.stride != b.stride or v.offset != b.offset:
+                self.tensors.add(v.buffer)
+                name = f"{v.buffer}_as{len(self.views)}"
+                self.views[name] = (v.buffer, text)
+                return f"space.{name}"
         whole = v.shape == b.shape and v.stride == (b.stride or contiguous_strides(b.shape)) and v.offset == b.offset
         if whole:
             return self._tensor(v.buffer)

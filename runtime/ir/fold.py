@@ -1,0 +1,80 @@
+"""Decide comparisons of coordinates by the ranges of the loop variables, and drop the branches that cannot be taken."""
+
+from __future__ import annotations
+
+from .index import Expr, Val, bounds, expr
+from .nodes import LoadAt, Node, const, index_node, indirect
+
+_COMPARE = {"lt": lambda lo, hi: (hi < 0, lo >= 0), "le": lambda lo, hi: (hi <= 0, lo > 0), "gt": lambda lo, hi: (lo > 0, hi <= 0), "ge": lambda lo, hi: (lo >= 0, hi < 0)}
+_AND = ("logical_and", "bitwise_and")
+_OR = ("logical_or", "bitwise_or")
+_NOT = ("logical_not", "bitwise_not")
+
+
+def coordinate(node: Node) -> Expr | None:
+    """The index expression that an integer node is, if it is one."""
+    if node.op == "index":
+        e: Expr = node.attr
+        return e
+    if node.op == "const" and node.dtype == "int64":
+        return expr(int(node.attr))
+    if node.op == "to_dtype" and node.dtype == "int64":
+        return coordinate(node.args[0])
+    return None
+
+
+def compare(node: Node) -> bool | None:
+    """The value of a comparison of two coordinates, if it is the same at every loop point."""
+    if node.op not in _COMPARE:
+        return None
+    a, b = coordinate(node.args[0]), coordinate(node.args[1])
+    if a is None or b is None:
+        return None
+    lo, hi = bounds(a - b)
+    if lo is None or hi is None:
+        return None
+    yes, no = _COMPARE[node.op](lo, hi)
+    return True if yes else False if no else None
+
+
+def fold(root: Node, memo: dict[Node, Node] | None = None) -> Node:
+    """The same value with every decided comparison, and what hangs on it, removed."""
+    memo = {} if memo is None else memo
+
+    def on_value(v: Val) -> Expr:
+        return indirect(memo[v.node], v.lo, v.hi)
+
+    for n in root.walk():
+        if n not in memo:
+            memo[n] = _fold_one(n, memo, on_value)
+    return memo[root]
+
+
+def _fold_one(n: Node, memo: dict[Node, Node], on_value) -> Node:  # type: ignore[no-untyped-def]
+    if n.op == "load":
+        index = tuple(e.subst({}, on_value) for e in n.attr.index)
+        args = tuple(memo[a] for a in n.args)
+        if args and args[0].op == "const":
+            if not args[0].attr:
+                return const(0, n.dtype)
+            args = ()
+        return Node("load", args, n.dtype, LoadAt(n.attr.buffer, index))
+    if n.op == "index":
+        return index_node(n.attr.subst({}, on_value))
+    args = tuple(memo[a] for a in n.args)
+    new = n if args == n.args else Node(n.op, args, n.dtype, n.attr)
+    decided = compare(new)
+    if decided is not None:
+        return const(decided, "bool")
+    if new.op == "where" and args[0].op == "const":
+        return args[1] if args[0].attr else args[2]
+    if new.dtype == "bool" and new.op in (*_AND, *_OR) and len(args) == 2:
+        for known, other in (args, args[::-1]):
+            if known.op == "const":
+                return other if bool(known.attr) == (new.op in _AND) else known
+    if new.dtype == "bool" and new.op in _NOT and args[0].op == "const":
+        return const(not args[0].attr, "bool")
+    return new
+
+
+__all__ = ["compare", "coordinate", "fold"]
