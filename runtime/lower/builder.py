@@ -1,0 +1,289 @@
+"""What generated lowerings call: `Builder` turns coordinates and scalar expressions into nests, `Tensor` is a handle of a buffer.
+
+The printed form of every kind of spec entry, and the meaning of the methods, is in `docs/spec-language.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ...errors import UnsupportedError
+from ..ir.index import Expr, expr, proves_nonnegative, size as canonical
+from ..ir.nodes import DTYPES, FLOATS, Buffer, Extern, Nest, Node, Scatter, Size, coordinates, index_node, indirect, load, masked
+from . import scalar_ops as s
+from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted_dtype
+
+
+class Tensor:
+    """A buffer while lowering: `name`, `shape` (ints and `Expr`s), `dtype` (a string) and the builder that defined it."""
+
+    __slots__ = ("name", "shape", "dtype", "builder")
+
+    def __init__(self, name: str, shape: Iterable[Size], dtype: str, builder: Builder) -> None:
+        self.name, self.shape, self.dtype, self.builder = name, tuple(map(canonical, shape)), dtype, builder
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype}{list(self.shape)}"
+
+    def _operator(self, symbol: str, a: Any, b: Any) -> Any:
+        op = self.builder.operators.get(symbol)
+        if op is None:
+            raise UnsupportedError(f"no operator entry has the symbol {symbol!r}")
+        return self.builder.call(op, a, b)
+
+    def __add__(self, other: Any) -> Any:
+        return self._operator("+", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._operator("+", self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._operator("-", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._operator("+", -self, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._operator("*", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._operator("*", self, other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._operator("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._operator("/", self.builder.scalar(other, self.dtype), self)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._operator("**", self, other)
+
+    def __and__(self, other: Any) -> Any:
+        return self._operator("&", self, other)
+
+    def __or__(self, other: Any) -> Any:
+        return self._operator("|", self, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._operator("<", self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._operator("<=", self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._operator(">", self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._operator(">=", self, other)
+
+    def __neg__(self) -> Any:
+        return self._operator("*", self, -1)
+
+
+class Pointwise:
+    """Operands of an elementwise entry, as elems in the dtype that the expression computes in (None stays None)."""
+
+    __slots__ = ("builder", "operands", "common", "_shape", "_dtype")
+
+    def __init__(self, builder: Builder, promoted: Sequence[Any], plain: Sequence[Any], promote: str, compute: str | None) -> None:
+        self.builder = builder
+        everything = [x for x in (*promoted, *plain) if isinstance(x, Tensor)]
+        if len(everything) == 1:
+            self._shape = list(everything[0].shape)
+        else:
+            self._shape = broadcast(*(t.shape for t in everything))
+        i = coordinates(tuple(self._shape))
+        first = next((x for x in promoted if x is not None), None)
+        self.common = first.dtype if promote in ("first", "none") and isinstance(first, Tensor) else promoted_dtype(*promoted) if promoted else "bool"
+        if promote == "float":
+            self.common = float_of(self.common)
+        self._dtype = {"bool": "bool", "none": None}.get(promote, self.common)
+
+        def elem(x: Any, common: str | None) -> Any:
+            if x is None:
+                return None
+            if is_number(x):
+                d = common or promoted_dtype(x)
+                wide = _compute(d, compute)
+                # A comparison sees the number as the tensor's dtype has it; arithmetic takes it unrounded, as eager kernels do.
+                return s.to_dtype(s.constant(x, d), wide) if promote == "bool" else s.constant(x, wide)
+            node = load(x.name, broadcasted(i, x.shape), x.dtype)
+            if common is not None:
+                node = s.to_dtype(node, common)
+            return s.to_dtype(node, _compute(node.dtype, compute))
+
+        keep = None if promote == "none" else self.common
+        self.operands = tuple([elem(x, keep) for x in promoted] + [elem(x, None) for x in plain])
+
+    def result(self, value: Any, dtype: str | None = None) -> Tensor:
+        """The tensor of `value` at every point, converted to `dtype`, or to what `promote` says."""
+        dtype = dtype or self._dtype
+        if not isinstance(value, Node):
+            value = s.constant(value, dtype or self.common)
+        return self.builder.define(self._shape, value, dtype or value.dtype)
+
+
+def _compute(dtype: str, compute: str | None) -> str:
+    if compute == "same" or dtype not in FLOATS:
+        return dtype
+    return opmath(dtype) if compute is None else compute
+
+
+class Builder:
+    """Collects the items of a program. `prefix` names the buffers defined next, `origin` says where they come from."""
+
+    def __init__(self, lowerings: Mapping[str, Callable[..., Any]] | None = None, operators: Mapping[str, str] | None = None) -> None:
+        if lowerings is None or operators is None:
+            from ...generated import ops
+
+            lowerings = ops.LOWERINGS if lowerings is None else lowerings
+            operators = ops.OPERATORS if operators is None else operators
+        self.lowerings, self.operators = lowerings, operators
+        self.items: list[Nest | Extern] = []
+        self.prefix = "t"
+        self.origin = ""
+        self._names: dict[str, int] = {}
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+    def fresh(self, name: str) -> str:
+        """`name`, or `name_2`, `name_3`, … when it is taken."""
+        while name in self._names:
+            self._names[name] += 1
+            name = f"{name}_{self._names[name]}"
+        self._names[name] = 1
+        return name
+
+    def _add(self, nest: Nest) -> Tensor:
+        self.items.append(nest)
+        return Tensor(nest.name, nest.shape, nest.dtype, self)
+
+    def mark(self) -> tuple[int, dict[str, int]]:
+        """A state to `rewind` to when a lowering fails half-way."""
+        return len(self.items), dict(self._names)
+
+    def rewind(self, mark: tuple[int, dict[str, int]]) -> None:
+        del self.items[mark[0] :]
+        self._names = mark[1]
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+    def native_if(self, condition: Any, text: str) -> None:
+        if not condition:
+            raise UnsupportedError(f"not native unless {text}")
+
+    def call(self, op: str, *args: Any, **kwargs: Any) -> Any:
+        """The lowering of another operator, `namespace.name.overload`, on tensors of this builder."""
+        lowering = self.lowerings.get(op)
+        if lowering is None:
+            raise UnsupportedError(f"{op} has no lowering of its own here")
+        prefix = self.prefix
+        self.prefix = f"{prefix}_{op.split('.')[1].strip('_')}"
+        try:
+            return lowering(self, *args, **kwargs)
+        finally:
+            self.prefix = prefix
+
+    # -- coordinates and elems -----------------------------------------------------------------------------------------
+    def coords(self, shape: Sequence[Size]) -> list[Expr]:
+        """The coordinates of a result: `i0`, `i1`, …; 0 where the size is 1."""
+        return list(coordinates(tuple(map(canonical, shape))))
+
+    def rcoords(self, over: Sequence[Size]) -> list[Expr]:
+        """The coordinates reduced over, or the domain of a scatter."""
+        return list(coordinates(tuple(map(canonical, over)), "r"))
+
+    def at(self, t: Any, index: Sequence[Size]) -> Node:
+        """The elem of `t` at the coordinates, in the dtype of `t`."""
+        if len(index) != len(t.shape):
+            raise UnsupportedError(f"{len(index)} coordinates for {t}")
+        return load(t.name, [0 if n == 1 else expr(x) for x, n in zip(index, t.shape, strict=True)], t.dtype)
+
+    def index_of(self, value: Any, n: Size) -> Expr:
+        """An integer elem as an index: negatives count from the end; promised to be within 0..n-1."""
+        if not isinstance(value, Node):
+            value = index_node(value)
+        value = s.to_dtype(value, "int64")
+        if not (value.op == "index" and proves_nonnegative(value.attr)):
+            value = s.where(s.lt(value, 0), s.add(value, n), value)
+        n = canonical(n)
+        return indirect(value, 0, n - 1 if isinstance(n, int) else None)
+
+    def guarded(self, condition: Any, value: Any, other: Any) -> Node:
+        """`value` where `condition`, reading nothing elsewhere; else `other`."""
+        if not isinstance(condition, Node):
+            return value if condition else s.coerced(other, value)
+        return s.where(condition, masked(value, condition), other)
+
+    # -- definitions ---------------------------------------------------------------------------------------------------
+    def pointwise(
+        self, promoted: Sequence[Any], *, plain: Sequence[Any] = (), promote: str = "default", compute: str | None = None
+    ) -> Pointwise:
+        return Pointwise(self, promoted, plain, promote, compute)
+
+    def define(self, shape: Sequence[Size], value: Any, dtype: str | None = None) -> Tensor:
+        """A tensor whose element at `coords(shape)` is `value`, converted to `dtype` when given."""
+        shape = tuple(map(canonical, shape))
+        if not isinstance(value, Node):
+            value = s.constant(value, dtype or promoted_dtype(value))
+        if dtype is not None:
+            value = s.to_dtype(value, _checked(dtype))
+        return self._add(Nest(self.fresh(self.prefix), shape, value.dtype, coordinates(shape), value, origin=self.origin))
+
+    def to(self, t: Tensor, dtype: str) -> Tensor:
+        """`t` converted to `dtype`; `t` itself when it has it."""
+        return t if t.dtype == dtype else self.define(t.shape, self.at(t, self.coords(t.shape)), dtype)
+
+    def scalar(self, value: Any, dtype: str) -> Tensor:
+        """A number as a 0-dim tensor."""
+        return value if isinstance(value, Tensor) else self.define((), value, dtype if isinstance(value, (bool, int)) else float_of(dtype))
+
+    def reduce(self, kind: str, shape: Sequence[Size], r: Sequence[Size], value: Any, dtype: str | None = None, exact: bool = False) -> Tensor:
+        """The reduction of `value` over `r`. Float16 and bfloat16 accumulate in float32 and are rounded at the end unless `exact`."""
+        shape = tuple(map(canonical, shape))
+        rvars = tuple(x.var for x in map(expr, r) if x.var is not None)
+        accumulates, result = s.reduction(kind, value.dtype, dtype)
+        value = s.to_dtype(value, accumulates)
+        final = result if exact else dtype or (value.dtype if result == accumulates else result)
+        final = final or result
+        if not rvars:
+            single = s.reduction_of_one(kind, value)
+            return self.define(shape, single, result if exact else final)
+        rounds = final != result
+        name = self.fresh(f"{self.prefix}_acc" if rounds or exact else self.prefix)
+        t = self._add(Nest(name, shape, result, coordinates(shape), value, rvars=rvars, reduce=kind, origin=self.origin))
+        return self.to(t, final) if rounds else t
+
+    def scan(self, kind: str, shape: Sequence[Size], dim: int, value: Any, dtype: str | None = None) -> Tensor:
+        """The running reduction of `value` along `dim`, accumulated as `reduce` does."""
+        shape = tuple(map(canonical, shape))
+        accumulates = opmath(dtype or value.dtype)
+        value = s.to_dtype(value, accumulates)
+        final = dtype or accumulates
+        if not shape or shape[dim] == 1:
+            return self.define(shape, value, final)
+        name = self.fresh(f"{self.prefix}_acc" if final != accumulates else self.prefix)
+        t = self._add(Nest(name, shape, accumulates, coordinates(shape), value, scan=kind, scan_dim=dim, origin=self.origin))
+        return self.to(t, final)
+
+    def scatter(
+        self, base: Tensor, r: Sequence[Size], value: Any, into: Sequence[Size], mode: str = "set", when: Any = None
+    ) -> Tensor:
+        """A copy of `base` in which, for every point of `r` in order (where `when`), the element at `into` is set to or combined with `value`."""
+        domain = tuple(x.var for x in map(expr, r) if x.var is not None)
+        value = s.coerced(value, None if isinstance(value, Node) else s.constant(0, base.dtype))
+        scatter = Scatter(base.name, tuple(map(expr, into)), mode, domain, when)
+        vars_ = coordinates(base.shape)
+        return self._add(
+            Nest(self.fresh(self.prefix), base.shape, base.dtype, vars_, s.to_dtype(value, base.dtype), scatter=scatter, origin=self.origin)
+        )
+
+    def extern(self, outs: Sequence[Buffer], target: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], single: bool) -> list[Tensor]:
+        """A call of an eager kernel with results `outs`."""
+        self.items.append(Extern(tuple(outs), target, args, kwargs, single, self.origin))
+        return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]
+
+
+def _checked(dtype: str) -> str:
+    if dtype not in DTYPES:
+        raise UnsupportedError(f"dtype {dtype} has no loop code")
+    return dtype

@@ -1,0 +1,396 @@
+"""The helper names of the spec language: shapes, coordinates and dtypes. Generated lowerings import from here what they use.
+
+Sizes and coordinates are `int` or `Expr`; a decision that depends on an unknown size raises `UnsupportedError`, and the node then runs
+by the eager kernel. The table of names, with their types, is in `docs/spec-language.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...errors import UnsupportedError
+from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative, size as canonical
+from ..ir.nodes import FLOATS, INTS, Node, Size, index_node
+
+inf, nan, pi, e = float("inf"), float("nan"), 3.141592653589793, 2.718281828459045
+_BITS = {"uint8": (0, 8), "int8": (1, 8), "int16": (1, 16), "int32": (1, 32), "int64": (1, 64)}
+_HIGHEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+def shape(t: Any) -> list[Size]:
+    """The sizes of a tensor; of a number, none."""
+    return list(t.shape) if hasattr(t, "shape") else []
+
+
+def size(t: Any, d: int) -> Size:
+    """Size of dimension `d` (may be negative). A 0-dim tensor has size 1 everywhere, as for torch's dimension arguments."""
+    return t.shape[wrap(d, len(t.shape))] if t.shape else 1
+
+
+def rank(t: Any) -> int:
+    return len(t.shape) if hasattr(t, "shape") else 0
+
+
+def numel(t: Any) -> Size:
+    return product(t.shape)
+
+
+def dtype(x: Any) -> str:
+    """The dtype of a tensor or elem; the dtype that a Python number stands for."""
+    if isinstance(x, bool):
+        return "bool"
+    if isinstance(x, (int, Expr)):
+        return "int64"
+    return "float32" if isinstance(x, float) else x.dtype
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, (bool, int, float, Expr))
+
+
+def is_known(x: Size) -> bool:
+    return not isinstance(x, Expr) or x.is_const
+
+
+def number(x: Size) -> Size:
+    return canonical(x)
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+def lt(a: Size, b: Size) -> bool:
+    """`a < b`, if it can be told."""
+    if isinstance(a, Expr) or isinstance(b, Expr):
+        x, y = expr(a), expr(b)
+        if proves_less(x, y):
+            return True
+        if proves_nonnegative(x - y):
+            return False
+        raise UnsupportedError(f"whether {x} < {y} is not known before the sizes are")
+    return a < b
+
+
+def le(a: Size, b: Size) -> bool:
+    return not lt(b, a)
+
+
+def gt(a: Size, b: Size) -> bool:
+    return lt(b, a)
+
+
+def ge(a: Size, b: Size) -> bool:
+    return not lt(a, b)
+
+
+def least(*values: Any) -> Size:
+    """The smallest of indices, given one by one or as a list."""
+    items = values if len(values) > 1 else tuple(values[0])
+    best = items[0]
+    for x in items[1:]:
+        best = x if lt(x, best) else best
+    return best
+
+
+def greatest(*values: Any) -> Size:
+    items = values if len(values) > 1 else tuple(values[0])
+    best = items[0]
+    for x in items[1:]:
+        best = x if lt(best, x) else best
+    return best
+
+
+def clamped(x: Size, lo: Size, hi: Size) -> Size:
+    return least(greatest(x, lo), hi)
+
+
+def ceildiv(a: Size, b: Size) -> Size:
+    return canonical(-((-expr(a)) // b)) if isinstance(a, Expr) or isinstance(b, Expr) else -(-a // b)
+
+
+def known(x: Size) -> int:
+    """An index as a Python int."""
+    if isinstance(x, Expr):
+        if not x.is_const:
+            raise UnsupportedError(f"{x} is not known before the sizes are")
+        return int(x)
+    return x
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+def prod(values: Iterable[Size]) -> Size:
+    return product(values)
+
+
+def wrap(d: int, n: int) -> int:
+    """A dimension as 0..n-1; a 0-dim tensor counts as having one dimension."""
+    n = max(n, 1)
+    if not -n <= known(d) < n:
+        raise UnsupportedError(f"dimension {d} is out of range for rank {n}")
+    return known(d) % n
+
+
+def wraps(dims: Any, n: int) -> list[int]:
+    return [wrap(d, n) for d in ([dims] if isinstance(dims, (int, Expr)) else dims)]
+
+
+def dims_of(dims: Any, n: int) -> list[int]:
+    """As `wraps`, in ascending order; None and the empty list mean all dimensions. A 0-dim tensor has none."""
+    if dims is None or (not isinstance(dims, (int, Expr)) and len(dims) == 0):
+        return list(range(n))
+    return sorted(set(wraps(dims, n))) if n else []
+
+
+def drop(values: Sequence[Any], d: int) -> list[Any]:
+    return [*values[:d], *values[d + 1 :]]
+
+
+def insert(values: Sequence[Any], d: int, x: Any) -> list[Any]:
+    return [*values[:d], x, *values[d:]]
+
+
+def replace(values: Sequence[Any], d: int, x: Any) -> list[Any]:
+    """The list with entry `d` replaced; an empty list (of a 0-dim tensor) stays empty."""
+    return [*values[:d], x, *values[d + 1 :]] if values else []
+
+
+def permuted(values: Sequence[Any], dims: Sequence[int]) -> list[Any]:
+    return [values[d] for d in dims]
+
+
+def inverse(dims: Sequence[int]) -> list[int]:
+    out = [0] * len(dims)
+    for k, d in enumerate(dims):
+        out[d] = k
+    return out
+
+
+def swapped(values: Sequence[Any], a: int, b: int) -> list[Any]:
+    out = list(values)
+    if out:
+        out[a], out[b] = out[b], out[a]
+    return out
+
+
+def kept(values: Sequence[Any], dims: Sequence[int]) -> list[Any]:
+    return [x for k, x in enumerate(values) if k in dims]
+
+
+def dropped(values: Sequence[Any], dims: Sequence[int]) -> list[Any]:
+    return [x for k, x in enumerate(values) if k not in dims]
+
+
+def reduced(values: Sequence[Size], dims: Sequence[int], keepdim: bool) -> list[Size]:
+    if keepdim:
+        return [1 if k in dims else n for k, n in enumerate(values)]
+    return dropped(values, dims)
+
+
+def unreduced(i: Sequence[Size], r: Sequence[Size], dims: Sequence[int], keepdim: bool) -> list[Size]:
+    """Coordinates of a reduction's operand. `r` has one entry per entry of `dims`, in their order."""
+    n = len(i) if keepdim else len(i) + len(dims)
+    rest = iter(x for k, x in enumerate(i) if not keepdim or k not in dims)
+    return [r[dims.index(k)] if k in dims else next(rest) for k in range(n)]
+
+
+# -- shapes and coordinates --------------------------------------------------------------------------------------------
+def broadcast(*shapes: Sequence[Size]) -> list[Size]:
+    """The common shape. Two sizes must be equal expressions, or one of them 1."""
+    n = max((len(s) for s in shapes), default=0)
+    out: list[Size] = [1] * n
+    for s in shapes:
+        for k, x in enumerate(s, n - len(s)):
+            if out[k] == 1:
+                out[k] = x
+            elif x != 1 and x != out[k]:
+                raise UnsupportedError(f"sizes {out[k]} and {x} are not known to be equal")
+    return out
+
+
+def broadcasted(i: Sequence[Size], shape_: Sequence[Size]) -> list[Size]:
+    """Coordinates for an operand of `shape_` from those of the common shape."""
+    tail = i[len(i) - len(shape_) :]
+    return [0 if n == 1 else x for x, n in zip(tail, shape_, strict=True)]
+
+
+def inferred(values: Sequence[Size], n: Size) -> list[Size]:
+    """A shape with a single -1 replaced so that it holds `n` elements."""
+    values = [canonical(x) for x in values]
+    if -1 not in values:
+        return values
+    rest = product(x for x in values if x != -1)
+    if rest == 0:
+        raise UnsupportedError("a -1 size of an empty tensor is ambiguous")
+    return [canonical(expr(n) // rest) if x == -1 else x for x in values]
+
+
+def linear(i: Sequence[Size], shape_: Sequence[Size]) -> Size:
+    """Row-major position of the coordinates `i` in `shape_`."""
+    at: Size = 0
+    for x, n in zip(i, shape_, strict=True):
+        at = at * n + x if at != 0 else x
+    return at
+
+
+def unlinear(at: Size, shape_: Sequence[Size]) -> list[Size]:
+    """Coordinates in `shape_` of the row-major position `at`, which must be inside."""
+    out: list[Size] = []
+    step: Size = 1
+    for k in range(len(shape_) - 1, -1, -1):
+        n = shape_[k]
+        if n == 1:
+            out.append(0)
+            continue
+        digit = expr(at) // step
+        if any(x != 1 for x in shape_[:k]):
+            digit = digit % n
+        out.append(digit)
+        step = canonical(expr(step) * n)
+    return out[::-1]
+
+
+def reshaped(i: Sequence[Size], to_: Sequence[Size], shape_: Sequence[Size]) -> list[Size]:
+    """Coordinates in `shape_` of the element at `i` in the shape `to_`, where both hold the same elements in row-major order.
+
+    Dimensions are matched in the smallest groups of equal product, so that untouched ones keep their variable.
+    """
+    if 0 in shape_ or 0 in to_:
+        return [0] * len(shape_)
+    out: list[Size] = []
+    a, b = len(to_), len(shape_)
+    while a > 0 or b > 0:
+        a0, b0 = a - 1, b - 1
+        pa: Size = to_[a0] if a0 >= 0 else 1
+        pb: Size = shape_[b0] if b0 >= 0 else 1
+        while pa != pb:
+            if b0 > 0 and (a0 <= 0 or _smaller(pb, pa)):
+                b0 -= 1
+                pb = canonical(expr(pb) * shape_[b0])
+            elif a0 > 0:
+                a0 -= 1
+                pa = canonical(expr(pa) * to_[a0])
+            else:
+                raise UnsupportedError(f"shapes {list(to_)} and {list(shape_)} are not known to hold as many elements")
+        a0, b0 = max(a0, 0), max(b0, 0)
+        if b > b0:
+            group = shape_[b0:b]
+            if a - a0 == 1 and b - b0 == 1:
+                out = [expr(i[a0]) if shape_[b0] != 1 else 0, *out]
+            else:
+                out = [*unlinear(linear(i[a0:a], to_[a0:a]), group), *out]
+        a, b = a0, b0
+    return out
+
+
+def _smaller(a: Size, b: Size) -> bool:
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    # Which side grows next is only a search order: a wrong guess makes the group larger, never the result wrong.
+    return len(str(a)) < len(str(b)) if not isinstance(a, int) or not isinstance(b, int) else a < b
+
+
+# -- dtypes ------------------------------------------------------------------------------------------------------------
+def is_float(d: str) -> bool:
+    return d in FLOATS
+
+
+def is_int(d: str) -> bool:
+    return d in INTS
+
+
+def is_bool(d: str) -> bool:
+    return d == "bool"
+
+
+def is_signed(d: str) -> bool:
+    return d not in ("bool", "uint8")
+
+
+def highest(d: str) -> Any:
+    """The largest finite value of a dtype."""
+    if d in _BITS:
+        signed, bits = _BITS[d]
+        return 2 ** (bits - signed) - 1
+    return True if d == "bool" else _HIGHEST[d]
+
+
+def lowest(d: str) -> Any:
+    if d in _BITS:
+        signed, bits = _BITS[d]
+        return -(2 ** (bits - 1)) if signed else 0
+    return False if d == "bool" else -_HIGHEST[d]
+
+
+def opmath(d: str) -> str:
+    return "float32" if d in ("float16", "bfloat16") else d
+
+
+def float_of(d: str) -> str:
+    return d if d in FLOATS else "float32"
+
+
+def sum_dtype(d: str) -> str:
+    return d if d in FLOATS else "int64"
+
+
+def promote_types(a: str, b: str) -> str:
+    """The dtype that holds two dtypes of equal standing (torch's table)."""
+    if a == b:
+        return a
+    if a == "bool":
+        return b
+    if b == "bool":
+        return a
+    if a in FLOATS or b in FLOATS:
+        if a not in FLOATS:
+            return b
+        if b not in FLOATS:
+            return a
+        if {a, b} == {"float16", "bfloat16"}:
+            return "float32"
+        return max(a, b, key=FLOATS.index)
+    if "uint8" in (a, b):
+        other = b if a == "uint8" else a
+        return "int16" if other == "int8" else other
+    return max(a, b, key=INTS.index)
+
+
+def _category(d: str) -> int:
+    return 2 if d in FLOATS else 0 if d == "bool" else 1
+
+
+def promoted_dtype(*values: Any) -> str:
+    """The common dtype of tensors and Python numbers: a 0-dim tensor counts only if its category is higher, a number less still."""
+    best: list[str | None] = [None, None, None]
+    for x in values:
+        if x is None:
+            continue
+        d = dtype(x)
+        level = 2 if is_number(x) else 1 if not shape(x) else 0
+        best[level] = d if best[level] is None else promote_types(best[level], d)  # type: ignore[arg-type]
+    result: str | None = None
+    for d in (best[2], best[1], best[0]):
+        if d is None:
+            continue
+        result = d if result is None else promote_types(d, result) if _category(result) > _category(d) else d
+    if result is None:
+        raise UnsupportedError("nothing to promote")
+    return result
+
+
+# -- elems -------------------------------------------------------------------------------------------------------------
+def value_of(x: Size) -> Node:
+    """An index (usually a coordinate) as an int64 elem."""
+    return index_node(x)
+
+
+def to(x: Any, d: str) -> Any:
+    """An elem or a tensor converted to dtype `d`."""
+    from . import scalar_ops as s
+
+    return s.to_dtype(x, d) if isinstance(x, Node) or is_number(x) else x.builder.to(x, d)
+
+
+def has_values(x: Size) -> bool:
+    """Whether an index depends on tensor data."""
+    return isinstance(x, Expr) and any(isinstance(a, Val) for a in x.atoms())
