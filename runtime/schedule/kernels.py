@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..ir.index import Expr, Var, of
+from ..ir.index import Expr, Sym, Var, of
 from ..ir.nodes import Buffer, Node, index_node, load, rebuild
 from .fuse import Group, Member
 from .inline import node_cost
@@ -101,7 +101,6 @@ def _finish(group: Group, name: str, phases: tuple[Phase, ...], scratch: list[Bu
     local = {b.name for b in scratch}
     writes: dict[str, None] = {}
     reads: dict[str, None] = {}
-    symbols: set[str] = set()
     for phase in phases:
         for st in phase.body:
             for node in statement_nodes(st):
@@ -123,8 +122,24 @@ def _finish(group: Group, name: str, phases: tuple[Phase, ...], scratch: list[Bu
         tuple(m.name for m in group.members),
         origins,
         serial,
-        tuple(sorted(symbols)),
+        tuple(sorted(_symbols(group.outer, phases, [layouts[b] for b in (*reads, *writes) if b in layouts]))),
     )
+
+
+def _symbols(outer: tuple[Var, ...], phases: tuple[Phase, ...], layouts: list[Buffer]) -> set[str]:
+    """Size symbols that the loops, the coordinates or the strides mention."""
+    exprs: list[Expr] = []
+    for v in (*outer, *(v for p in phases for v in p.inner)):
+        exprs += [v.extent] if isinstance(v.extent, Expr) else []
+    for b in layouts:
+        exprs += [n for n in (*(b.stride or ()), *b.shape, b.offset) if isinstance(n, Expr)]
+    for p in phases:
+        for st in p.body:
+            exprs += [] if isinstance(st, Reduce) else list(st.index)
+            for root in statement_nodes(st):
+                for n in root.walk():
+                    exprs += list(n.attr.index) if n.op == "load" else [n.attr] if n.op == "index" else []
+    return {a.name for e in exprs for a in e.atoms() if isinstance(a, Sym)}
 
 
 def statement_nodes(st: Statement) -> list[Node]:
