@@ -1,0 +1,110 @@
+"""What a rule's `when` and `replace` may ask about the things it matched. Names here are the vocabulary of `specs/rewrites.yaml`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def value(x: Any) -> Any:
+    """The fake value of a node, or the plain argument itself."""
+    return x.meta["val"] if isinstance(x, torch.fx.Node) else x
+
+
+def is_tensor(x: Any) -> bool:
+    return isinstance(value(x), torch.Tensor)
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def rank(x: Any) -> int:
+    return int(value(x).dim())
+
+
+def shape(x: Any) -> list[Any]:
+    return list(value(x).shape)
+
+
+def size(x: Any, dim: int) -> Any:
+    return value(x).shape[dim]
+
+
+def dtype(x: Any) -> torch.dtype:
+    return value(x).dtype  # type: ignore[no-any-return]
+
+
+def is_float(x: Any) -> bool:
+    return bool(dtype(x).is_floating_point)
+
+
+def is_int(x: Any) -> bool:
+    return not dtype(x).is_floating_point and not dtype(x).is_complex and dtype(x) != torch.bool
+
+
+def is_bool(x: Any) -> bool:
+    return dtype(x) == torch.bool
+
+
+def same_dtype(x: Any, y: Any) -> bool:
+    return dtype(x) == dtype(y)
+
+
+def same_shape(x: Any, y: Any) -> bool:
+    return shape(x) == shape(y)
+
+
+def same_type(x: Any, y: Any) -> bool:
+    """Shape, dtype, device and strides agree: one can stand for the other."""
+    a, b = value(x), value(y)
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and same_layout(a, b)
+
+
+def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal strides where a dimension has more than one element."""
+    return a.layout == b.layout and all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True))
+
+
+def users(x: Any) -> int:
+    return len(x.users)
+
+
+def exact_widening(narrow: Any, wide: Any) -> bool:
+    """Whether every value of dtype(narrow) is a value of dtype(wide)."""
+    return torch.promote_types(dtype(narrow), dtype(wide)) == dtype(wide)
+
+
+def composed(outer: Sequence[int], inner: Sequence[int], n: int) -> list[int]:
+    """The permutation that does `inner` first, then `outer`."""
+    return [inner[d % n] % n for d in outer]
+
+
+def is_identity(dims: Sequence[int], n: int) -> bool:
+    return [d % n for d in dims] == list(range(n))
+
+
+def same_pair(a: int, b: int, c: int, d: int, n: int) -> bool:
+    """Whether {a, b} and {c, d} name the same two of n dimensions."""
+    return {a % n, b % n} == {c % n, d % n}
+
+
+def is_power_of_two(x: Any) -> bool:
+    """A number whose reciprocal is exact in every floating dtype we compile (2 to the -8 … 8)."""
+    return is_number(x) and abs(float(x)) in [2.0**k for k in range(-8, 9)]
+
+
+def fake_mode_of(node: torch.fx.Node) -> Any:
+    """The fake mode that the node's value belongs to, as a context."""
+    val = node.meta.get("val")
+    mode = getattr(val, "fake_mode", None)
+    return mode if mode is not None else contextlib.nullcontext()
+
+
+NAMES = (
+    "composed", "dtype", "exact_widening", "is_bool", "is_float", "is_identity", "is_int", "is_number", "is_power_of_two", "is_tensor", "rank", "same_dtype",
+    "same_pair", "same_shape", "same_type", "shape", "size", "users",
+)  # fmt: skip

@@ -1,0 +1,98 @@
+"""The driver of graph rewrites: one pass in order, each node tried until no rule of its head operator fits.
+
+A replacement stands only if its traced value has the dtype, shape and strides of what it replaces: a wrong rule cannot change a program's
+metadata. The rules are data; this file knows no operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...errors import OpforgeError
+from . import predicates
+from .patterns import Rule, match, overload_name
+
+LIMIT = 16  # rewrites per node of the graph before the rules are taken to loop
+
+
+@dataclass
+class Report:
+    """What a run did: (rule, node) in order, and attempts refused because the result's metadata differed."""
+
+    applied: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Builder:
+    """Inserts calls before a node, with their fake values."""
+
+    def __init__(self, graph: torch.fx.Graph, before: torch.fx.Node) -> None:
+        self.graph, self.before = graph, before
+        self.made: list[torch.fx.Node] = []
+
+    def call(self, op: str, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        """A call of overload `op` (`namespace.name.overload`)."""
+        namespace, name, which = op.split(".")
+        target = getattr(getattr(getattr(torch.ops, namespace), name), which)
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(target, args, kwargs)
+        real_args, real_kwargs = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+        node.meta = {k: v for k, v in self.before.meta.items() if k in ("stack_trace", "nn_module_stack", "source")}
+        with predicates.fake_mode_of(self.before):
+            node.meta["val"] = target(*real_args, **real_kwargs)
+        self.made.append(node)
+        return node
+
+
+def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]]) -> Report:
+    """Apply `rules` (by the overload name of their head) to the graph in place."""
+    graph, report = gm.graph, Report()
+    budget = LIMIT * (len(graph.nodes) + 16)
+    recent: list[str] = []
+    for node in list(graph.nodes):
+        work = [node]
+        while work:
+            current = work.pop()
+            if getattr(current, "_erased", False):
+                continue
+            for rule in rules.get(overload_name(current) or "", ()):
+                found: dict[str, Any] = {"out": current}
+                if not match(rule.match, current, found) or not rule.when(found):
+                    continue
+                builder = Builder(graph, current)
+                new = rule.replace(found, builder)
+                if not _agrees(current, new):
+                    for made in reversed(builder.made):
+                        graph.erase_node(made)
+                    report.refused.append((rule.name, current.name))
+                    continue
+                current.replace_all_uses_with(new)
+                graph.erase_node(current)
+                report.applied.append((rule.name, current.name))
+                recent = [*recent[-7:], rule.name]
+                budget -= 1
+                if budget < 0:
+                    raise OpforgeError(f"rewrite rules loop without end: {', '.join(dict.fromkeys(recent))}")
+                work.extend(reversed([*builder.made, new] if isinstance(new, torch.fx.Node) and new not in builder.made else builder.made))
+                break
+    _eliminate_dead(graph)
+    return report
+
+
+def _agrees(old: torch.fx.Node, new: Any) -> bool:
+    if not isinstance(new, torch.fx.Node):
+        return False
+    a, b = old.meta.get("val"), new.meta.get("val")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return a.dtype == b.dtype and a.device == b.device and a.shape == b.shape and predicates.same_layout(a, b)
+
+
+def _eliminate_dead(graph: torch.fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        if not node.users and overload_name(node) is not None and not node.is_impure():
+            graph.erase_node(node)
