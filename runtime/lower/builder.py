@@ -158,13 +158,16 @@ class Builder:
         self.items.append(nest)
         return Tensor(nest.name, nest.shape, nest.dtype, self)
 
-    def mark(self) -> tuple[int, dict[str, int]]:
+    def mark(self) -> int:
         """A state to `rewind` to when a lowering fails half-way."""
-        return len(self.items), dict(self._names)
+        return len(self.items)
 
-    def rewind(self, mark: tuple[int, dict[str, int]]) -> None:
-        del self.items[mark[0] :]
-        self._names = mark[1]
+    def rewind(self, mark: int) -> None:
+        """Drop the nests defined since `mark`, and free their names."""
+        for item in self.items[mark:]:
+            if isinstance(item, Nest):
+                del self._names[item.name]
+        del self.items[mark:]
 
     # -- decisions -----------------------------------------------------------------------------------------------------
     def native_if(self, condition: Any, text: str) -> None:
@@ -241,17 +244,15 @@ class Builder:
         """The reduction of `value` over `r`. Float16 and bfloat16 accumulate in float32 and are rounded at the end unless `exact`."""
         shape = tuple(map(canonical, shape))
         rvars = tuple(x.var for x in map(expr, r) if x.var is not None)
-        accumulates, result = s.reduction(kind, value.dtype, dtype)
+        before = value.dtype
+        accumulates, result = s.reduction(kind, dtype or before, before)
         value = s.to_dtype(value, accumulates)
-        final = result if exact else dtype or (value.dtype if result == accumulates else result)
-        final = final or result
+        final = result if exact else dtype or (before if result == accumulates else result)
         if not rvars:
-            single = s.reduction_of_one(kind, value)
-            return self.define(shape, single, result if exact else final)
-        rounds = final != result
-        name = self.fresh(f"{self.prefix}_acc" if rounds or exact else self.prefix)
+            return self.define(shape, s.reduction_of_one(kind, value), final)
+        name = self.fresh(self.prefix if final == result and not exact else f"{self.prefix}_acc")
         t = self._add(Nest(name, shape, result, coordinates(shape), value, rvars=rvars, reduce=kind, origin=self.origin))
-        return self.to(t, final) if rounds else t
+        return self.to(t, final)
 
     def scan(self, kind: str, shape: Sequence[Size], dim: int, value: Any, dtype: str | None = None) -> Tensor:
         """The running reduction of `value` along `dim`, accumulated as `reduce` does."""

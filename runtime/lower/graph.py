@@ -1,0 +1,304 @@
+"""From a functional ATen graph to a loop program: every node by its lowering, else by the eager kernel (counted)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...errors import UnsupportedError
+from ..ir.nodes import DTYPES, Buffer, Output, Program, Ref, Size
+from ..observe.counters import count_extern
+from .builder import Builder, Tensor
+from .names import unlinear
+from .sizes import Sizes
+
+_DTYPE_NAMES: dict[torch.dtype, str] = {v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]}
+_NO_MUTATIONS: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program, what its inputs beyond the placeholders are, and what each placeholder became (a buffer name, a size, or None)."""
+
+    program: Program
+    constants: tuple[tuple[str, torch.Tensor], ...]
+    placeholders: tuple[str | Size | None, ...]
+
+
+def lower(gm: fx.GraphModule, mutations: Mapping[str, int] = _NO_MUTATIONS, device: str = "cpu") -> Lowered:
+    """Lower a functional graph whose nodes carry fake values in `meta["val"]`.
+
+    mutations   placeholder name → position of the output whose contents it must hold when the program ends.
+    device      nodes with tensors elsewhere run by their eager kernel.
+    Raises `UnsupportedError` only for what no kernel call can express (a subgraph call, a data-dependent size).
+    """
+    return _Lowerer(gm, device).run(mutations)
+
+
+class _Lowerer:
+    def __init__(self, gm: fx.GraphModule, device: str) -> None:
+        self.gm, self.device = gm, device
+        self.b = Builder()
+        self.sizes = Sizes()
+        self.env: dict[fx.Node, Any] = {}
+        self.inputs: list[Buffer] = []
+        self.constants: list[tuple[str, torch.Tensor]] = []
+        self.placeholders: list[str | Size | None] = []
+
+    def run(self, mutations: Mapping[str, int]) -> Lowered:
+        outputs: tuple[Output, ...] = ()
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
+                self.placeholder(node)
+            elif node.op == "get_attr":
+                self.constant(node)
+            elif node.op == "call_function":
+                self.call(node)
+            elif node.op == "output":
+                outputs = tuple(self.output(a) for a in _leaves(node.args[0]))
+            else:
+                raise UnsupportedError(f"graph node {node.name} is a {node.op}")
+        updates = tuple((name, str(outputs[k].buffer)) for name, k in mutations.items())
+        program = Program(tuple(self.inputs), self.b.items, outputs, updates, tuple(self.sizes.symbols))
+        return Lowered(program, tuple(self.constants), tuple(self.placeholders))
+
+    # -- leaves of the graph -------------------------------------------------------------------------------------------
+    def placeholder(self, node: fx.Node) -> None:
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            self.env[node] = self.input(node.name, val)
+            self.placeholders.append(self.env[node].name)
+        elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
+            self.env[node] = self.sizes.index(val)
+            self.placeholders.append(self.env[node])
+        else:
+            self.env[node] = val
+            self.placeholders.append(None)
+
+    def input(self, name: str, val: torch.Tensor) -> Tensor:
+        buffer = self.buffer(self.b.fresh(name), val)
+        self.inputs.append(buffer)
+        return Tensor(buffer.name, buffer.shape, buffer.dtype, self.b)
+
+    def buffer(self, name: str, val: torch.Tensor) -> Buffer:
+        """A buffer as a fake tensor describes it; layouts without strides (sparse) have none."""
+        stride = self.sizes.shape(val.stride()) if val.layout == torch.strided else None
+        return Buffer(name, self.sizes.shape(val.shape), _DTYPE_NAMES[val.dtype], stride)
+
+    def constant(self, node: fx.Node) -> None:
+        value: Any = self.gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            raise UnsupportedError(f"graph attribute {node.target} is a {type(value).__name__}")
+        if value.ndim == 0 and self.loopable(value) and not isinstance(value, torch.nn.Parameter):
+            self.b.prefix, self.b.origin = node.name, "constant"
+            self.env[node] = self.b.define((), value.item(), _DTYPE_NAMES[value.dtype])
+            return
+        self.env[node] = self.input(node.name, value)
+        self.constants.append((self.env[node].name, value))
+
+    def output(self, value: Any) -> Output:
+        val = self.env[value] if isinstance(value, fx.Node) else value
+        if isinstance(val, Tensor):
+            fake = value.meta["val"]
+            return Output(val.name, self.sizes.shape(fake.stride()) if fake.layout == torch.strided else None)
+        if isinstance(val, _Opaque):
+            raise UnsupportedError(f"output {value} is {val.what}")
+        return Output(None, value=val)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+    def call(self, node: fx.Node) -> None:
+        val = node.meta.get("val")
+        if node.target is operator.getitem:
+            self.env[node] = self.env[node.args[0]][node.args[1]]
+        elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
+            self.size_value(node, val)
+        elif val is None or isinstance(val, (bool, float, str)):
+            self.env[node] = val
+        elif isinstance(val, (torch.SymFloat, torch.SymBool)):
+            self.env[node] = _Opaque(f"a symbolic {'float' if isinstance(val, torch.SymFloat) else 'bool'}")
+        else:
+            self.env[node] = self.tensor_call(node, val)
+
+    def size_value(self, node: fx.Node, val: int | torch.SymInt) -> None:
+        index = self.sizes.index(val)
+        reads_data = any(isinstance(self.env[a], Tensor) for a in node.all_input_nodes)
+        if reads_data and not isinstance(index, int) and isinstance(node.target, torch._ops.OpOverload):
+            unbacked = [n for n in _names(index) if n.startswith("u")]
+            if unbacked and not any(n in _names(d) for a in node.all_input_nodes for d in getattr(self.env[a], "shape", ()) for n in unbacked):
+                raise UnsupportedError(f"{node.target} makes a size ({index}) from data")
+        self.env[node] = index
+
+    def tensor_call(self, node: fx.Node, val: Any) -> Any:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise UnsupportedError(f"{target} is not an operator overload")
+        name = str(target)
+        b = self.b
+        b.prefix, b.origin = node.name, _origin(name, node)
+        reason = self.why_extern(node, val)
+        lowering = b.lowerings.get(name)
+        if reason is None and lowering is None:
+            reason = "no lowering"
+        if reason is None:
+            mark = b.mark()
+            try:
+                result = lowering(b, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()})  # type: ignore[misc]
+                self.check(result, val)
+                return result
+            except UnsupportedError as error:
+                b.rewind(mark)
+                reason = str(error)
+        if any(r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns):
+            return self.view(node, val, name, reason)
+        if target._schema.is_mutable:
+            raise UnsupportedError(f"{name} writes to its arguments: the graph is not functional")
+        count_extern(name, reason)
+        return self.extern(node, val, name)
+
+    def why_extern(self, node: fx.Node, val: Any) -> str | None:
+        for leaf in _leaves(val):
+            if isinstance(leaf, torch.Tensor) and (why := self.unloopable(leaf)):
+                return why
+        for a in node.all_input_nodes:
+            for leaf in _leaves(a.meta.get("val")):
+                if isinstance(leaf, torch.Tensor) and (why := self.unloopable(leaf)):
+                    return why
+        return None
+
+    def unloopable(self, t: torch.Tensor) -> str | None:
+        if t.device.type != self.device:
+            return f"a tensor on {t.device.type}"
+        if t.layout != torch.strided:
+            return f"layout {t.layout}"
+        return None if _DTYPE_NAMES[t.dtype] in DTYPES else f"dtype {_DTYPE_NAMES[t.dtype]}"
+
+    def loopable(self, t: torch.Tensor) -> bool:
+        return self.unloopable(t) is None
+
+    def argument(self, a: Any) -> Any:
+        """An argument as lowerings take it: tensors as handles, sizes as indices, dtypes as strings."""
+        if isinstance(a, fx.Node):
+            value = self.env[a]
+            if isinstance(value, _Opaque):
+                raise UnsupportedError(f"argument {a.name} is {value.what}")
+            return value
+        if isinstance(a, (list, tuple)):
+            return [self.argument(x) for x in a]
+        if isinstance(a, torch.dtype):
+            return _DTYPE_NAMES[a]
+        if isinstance(a, complex):
+            raise UnsupportedError("a complex number")
+        return a
+
+    def check(self, result: Any, val: Any) -> None:
+        """Results must have the shapes and dtypes that tracing found."""
+        results, expected = _leaves(result), _leaves(val)
+        if len(results) != len(expected):
+            raise UnsupportedError(f"{len(results)} results where {len(expected)} were traced")
+        for r, v in zip(results, expected, strict=True):
+            if not isinstance(v, torch.Tensor):
+                continue
+            if not isinstance(r, Tensor) or r.dtype != _DTYPE_NAMES[v.dtype] or r.shape != self.sizes.shape(v.shape):
+                raise UnsupportedError(f"lowered to {r} where {_DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
+
+    # -- eager kernels -------------------------------------------------------------------------------------------------
+    def extern(self, node: fx.Node, val: Any, name: str) -> Any:
+        args = tuple(self.extern_argument(a) for a in node.args)
+        kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
+        if isinstance(val, torch.Tensor):
+            return self.b.extern([self.buffer(self.b.fresh(node.name), val)], name, args, kwargs, single=True)[0]
+        tensors = [v for v in val if isinstance(v, torch.Tensor)]
+        outs = [self.buffer(self.b.fresh(f"{node.name}_{k}"), v) for k, v in enumerate(tensors)]
+        handles = iter(self.b.extern(outs, name, args, kwargs, single=False))
+        return [next(handles) if isinstance(v, torch.Tensor) else self.plain_result(v, name) for v in val]
+
+    def plain_result(self, v: Any, name: str) -> Any:
+        """A result of an eager kernel beside its tensors: usable when it is known now."""
+        if v is None or isinstance(v, (bool, float, int, str)):
+            return v
+        if isinstance(v, torch.SymInt):
+            return self.sizes.index(v)
+        return _Opaque(f"a {type(v).__name__} from {name}")
+
+    def extern_argument(self, a: Any) -> Any:
+        if isinstance(a, fx.Node):
+            value = self.argument(a)
+            return _refs(value)
+        if isinstance(a, (list, tuple)):
+            return [self.extern_argument(x) for x in a]
+        if isinstance(a, slice):
+            raise UnsupportedError("a slice as an operator's argument")
+        return a
+
+    def view(self, node: fx.Node, val: Any, name: str, reason: str) -> Any:
+        """A view without a lowering of its own: by the strides that tracing found, else by the copying variant of the operator."""
+        base = next((a for a in node.all_input_nodes if isinstance(self.env[a], Tensor)), None)
+        if base is not None and self.why_extern(node, val) is None:
+            try:
+                return self.strided(self.env[base], base.meta["val"], val)
+            except UnsupportedError as error:
+                reason = f"{reason}; {error}"
+        namespace, packet, overload = name.split(".")
+        copying = getattr(getattr(getattr(torch.ops, namespace), f"{packet}_copy", None), overload, None)
+        if copying is None:
+            raise UnsupportedError(f"view {name} cannot be copied: {reason}")
+        count_extern(name, reason)
+        return self.extern(node, val, str(copying))
+
+    def strided(self, base: Tensor, fake: torch.Tensor, val: Any) -> Any:
+        if not isinstance(val, torch.Tensor):
+            return [self.strided(base, fake, v) for v in val]
+        if not fake.is_contiguous() or fake.dtype != val.dtype or val.is_conj() or val.is_neg():
+            raise UnsupportedError("the base is not dense, or is seen as another dtype")
+        shape, stride = self.sizes.shape(val.shape), self.sizes.shape(val.stride())
+        i = self.b.coords(shape)
+        at: Size = self.sizes.index(val.storage_offset() - fake.storage_offset())
+        for x, n in zip(i, stride, strict=True):
+            at = at + x * n
+        return self.b.define(shape, self.b.at(base, unlinear(at, base.shape)))
+
+
+class _Opaque:
+    """A value that the loop IR cannot hold; only an error when something uses it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+
+def _refs(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return Ref(value.name)
+    if isinstance(value, (list, tuple)):
+        return [_refs(v) for v in value]
+    return value
+
+
+def _leaves(tree: Any) -> Sequence[Any]:
+    """The items of nested lists and tuples, in order."""
+    if not isinstance(tree, (list, tuple)):
+        return (tree,)
+    return [leaf for item in tree for leaf in _leaves(item)]
+
+
+def _names(size: Any) -> list[str]:
+    return [a.text for a in size.atoms()] if hasattr(size, "atoms") else []
+
+
+def _origin(name: str, node: fx.Node) -> str:
+    """`op: source line`, on one line and safe inside a comment of any target language."""
+    packet = name.split(".")[1]
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return packet
+    line = trace.rstrip().rsplit("\n", 1)[-1].strip()
+    return f"{packet}: {line[:100]}".replace("\\", "/").replace("*/", "* /")
+
+
+__all__ = ["Lowered", "lower"]

@@ -1,0 +1,68 @@
+"""Torch's symbolic sizes as index expressions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+
+from ...errors import UnsupportedError
+from ..ir.index import Expr, expr, size as canonical, sym
+from ..ir.nodes import Size
+
+
+class Sizes:
+    """Converts `int`s and `SymInt`s; remembers the symbols it has met, in order, and every expression that it has converted."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, Expr] = {}
+        self._memo: dict[sympy.Expr, Size] = {}
+
+    def index(self, value: Any) -> Size:
+        """A size, stride or integer argument."""
+        if type(value) is int:
+            return value
+        if isinstance(value, torch.SymInt):
+            return self.convert(value.node.expr)
+        return int(value)
+
+    def shape(self, values: Any) -> tuple[Size, ...]:
+        return tuple([v if type(v) is int else self.index(v) for v in values])
+
+    def convert(self, e: Any) -> Size:
+        """A sympy expression of sums, products, powers, floor divisions and remainders of symbols."""
+        found = self._memo.get(e)
+        if found is None:
+            found = self._memo[e] = canonical(self._convert(e))
+        return found
+
+    def _convert(self, e: Any) -> Size:
+        if isinstance(e, (int, sympy.Integer)):
+            return int(e)
+        if isinstance(e, sympy.Symbol):
+            if e.name not in self.symbols:
+                self.symbols[e.name] = sym(e.name)
+            return self.symbols[e.name]
+        if isinstance(e, sympy.Add):
+            total: Size = 0
+            for a in e.args:
+                total = total + self.convert(a)
+            return total
+        if isinstance(e, sympy.Mul):
+            result: Size = 1
+            for a in e.args:
+                result = result * self.convert(a)
+            return result
+        if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer) and int(e.exp) > 0:
+            base, result = self.convert(e.base), 1
+            for _ in range(int(e.exp)):
+                result = result * base
+            return result
+        # Torch's own function classes have no public home; their names are stable.
+        name = type(e).__name__
+        if name in ("FloorDiv", "CleanDiv"):
+            return expr(self.convert(e.args[0])) // self.convert(e.args[1])
+        if name in ("Mod", "PythonMod"):
+            return expr(self.convert(e.args[0])) % self.convert(e.args[1])
+        raise UnsupportedError(f"size expression {e} ({name}) has no index form")
