@@ -34,7 +34,7 @@ from ..config import Config
 from .manifest import FORMAT, MANIFEST, DamagedEntryError, Entry, check_private, read_entry, sync_dir, write_entry
 from .scratch import scratch_dir, warn_once
 
-__all__ = ["LOCK_TIMEOUT_S", "Cache", "Entry", "default_dir", "key", "open_cache"]
+__all__ = ["LOCK_TIMEOUT_S", "Cache", "Entry", "default_dir", "key"]
 
 #: Seconds to wait for another process that makes the same artifact; after that both make it, and the first one stays.
 LOCK_TIMEOUT_S = 120.0
@@ -61,20 +61,6 @@ def key(parts: Mapping[str, str]) -> str:
 def default_dir() -> Path:
     """The user's cache folder for opforge (`~/.cache/opforge` on Linux); it need not exist."""
     return Path(platformdirs.user_cache_dir("opforge", appauthor=False))
-
-
-def open_cache(cfg: Config) -> Cache:
-    """The cache that the configuration asks for: on disk, or this process's when `cache` is off or the folder unusable.
-
-    Raises `OSError` when even this process's scratch folder cannot be made.
-    """
-    if cfg.cache:
-        directory = Path(cfg.cache_dir) if cfg.cache_dir else default_dir()
-        try:
-            return _open(directory, cfg.cache_size_limit_mb << 20)
-        except CacheError as error:
-            warn_once("cache", directory, f"{error}; compiled code is kept for this process only")
-    return _open(scratch_dir() / "cache", 0)
 
 
 def _open(directory: Path, size_limit: int) -> Cache:
@@ -107,6 +93,20 @@ class Cache:
                 pass
         except (OSError, DamagedEntryError) as error:
             raise CacheError(f"cannot use {directory} as opforge's cache: {error}") from error
+
+    @classmethod
+    def current(cls, cfg: Config) -> Cache:
+        """The cache that `cfg` asks for: on disk, or this process's own when `cache` is off or the folder is unusable.
+
+        Raises `OSError` when even this process's scratch folder cannot be made.
+        """
+        if cfg.cache:
+            directory = Path(cfg.cache_dir) if cfg.cache_dir else default_dir()
+            try:
+                return _open(directory, cfg.cache_size_limit_mb << 20)
+            except CacheError as error:
+                warn_once("cache", directory, f"{error}; compiled code is kept for this process only")
+        return _open(scratch_dir() / "cache", 0)
 
     def folder(self, key: str) -> Path:
         """Where the entry of `key`, a digest by `key()`, lives if there is one."""

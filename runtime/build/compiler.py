@@ -25,7 +25,7 @@ from . import cache
 from .scratch import keep_source, scratch_dir
 from .toolchain import Toolchain, find_toolchain
 
-__all__ = ["Source", "compile_cpp", "compile_many", "cpp_key", "job_count"]
+__all__ = ["Source", "compile_cpp", "compile_many", "compiler_id", "job_count"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,12 @@ class Source:
     name: str
 
 
-def cpp_key(source: str, *, name: str, cfg: Config) -> str:
-    """The cache key of a source under a configuration. Raises `BuildError` when there is no compiler."""
-    return _key(source, _file_stem(name), find_toolchain(cfg))
+def compiler_id(cfg: Config) -> str:
+    """Everything about compiler, flags and machine that changes compiled code: a part of every key of such code.
+
+    Raises `BuildError` when there is no compiler.
+    """
+    return "\n".join(f"{name}: {value}" for name, value in sorted(find_toolchain(cfg).identity().items()))
 
 
 def compile_cpp(source: str, *, name: str, cfg: Config) -> Path:
@@ -48,10 +51,10 @@ def compile_cpp(source: str, *, name: str, cfg: Config) -> Path:
     """
     tools = find_toolchain(cfg)
     stem = _file_stem(name)
-    digest = _key(source, stem, tools)
+    digest = cache.key({"kind": "cpp", "name": stem, "source": source, **tools.identity()})
     library = f"{stem}.so"
     try:
-        store = cache.open_cache(cfg)
+        store = cache.Cache.current(cfg)
         if (entry := store.get(digest)) is not None:
             return entry.file(library)
         with store.lock(digest):
@@ -91,10 +94,6 @@ def job_count(cfg: Config) -> int:
     if cfg.build_jobs:
         return cfg.build_jobs
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _key(source: str, stem: str, tools: Toolchain) -> str:
-    return cache.key({"kind": "cpp", "name": stem, "source": source, **tools.identity()})
 
 
 def _file_stem(name: str) -> str:
