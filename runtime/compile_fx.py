@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import json
+import functools
+import hashlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,18 +15,29 @@ from typing import Any
 
 import torch
 
-from ..errors import BuildError, IRError, OpforgeWarning, PlanError, UnsupportedError
+from ..errors import BuildError, OpforgeWarning, UnsupportedError
+from ..generated.rewrites import RULES
+from ..generated.scalars import SCALARS
+from ..generated.targets import CPU_TARGETS, CpuTarget
 from . import config
 from .build.cache import Cache, key
 from .build.compiler import compile_cpp, compiler_id
+from .build.toolchain import host_target
 from .codegen.unit import PRELUDE, render_unit
 from .codegen.wrapper import render_wrapper
+from .config import Config
 from .dispatch.needs_grad import wants_grad
 from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind
 from .execute.load import load_library, load_wrapper
+from .graph.rewrite import rewrite
+from .ir.index import Expr, Sym
+from .ir.text import dump
+from .ir.verify import verify
 from .lower.graph import Lowered, lower
 from .observe import counters
+from .schedule.check import check
+from .schedule.plan import ExternStep
 from .schedule.schedule import schedule
 
 Compiled = Callable[..., Any]
@@ -71,8 +83,6 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, optio
         if isinstance(error, BuildError):
             _warn_once(str(error).splitlines()[0])
         return gm.forward
-    except (IRError, PlanError):
-        raise  # a defect of opforge: never hidden
 
 
 _warned: set[str] = set()
@@ -89,19 +99,18 @@ class Clock:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def stage(self, name: str):  # type: ignore[no-untyped-def]
+    def stage(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Any) -> Compiled:
+def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config) -> Compiled:
     clock = Clock()
-    with config.patch(**{f: getattr(cfg, f) for f in ()}):
-        with clock.stage("trace"):
-            traced = trace(gm, example_inputs)
-        call, artifacts = compile_traced(traced, cfg, clock)
-        run = bind(traced, call)
+    with clock.stage("trace"):
+        traced = trace(gm, example_inputs)
+    call, artifacts = compile_traced(traced, cfg, clock)
+    run = bind(traced, call)
     artifacts.seconds = clock.seconds
     counters.count_graph(artifacts.kernels, artifacts.externs, artifacts.seconds, artifacts.arena_bytes, artifacts.cached)
     HISTORY.append(artifacts)
@@ -109,115 +118,101 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Any) 
     return run
 
 
-def compile_traced(traced: Traced, cfg: Any, clock: Clock) -> tuple[Compiled, Artifacts]:
-    """Compile the functional graph. The result is called with the flat list of the graph's own placeholders."""
+def compile_traced(traced: Traced, cfg: Config, clock: Clock) -> tuple[Compiled, Artifacts]:
+    """Compile the functional graph. The result takes one list: the graph's own placeholders."""
+    if cfg.rewrites:
+        with clock.stage("rewrite"):
+            rewrite(traced.graph, RULES)
     with clock.stage("lower"):
         lowered = lower(traced.graph)
     target = cpu_target(cfg)
     with clock.stage("cache"):
         digest = key(cache_parts(lowered, cfg, target))
-        cache = Cache.current(cfg) if cfg.cache else None
-        entry = cache.get(digest) if cache is not None else None
+        cache = Cache.current(cfg)
+        entry = cache.get(digest)
     if entry is None:
-        entry_files, meta, artifacts = build(lowered, cfg, target, clock)
-        if cache is not None:
-            with clock.stage("cache"):
-                cache.put(digest, entry_files, meta)
-        folder = Path(entry_files["kernels.so"]).parent if "kernels.so" in entry_files else None
-        wrapper_source = artifacts.wrapper
-        library = entry_files.get("kernels.so")
-        del folder
+        files, meta, artifacts = build(lowered, cfg, target, clock)
+        with clock.stage("cache"):
+            entry = cache.put(digest, files, meta)
     else:
-        meta = entry.meta
-        artifacts = Artifacts(
-            (entry.path / "kernels.cpp").read_text(),
-            (entry.path / "wrapper.py").read_text(),
-            "",
-            meta["kernels"],
-            meta["externs"],
-            meta["arena_bytes"],
-            cached=True,
-        )
-        wrapper_source = entry.path / "wrapper.py"
-        library = entry.path / "kernels.so" if (entry.path / "kernels.so").exists() else None
+        texts = [(entry.path / name).read_text() for name in ("kernels.cpp", "wrapper.py")]
+        artifacts = Artifacts(*texts, "", entry.meta["kernels"], entry.meta["externs"], entry.meta["arena_bytes"], cached=True)
+    meta = entry.meta
     artifacts.program = lowered.program
     with clock.stage("load"):
-        module = load_wrapper(wrapper_source, f"opforge_{digest[:16]}")
-        if library is not None:
-            lib = load_library(library)
-            for name, (symbol, arguments) in meta["symbols"].items():
-                function = lib[symbol]
-                function.argtypes = [ctypes.c_void_p] * arguments[0] + [ctypes.c_int64] * arguments[1]
+        module = load_wrapper(entry.path / "wrapper.py", name=f"opforge_{digest[:16]}")
+        for name, tensor in lowered.constants:
+            setattr(module, name, tensor)
+        if meta["symbols"]:
+            library = load_library(entry.path / "kernels.so")
+            for name, (symbol, pointers, sizes) in meta["symbols"].items():
+                function = library[symbol]
+                function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
                 function.restype = None
                 setattr(module, name, function)
-    call = module.call
-    if lowered.constants:
-        constants = tuple(lowered.constants)
-
-        def with_constants(args: Any) -> Any:
-            return call([*args, *constants])
-
-        return with_constants, artifacts
-    return call, artifacts
+    return module.call, artifacts
 
 
-def build(lowered: Lowered, cfg: Any, target: Any, clock: Clock) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
+def build(lowered: Lowered, cfg: Config, target: CpuTarget, clock: Clock) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
     """Schedule, generate and compile; returns the cache entry's files and metadata."""
-    from ..generated.scalars import SCALARS
-
     if cfg.debug_verify:
-        from .ir.verify import verify
-
         with clock.stage("verify"):
             verify(lowered.program)
     with clock.stage("schedule"):
-        plan = schedule(lowered.program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1, fusion=cfg.fusion, out_variants=lowered.out_variant)
+        plan = schedule(lowered.program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1, fusion=cfg.fusion)
     if cfg.debug_verify:
-        from .schedule.check import check
-
         with clock.stage("verify"):
             check(lowered.program, plan)
     with clock.stage("codegen"):
         unit = render_unit(plan, lanes=target.lanes, threads=torch.get_num_threads(), threshold=cfg.parallel_threshold)
-        wrapper = render_wrapper(plan, lowered.parameters, lowered.out_targets)
+        wrapper = render_wrapper(plan, parameters(lowered), {})
     files: dict[str, Any] = {"wrapper.py": wrapper.encode(), "kernels.cpp": unit.source.encode()}
     if unit.symbols:
         with clock.stage("build"):
             source = unit.source.replace('#include "prelude.h"\n', PRELUDE.read_text(), 1)
             files["kernels.so"] = compile_cpp(source, name="kernels", cfg=cfg)
-    externs = {}
+    externs: dict[str, int] = {}
     for step in plan.steps:
-        call = getattr(step, "call", None)
-        if call is not None:
-            externs[call.target] = externs.get(call.target, 0) + 1
-    symbols = {}
-    for kernel in plan.kernels():
-        symbols[kernel.name] = (unit.symbols[kernel.name], (unit.arity[kernel.name], len(kernel.symbols)))
+        if isinstance(step, ExternStep):
+            externs[step.call.target] = externs.get(step.call.target, 0) + 1
+    symbols = {k.name: [unit.symbols[k.name], unit.arity[k.name], len(k.symbols)] for k in plan.kernels()}
     meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}
-    artifacts = Artifacts(unit.source, wrapper, "", len(symbols), externs, plan.arena_bytes, program=lowered.program, plan=plan)
-    return files, json.loads(json.dumps(meta)), artifacts
+    return files, meta, Artifacts(unit.source, wrapper, "", len(symbols), externs, plan.arena_bytes, plan=plan)
 
 
-def cpu_target(cfg: Any) -> Any:
-    from ..generated.targets import CPU_TARGETS
+def parameters(lowered: Lowered) -> list[str]:
+    """Names of the wrapper's arguments: a buffer, a size symbol, or a name nobody reads."""
+    names = []
+    for k, p in enumerate(lowered.placeholders):
+        symbol = p.atom if isinstance(p, Expr) else None
+        names.append(p if isinstance(p, str) else symbol.name if isinstance(symbol, Sym) else f"_{k}")
+    return names
 
-    name = cfg.target
-    if name == "auto":
-        name = {"AVX2": "avx2", "AVX512": "avx512"}.get(torch.backends.cpu.get_cpu_capability(), "scalar")
-    return CPU_TARGETS[name]
+
+def cpu_target(cfg: Config) -> CpuTarget:
+    """The target that the configuration names, or the one of this machine."""
+    return CPU_TARGETS[host_target() if cfg.target == "auto" else cfg.target]
 
 
-def cache_parts(lowered: Lowered, cfg: Any, target: Any) -> dict[str, str]:
-    from ..generated.scalars import DIGEST
-    from .ir.text import dump
+@functools.cache
+def code_digest() -> str:
+    """Digest of opforge's own code and tables that shape what is generated: a changed compiler never meets old artifacts."""
+    root = Path(__file__).resolve().parent
+    parts = sorted(p for folder in ("ir", "schedule", "codegen", "execute") for p in (root / folder).glob("*.py"))
+    parts += sorted(p for p in (root.parent / "generated").glob("*.py")) + [PRELUDE]
+    digest = hashlib.sha256()
+    for p in parts:
+        digest.update(p.name.encode() + p.read_bytes())
+    return digest.hexdigest()
 
+
+def cache_parts(lowered: Lowered, cfg: Config, target: CpuTarget) -> dict[str, str]:
     return {
-        "program": dump(lowered.program) + repr(lowered.parameters),
+        "program": dump(lowered.program) + repr(parameters(lowered)),
         "config": config.key(cfg),
-        "specs": DIGEST,
-        "prelude": PRELUDE.read_text(),
+        "opforge": code_digest(),
         "torch": torch.__version__,
         "compiler": compiler_id(cfg),
-        "target": str(target.name),
+        "target": target.name,
         "threads": str(torch.get_num_threads()),
     }

@@ -1,0 +1,74 @@
+"""Checks one graph rewrite: it fires on its own pattern, and the rewritten graph gives eager's answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from opforge.runtime.graph.patterns import Call, Items, Lit, Pattern, Rule, Wild
+from opforge.runtime.graph.rewrite import rewrite
+
+
+def sample(name: str, hint: Any, dtype: torch.dtype) -> Any:
+    """A wildcard's value: a list is a shape, {"value": v} is v itself, {"value": "mask", "shape": s} a bool tensor."""
+    g = torch.Generator().manual_seed(len(name) + sum(map(ord, name)))
+    if isinstance(hint, dict) and hint.get("value") == "mask":
+        return torch.rand(hint["shape"], generator=g) > 0.5
+    if isinstance(hint, dict):
+        return hint["value"]
+    if dtype == torch.bool:
+        return torch.rand(hint, generator=g) > 0.5
+    if dtype.is_floating_point:
+        return torch.randn(hint, generator=g, dtype=torch.float64).to(dtype)
+    return torch.randint(-9, 9, hint, generator=g, dtype=dtype)
+
+
+def evaluate(pattern: Pattern, values: dict[str, Any]) -> Any:
+    """Run the pattern as a program."""
+    if isinstance(pattern, Wild):
+        return values[pattern.name]
+    if isinstance(pattern, Lit):
+        return pattern.value
+    if isinstance(pattern, Items):
+        return [evaluate(p, values) for p in pattern.items]
+    assert isinstance(pattern, Call)
+    namespace, name, which = pattern.op.split(".")
+    op = getattr(getattr(getattr(torch.ops, namespace), name), which)
+    kwarg_only = {a.name for a in op._schema.arguments if a.kwarg_only}
+    given = {n: evaluate(p, values) for n, p in pattern.args}
+    args = [given[a.name] if a.name in given else a.default_value for a in op._schema.arguments if a.name not in kwarg_only]
+    return op(*args, **{k: v for k, v in given.items() if k in kwarg_only})
+
+
+def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
+    dtype = getattr(torch, hints.get("dtype", "float32"))
+    values = {k: sample(k, h, dtype) for k, h in hints.items() if k != "dtype"}
+    tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
+    names = list(tensors)
+
+    def program(*args: torch.Tensor) -> Any:
+        return evaluate(rule.match, {**values, **dict(zip(names, args, strict=True))})
+
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(t) for t in tensors.values()]
+    gm = make_fx(program, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+    before = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+    report = rewrite(gm, {rule.match.op: (rule,)})
+    gm.recompile()
+    after = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+    assert rule.name in [r for r, _ in report.applied], f"{rule.name} did not fire on its own pattern: {before}, refused {report.refused}"
+    assert after != before
+    with torch.no_grad():
+        expected = program(*tensors.values())
+        actual = gm(*tensors.values())
+        exact = program(*(t.double() if t.is_floating_point() else t for t in tensors.values()))
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape and actual.stride() == expected.stride()
+    if not expected.is_floating_point():
+        assert torch.equal(actual, expected)
+        return
+    eager_error = (expected.double() - exact).abs().max()
+    our_error = (actual.double() - exact).abs().max()
+    assert our_error <= 2 * eager_error + torch.finfo(dtype).eps * exact.abs().max(), (our_error, eager_error)
