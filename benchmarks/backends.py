@@ -109,6 +109,6 @@ def counts(name: str) -> dict[str, Any]:
             "kernels": field(stats, "kernels", 0),
             "externs": sum(dict(field(stats, "externs", {}) or {}).values()),
             "fallbacks": dict(field(stats, "fallbacks", {}) or {}),
-            "planned_bytes": field(stats, "peak_bytes", field(stats, "planned_bytes", 0)),
+            "arena_bytes": field(stats, "arena_bytes", 0),
         }
     return {}

@@ -9,6 +9,7 @@ from .fuse import Fuser, Group
 from .inline import inline, is_view
 from .kernels import build_kernel
 from .memory import plan_memory, strided_view
+from .outputs import separate_outputs
 from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 
 
@@ -24,8 +25,8 @@ def schedule(
     costs         relative cost of a scalar operation by name.
     out_variants  whether an extern call can write into memory that the plan gives it.
     """
+    program = separate_outputs(program)
     items, views = inline(program, costs)
-    shapes = program.shapes()
     realized_views = {n for n in views.bodies}
     # Which views must become memory: those that strides over a stored buffer cannot express. Decided after layouts; first, the groups.
     fuser = Fuser(fusion)
@@ -85,7 +86,6 @@ def schedule(
     plan_memory(plan, program)
     stored = {n for s in steps for n in _step_buffers(s)} | {b.name for b in program.inputs} | {o.buffer for o in outputs if o.buffer is not None}
     plan.layouts = {n: b for n, b in layouts.items() if n in stored}
-    del shapes
     return plan
 
 

@@ -14,8 +14,8 @@ from opforge.runtime.ir.nodes import (
     Ref,
     Scatter,
     const,
-    indirect,
     index_node,
+    indirect,
     load,
 )
 from opforge.runtime.ir.text import dump, parse
