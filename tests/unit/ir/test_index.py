@@ -7,7 +7,20 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opforge.runtime.ir.index import Expr, Quotient, Sym, Var, bounds, divmod_, expr, of, proves_less, recombine, sym, var
+from opforge.runtime.ir.index import (
+    Expr,
+    Quotient,
+    Sym,
+    Var,
+    bounds,
+    divmod_,
+    expr,
+    of,
+    proves_less,
+    recombine,
+    sym,
+    var,
+)
 
 EXTENTS = (2, 3, 4, 6)
 VARS = [Var(f"v{k}", n) for k, n in enumerate(EXTENTS)]
