@@ -37,6 +37,7 @@ from .ir.verify import verify
 from .lower.graph import Lowered, lower
 from .observe import counters
 from .schedule.check import check
+from .schedule.outputs import separate_outputs
 from .schedule.plan import ExternStep
 from .schedule.schedule import schedule
 
@@ -119,7 +120,7 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
 
 
 def compile_traced(traced: Traced, cfg: Config, clock: Clock) -> tuple[Compiled, Artifacts]:
-    """Compile the functional graph. The result takes one list: the graph's own placeholders."""
+    """Compile the functional graph. The result takes the graph's own placeholders, one argument each, and returns a tuple."""
     if cfg.rewrites:
         with clock.stage("rewrite"):
             rewrite(traced.graph, RULES)
@@ -155,14 +156,15 @@ def compile_traced(traced: Traced, cfg: Config, clock: Clock) -> tuple[Compiled,
 
 def build(lowered: Lowered, cfg: Config, target: CpuTarget, clock: Clock) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
     """Schedule, generate and compile; returns the cache entry's files and metadata."""
+    program = separate_outputs(lowered.program)
     if cfg.debug_verify:
         with clock.stage("verify"):
-            verify(lowered.program)
+            verify(program)
     with clock.stage("schedule"):
-        plan = schedule(lowered.program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1, fusion=cfg.fusion)
+        plan = schedule(program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1, fusion=cfg.fusion)
     if cfg.debug_verify:
         with clock.stage("verify"):
-            check(lowered.program, plan)
+            check(program, plan)
     with clock.stage("codegen"):
         unit = render_unit(plan, lanes=target.lanes, threads=torch.get_num_threads(), threshold=cfg.parallel_threshold)
         wrapper = render_wrapper(plan, parameters(lowered), {})

@@ -51,7 +51,7 @@ def shape_text(shape: tuple[Size, ...]) -> str:
 
 
 class WrapperWriter:
-    """Writes `call(args)` for a plan whose placeholders are `parameters` (buffer or symbol names, in call order)."""
+    """Writes `call(…)` for a plan whose placeholders are `parameters` (buffer or symbol names, in call order)."""
 
     def __init__(self, plan: Plan, parameters: list[str], out_targets: Mapping[str, str]):
         self.plan, self.parameters, self.out_targets = plan, parameters, out_targets
@@ -76,10 +76,7 @@ class WrapperWriter:
         lines += ["", ""]
         if plan.arena_bytes:
             lines += self._workspace()
-        lines.append("def call(args):")
-        if self.parameters:
-            lines.append(f"    {', '.join(self.parameters)}{',' if len(self.parameters) == 1 else ''} = args")
-            lines.append("    args.clear() if type(args) is list else None")
+        lines.append(f"def call({', '.join(self.parameters)}):")
         if plan.arena_bytes:
             lines.append("    space = workspaces.take()")
         lines += [f"    {line}" for line in self.body]
@@ -226,5 +223,5 @@ class WrapperWriter:
 
 
 def render_wrapper(plan: Plan, parameters: list[str], out_targets: Mapping[str, str]) -> str:
-    """Python source of a module with `call(args)`. Kernel functions are put into the module by the loader under their names."""
+    """Python source of a module with `call(…)`, which takes the placeholders in order and returns a tuple. Kernel functions are put into the module by the loader under their names."""
     return WrapperWriter(plan, parameters, out_targets).render()
