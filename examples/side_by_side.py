@@ -1,0 +1,245 @@
+"""Shared by the examples: one model under eager, Inductor and opforge in one process, and a table of what came out."""
+
+import ctypes
+import gc
+import os
+import statistics
+import sys
+import tempfile
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch._dynamo.backends.registry import lookup_backend
+
+Fn = Callable[..., Any]
+console = Console(width=None if sys.stdout.isatty() else 120)
+
+
+@dataclass
+class Run:
+    """One system's figures. Seconds of the first call are split into Dynamo's, the backend's and the rest (one run)."""
+
+    name: str
+    call: Fn
+    result: Any = None
+    dynamo_s: float = 0.0
+    backend_s: float = 0.0
+    kernels: int | None = None
+    externs: dict[str, int] = field(default_factory=dict)
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    samples: list[float] = field(default_factory=list)
+    peak_mb: float | None = None
+
+
+@contextmanager
+def empty_caches() -> Iterator[None]:
+    """Both compilers start with empty caches, so that the compile times shown are cold ones."""
+    with tempfile.TemporaryDirectory(prefix="example-cache-") as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
+        os.environ["OPFORGE_CACHE_DIR"] = f"{folder}/opforge"
+        yield
+
+
+def _own_entry(fn: Fn, label: str) -> Fn:
+    """`fn` behind a code object of its own: backends on one code object would share Dynamo's cache entries."""
+
+    def call(*args: Any) -> Any:
+        return fn(*args)
+
+    code = call.__code__.replace(co_name=f"call_{label}")
+    return types.FunctionType(code, globals(), code.co_name, None, call.__closure__)
+
+
+def _compiled(name: str, fn: Fn, inputs: tuple[Any, ...]) -> Run:
+    """Compile `fn` under the backend `name` and run it once; whatever the backend raises is passed on."""
+    backend = lookup_backend(name)
+    inside = [0.0]
+
+    def timed(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Fn:
+        start = time.perf_counter()
+        compiled = backend(gm, example_inputs)
+        inside[0] += time.perf_counter() - start
+        return compiled
+
+    run = Run(name, torch.compile(_own_entry(fn, name), backend=timed, dynamic=False))
+    start = time.perf_counter()
+    run.result = run.call(*inputs)
+    first = time.perf_counter() - start
+    start = time.perf_counter()
+    run.call(*inputs)
+    once = time.perf_counter() - start
+    run.backend_s, run.dynamo_s = inside[0], max(first - inside[0] - once, 0.0)
+    return run
+
+
+def _count(run: Run) -> None:
+    """Kernels, extern calls and fallbacks since the process started (each backend compiles one program in it)."""
+    if run.name == "inductor":
+        from torch._dynamo.utils import counters
+
+        if calls := counters["inductor"]["extern_calls"]:
+            run.externs = {"calls": calls}
+    elif run.name == "opforge":
+        import opforge
+
+        stats = opforge.stats()
+        run.kernels = stats["kernels"]
+        run.externs, run.fallbacks = dict(stats["externs"]), dict(stats["fallbacks"])
+
+
+@contextmanager
+def _counting_inductor_kernels(run_kernels: list[int]) -> Iterator[None]:
+    """Adds to `run_kernels[0]` the kernels in the code that Inductor emits inside the block."""
+    from torch._inductor.graph import GraphLowering
+
+    def count(code: str) -> None:
+        run_kernels[0] += sum(" = async_compile." in line for line in code.splitlines())
+
+    kept = GraphLowering.__dict__["save_output_code"]
+    GraphLowering.save_output_code = staticmethod(count)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        GraphLowering.save_output_code = kept
+
+
+def _resident(key: str) -> float:
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) / 1024 for line in f if line.startswith(key))
+
+
+def _peak_of_one_call(run: Run, inputs: tuple[Any, ...]) -> None:
+    """MB of resident memory that one call needs above the memory at rest (Linux; elsewhere left empty)."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # give freed memory back first, or its reuse would hide the need
+        with open("/proc/self/clear_refs", "w") as f:
+            f.write("5")
+        rest = _resident("VmRSS:")
+        run.call(*inputs)
+        run.peak_mb = max(_resident("VmHWM:") - rest, 0.0)
+    except (OSError, AttributeError):
+        run.peak_mb = None
+
+
+def _time(runs: Mapping[str, Run], inputs: tuple[Any, ...], rounds: int, advance: Callable[[], object]) -> None:
+    """One sample of each run per round, in rotating order."""
+    names = list(runs)
+    for r in range(rounds):
+        shift = r % len(names)
+        for name in names[shift:] + names[:shift]:
+            runs[name].call(*inputs)
+            start = time.perf_counter()
+            runs[name].call(*inputs)
+            runs[name].samples.append(time.perf_counter() - start)
+        advance()
+
+
+def compare(
+    fn: Fn, inputs: tuple[Any, ...], rounds: int = 15, names: Sequence[str] = ("inductor", "opforge")
+) -> dict[str, Run]:
+    """Run `fn` under eager, Inductor and opforge with progress shown; Inductor is left out, with a word, if unusable.
+
+    Raises what opforge raises: it is the subject here.
+    """
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    runs = {"eager": Run("eager", fn)}
+    with torch.no_grad(), empty_caches(), Progress(*columns, console=console) as progress:
+        runs["eager"].result = fn(*inputs)
+        warm = progress.add_task("Dynamo's first trace in this process", total=1)
+        torch.compile(_own_entry(fn, "nothing"), backend=lambda gm, _: gm.forward, dynamic=False)(*inputs)
+        progress.update(warm, completed=1)
+        for name in names:
+            task = progress.add_task(f"compiling with {name}, cold", total=1)
+            try:
+                if name == "inductor":
+                    kernels = [0]
+                    with _counting_inductor_kernels(kernels):
+                        run = _compiled(name, fn, inputs)
+                    run.kernels = kernels[0]
+                else:
+                    run = _compiled(name, fn, inputs)
+            except Exception as error:
+                if name != "inductor":
+                    raise
+                why = (str(error).strip() or "no message").splitlines()[0]
+                console.print(f"[yellow]Inductor is unavailable here and left out:[/] {type(error).__name__}: {why}")
+                progress.update(task, completed=1)
+                continue
+            _count(run)
+            runs[name] = run
+            progress.update(task, completed=1)
+        task = progress.add_task("timing, interleaved", total=rounds)
+        _time(runs, inputs, rounds, lambda: progress.advance(task))
+        for run in runs.values():
+            _peak_of_one_call(run, inputs)
+    return runs
+
+
+def _named(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.removeprefix('aten.')} {n}" for name, n in counts.items()) or "none"
+
+
+def table(title: str, runs: Mapping[str, Run], difference: Callable[[Any, Any], float], unit: str) -> Table:
+    """Latency, compile seconds, kernels, externs, memory; `difference(result, eager's)` is shown in `unit`."""
+    out = Table(title=title, title_justify="left")
+    out.add_column("")
+    for name in runs:
+        out.add_column(name, justify="right", overflow="fold")
+    eager = runs["eager"]
+
+    def row(label: str, cell: Callable[[Run], str]) -> None:
+        out.add_row(label, *[cell(r) for r in runs.values()])
+
+    row("latency, median ms", lambda r: f"{statistics.median(r.samples) * 1e3:.2f}")
+    pairs = {n: [e / s for e, s in zip(eager.samples, r.samples, strict=True)] for n, r in runs.items()}
+    row("speed against eager", lambda r: f"{statistics.median(pairs[r.name]):.2f}")
+    row("cold compile, s", lambda r: "–" if r is eager else f"{r.backend_s:.2f}")
+    row("… and Dynamo's share, s", lambda r: "–" if r is eager else f"{r.dynamo_s:.2f}")
+    row("kernels", lambda r: "–" if r.kernels is None else str(r.kernels))
+    row("library calls (externs)", lambda r: "–" if r is eager else _named(r.externs))
+    row("fallbacks", lambda r: _named(r.fallbacks) if r.name == "opforge" else "–")
+    row("peak memory of a call, MB", lambda r: "–" if r.peak_mb is None else f"{r.peak_mb:.1f}")
+    row(f"largest difference, {unit}", lambda r: "–" if r is eager else f"{difference(r.result, eager.result):.1e}")
+    return out
+
+
+def find_kernel(word: str) -> str:
+    """The C++ text of the first kernel, in the graphs compiled last, whose function is named after `word`.
+
+    Raises LookupError where there is none.
+    """
+    import opforge
+
+    graphs = opforge.stats()["graphs"]
+    for n in range(1, graphs + 1):
+        for block in opforge.last_artifacts(n).cpp.split("\n}\n"):
+            lines = block.strip("\n").split("\n")
+            heads = [i for i, line in enumerate(lines) if word in line and "(" in line and not line.startswith(" ")]
+            if heads:
+                start = heads[0]
+                while start > 0 and lines[start - 1].strip():  # the comment above the function belongs to it
+                    start -= 1
+                return "\n".join(lines[start:]) + "\n}"
+    raise LookupError(f"no kernel is named after {word!r}")
+
+
+def quiet() -> None:
+    """Two threads, as in the benchmarks, and no warnings of third parties between the progress lines."""
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    warnings.filterwarnings("ignore", category=FutureWarning)
