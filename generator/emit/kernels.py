@@ -1,0 +1,37 @@
+"""Reads specs/kernels.yaml and specs/kernels/*.j2, writes generated/kernels/: what every generated kernel includes or imports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model import Model
+from ..render import environment, header, literal
+
+FOLDER = "generated/kernels"
+MAX_THREADS = 1024
+"""Upper bound of the threads of one parallel loop (the size of their arrays of partial results)."""
+
+
+def emit(model: Model) -> dict[str, str]:
+    """Every template of `kernels.yaml` that has an output, rendered with the scalars and targets."""
+    entries = model.entries("kernels")
+    scalars, targets = model.part("scalars", None), model.part("targets", None)
+    if not entries or scalars is None or targets is None:
+        return {}
+    guarded = [t for t in targets.cpu.values() if t["guard"]]
+    values: dict[str, Any] = {
+        "scalars": scalars.scalars,
+        # Wider vectors first: a compiler that has them defines the macros of the narrower ones too.
+        "targets": sorted(guarded, key=lambda t: -t["lanes"]),
+        "portable": next(t for t in targets.cpu.values() if not t["guard"]),
+        "max_threads": MAX_THREADS,
+        "polynomials": {e.id: e.data for e in model.entries("polynomials")},
+        "literal": literal,
+    }
+    init = f"{FOLDER}/__init__.py"
+    out = {init: header(init, "specs/kernels.yaml") + '"""What every generated kernel includes or imports."""\n'}
+    for entry in entries:
+        path = f"{FOLDER}/{entry['output']}"
+        template = environment(model.specs / "kernels").get_template(entry["template"])
+        out[path] = template.render(header=header(path, f"specs/kernels/{entry['template']}").rstrip(), **values)
+    return out
