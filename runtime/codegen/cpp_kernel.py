@@ -32,7 +32,7 @@ def render_kernel(kernel: Kernel, layouts: Mapping[str, Buffer], tables: CppTabl
     bodies = ["\n".join(piece.body()) for piece in pieces]
     text = bodies[0] if len(bodies) == 1 else "\n".join(f"    {{\n{b}\n    }}" for b in bodies)
     head = "".join(f"// {o}\n" for o in kernel.origins)
-    return f'{head}extern "C" void {kernel.name}({", ".join(params)}) {{\n{text}\n}}\n'
+    return f'{head}extern "C" __attribute__((visibility("default"))) void {kernel.name}({", ".join(params)}) {{\n{text}\n}}\n'
 
 
 class KernelWriter(Writer):
