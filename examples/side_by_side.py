@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.utils import counters
 
 Fn = Callable[..., Any]
 console = Console(width=None if sys.stdout.isatty() else 120)
@@ -41,12 +43,12 @@ class Run:
 
 
 @contextmanager
-def empty_caches() -> Iterator[None]:
-    """Both compilers start with empty caches, so that the compile times shown are cold ones."""
+def empty_caches() -> Iterator[Path]:
+    """Both compilers start with empty caches, so that the compile times shown are cold ones; gives their folder."""
     with tempfile.TemporaryDirectory(prefix="example-cache-") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
         os.environ["OPFORGE_CACHE_DIR"] = f"{folder}/opforge"
-        yield
+        yield Path(folder)
 
 
 def _own_entry(fn: Fn, label: str) -> Fn:
@@ -81,11 +83,10 @@ def _compiled(name: str, fn: Fn, inputs: tuple[Any, ...]) -> Run:
     return run
 
 
-def _count(run: Run) -> None:
+def _count(run: Run, caches: Path) -> None:
     """Kernels, extern calls and fallbacks since the process started (each backend compiles one program in it)."""
     if run.name == "inductor":
-        from torch._dynamo.utils import counters
-
+        run.kernels = _inductor_kernels(caches / "inductor")
         if calls := counters["inductor"]["extern_calls"]:
             run.externs = {"calls": calls}
     elif run.name == "opforge":
@@ -96,20 +97,10 @@ def _count(run: Run) -> None:
         run.externs, run.fallbacks = dict(stats["externs"]), dict(stats["fallbacks"])
 
 
-@contextmanager
-def _counting_inductor_kernels(run_kernels: list[int]) -> Iterator[None]:
-    """Adds to `run_kernels[0]` the kernels in the code that Inductor emits inside the block."""
-    from torch._inductor.graph import GraphLowering
-
-    def count(code: str) -> None:
-        run_kernels[0] += sum(" = async_compile." in line for line in code.splitlines())
-
-    kept = GraphLowering.__dict__["save_output_code"]
-    GraphLowering.save_output_code = staticmethod(count)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        GraphLowering.save_output_code = kept
+def _inductor_kernels(folder: Path) -> int:
+    """The kernels in the modules that Inductor wrote to its cache."""
+    texts = (path.read_text(errors="replace") for path in folder.rglob("*.py"))
+    return sum(line.count(" = async_compile.") for text in texts for line in text.splitlines())
 
 
 def _resident(key: str) -> float:
@@ -159,7 +150,7 @@ def compare(
         TimeElapsedColumn(),
     )
     runs = {"eager": Run("eager", fn)}
-    with torch.no_grad(), empty_caches(), Progress(*columns, console=console) as progress:
+    with torch.no_grad(), empty_caches() as caches, Progress(*columns, console=console) as progress:
         runs["eager"].result = fn(*inputs)
         warm = progress.add_task("Dynamo's first trace in this process", total=1)
         torch.compile(_own_entry(fn, "nothing"), backend=lambda gm, _: gm.forward, dynamic=False)(*inputs)
@@ -167,13 +158,7 @@ def compare(
         for name in names:
             task = progress.add_task(f"compiling with {name}, cold", total=1)
             try:
-                if name == "inductor":
-                    kernels = [0]
-                    with _counting_inductor_kernels(kernels):
-                        run = _compiled(name, fn, inputs)
-                    run.kernels = kernels[0]
-                else:
-                    run = _compiled(name, fn, inputs)
+                run = _compiled(name, fn, inputs)
             except Exception as error:
                 if name != "inductor":
                     raise
@@ -181,7 +166,7 @@ def compare(
                 console.print(f"[yellow]Inductor is unavailable here and left out:[/] {type(error).__name__}: {why}")
                 progress.update(task, completed=1)
                 continue
-            _count(run)
+            _count(run, caches)
             runs[name] = run
             progress.update(task, completed=1)
         task = progress.add_task("timing, interleaved", total=rounds)

@@ -15,6 +15,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from ..errors import ConfigError, OpforgeWarning
 from ..generated.config import FIELDS, Config, Setting
@@ -113,7 +114,7 @@ def _process_wide() -> Config:
 
 
 def _from_environment(environ: Mapping[str, str]) -> Config:
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for setting in FIELDS.values():
         if setting.env in environ:
             values[setting.field] = _value(setting, environ[setting.env], f"environment variable {setting.env}")
@@ -127,12 +128,12 @@ def _from_environment(environ: Mapping[str, str]) -> Config:
                 OpforgeWarning,
                 stacklevel=2,
             )
-    return Config(**values)  # type: ignore[arg-type]  # every value was checked against its field's declared type
+    return Config(**values)
 
 
-def _checked(overrides: Mapping[str, object], where: str) -> dict[str, object]:
+def _checked(overrides: Mapping[str, object], where: str) -> dict[str, Any]:
     """Field name -> checked value for `overrides`, whose names are dotted names or field names."""
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for name, value in overrides.items():
         setting = FIELDS.get(name) or _BY_FIELD.get(name)
         if setting is None:

@@ -1,0 +1,158 @@
+"""What tracing must know of an operator, all of it derived from the schema that torch registers: what it writes, what it
+aliases, and the functional overload that stands for an in-place or `out=` one.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+from ...generated.decompositions import DECOMPOSITIONS
+from ...generated.dispatch_tables import ROLES
+
+
+@dataclass(frozen=True)
+class Functional:
+    """The functional overload of a writing one. `results[k]` is the position, among its returns, of the new value of the
+    k-th written argument; `kept[k]` that of the k-th return that is not a written argument.
+    """
+
+    op: OpOverload
+    results: tuple[int, ...]
+    kept: tuple[int, ...]
+    drops_out: bool
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """One operator as the recorder sees it.
+
+    kind        device: asks a tensor for its device · decompose: `specs/decompositions.yaml` has a body · composite: made of other
+                operators by its own kernel · lift: a constant enters the program · view: a return aliases argument `view_arg` ·
+                metadata: changes sizes or strides of an argument · write: writes to arguments · plain: the rest · higher_order
+    written     schema positions of the written arguments.
+    aliased     for each return, the schema position of the written argument that it is, or None.
+    keep        never removed as dead code: it has an effect, or takes from the random stream.
+    """
+
+    op: Any
+    kind: str
+    arg_names: tuple[str, ...] = ()
+    written: tuple[int, ...] = ()
+    aliased: tuple[int | None, ...] = ()
+    view_arg: int = 0
+    keep: bool = False
+
+    def argument(self, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The value passed for the argument at a schema position, None when it was left out."""
+        return args[position] if position < len(args) else kwargs.get(self.arg_names[position])
+
+    @property
+    def functional(self) -> Functional | None:
+        """The functional overload, or None when torch has none."""
+        return functional_of(self.op)
+
+
+@functools.cache
+def op_info(op: Any) -> OpInfo:
+    """Classify `op` (an `OpOverload`, or a higher-order operator)."""
+    if isinstance(op, HigherOrderOperator) or not isinstance(op, OpOverload):
+        return OpInfo(op, "higher_order")
+    schema = op._schema
+    names = tuple(a.name for a in schema.arguments)
+    written = tuple(k for k, a in enumerate(schema.arguments) if a.is_write)
+    sets: dict[str, int] = {}
+    for k, a in enumerate(schema.arguments):
+        if a.alias_info is not None:
+            for s in a.alias_info.before_set | a.alias_info.after_set:
+                sets.setdefault(s, k)
+    aliased: list[int | None] = []
+    view_arg = None
+    for r in schema.returns:
+        info = r.alias_info
+        position = next((sets[s] for s in sorted(info.before_set | info.after_set) if s in sets), None) if info is not None else None
+        aliased.append(position if position in written else None)
+        if position is not None and position not in written:
+            view_arg = position
+    keep = not schema.returns or torch.Tag.nondeterministic_seeded in op.tags
+    kind = _kind(op, bool(written), view_arg is not None)
+    return OpInfo(op, kind, names, written, tuple(aliased), view_arg or 0, keep)
+
+
+def _kind(op: OpOverload, writes: bool, views: bool) -> str:
+    if op is ROLES["device"]:
+        return "device"
+    if op is ROLES["lift"]:
+        return "lift"
+    if op in DECOMPOSITIONS:
+        return "decompose"
+    if op._can_decompose():
+        return "composite"
+    if torch.Tag.inplace_view in op.tags:
+        return "metadata"
+    if writes:
+        return "write"
+    return "view" if views else "plain"
+
+
+@functools.cache
+def functional_of(op: OpOverload) -> Functional | None:
+    """The overload that computes what `op` writes and returns it instead, found by torch's naming rules and compared by schema."""
+    schema = op._schema
+    out = [a for a in schema.arguments if a.is_write and a.kwarg_only]
+    wanted = [str(a.type) for a in schema.arguments if not (a.is_write and a.kwarg_only)]
+    written = [a for a in schema.arguments if a.is_write]
+    if not written or (out and len(out) != len(written)):
+        return None
+    fresh = sum(1 for r in schema.returns if r.alias_info is None)
+    namespace, name = schema.name.split("::")
+    for candidate, appended in _names(name, bool(out)):
+        packet = getattr(getattr(torch.ops, namespace), candidate, None)
+        if packet is None:
+            continue
+        for overload in sorted(packet.overloads(), key=lambda o: (o != op._overloadname, o)):
+            found = getattr(packet, overload)
+            s = found._schema
+            if s.is_mutable or [str(a.type) for a in s.arguments] != wanted or len(s.returns) != fresh + len(written):
+                continue
+            first = fresh if appended else 0
+            return Functional(found, tuple(range(first, first + len(written))), tuple(range(fresh)), bool(out))
+    return None
+
+
+def _names(name: str, out: bool) -> list[tuple[str, bool]]:
+    """Packet names to try, each with whether its new values come after the returns that the writing overload has too."""
+    if out:
+        return [(name, False)]
+    if name.startswith("__i") and name.endswith("__"):
+        return [("__" + name[3:], False)]
+    if name.endswith("_"):
+        return [(name[:-1], False), (name[:-1] + "_functional", False)]
+    return [(name + "_functional", True)]
+
+
+@functools.cache
+def view_of(op: OpOverload) -> OpOverload | None:
+    """The view that an operator which changes metadata in place stands for (`transpose_` → `transpose`), or None."""
+    namespace, name = op._schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    if packet is None:
+        return None
+    wanted = [str(a.type) for a in op._schema.arguments]
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        if not found._schema.is_mutable and [str(a.type) for a in found._schema.arguments] == wanted:
+            return found if op_info(found).kind == "view" else None
+    return None
+
+
+def split_out(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments without those that `out=` variants write to."""
+    names = {info.arg_names[k] for k in info.written}
+    first = min(itertools.chain((len(args),), info.written))
+    return args[:first], {k: v for k, v in kwargs.items() if k not in names}

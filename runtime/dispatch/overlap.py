@@ -1,0 +1,99 @@
+"""Do two tensors of one storage share an element? Decided on their layouts, exactly for the cases that programs have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from .regions import Layout
+
+
+def byte_range(layout: Layout) -> tuple[int, int]:
+    """First byte and the byte past the last that a layout with known, non-negative strides and at least one element touches."""
+    size = layout.dtype.itemsize
+    last = sum((n - 1) * s for n, s in zip(layout.size, layout.stride, strict=True))
+    return layout.offset * size, (layout.offset + last + 1) * size
+
+
+def overlaps_itself(layout: Layout) -> bool:
+    """Whether two index tuples may name the same element (an expanded tensor, an overlapping `as_strided`)."""
+    if not layout.plain:
+        return any(type(s) is int and s == 0 and not (type(n) is int and n <= 1) for n, s in zip(layout.size, layout.stride, strict=True))
+    reach = 0
+    for n, s in sorted(((n, s) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1), key=lambda p: p[1]):
+        if s <= reach:
+            return True
+        reach += (n - 1) * s
+    return False
+
+
+def is_dense(layout: Layout) -> bool:
+    """Whether the elements fill their range without gaps or overlap, so that a copy can have the same strides and nothing else."""
+    if not layout.plain:
+        return _symbolic_dense(layout)
+    expected = 1
+    for n, s in sorted(((n, s) for n, s in zip(layout.size, layout.stride, strict=True) if n != 1), key=lambda p: (p[1], p[0])):
+        if s != expected and n != 0:
+            return n == 0
+        expected *= n
+    return True
+
+
+def _symbolic_dense(layout: Layout) -> bool:
+    """Row-major contiguous, decided on expressions only (no guard is added)."""
+    key = Layout(layout.dtype, layout.size, layout.stride, 0).key()
+    expected: object = 1
+    for n, s in zip(reversed(layout.size), reversed(key[2]), strict=True):
+        plain = n.node.expr if isinstance(n, torch.SymInt) else n
+        if s != expected and plain != 1:
+            return False
+        expected = expected * plain  # type: ignore[operator]
+    return True
+
+
+def may_overlap(a: Layout, b: Layout) -> bool:
+    """Whether two layouts of one storage may share a byte; unknown sizes count as yes. Layouts are as eager has them."""
+    if not (a.plain and b.plain):
+        return True
+    if math.prod(a.size) == 0 or math.prod(b.size) == 0:
+        return False
+    (lo_a, hi_a), (lo_b, hi_b) = byte_range(a), byte_range(b)
+    if hi_a <= lo_b or hi_b <= lo_a:
+        return False
+    if a.dtype.itemsize != b.dtype.itemsize:
+        return True
+    return _boxes_meet(a, b)
+
+
+def _boxes_meet(a: Layout, b: Layout) -> bool:
+    """Two boxes of one grid (columns or blocks of one matrix) are compared dimension by dimension; other pairs count as meeting."""
+    strides = sorted({s for layout in (a, b) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1} | {1}, reverse=True)
+    if any(s <= 0 for s in strides) or any(big % small for big, small in zip(strides, strides[1:], strict=False)):
+        return True
+    starts = [_digits(layout.offset, strides) for layout in (a, b)]
+    lengths = [_lengths(layout, strides) for layout in (a, b)]
+    for k in range(1, len(strides)):
+        period = strides[k - 1] // strides[k]
+        if any(start[k] + length[k] > period for start, length in zip(starts, lengths, strict=True)):
+            return True  # a box that wraps into the next row is no box of this grid
+    spans = zip(*starts, *lengths, strict=True)
+    return all(start_a < start_b + n_b and start_b < start_a + n_a for start_a, start_b, n_a, n_b in spans)
+
+
+def _digits(offset: int, strides: Sequence[int]) -> list[int]:
+    out = []
+    for s in strides:
+        out.append(offset // s)
+        offset %= s
+    return out
+
+
+def _lengths(layout: Layout, strides: Sequence[int]) -> list[int]:
+    out = [1] * len(strides)
+    for n, s in zip(layout.size, layout.stride, strict=True):
+        if n > 1:
+            k = strides.index(s)
+            out[k] += n - 1
+    return out

@@ -1,0 +1,142 @@
+"""What the traced program's tensors are made of: regions of storage, and values that are views of them.
+
+A `Region` is the piece of storage that one tensor brought into the program: an input, a merged base of inputs that overlap, or a fresh
+result. Its `version` counts the writes to it. A `Value` is one tensor object: the region's whole (no parent), or a view of another value.
+A value's node is right while its version is the region's; after that the node is made again from the parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a tensor lies in its storage: dtype, sizes, strides, offset (in elements), and whether it is a lazy conjugate or negative."""
+
+    dtype: torch.dtype
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+    conj: bool = False
+    neg: bool = False
+
+    @classmethod
+    def of(cls, t: torch.Tensor) -> Layout:
+        """The layout of a strided tensor."""
+        return cls(t.dtype, tuple(t.shape), t.stride(), t.storage_offset(), t.is_conj(), t.is_neg())
+
+    @property
+    def plain(self) -> bool:
+        """Whether all sizes and strides are known integers."""
+        return all(type(v) is int for v in (*self.size, *self.stride, self.offset))
+
+    def key(self) -> tuple[Any, ...]:
+        """Hashable; two layouts with the same key are the same for all values of the size symbols."""
+        if self.plain:
+            return (self.dtype, self.size, self.stride, self.offset, self.conj, self.neg)
+        return (self.dtype, _exprs(self.size), _exprs(self.stride), _exprs((self.offset,)), self.conj, self.neg)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.size)} stride {list(self.stride)} offset {self.offset}"
+
+
+def _exprs(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(v.node.expr if isinstance(v, torch.SymInt) else v for v in values)
+
+
+def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape lay their elements out alike (strides of dimensions of size one do not matter)."""
+    pairs = zip(a.shape, _exprs(a.stride()), _exprs(b.stride()), strict=True)
+    return all(x == y or (type(n) is int and n <= 1) for n, x, y in pairs)
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """The view that made a value of its parent: `op(*args, **kwargs)`, whose argument `position` is the parent, result `index` of it."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    position: int = 0
+    index: int | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Region:
+    """See the module. `inputs` are the flat input positions whose elements it holds; `key` names the storage."""
+
+    key: int
+    storage: Any
+    inputs: tuple[int, ...] = ()
+    version: int = 0
+    loose: bool = False
+    """Some value reaches outside of the region (`as_strided` beyond an input's own elements)."""
+    constant: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """See the module. `layout` is the tensor's place in its storage as eager has it; `step` is None for a pure alias."""
+
+    region: Region
+    node: fx.Node
+    layout: Layout
+    parent: Value | None = None
+    step: Step | None = None
+    version: int = 0
+    written: tuple[fx.Node, fx.Node] | None = None
+    """The parent's node before and after this value was last written into it."""
+
+    @property
+    def root(self) -> Value:
+        """The value that is the whole region."""
+        value = self
+        while value.parent is not None:
+            value = value.parent
+        return value
+
+
+@dataclass
+class Regions:
+    """All regions by storage, and all values by tensor (kept alive, so that ids stay unique)."""
+
+    by_storage: dict[int, list[Region]] = field(default_factory=dict)
+    values: dict[int, tuple[torch.Tensor, Value]] = field(default_factory=dict)
+
+    def key(self, t: torch.Tensor) -> int:
+        """The identity of a tensor's storage."""
+        return t.untyped_storage()._cdata
+
+    def get(self, t: torch.Tensor) -> Value | None:
+        """The value of a tensor object of the program."""
+        found = self.values.get(id(t))
+        return found[1] if found is not None else None
+
+    def set(self, t: torch.Tensor, value: Value) -> None:
+        """Record `t` as `value`."""
+        self.values[id(t)] = (t, value)
+
+    def add(self, t: torch.Tensor, node: fx.Node, inputs: tuple[int, ...] = ()) -> Value:
+        """A new region whose whole is the tensor `t`."""
+        storage = t.untyped_storage()
+        region = Region(storage._cdata, storage, inputs)
+        self.by_storage.setdefault(region.key, []).append(region)
+        value = Value(region, node, Layout.of(t))
+        self.set(t, value)
+        return value
+
+    def current(self, value: Value, replay: Callable[[Step, fx.Node], fx.Node]) -> fx.Node:
+        """The node that holds the value's present contents; `replay(step, parent_node)` makes it again after a write elsewhere."""
+        region = value.region
+        if value.version != region.version:
+            if value.parent is not None:
+                node = self.current(value.parent, replay)
+                value.node = node if value.step is None else replay(value.step, node)
+            value.version = region.version
+        return value.node

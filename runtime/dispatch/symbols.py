@@ -1,0 +1,129 @@
+"""Sizes in the graph: every symbolic integer, float or bool that an operator takes becomes a node, made from its expression.
+
+Nothing is traced for arithmetic on sizes while the program runs: the expression that arrives at an operator says it all, and equal
+expressions share one node.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from ...errors import UnsupportedError
+from ...generated.dispatch_tables import ROLES
+
+_BINARY: dict[str, Callable[..., Any]] = {
+    "Add": operator.add,
+    "Mul": operator.mul,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "IntTrueDiv": operator.truediv,
+    "FloatTrueDiv": operator.truediv,
+    "PowByNatural": operator.pow,
+    "FloatPow": operator.pow,
+    "Pow": operator.pow,
+    "Max": torch.sym_max,
+    "Min": torch.sym_min,
+    "LShift": operator.lshift,
+    "RShift": operator.rshift,
+    "Equality": operator.eq,
+    "Unequality": operator.ne,
+    "StrictLessThan": operator.lt,
+    "LessThan": operator.le,
+    "StrictGreaterThan": operator.gt,
+    "GreaterThan": operator.ge,
+    "And": operator.and_,
+    "Or": operator.or_,
+}
+_UNARY: dict[str, Callable[..., Any]] = {
+    "ToFloat": torch.sym_float,
+    "TruncToInt": math.trunc,
+    "FloorToInt": math.floor,
+    "CeilToInt": math.ceil,
+    "RoundToInt": round,
+    "Not": torch.sym_not,
+}
+
+
+class Symbols:
+    """Nodes for symbolic expressions: `bind` says where a symbol can be read, `node` gives the node of an expression."""
+
+    def __init__(self, graph: fx.Graph, shape_env: Any) -> None:
+        self.graph = graph
+        self.shape_env = shape_env
+        self.nodes: dict[Any, fx.Node] = {}
+        self.sources: dict[sympy.Symbol, tuple[fx.Node, str, int]] = {}
+
+    def bind(self, value: Any, node: fx.Node) -> None:
+        """Remember that `node` (a placeholder, or a call that returned a fresh symbol) is the value of a symbolic number."""
+        expr = value.node.expr
+        if isinstance(expr, sympy.Symbol):
+            self.nodes.setdefault(expr, node)
+        elif isinstance(expr, sympy.Integer):
+            return
+
+    def bind_sizes(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        """Remember the symbols that are sizes or strides of the tensor `node`."""
+        for how, values in (("size", tensor.shape), ("stride", tensor.stride()), ("offset", (tensor.storage_offset(),))):
+            for dim, value in enumerate(values):
+                if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+                    self.sources.setdefault(value.node.expr, (node, how, dim))
+
+    def node(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+        """The node of a symbolic number, or a plain number when its value has become known. Raises `UnsupportedError`."""
+        return self._expr(value.node.expr, type(value))
+
+    def _expr(self, expr: Any, kind: type) -> Any:
+        if isinstance(expr, (sympy.Integer, int)) and not isinstance(expr, bool):
+            return int(expr)
+        if isinstance(expr, sympy.Rational | sympy.Float):
+            return float(expr)
+        if expr in (sympy.true, sympy.false):
+            return bool(expr)
+        known = self.nodes.get(expr)
+        if known is None:
+            known = self.nodes[expr] = self._symbol(expr) if isinstance(expr, sympy.Symbol) else self._compute(expr, kind)
+        return known
+
+    def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
+        if symbol not in self.sources:
+            raise UnsupportedError(f"the size {symbol} is used, but no input or result has it; pass it as an input")
+        node, how, dim = self.sources[symbol]
+        made = self._call(ROLES[how], (node,) if how == "offset" else (node, dim), symbol, torch.SymInt)
+        return made
+
+    def _compute(self, expr: Any, kind: type) -> fx.Node:
+        name = type(expr).__name__
+        if name == "CeilToInt" or name in _UNARY:
+            return self._call(_UNARY[name], (self._expr(expr.args[0], torch.SymFloat),), expr, kind)
+        target = _BINARY.get(name)
+        if target is None:
+            raise UnsupportedError(f"the size expression {expr} uses {name}, which cannot be computed in a graph; mark the dimension static")
+        # Fold from the left: sums and products of sympy have any number of terms, in an order that does not vary.
+        inner = kind if kind is not torch.SymBool else torch.SymInt
+        terms = [self._expr(a, inner) for a in expr.args]
+        result, done = terms[0], expr.args[0]
+        for argument, term in zip(expr.args[1:], terms[1:], strict=True):
+            done = expr if argument is expr.args[-1] else expr.func(done, argument)
+            result = self._call(target, (result, term), done, kind)
+        return result
+
+    def _call(self, target: Any, args: tuple[Any, ...], expr: Any, kind: type) -> fx.Node:
+        node = self.graph.create_node("call_function", target, args, {})
+        node.meta["val"] = self._value(expr, kind)
+        return node
+
+    def _value(self, expr: Any, kind: type) -> Any:
+        if kind is torch.SymInt:
+            return self.shape_env.create_symintnode(expr, hint=None)
+        if kind is torch.SymFloat:
+            return self.shape_env.create_symfloatnode(expr, hint=None)
+        return self.shape_env.create_symboolnode(expr)

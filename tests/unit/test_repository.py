@@ -1,0 +1,239 @@
+"""The laws of the repository that a reader cannot see in one file: which way imports point, and who may name what."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+#: The order in which data flows. A package imports itself and packages of a smaller rank.
+RANK = {
+    name: rank
+    for rank, names in enumerate(
+        [
+            ("errors",),
+            ("torch_compat", "config", "observe"),
+            ("ir",),
+            ("frontend",),
+            ("dispatch",),
+            ("graph",),
+            ("lower",),
+            ("schedule",),
+            ("codegen",),
+            ("build",),
+            ("execute",),
+            ("compile_fx",),
+        ]
+    )
+    for name in names
+}
+PEERS = ("torch._inductor", "torch._functorch.aot_autograd", "torch._functorch._aot_autograd")
+PEERS += ("torch._functorch.partitioners", "torch._functorch.compile_utils", "functorch.compile")
+GENERATOR_ONLY = {"yaml", "jsonschema", "jinja2"}
+OPERATOR = re.compile(r"\baten(\.|::)\w")
+
+
+def sources(*folders: str) -> list[Path]:
+    """The Python files of the given top folders ("." is the root's own files), sorted."""
+    found: list[Path] = []
+    for folder in folders:
+        found += ROOT.glob("*.py") if folder == "." else (ROOT / folder).rglob("*.py")
+    return sorted(found)
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, absolute dotted name) of everything that a module imports; `from a import b` gives `a.b`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    here = ("opforge", *parts[:-1])
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def part_of(module: str) -> str | None:
+    """The ranked part that a dotted name of this package belongs to: `opforge.runtime.ir.nodes` → `ir`."""
+    names = module.split(".")
+    if names[:2] == ["opforge", "errors"]:
+        return "errors"
+    return names[2] if names[:2] == ["opforge", "runtime"] and len(names) > 2 else None
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` for an attribute chain on a plain name, else an empty string."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+
+
+def docstrings(tree: ast.Module) -> set[int]:
+    """Ids of the constants that are only text for readers: docstrings and other bare strings."""
+    return {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
+
+
+def private(module: str) -> bool:
+    """Whether a dotted name reaches into torch's private parts (dunder names are not private)."""
+    names = module.split(".")
+    return names[0] in ("torch", "functorch") and any(n.startswith("_") and not n.startswith("__") for n in names[1:])
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in sources("runtime"):
+        mine = path.relative_to(ROOT / "runtime").parts[0].removesuffix(".py")
+        if mine == "__init__":
+            continue
+        assert mine in RANK, f"runtime/{mine} has no place in the order of packages: add it to RANK here"
+        for line, module in imports(path):
+            other = part_of(module)
+            if other is not None and other != mine and RANK.get(other, -1) >= RANK[mine]:
+                wrong.append(f"{place(path, line)}: {mine} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_runtime_does_not_import_the_generator_or_the_public_face() -> None:
+    outside = ("opforge.generator", "opforge.frontend_api", "opforge.cli")
+    wrong = [
+        f"{place(p, line)}: {m}"
+        for p in sources("runtime", "generated")
+        for line, m in imports(p)
+        if m.startswith(outside)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_generator_does_not_import_what_it_generates() -> None:
+    wrong = [
+        f"{place(p, line)}: {m}"
+        for p in sources("generator")
+        for line, m in imports(p)
+        if m.startswith("opforge.generated")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_runtime_needs_no_spec_reader() -> None:
+    wrong = [
+        f"{place(p, line)}: {m}"
+        for p in sources("runtime", "generated", ".")
+        for line, m in imports(p)
+        if m.split(".")[0] in GENERATOR_ONLY
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_engines_name_no_operator() -> None:
+    wrong = []
+    for path in sources("runtime", "generator"):
+        tree = parsed(path)
+        text = docstrings(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in text:
+                named = OPERATOR.search(node.value)
+            elif isinstance(node, ast.Attribute):
+                named = OPERATOR.search(dotted(node))
+            else:
+                continue
+            if named:
+                wrong.append(f"{place(path, node.lineno)}: {ast.unparse(node)[:80]}")
+    for path in sorted((ROOT / "generator").rglob("*.j2")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if OPERATOR.search(line):
+                wrong.append(f"{place(path, number)}: {line.strip()[:80]}")
+    assert not wrong, "operators belong in specs/:\n" + "\n".join(wrong)
+
+
+def test_private_torch_names_come_through_torch_compat() -> None:
+    wrong = []
+    for path in sources("runtime", "generator", "generated", "."):
+        if path == ROOT / "runtime" / "torch_compat.py":
+            continue
+        wrong += [f"{place(path, line)}: import of {m}" for line, m in imports(path) if private(m)]
+        wrong += [
+            f"{place(path, node.lineno)}: {dotted(node)}"
+            for node in ast.walk(parsed(path))
+            if isinstance(node, ast.Attribute) and private(dotted(node))
+        ]
+    assert not wrong, "import them in runtime/torch_compat.py, with what they are for:\n" + "\n".join(wrong)
+
+
+def test_peers_are_not_used() -> None:
+    wrong = []
+    for path in sources("runtime", "generator", "generated", "examples", "."):
+        tree = parsed(path)
+        text = docstrings(tree)
+        wrong += [f"{place(path, line)}: import of {m}" for line, m in imports(path) if m.startswith(PEERS)]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and dotted(node).startswith(PEERS):
+                wrong.append(f"{place(path, node.lineno)}: {dotted(node)}")
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in text:
+                wrong += [f"{place(path, node.lineno)}: {peer!r} in a string" for peer in PEERS if peer in node.value]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_exception_is_swallowed() -> None:
+    wrong = []
+    for path in sources("runtime", "generator", "."):
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            broad = node.type is None or dotted(node.type) in ("Exception", "BaseException")
+            empty = all(isinstance(s, ast.Pass | ast.Continue) for s in node.body)
+            if node.type is None or (broad and empty):
+                wrong.append(place(path, node.lineno))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder", ["runtime", "generator", "benchmarks", "examples", "."])
+def test_hand_written_files_stay_readable(folder: str) -> None:
+    long = {str(p.relative_to(ROOT)): n for p in sources(folder) if (n := p.read_text().count("\n")) >= 500}
+    assert not long
+
+
+def test_pyproject_lists_every_package() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {
+        ".".join(("opforge", *p.parent.relative_to(ROOT).parts))
+        for p in sources("runtime", "generator", "generated", ".")
+        if p.name == "__init__.py"
+    }
+    assert sorted(listed) == sorted(found)
+
+
+def test_versions_agree() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f'__version__ = "{version}"' in (ROOT / "__init__.py").read_text()
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_import_needs_neither_torch_nor_a_spec_reader() -> None:
+    """`import opforge` is quick, and compiling works where PyYAML, jsonschema and Jinja2 are not installed."""
+    code = """
+import sys
+import opforge
+assert "torch" not in sys.modules
+for name in ("yaml", "jsonschema", "jinja2"):
+    sys.modules[name] = None
+opforge.compile_fx
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent, check=False)
+    assert done.returncode == 0, done.stderr
