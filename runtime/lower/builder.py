@@ -271,7 +271,6 @@ class Builder:
     ) -> Tensor:
         """A copy of `base` in which, for every point of `r` in order (where `when`), the element at `into` is set to or combined with `value`."""
         domain = tuple(x.var for x in map(expr, r) if x.var is not None)
-        value = s.coerced(value, None if isinstance(value, Node) else s.constant(0, base.dtype))
         scatter = Scatter(base.name, tuple(map(expr, into)), mode, domain, when)
         vars_ = coordinates(base.shape)
         return self._add(
