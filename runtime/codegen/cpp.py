@@ -52,6 +52,7 @@ class Writer:
         self.count: str | None = None  # how many lanes are live (None: all)
         self.tile_start: str | None = None  # outer mode: first element of the tile
         self.tile = TILE
+        self.register_lane = False  # registers are small arrays of vectors, indexed by q
         self.depends: dict[Node, bool] = {}
 
     # -- text ----------------------------------------------------------------------------------------------------------
@@ -145,6 +146,8 @@ class Writer:
     def _load(self, node: Node, vector: bool) -> str:
         name = node.attr.buffer
         if not node.attr.index:
+            if self.register_lane:
+                return f"{name}[q]"
             if self.tile_start is None:
                 return name
             return f"loadu({name} + ({self.lane_text()} - {self.tile_start}))"

@@ -470,6 +470,10 @@ class KernelWriter(Writer):
         while self.tile > self.lanes and self.tile * biggest > 32768:
             self.tile //= 2
         many = bool(others) and self._enough(others)
+        width = self._register_width(w)
+        if width > 1:
+            self._register_tiles(w, others, many, width)
+            return
         if not many and isinstance(w.extent, int):
             while self.tile > 4 * self.lanes and w.extent < 2 * self.threads * self.tile:
                 self.tile //= 2
@@ -485,6 +489,87 @@ class KernelWriter(Writer):
                 for k, phase in enumerate(self.fk.phases):
                     self._tile_phase(phase, k, w, start, end)
                 self.tile_start = None
+
+        self._loops(others, self._pragma(len(others)) if many else "", tile)
+
+    def _register_width(self, w: Var) -> int:
+        """How many vectors of the outer variable fit registers together (0: use arrays in memory)."""
+        plain = all(not isinstance(s.source, Scan) and not (isinstance(s.source, Reduce) and s.source.kind.startswith("arg")) for p in self.fk.phases for s in p.body)
+        if not plain or self.fk.kernel.scratch or not isinstance(w.extent, int) or w.extent % self.lanes:
+            return 0
+        reduces = max(sum(isinstance(s.source, Reduce) for s in p.body) for p in self.fk.phases)
+        return next((q for q in (8, 4, 2) if w.extent // self.lanes % q == 0 and q * reduces <= 8), 0)
+
+    def _register_tiles(self, w: Var, others: list[Var], many: bool, width: int) -> None:
+        """Columns in groups of `width` vectors, whose accumulators stay in registers while the rows stream by once."""
+        self.register_lane = True
+
+        def each(body: Callable[[], None]) -> None:
+            self.line(f"#pragma GCC unroll {width}")
+            with self.block(f"for (int q = 0; q < {width}; ++q)", w):
+                self.line(f"const int64_t {w.name} = tile + q * VL;")
+                self.lane_var, self.count = w, None
+                body()
+                self.lane_var = None
+
+        def phase_code(phase: FlatPhase, number: int) -> None:
+            reduces = [s for s in phase.body if isinstance(s.source, Reduce)]
+            names = {s.source.name: s.source.name for s in reduces if isinstance(s.source, Reduce)}
+            partial: dict[str, str] = {}
+            inner = list(phase.inner)
+            last = inner[-1] if inner else None
+            sums = [s for s in reduces if isinstance(s.source, Reduce) and s.source.kind in self.tables.inexact and s.source.dtype.startswith("float")]
+            cascade = bool(sums) and last is not None and (not isinstance(last.extent, int) or last.extent > BLOCK)
+
+            def fill(which: Mapping[str, str]) -> None:
+                for s in reduces:
+                    assert isinstance(s.source, Reduce)
+                    if s.source.name in which:
+                        start = self.tables.identity(s.source.kind, self._acc_dtype(s))
+                        self.line(f"for (int q = 0; q < {width}; ++q) {which[s.source.name]}[q] = splat<{COMPUTE[self._acc_dtype(s)]}>({start});")
+
+            for s in reduces:
+                assert isinstance(s.source, Reduce)
+                self.line(f"Reg<{COMPUTE[s.source.dtype]}> {s.source.name}[{width}];")
+                if cascade and s in sums:
+                    partial[s.source.name] = self.fresh("part")
+                    self.line(f"Reg<{COMPUTE[s.source.dtype]}> {partial[s.source.name]}[{width}];")
+            fill(names)
+
+            def body() -> None:
+                target = {**names, **partial}
+                for s in phase.body:
+                    if isinstance(s.source, Reduce):
+                        self._accumulate(s, f"{target[s.source.name]}[q]", None)
+                    else:
+                        self._store_vector(s)
+
+            with self.block("", after_writes=number > 0):
+                if not cascade:
+                    self._loops(inner, "", lambda: each(body))
+                    return
+                assert last is not None
+
+                def blocks() -> None:
+                    n = self.size(last.extent)
+                    with self.block(f"for (int64_t {last.name}_b = 0; {last.name}_b < {n}; {last.name}_b += {BLOCK})"):
+                        fill(partial)
+                        self.line(f"const int64_t {last.name}_e = {last.name}_b + {BLOCK} < {n} ? {last.name}_b + {BLOCK} : {n};")
+                        with self.block(f"for (int64_t {last.name} = {last.name}_b; {last.name} < {last.name}_e; ++{last.name})", last):
+                            each(body)
+                        for s in sums:
+                            assert isinstance(s.source, Reduce)
+                            a, b = f"{s.source.name}[q]", f"{partial[s.source.name]}[q]"
+                            self.line(f"for (int q = 0; q < {width}; ++q) {a} = {self.tables.combine(s.source.kind, s.source.dtype, a, b, True)};")
+
+                self._loops(inner[:-1], "", blocks)
+
+        def tile() -> None:
+            if not many and (pragma := self._pragma(1)):
+                self.line(pragma)
+            with self.block(f"for (int64_t tile = 0; tile < {self.size(w.extent)}; tile += {width} * VL)"):
+                for k, phase in enumerate(self.fk.phases):
+                    phase_code(phase, k)
 
         self._loops(others, self._pragma(len(others)) if many else "", tile)
 
