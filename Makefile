@@ -46,7 +46,8 @@ check-format: $(STAMP)
 check-types: $(STAMP)
 	@mkdir -p $(TYPECHECK) && ln -sfn "$(CURDIR)" $(TYPECHECK)/opforge
 	$(PY) -m mypy -p opforge.runtime -p opforge.generator -p opforge.generated -m opforge
-	$(PY) -m mypy benchmarks examples
+	cd benchmarks && ../$(PY) -m mypy --config-file ../pyproject.toml --follow-imports=silent .
+	cd examples && ../$(PY) -m mypy --config-file ../pyproject.toml --follow-imports=silent .
 
 check-generated: $(STAMP)
 	$(PY) -m opforge generate --check

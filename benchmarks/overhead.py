@@ -6,6 +6,7 @@ The floor is a backend that returns a preallocated output: whatever a compiled c
 import json
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +51,7 @@ def main(
             print(f"{name} is left out: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
             calls.pop(name, None)
     with torch.no_grad():
-        samples = interleaved({n: (lambda f=f: f(x, y)) for n, f in calls.items()}, rounds, sample_s=0.005)
+        samples = interleaved({n: partial(f, x, y) for n, f in calls.items()}, rounds, sample_s=0.005)
     micros = {name: statistics.median(s) * 1e6 for name, s in samples.items()}
     above = {
         name: statistics.median(a - b for a, b in zip(samples[name], samples["floor"], strict=True)) * 1e6
