@@ -141,6 +141,10 @@ def dims_of(dims: Any, n: int) -> list[int]:
     return sorted(set(wraps(dims, n))) if n else []
 
 
+def reversed(values: Sequence[Any]) -> list[Any]:  # noqa: A001
+    return list(values[::-1])
+
+
 def drop(values: Sequence[Any], d: int) -> list[Any]:
     return [*values[:d], *values[d + 1 :]]
 
