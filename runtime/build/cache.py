@@ -147,12 +147,13 @@ class Cache:
         return entry
 
     @contextlib.contextmanager
-    def lock(self, key: str, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[bool]:
+    def lock(self, key: str, timeout_s: float | None = None) -> Iterator[bool]:
         """Held while making the artifact of `key`, so that others wait and then find it. Yields whether it is held.
 
         Without it (a timeout, a file system without locks) making it twice is only wasted work, never wrong.
         """
-        lock = filelock.FileLock(self.root / "locks" / f"{key[:3]}.lock", timeout=timeout_s, mode=0o600)
+        timeout = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
+        lock = filelock.FileLock(self.root / "locks" / f"{key[:3]}.lock", timeout=timeout, mode=0o600)
         try:
             lock.acquire()
         except (OSError, NotImplementedError):  # a timeout is an OSError too

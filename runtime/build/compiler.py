@@ -109,8 +109,10 @@ def _build(source: str, stem: str, digest: str, tools: Toolchain, cfg: Config, s
         # Two steps: -fopenmp at the link would add the compiler's own OpenMP library.
         compile_step = [*tools.command, *tools.compile_flags, "-c", f"{stem}.cpp", "-o", f"{stem}.o"]
         link_step = [*tools.command, f"{stem}.o", *tools.link_flags, "-o", f"{stem}.so"]
-        for step in (compile_step, link_step):
+        for step, product in ((compile_step, f"{stem}.o"), (link_step, f"{stem}.so")):
             status, output = _run(step, folder, tools, cfg.build_timeout_s)
+            if status is None and not (folder / product).is_file():
+                status = f"reported success but wrote no {product}"
             if status is not None:
                 kept = keep_source(source, stem, cfg.dump_dir)
                 raise BuildError(

@@ -85,7 +85,7 @@ def read_entry(folder: Path, key: str) -> Entry | None:
         names = tuple(manifest["files"])
         for name in names:
             _check_file(folder / name, manifest["files"][name])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedEntryError(f"{type(error).__name__}: {error}") from error
     return Entry(key, folder, names, manifest["meta"])
 
