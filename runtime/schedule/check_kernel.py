@@ -1,0 +1,529 @@
+"""One kernel under the checker: what it reads and writes, in which phase, at which index; and whether what it stores is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ..ir.facts import covers, equal, flat, in_range, is_injective, plausible
+from ..ir.index import Expr, Val, Var, expr, of
+from ..ir.nodes import (
+    ITEMSIZE,
+    Buffer,
+    LoadAt,
+    Node,
+    Size,
+    const,
+    contiguous_strides,
+    identity_mapping,
+    indirect,
+    load,
+    rebuild,
+)
+from .check_memory import Memory
+from .check_values import Definition, Values, invert, loop_matches
+from .plan import Kernel, Reduce, Scan, Statement, Store
+
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or a store. `phase` and `at` (the statement's number in its phase) say when it happens for one outer point."""
+
+    buffer: str
+    index: tuple[Expr, ...]
+    phase: int
+    at: int
+    guarded: bool = False
+
+
+class KernelCheck:
+    def __init__(
+        self,
+        kernel: Kernel,
+        values: Values,
+        memory: Memory,
+        buffers: Mapping[str, Buffer],
+        step: str,
+        fail: Callable[[str], NoReturn],
+    ) -> None:
+        self.kernel, self.values, self.memory, self.buffers = kernel, values, memory, buffers
+        self.step, self.fail = step, fail
+        self.scratch = {b.name: b for b in kernel.scratch}
+        self.registers: dict[str, tuple[int, Reduce]] = {}
+        self.outer = tuple(of(v) for v in kernel.outer)
+        self.loads: list[Access] = []
+        self.stores: list[Access] = []
+        self.local: dict[str, str] = {}
+        self.memo: dict[Node, Node] = {}
+
+    def run(self) -> None:
+        self._collect()
+        self._locals()
+        self._in_bounds()
+        for r in dict.fromkeys(a.buffer for a in self.loads if self._is_global(a.buffer)):
+            self._read(r)
+        self._overlaps()
+        self._meaning()
+        for w in dict.fromkeys(a.buffer for a in self.stores if self._is_global(a.buffer)):
+            self._written(w)
+
+    # -- collecting ----------------------------------------------------------------------------------------------------
+    def statements(self) -> Iterator[tuple[int, int, Statement]]:
+        for p, phase in enumerate(self.kernel.phases):
+            for k, st in enumerate(phase.body):
+                yield p, k, st
+
+    def _is_global(self, name: str) -> bool:
+        return name not in self.scratch and name not in self.registers
+
+    def _collect(self) -> None:
+        for p, k, st in self.statements():
+            if isinstance(st, Reduce):
+                if st.name in self.registers or st.name in self.scratch or st.name in self.buffers:
+                    self.fail(f"register {st.name!r} is defined twice")
+                self.registers[st.name] = (p, st)
+            loops = {*self.kernel.outer, *self.kernel.phases[p].inner}
+            for n in dict.fromkeys(n for root in _roots(st) for n in root.walk()):
+                if n.op == "load":
+                    self.loads.append(Access(n.attr.buffer, n.attr.index, p, k, bool(n.args)))
+                    self._scoped(n.attr.index, loops, n.attr.buffer)
+                elif n.op == "index":
+                    self._scoped((n.attr,), loops, "an index")
+            if not isinstance(st, Reduce):
+                self.stores.append(Access(st.buffer, st.index, p, k, isinstance(st, Store) and st.mask is not None))
+                self._scoped(st.index, loops, st.buffer)
+        names = [v.name for v in self.kernel.outer]
+        for phase in self.kernel.phases:
+            mine = names + [v.name for v in phase.inner]
+            if len(set(mine)) != len(mine):
+                self.fail("two loops have one name")
+        for a in self.loads:
+            if self._is_global(a.buffer) and a.buffer not in self.kernel.reads and a.buffer not in self.kernel.writes:
+                self.fail(f"buffer {a.buffer!r} is read, but is not an argument")
+        for a in self.stores:
+            if self._is_global(a.buffer) and a.buffer not in self.kernel.writes:
+                self.fail(f"buffer {a.buffer!r} is stored, but is not among the kernel's results")
+        stored = {a.buffer for a in self.stores}
+        for w in self.kernel.writes:
+            if w not in stored:
+                self.fail(f"buffer {w!r} is to be written, but no statement stores it")
+
+    def _scoped(self, index: Sequence[Expr], loops: set[Var], what: str) -> None:
+        for e in index:
+            for a in e.atoms():
+                if isinstance(a, Var) and a not in loops and a.extent != 1:
+                    self.fail(f"{what!r}: {a.name!r} is not a loop of this phase")
+
+    # -- registers and scratch tiles -----------------------------------------------------------------------------------
+    def _locals(self) -> None:
+        for a in self.loads:
+            if a.buffer in self.registers and self.registers[a.buffer][0] >= a.phase:
+                self.fail(
+                    f"register {a.buffer!r} is read in phase {a.phase}, before its reduction in phase {self.registers[a.buffer][0]} is done"
+                )
+            if a.buffer in self.registers and a.index:
+                self.fail(f"register {a.buffer!r} is read with coordinates")
+        for name, tile in self.scratch.items():
+            writes = [s for s in self.stores if s.buffer == name]
+            if len(writes) != 1:
+                self.fail(f"scratch tile {name!r} is written {len(writes)} times")
+            w = writes[0]
+            inner = self.kernel.phases[w.phase].inner
+            if not covers(w.index, tile.shape, inner):
+                self.fail(f"scratch tile {name!r} of shape {list(tile.shape)} is not fully written in phase {w.phase}")
+            for a in self.loads:
+                if a.buffer == name and a.phase <= w.phase:
+                    self.fail(
+                        f"scratch tile {name!r} is read in phase {a.phase}, before phase {w.phase} has written it"
+                    )
+
+    # -- bounds --------------------------------------------------------------------------------------------------------
+    def _in_bounds(self) -> None:
+        for a in (*self.loads, *self.stores):
+            if a.buffer in self.registers:
+                continue
+            shape = self.scratch[a.buffer].shape if a.buffer in self.scratch else self.memory.layout(a.buffer).shape
+            if len(a.index) != len(shape):
+                self.fail(f"buffer {a.buffer!r} of rank {len(shape)} is accessed with {len(a.index)} coordinates")
+            for e, n in zip(a.index, shape, strict=True):
+                if not a.guarded and not in_range(e, n) and not plausible(e, n):
+                    self.fail(f"buffer {a.buffer!r} is accessed at {e}, which is not within 0..{n} - 1")
+        for n in dict.fromkeys(
+            n for _, _, st in self.statements() for root in _roots(st) for n in root.walk() if n.op == "load"
+        ):
+            name = n.attr.buffer
+            dtype = (
+                self.registers[name][1].dtype
+                if name in self.registers
+                else self.scratch[name].dtype
+                if name in self.scratch
+                else self.memory.layout(name).dtype
+            )
+            if n.dtype != dtype:
+                self.fail(f"buffer {name!r} is {dtype}, but read as {n.dtype}")
+
+    # -- reads ---------------------------------------------------------------------------------------------------------
+    def _read(self, name: str) -> None:
+        """Each load of a global buffer finds it written: by an earlier step, or for this outer point by an earlier phase."""
+        writes = [s for s in self.stores if s.buffer == name]
+        if not writes:
+            self.memory.require(name)
+            return
+        last = max(writes, key=lambda w: (w.phase, w.at))
+        for a in (a for a in self.loads if a.buffer == name):
+            if a.phase > last.phase:
+                if not all(self._same_outer(a, w) for w in writes):
+                    self.fail(
+                        f"buffer {name!r} is read in phase {a.phase} at [{_show(a.index)}], which another outer iteration writes"
+                    )
+            elif (a.phase, a.at) > (last.phase, last.at) and all(_same_index(a.index, w.index) for w in writes):
+                continue
+            else:
+                self.fail(
+                    f"buffer {name!r} is read in phase {a.phase} before this kernel has written it (phase {last.phase})"
+                )
+
+    def _same_outer(self, a: Access, b: Access) -> bool:
+        """Whatever element the two accesses share, they touch it in the same iteration of the outer loops."""
+        if all(v.extent == 1 for v in self.kernel.outer):
+            return True
+        outer = set(self.kernel.outer)
+        parts: list[tuple[Expr, Size]] = []
+        shape = self.memory.layout(a.buffer).shape
+        for x, y, n in zip(a.index, b.index, shape, strict=True):
+            if _vars(x) <= outer and not any(isinstance(t, Val) for t in x.atoms()) and equal(x, y):
+                parts.append((x, n))
+        index, dims = tuple(p[0] for p in parts), tuple(p[1] for p in parts)
+        return is_injective(flat(index, contiguous_strides(dims)), self.kernel.outer)
+
+    # -- two buffers in the same bytes ---------------------------------------------------------------------------------
+    def _overlaps(self) -> None:
+        written = list(dict.fromkeys(s.buffer for s in self.stores if self._is_global(s.buffer)))
+        read = list(dict.fromkeys(a.buffer for a in self.loads if self._is_global(a.buffer)))
+        by_storage: dict[str, list[str]] = {}
+        for w in written:
+            by_storage.setdefault(self.memory.region(w).storage, []).append(w)
+        for k, w in enumerate(written):
+            for other in by_storage[self.memory.region(w).storage]:
+                if other in written[:k] and self.memory.region(w).overlaps(self.memory.region(other)):
+                    self.fail(f"buffers {other!r} and {w!r}, both written here, overlap in memory")
+        for r in read:
+            for w in by_storage.get(self.memory.region(r).storage, ()):
+                if r != w and self.memory.region(r).overlaps(self.memory.region(w)):
+                    self._in_place(r, w)
+
+    def _in_place(self, old: str, new: str) -> None:
+        """`new` is written where `old` is read: no read may come after the write of the same bytes."""
+        a, b = self.memory.layout(old), self.memory.layout(new)
+        for r in (x for x in self.loads if x.buffer == old):
+            for w in (x for x in self.stores if x.buffer == new):
+                what = f"buffer {old!r} is read at [{_show(r.index)}] in phase {r.phase}, but {new!r} is written over it in phase {w.phase}"
+                if r.phase > w.phase:
+                    self.fail(f"{what}, which comes first")
+                if ITEMSIZE.get(a.dtype) != ITEMSIZE.get(b.dtype):
+                    self.fail(f"{what} with elements of another size")
+                if r.phase == w.phase:
+                    if r.at > w.at:
+                        self.fail(f"{what} by an earlier statement")
+                    if not equal(
+                        self.memory.position(old, r.index), self.memory.position(new, w.index)
+                    ) or not self._injective(w):
+                        self.fail(f"{what} at [{_show(w.index)}], which is not the same element")
+                elif (a.shape, a.stride, a.offset) != (b.shape, b.stride, b.offset) or self.memory.region(
+                    old
+                ).start != self.memory.region(new).start:
+                    self.fail(f"{what} with another layout")
+                elif not self._same_outer(r, w):
+                    self.fail(f"{what} by another outer iteration")
+
+    def _injective(self, w: Access) -> bool:
+        shape = self.memory.layout(w.buffer).shape
+        loops = (*self.kernel.outer, *self.kernel.phases[w.phase].inner)
+        return is_injective(flat(w.index, contiguous_strides(shape)), loops)
+
+    # -- what is written -----------------------------------------------------------------------------------------------
+    def _written(self, name: str) -> None:
+        layout = self.memory.layout(name)
+        if not self.memory.distinct_elements(name):
+            self.fail(f"buffer {name!r} is written, but elements of its layout share memory")
+        before = self.memory.state(name)
+        scatter = self.values.nests[name].scatter if name in self.values.nests else None
+        plain: list[Access] = []
+        updated = False
+        for p, k, st in self.statements():
+            if isinstance(st, Reduce) or st.buffer != name:
+                continue
+            if scatter is not None and not (
+                isinstance(st, Store) and not plain and not updated and self._is_base(name, scatter.base, st)
+            ):
+                if updated:
+                    self.fail(f"buffer {name!r} is updated twice")
+                if not plain:
+                    self._starts_as(name, scatter.base)
+                updated = True
+                continue
+            if updated:
+                self.fail(f"buffer {name!r} is overwritten after its indexed update")
+            if isinstance(st, Store) and st.mode != "set":
+                self.fail(f"buffer {name!r} is combined by {st.mode}, but the program defines it otherwise")
+            plain.append(Access(name, st.index, p, k, isinstance(st, Store) and st.mask is not None))
+        if plain and updated and not all(self._same_outer(w, plain[0]) for w in self.stores if w.buffer == name):
+            self.fail(f"buffer {name!r} is updated by outer iterations other than those that copy its base")
+        if scatter is not None and not updated:
+            self.fail(f"buffer {name!r} gets only the copy of {scatter.base!r}; its indexed update is missing")
+        if before.status == "complete":
+            self.fail(f"buffer {name!r} is written again")
+        if plain or not updated:
+            done = self._covered(name, layout.shape, plain, before.why if before.status == "partial" else "")
+            if done is not None:
+                if updated:
+                    self.fail(f"buffer {name!r} is updated, but its copy of the base covers only a part ({done})")
+                self.memory.write(name, self.step, "partial", done)
+                return
+        self.memory.write(name, self.step)
+
+    def _covered(self, name: str, shape: tuple[Size, ...], writes: list[Access], before: str) -> str | None:
+        """None if the stores write each element once; else a note of the boxes written so far (joined with those in `before`)."""
+        if len(writes) == 1 and not writes[0].guarded:
+            w = writes[0]
+            if covers(w.index, shape, (*self.kernel.outer, *self.kernel.phases[w.phase].inner)):
+                return None
+        known = [b.split(" x ") for b in before.split("; ")] if before else []
+        found: list[Box] = [tuple((int(lo), int(hi)) for lo, hi in (side.split(":") for side in b)) for b in known]
+        for w in writes:
+            box = self._box(w, shape)
+            if box is None:
+                self.fail(
+                    f"buffer {name!r} is stored at [{_show(w.index)}] in phase {w.phase}, which is not proven to write each element once"
+                )
+            if any(
+                all(lo < hi2 and lo2 < hi for (lo, hi), (lo2, hi2) in zip(box, other, strict=True)) for other in found
+            ):
+                self.fail(f"buffer {name!r} is stored twice in a part of it, by phase {w.phase} at [{_show(w.index)}]")
+            found.append(box)
+        if sum(_volume(b) for b in found) == _volume(tuple((0, n) for n in shape if isinstance(n, int))):
+            return None
+        return "; ".join(" x ".join(f"{lo}:{hi}" for lo, hi in b) for b in found)
+
+    def _box(self, w: Access, shape: tuple[Size, ...]) -> Box | None:
+        """The box that a store of the form [i + a, j + b, …] fills."""
+        loops = {v for v in (*self.kernel.outer, *self.kernel.phases[w.phase].inner) if v.extent != 1}
+        sides: list[tuple[int, int]] = []
+        for e, n in zip(w.index, shape, strict=True):
+            mine = _vars(e)
+            if w.guarded or not isinstance(n, int) or not mine <= loops or any(isinstance(a, Val) for a in e.atoms()):
+                return None
+            loops -= mine
+            if not mine:
+                if not e.is_const:
+                    return None
+                sides.append((int(e), int(e) + 1))
+                continue
+            start = e.subst({v: 0 for v in mine})
+            extent = 1
+            for v in mine:
+                if not isinstance(v.extent, int):
+                    return None
+                extent *= v.extent
+            if not start.is_const or not covers((e - start,), (extent,), tuple(mine)):
+                return None
+            sides.append((int(start), int(start) + extent))
+        return None if loops else tuple(sides)
+
+    def _is_base(self, name: str, base: str, st: Store) -> bool:
+        """The store is the copy of the base that an indexed update starts from."""
+        if st.mode != "set" or st.mask is not None or any(isinstance(a, Val) for e in st.index for a in e.atoms()):
+            return False
+        return self.values.same(self._renamed(st.value), load(base, st.index, self.buffers[base].dtype))
+
+    def _starts_as(self, name: str, base: str) -> None:
+        """Without a copy, the memory must be the base's own, still holding it."""
+        a, b = self.memory.layout(name), self.memory.layout(base)
+        same = self.memory.region(name) == self.memory.region(base) and a.stride == b.stride
+        if not same:
+            self.fail(f"buffer {name!r} is updated, but never starts as a copy of {base!r}")
+        self.memory.require(base)
+
+    # -- meaning -------------------------------------------------------------------------------------------------------
+    def _meaning(self) -> None:
+        """Registers, tiles and new buffers become definitions; what is stored under a name of the program must be that buffer's value."""
+        outer = self.outer
+        for p, _, st in self.statements():
+            inner = self.kernel.phases[p].inner
+            if isinstance(st, Reduce):
+                body = self._renamed(st.value)
+                self.local[st.name] = f"{self.kernel.name} {st.name}"
+                self._define(
+                    st.name, Definition("reduce", self.values.next_order(), outer, body, st.kind, inner, st.dtype)
+                )
+                continue
+            value = self._renamed(st.value)
+            index = tuple(e.subst({}, lambda v: indirect(self._renamed(v.node), v.lo, v.hi)) for e in st.index)
+            if st.buffer in self.buffers:
+                self._store(st, index, value, inner, p)
+                continue
+            tile = self.scratch.get(st.buffer)
+            loops = inner if tile is not None else (*self.kernel.outer, *inner)
+            shape = tile.shape if tile is not None else self.memory.layout(st.buffer).shape
+            found = invert(index, shape, loops)
+            if found is None or (isinstance(st, Store) and (st.mode != "set" or st.mask is not None)):
+                self.fail(
+                    f"buffer {st.buffer!r} is not in the program, and its store at [{_show(st.index)}] cannot be read as a definition"
+                )
+            coords, loops_at = found
+            if tile is not None:
+                self.local[st.buffer] = f"{self.kernel.name} {st.buffer}"
+                coords = (*outer, *coords)
+            order = self.values.next_order()
+            if isinstance(st, Scan):
+                along = expr(loops_at[inner[-1]]).var if inner else None
+                if along is None:
+                    self.fail(f"the scan into {st.buffer!r} has no loop to run along")
+                body = rebuild(value, _keep, loops_at)
+                self._define(st.buffer, Definition("scan", order, coords, body, st.kind, (along,), value.dtype))
+            else:
+                body = rebuild(value, _keep, loops_at)
+                self._define(st.buffer, Definition("plain", order, coords, body, dtype=value.dtype))
+
+    def _renamed(self, n: Node) -> Node:
+        """The expression with loads of registers and scratch tiles made loads of definitions over all loops of the kernel."""
+        return rebuild(n, self._qualified, {}, self.memo)
+
+    def _qualified(self, ld: Node) -> Node | None:
+        name = self.local.get(ld.attr.buffer)
+        return None if name is None else Node("load", ld.args, ld.dtype, LoadAt(name, (*self.outer, *ld.attr.index)))
+
+    def _define(self, name: str, d: Definition) -> None:
+        self.values.add(self.local.get(name, name), d)
+
+    def _store(
+        self, st: Store | Scan, index: tuple[Expr, ...], value: Node, inner: tuple[Var, ...], phase: int
+    ) -> None:
+        name = st.buffer
+        b = self.buffers[name]
+        if value.dtype != b.dtype:
+            self.fail(f"buffer {name!r} is {b.dtype}, but {value.dtype} is stored")
+        nest = self.values.nests.get(name)
+        if nest is None:
+            self.fail(f"buffer {name!r} is stored by a kernel, but the program does not define it by a nest")
+        if nest.scatter is not None:
+            if not (isinstance(st, Store) and self._is_base(name, nest.scatter.base, st)):
+                self._update(st, index, value, inner)
+            return
+        if isinstance(st, Scan):
+            self._scan(st, index, value, inner)
+            return
+        if st.mode == "set" and not self.values.same(value, load(name, index, b.dtype), None):
+            self.fail(
+                f"buffer {name!r}: phase {phase} stores another value than the program defines ({self._difference()})"
+            )
+
+    def _difference(self) -> str:
+        if self.values.why is None:
+            return "no common form"
+        a, b = (_short(n) for n in self.values.why)
+        return f"{a} instead of {b}"
+
+    def _scan(self, st: Scan, index: tuple[Expr, ...], value: Node, inner: tuple[Var, ...]) -> None:
+        nest = self.values.nests[st.buffer]
+        if nest.scan != st.kind or not inner:
+            self.fail(f"buffer {st.buffer!r} is not the {st.kind} scan that the program defines")
+        along = inner[-1]
+        if index[nest.scan_dim].var is not along or any(
+            along in _vars(e) for k, e in enumerate(index) if k != nest.scan_dim
+        ):
+            self.fail(f"buffer {st.buffer!r}: the scan does not run along dimension {nest.scan_dim}")
+        body = self.values.table[st.buffer].body
+        assert body is not None
+        if not self.values.same(value, rebuild(body, _keep, identity_mapping(nest.vars, index))):
+            self.fail(
+                f"buffer {st.buffer!r}: the scan runs over another value than the program's ({self._difference()})"
+            )
+
+    def _update(self, st: Statement, index: tuple[Expr, ...], value: Node, inner: tuple[Var, ...]) -> None:
+        """An indexed update must be the program's, and safe where two points of the loops write one element."""
+        assert not isinstance(st, Reduce)
+        scatter = self.values.nests[st.buffer].scatter
+        assert scatter is not None
+        if isinstance(st, Scan) or st.mode != scatter.mode:
+            self.fail(f"buffer {st.buffer!r} is not updated by {scatter.mode!r}, as the program says")
+        loops = (*self.kernel.outer, *inner)
+        always = const(True, "bool")
+        mask = always if st.mask is None else self._renamed(st.mask)
+        ordered = scatter.mode == "set"
+        ok = False
+        for ma, mb in loop_matches(loops, scatter.domain, f"{st.buffer}~", ordered):
+            left, right = (lambda n, m=ma: rebuild(n, _keep, m)), (lambda n, m=mb: rebuild(n, _keep, m))
+            wanted_mask = always if scatter.mask is None else right(scatter.mask)
+            if not self.values.same(left(mask), wanted_mask) or not self.values.same(
+                left(value), right(self.values.nests[st.buffer].body)
+            ):
+                continue
+            ours = [_mapped(e, ma) for e in index]
+            theirs = [_mapped(e, mb) for e in scatter.index]
+            if all(self.values.same_index(x, y) for x, y in zip(ours, theirs, strict=True)):
+                ok = True
+                break
+        if not ok:
+            self.fail(f"buffer {st.buffer!r}: its indexed update is not the program's ({self._difference()})")
+        shape = self.memory.layout(st.buffer).shape
+        if (
+            self.kernel.serial
+            or is_injective(flat(st.index, contiguous_strides(shape)), loops)
+            or all(v.extent == 1 for v in self.kernel.outer)
+        ):
+            return
+        if not st.atomic or ordered:
+            self.fail(
+                f"buffer {st.buffer!r} may be updated twice in one element by loops that run side by side (neither atomic nor serial)"
+            )
+
+
+def _keep(_: Node) -> None:
+    return None
+
+
+def _mapped(e: Expr, mapping: Mapping) -> Expr:
+    return e.subst(mapping, lambda v: indirect(rebuild(v.node, _keep, mapping), v.lo, v.hi))
+
+
+def _roots(st: Statement) -> list[Node]:
+    roots = [st.value]
+    if isinstance(st, Store) and st.mask is not None:
+        roots.append(st.mask)
+    if not isinstance(st, Reduce):
+        roots += [a.node for e in st.index for a in sorted(e.atoms(), key=lambda a: a.text) if isinstance(a, Val)]
+    return roots
+
+
+def _vars(e: Expr) -> set[Var]:
+    found: set[Var] = set()
+    for a in e.atoms():
+        if isinstance(a, Var):
+            found.add(a)
+        elif isinstance(a, Val):
+            found |= a.node.vars()
+    return found
+
+
+def _same_index(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
+    return all(equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _volume(box: Sequence[tuple[int, int]]) -> int:
+    total = 1
+    for lo, hi in box:
+        total *= hi - lo
+    return total
+
+
+def _show(index: Sequence[Expr]) -> str:
+    return ", ".join(e.text for e in index)
+
+
+def _short(n: Node) -> str:
+    text = n.text
+    return text if len(text) <= 120 else f"{text[:117]}…"

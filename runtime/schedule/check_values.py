@@ -1,0 +1,408 @@
+"""What a plan computes, compared with what the program says: both sides are expanded only as far as they differ.
+
+Program and kernels are read as one table of definitions. A register or a scratch tile is a definition over all loop variables of its
+kernel (its loads get the outer coordinates as well); a program's nest is a definition over its coordinates. Two loads of one buffer at
+equal coordinates are equal; else the one that is defined later is replaced by its definition. Results of comparisons are remembered, so the
+work is about as large as the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from ..ir.facts import equal, flat, in_range
+from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of, product
+from ..ir.nodes import Extern, Nest, Node, Program, Size, const, rebuild
+
+_AND = ("logical_and", "bitwise_and")
+_OR = ("logical_or", "bitwise_or")
+_NOT = ("logical_not", "bitwise_not")
+_COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
+_POSITIONS = ("argmax", "argmin")
+Assumed = frozenset[Node]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """The value of a buffer at `coords` (free variables of `body`, one for each dimension; 0 for a dimension of size 1).
+
+    kind   "plain", "reduce" (by `how`, over `loops`), "scan" (by `how`, along variable `loops[0]`) or "opaque" (nothing to expand).
+    order  definitions refer only to lower ones.
+    """
+
+    kind: str
+    order: int
+    coords: tuple[Expr, ...] = ()
+    body: Node | None = None
+    how: str = ""
+    loops: tuple[Var, ...] = ()
+    dtype: str = ""
+
+
+class Values:
+    """The definitions, and the question whether two expressions are equal."""
+
+    def __init__(self, program: Program) -> None:
+        self.table: dict[str, Definition] = {}
+        self.nests: dict[str, Nest] = {}
+        for b in program.inputs:
+            self.table[b.name] = Definition("opaque", 0)
+        for k, item in enumerate(program.items, 1):
+            if isinstance(item, Extern):
+                self.table.update((b.name, Definition("opaque", k)) for b in item.outs)
+                continue
+            self.nests[item.name] = item
+            self.table[item.name] = _of_nest(item, k)
+        self.last = len(program.items) + 1
+        self.shared: set[tuple] = set()
+        self.expanded: dict[Node, Node] = {}
+        self.why: tuple[Node, Node] | None = None
+
+    def add(self, name: str, definition: Definition) -> None:
+        self.table[name] = definition
+
+    def next_order(self) -> int:
+        self.last += 1
+        return self.last
+
+    # -- the question --------------------------------------------------------------------------------------------------
+    def same(
+        self,
+        a: Node,
+        b: Node,
+        proved: set[tuple] | None = None,
+        assume: tuple[Assumed, Assumed] = (frozenset(), frozenset()),
+    ) -> bool:
+        """True if `a` and `b` have the same value at every point. On False, `why` is the innermost pair that differs."""
+        seen: set[tuple] = set() if proved is None else proved
+        added: list[tuple] = []
+        todo: list[tuple[Node, Node, Assumed, Assumed]] = [(a, b, *assume)]
+        while todo:
+            task = todo.pop()
+            if task in seen or task in self.shared:
+                continue
+            seen.add(task)
+            added.append(task)
+            more = self._step(*task, seen)
+            if more is None:
+                self.why = (task[0], task[1])
+                seen.difference_update(added)
+                return False
+            todo += more
+        # Each pair rests on pairs of smaller expressions or earlier definitions only, so the pairs met are facts once all hold.
+        if proved is None:
+            self.shared |= seen
+        return True
+
+    def same_index(self, a: Expr, b: Expr, proved: set[tuple] | None = None) -> bool:
+        """True if two coordinates are equal; indirect ones by comparing their values."""
+        if a is b:
+            return True
+        left, right = _vals(a), _vals(b)
+        if not left and not right:
+            return equal(a, b)
+        chosen: dict[Atom, Expr] = {}
+        for v in left:
+            match = next(
+                (
+                    w
+                    for w in right
+                    if (w.lo, w.hi) == (v.lo, v.hi) and self.same(v.node, w.node, set() if proved is None else proved)
+                ),
+                None,
+            )
+            if match is None:
+                return False
+            chosen[v] = of(match)
+        return equal(a.subst(chosen), b)
+
+    def _step(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
+        """The pairs that must be equal so that `a` and `b` are; None if they cannot be shown equal."""
+        if a is b and fa == fb:
+            return []
+        a, b = _reduced(a, fa), _reduced(b, fb)
+        if a is b:
+            return []
+        if a.op == "load" and b.op == "load":
+            at = self._same_place(a, b, fa, fb, seen)
+            if at is not None:
+                return at
+        da, db = self._definition(a), self._definition(b)
+        can_a, can_b = (
+            da is not None and (da.kind == "plain" or bool(a.args)),
+            db is not None and (db.kind == "plain" or bool(b.args)),
+        )
+        if can_a or can_b:
+            if can_a and can_b and da is not None and db is not None:
+                can_a, can_b = da.order >= db.order, db.order >= da.order
+            return [(self.expand(a) if can_a else a, self.expand(b) if can_b else b, fa, fb)]
+        if da is not None and db is not None:
+            return [] if self._same_loop(a, da, b, db, seen) else None
+        if a.op == "index" and b.op == "index":
+            return [] if self.same_index(a.attr, b.attr, seen) else None
+        if (
+            a.op != b.op
+            or a.dtype != b.dtype
+            or a.attr != b.attr
+            or len(a.args) != len(b.args)
+            or a.op in ("const", "load", "index")
+        ):
+            return None
+        if a.op == "where" and len(a.args) == 3:
+            (ca, ta, ea), (cb, tb, eb) = a.args, b.args
+            return [(ca, cb, fa, fb), (ta, tb, fa | _conjuncts(ca), fb | _conjuncts(cb)), (ea, eb, fa, fb)]
+        return [(x, y, fa, fb) for x, y in zip(a.args, b.args, strict=True)]
+
+    def _same_place(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
+        if a.attr.buffer != b.attr.buffer or len(a.args) != len(b.args) or a.dtype != b.dtype:
+            return None
+        if not all(self.same_index(x, y, seen) for x, y in zip(a.attr.index, b.attr.index, strict=True)):
+            return None
+        return [(a.args[0], b.args[0], fa, fb)] if a.args else []
+
+    # -- definitions ---------------------------------------------------------------------------------------------------
+    def _definition(self, n: Node) -> Definition | None:
+        if n.op != "load":
+            return None
+        found = self.table.get(n.attr.buffer)
+        return None if found is None or found.kind == "opaque" else found
+
+    def expand(self, n: Node) -> Node:
+        """The load replaced by its definition; a masked one is 0 where the mask is false."""
+        found = self.expanded.get(n)
+        if found is not None:
+            return found
+        if n.args:
+            plain = Node("load", (), n.dtype, n.attr)
+            new = Node("where", (n.args[0], plain, const(0, n.dtype)), n.dtype)
+        else:
+            d = self.table[n.attr.buffer]
+            assert d.body is not None
+            new = rebuild(d.body, _no_change, _mapping(d.coords, n.attr.index))
+        self.expanded[n] = new
+        return new
+
+    def _same_loop(self, a: Node, da: Definition, b: Node, db: Definition, seen: set[tuple]) -> bool:
+        """Two reductions, or two scans, at two places."""
+        if (da.kind, da.how) != (db.kind, db.how) or a.args or b.args:
+            return False
+        assert da.body is not None
+        assert db.body is not None
+        at_a, at_b = _mapping(da.coords, a.attr.index), _mapping(db.coords, b.attr.index)
+        if da.kind == "scan":
+            (va,), (vb,) = da.loops, db.loops
+            if expr(va.extent) != expr(vb.extent) or not equal(expr(at_a.get(va, 0)), expr(at_b.get(vb, 0))):
+                return False
+            z = of(Var(f"{b.attr.buffer}~0", va.extent))
+            at_a, at_b = {**at_a, va: z}, {**at_b, vb: z}
+            return self.same(rebuild(da.body, _no_change, at_a), rebuild(db.body, _no_change, at_b), seen)
+        if da.dtype != db.dtype:
+            return False
+        for ma, mb in loop_matches(da.loops, db.loops, f"{b.attr.buffer}~", ordered=da.how in _POSITIONS):
+            left, right = rebuild(da.body, _no_change, {**at_a, **ma}), rebuild(db.body, _no_change, {**at_b, **mb})
+            if self.same(left, right, seen):
+                return True
+        return False
+
+
+def _no_change(_: Node) -> None:
+    return None
+
+
+def _of_nest(nest: Nest, order: int) -> Definition:
+    if nest.scatter is not None:
+        return Definition("opaque", order)
+    if nest.reduce is not None:
+        return Definition("reduce", order, nest.vars, nest.body, nest.reduce, nest.rvars, nest.dtype)
+    if nest.scan is not None:
+        along = nest.vars[nest.scan_dim].var
+        if along is not None:
+            return Definition("scan", order, nest.vars, nest.body, nest.scan, (along,), nest.dtype)
+    return Definition("plain", order, nest.vars, nest.body, dtype=nest.dtype)
+
+
+def _mapping(coords: Sequence[Expr], index: Sequence[Expr]) -> dict[Atom, int | Expr]:
+    return {c.var: i for c, i in zip(coords, index, strict=True) if c.var is not None}
+
+
+def _vals(e: Expr) -> list[Val]:
+    return sorted((a for a in e.atoms() if isinstance(a, Val)), key=lambda v: v.text)
+
+
+# -- loops of two sides ------------------------------------------------------------------------------------------------
+def loop_matches(
+    a: Sequence[Var], b: Sequence[Var], prefix: str, ordered: bool = False
+) -> Iterable[tuple[dict[Atom, int | Expr], dict[Atom, int | Expr]]]:
+    """Ways to read two lists of loops as one: each variable as digits of common new variables named from `prefix`."""
+    left = [v for v in a if v.extent != 1]
+    right = [v for v in b if v.extent != 1]
+    orders: Iterable[Sequence[Var]] = [left] if ordered or len(left) > 4 else permutations(left)
+    for order in orders:
+        found = _common_digits(order, right, prefix)
+        if found is not None:
+            yield found
+
+
+def _common_digits(
+    a: Sequence[Var], b: Sequence[Var], prefix: str
+) -> tuple[dict[Atom, int | Expr], dict[Atom, int | Expr]] | None:
+    """Split both lists, from the innermost loop, into digits that they share; None if their radices do not fit."""
+    ra, rb = list(a), list(b)
+    ma: dict[Atom, int | Expr] = {v: 0 for v in a}
+    mb: dict[Atom, int | Expr] = {v: 0 for v in b}
+    rest_a: Size = ra[-1].extent if ra else 1
+    rest_b: Size = rb[-1].extent if rb else 1
+    step_a: Size = 1
+    step_b: Size = 1
+    count = 0
+    while ra and rb:
+        if expr(rest_a) == expr(rest_b):
+            digit = rest_a
+        elif isinstance(rest_a, int) and isinstance(rest_b, int) and rest_a and rest_b:
+            digit = min(rest_a, rest_b)
+            if rest_a % digit or rest_b % digit:
+                return None
+        else:
+            return None
+        z = of(Var(f"{prefix}{count}", digit))
+        count += 1
+        ma[ra[-1]] = ma[ra[-1]] + z * step_a
+        mb[rb[-1]] = mb[rb[-1]] + z * step_b
+        rest_a, step_a = (1, step_a) if rest_a is digit else (rest_a // digit, step_a * digit)
+        rest_b, step_b = (1, step_b) if rest_b is digit else (rest_b // digit, step_b * digit)
+        if rest_a == 1:
+            ra.pop()
+            rest_a, step_a = (ra[-1].extent if ra else 1), 1
+        if rest_b == 1:
+            rb.pop()
+            rest_b, step_b = (rb[-1].extent if rb else 1), 1
+    return None if ra or rb else (ma, mb)
+
+
+def invert(
+    index: Sequence[Expr], shape: Sequence[Size], loops: Sequence[Var]
+) -> tuple[tuple[Expr, ...], dict[Atom, int | Expr]] | None:
+    """Coordinates of an element, and each loop variable as a function of them, if every loop is a digit of one coordinate."""
+    coords = tuple(of(Var(f"@{k}", n)) for k, n in enumerate(shape))
+    found: dict[Atom, int | Expr] = {}
+    for e, c in zip(index, coords, strict=True):
+        for v in loops:
+            step = e.coefficient(v)
+            if step is None:
+                return None
+            if step.terms:
+                if v in found:
+                    return None
+                found[v] = (c // step) % v.extent if step != 1 or expr(v.extent) != _extent(c) else c
+    if any(v not in found and v.extent != 1 for v in loops):
+        return None
+    for v in loops:
+        found.setdefault(v, 0)
+    if not all(equal(e.subst(found), c) for e, c in zip(index, coords, strict=True)):
+        return None
+    return coords, found
+
+
+def _extent(c: Expr) -> Expr:
+    return expr(1) if c.var is None else expr(c.var.extent)
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+def _conjuncts(n: Node) -> Assumed:
+    if n.op in _AND and n.dtype == "bool":
+        return frozenset().union(*(_conjuncts(a) for a in n.args)) | {n}
+    return frozenset((n,))
+
+
+def _reduced(n: Node, assumed: Assumed) -> Node:
+    """Drop what is decided here: branches of a known condition, masks that hold, parts of conditions."""
+    while True:
+        if n.op == "where" and len(n.args) == 3:
+            known = _truth(n.args[0], assumed)
+            if known is None:
+                return n
+            n = n.args[1] if known else n.args[2]
+        elif n.op == "load" and n.args:
+            mask = _condition(n.args[0], assumed)
+            if mask.op == "const":
+                if not mask.attr:
+                    return const(0, n.dtype)
+                n = Node("load", (), n.dtype, n.attr)
+            elif mask is not n.args[0]:
+                n = Node("load", (mask,), n.dtype, n.attr)
+            return n
+        elif n.dtype == "bool" and n.op not in ("const", "load"):
+            return _condition(n, assumed)
+        else:
+            return n
+
+
+def _truth(n: Node, assumed: Assumed) -> bool | None:
+    n = _condition(n, assumed)
+    return bool(n.attr) if n.op == "const" else None
+
+
+def _condition(n: Node, assumed: Assumed) -> Node:
+    """A condition with its decided parts removed."""
+    if n in assumed:
+        return const(True, "bool")
+    if n.op in (*_AND, *_OR) and n.dtype == "bool" and len(n.args) == 2:
+        stop = n.op in _OR
+        a, b = (_condition(x, assumed) for x in n.args)
+        for known, other in ((a, b), (b, a)):
+            if known.op == "const":
+                return const(stop, "bool") if bool(known.attr) is stop else other
+        return n if (a, b) == n.args else Node(n.op, (a, b), "bool")
+    if n.op in _NOT and n.dtype == "bool":
+        a = _condition(n.args[0], assumed)
+        return const(not a.attr, "bool") if a.op == "const" else n
+    if n.op in _COMPARE and len(n.args) == 2:
+        a, b = _coordinate(n.args[0]), _coordinate(n.args[1])
+        if a is not None and b is not None:
+            known = _decide(n.op, *bounds(a - b))
+            if known is not None:
+                return const(known, "bool")
+    return n
+
+
+def _coordinate(n: Node) -> Expr | None:
+    if n.op == "index":
+        found: Expr = n.attr
+        return found
+    if n.op == "const" and n.dtype == "int64":
+        return expr(int(n.attr))
+    return _coordinate(n.args[0]) if n.op == "to_dtype" and n.dtype == "int64" else None
+
+
+def _decide(op: str, lo: int | None, hi: int | None) -> bool | None:
+    """A comparison of a and b where a - b lies in lo..hi."""
+    below, above = hi is not None and hi < 0, lo is not None and lo > 0
+    never_above, never_below = hi is not None and hi <= 0, lo is not None and lo >= 0
+    yes = {"lt": below, "le": never_above, "gt": above, "ge": never_below, "ne": below or above, "eq": lo == hi == 0}[
+        op
+    ]
+    no = {"lt": never_below, "le": above, "gt": never_above, "ge": below, "ne": lo == hi == 0, "eq": below or above}[op]
+    return True if yes else False if no else None
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+def element(position: Expr, shape: Sequence[Size], strides: Sequence[Size], offset: Size) -> tuple[Expr, ...] | None:
+    """Coordinates of the element at a storage position of a strided layout, if its dimensions nest in each other."""
+    rest = position - offset
+    order = sorted(
+        (k for k, n in enumerate(shape) if n != 1), key=lambda k: -strides[k] if isinstance(strides[k], int) else k
+    )
+    found = [expr(0)] * len(shape)
+    for place, k in enumerate(order):
+        inner = order[place + 1 :]
+        span = product(shape[j] for j in inner)
+        if not all(isinstance(strides[j], int) for j in (k, *inner)) or isinstance(span, Expr):
+            return None
+        if strides[k] <= sum((shape[j] - 1) * strides[j] for j in inner):  # type: ignore[operator]
+            return None
+        found[k], rest = rest // strides[k], rest % strides[k]
+    if not all(in_range(e, n) for e, n in zip(found, shape, strict=True)):
+        return None
+    return tuple(found) if equal(flat(found, strides, offset), position) else None
