@@ -208,8 +208,23 @@ class Builder:
         value = s.to_dtype(value, "int64")
         if not (value.op == "index" and proves_nonnegative(value.attr)):
             value = s.where(s.lt(value, 0), s.add(value, n), value)
+        return self.place_of(value, n)
+
+    def place_of(self, value: Any, n: Size) -> Expr:
+        """An integer elem as an index that must be within 0..n-1."""
+        value = s.to_dtype(value, "int64") if isinstance(value, Node) else index_node(value)
         n = canonical(n)
         return indirect(value, 0, n - 1 if isinstance(n, int) else None)
+
+    def first_of(self, conditions: Sequence[Any], values: Sequence[Any]) -> Any:
+        """The value of the first condition that holds, reading nothing else; 0 when none holds."""
+        result: Any = None
+        for condition, value in zip(reversed(conditions), reversed(values), strict=True):
+            if result is None:
+                result = masked(value, condition) if isinstance(condition, Node) else value
+            else:
+                result = self.guarded(condition, value, result)
+        return 0 if result is None else result
 
     def guarded(self, condition: Any, value: Any, other: Any) -> Node:
         """`value` where `condition`, reading nothing elsewhere; else `other`."""
@@ -228,6 +243,8 @@ class Builder:
         shape = tuple(map(canonical, shape))
         if not isinstance(value, Node):
             value = s.constant(value, dtype or promoted_dtype(value))
+        if 0 in shape:  # no element at all
+            value = s.constant(0, value.dtype)
         if dtype is not None:
             value = s.to_dtype(value, _checked(dtype))
         return self._add(Nest(self.fresh(self.prefix), shape, value.dtype, coordinates(shape), value, origin=self.origin))

@@ -7,6 +7,7 @@ by the eager kernel. The table of names, with their types, is in `docs/spec-lang
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import Any
 
 from ...errors import UnsupportedError
@@ -14,6 +15,7 @@ from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
 from ..ir.nodes import FLOATS, INTS, Node, Size, index_node
 
 inf, nan, pi, e = float("inf"), float("nan"), 3.141592653589793, 2.718281828459045
+_SLICE_END = 2**62  # "to the end" in torch's schemas is the largest int64
 _BITS = {"uint8": (0, 8), "int8": (1, 8), "int16": (1, 16), "int32": (1, 32), "int64": (1, 64)}
 _HIGHEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
 
@@ -293,6 +295,34 @@ def _smaller(a: Size, b: Size) -> bool:
     return len(str(a)) < len(str(b)) if not isinstance(a, int) or not isinstance(b, int) else a < b
 
 
+def steps(start: Any, end: Any, step: Any) -> Size:
+    """How many of start, start + step, … come before `end`."""
+    if isinstance(start, float) or isinstance(end, float) or isinstance(step, float):
+        if not all(isinstance(x, (int, float)) for x in (start, end, step)):
+            raise UnsupportedError("a range of floats and unknown sizes")
+        return max(ceil((end - start) / step), 0)
+    if isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
+        return max(-((start - end) // step), 0)
+    return ceildiv(expr(end) - start, step)
+
+
+def sliced(start: Size | None, end: Size | None, n: Size) -> list[Size]:
+    """`[start, end]` of a slice of `n` elements. An unknown size is taken to be large enough: the traced shape tells if it is not."""
+
+    def bound(x: Size) -> Size:
+        if isinstance(x, int) and x >= _SLICE_END:
+            return n
+        if isinstance(x, int) and x < 0:
+            x = canonical(x + n)
+        if isinstance(x, Expr) or isinstance(n, Expr):
+            return x
+        return min(max(x, 0), n)
+
+    first = bound(0 if start is None else start)
+    last = bound(_SLICE_END if end is None else end)
+    return [first, last] if isinstance(first, Expr) or isinstance(last, Expr) else [first, max(first, last)]
+
+
 # -- dtypes ------------------------------------------------------------------------------------------------------------
 def is_float(d: str) -> bool:
     return d in FLOATS
@@ -386,6 +416,30 @@ def promoted_dtype(*values: Any) -> str:
 def value_of(x: Size) -> Node:
     """An index (usually a coordinate) as an int64 elem."""
     return index_node(x)
+
+
+def within(x: Size, lo: Size, hi: Size) -> Any:
+    """Whether lo <= x < hi, as an elem; True when that is known."""
+    from . import scalar_ops as s
+
+    at: Any = True
+    if not proves_nonnegative(expr(x) - lo):
+        at = s.ge(value_of(x), expr(lo))
+    if not proves_less(expr(x), expr(hi)):
+        upper = s.lt(value_of(x), expr(hi))
+        at = upper if at is True else s.logical_and(at, upper)
+    return at
+
+
+def inside(coords: Sequence[Size], shape_: Sequence[Size]) -> Any:
+    """Whether every coordinate is within its size, as an elem; True when that is known."""
+    from . import scalar_ops as s
+
+    at: Any = True
+    for x, n in zip(coords, shape_, strict=True):
+        one = within(x, 0, n)
+        at = one if at is True else at if one is True else s.logical_and(at, one)
+    return at
 
 
 def to(x: Any, d: str) -> Any:
