@@ -164,7 +164,7 @@ class KernelWriter(Writer):
             if self._parallel_phase(phase, number, v, rest, lanes, reduces):
                 return
         with self.block("", after_writes=number > 0):
-            accs = self._open_accumulators(reduces, lanes)
+            accs = self._open_accumulators(reduces, lanes, self._wide(phase, lanes))
             runs = self._open_scans(scans)
 
             def loop() -> None:
@@ -207,7 +207,7 @@ class KernelWriter(Writer):
             self.line("const int me = omp_get_thread_num();")
             self.line(f"const int64_t from = chunk_begin({self.size(first.extent)}, {teams}, me, {step});")
             self.line(f"const int64_t to = chunk_begin({self.size(first.extent)}, {teams}, me + 1, {step});")
-            accs = self._open_accumulators(reduces, lanes)
+            accs = self._open_accumulators(reduces, lanes, self._wide(phase, lanes))
             if first is v:
                 self._innermost(phase, v, lanes, accs, {}, "from", "to", "")
             else:
@@ -226,13 +226,25 @@ class KernelWriter(Writer):
         return True
 
     # -- accumulators --------------------------------------------------------------------------------------------------
-    def _open_accumulators(self, reduces: list[FlatStatement], lanes: bool) -> dict[str, str]:
+    def _inexact(self, s: FlatStatement) -> bool:
+        """A float sum or product: the order of its steps shows in the result."""
+        return isinstance(s.source, Reduce) and s.source.kind in self.tables.inexact and s.source.dtype.startswith("float")
+
+    def _wide(self, phase: FlatPhase, lanes: bool) -> frozenset[str]:
+        """Registers whose long float sums are kept in double from one block of steps to the next: exact enough at no cost."""
+        steps = product(v.extent for v in phase.inner)
+        if isinstance(steps, int) and steps <= BLOCK * (self.lanes if lanes else 1):
+            return frozenset()
+        return frozenset(s.source.name for s in phase.body if isinstance(s.source, Reduce) and self._inexact(s))
+
+    def _open_accumulators(self, reduces: list[FlatStatement], lanes: bool, wide: frozenset[str] = frozenset()) -> dict[str, str]:
         accs: dict[str, str] = {}
         for s in reduces:
             assert isinstance(s.source, Reduce)
             acc = accs[s.source.name] = self.fresh("acc")
-            start = self.tables.identity(s.source.kind, self._acc_dtype(s))
-            ctype = COMPUTE[self._acc_dtype(s)]
+            dtype = "float64" if s.source.name in wide else self._acc_dtype(s)
+            start = self.tables.identity(s.source.kind, dtype)
+            ctype = COMPUTE[dtype]
             self.line(f"auto {acc} = splat<{ctype}>({start});" if lanes else f"{ctype} {acc} = {start};")
             if s.source.kind.startswith("arg"):
                 self.line(f"auto {acc}_at = splat<int64_t>(0);" if lanes else f"int64_t {acc}_at = 0;")
@@ -255,7 +267,8 @@ class KernelWriter(Writer):
                     value = name.replace("[me]", "_v[me]")
                     self.line(f"{value} = {f'lane_value<{big}>({acc}, {acc}_any)' if lanes else acc};")
             else:
-                self.line(f"{name} = {self.tables.horizontal(s.source.kind, acc) if lanes else acc};")
+                total = self.tables.horizontal(s.source.kind, acc) if lanes else acc
+                self.line(f"{name} = {COMPUTE[s.source.dtype]}({total});")
 
     def _accumulate(self, s: FlatStatement, acc: str, position: Node | None) -> None:
         assert isinstance(s.source, Reduce)
@@ -301,7 +314,8 @@ class KernelWriter(Writer):
         self, phase: FlatPhase, v: Var, lanes: bool, accs: dict[str, str], runs: dict[int, str], lo: str, hi: int | Expr | str, pragma: str
     ) -> None:
         position = self._position(phase)
-        sums = [s for s in phase.body if isinstance(s.source, Reduce) and s.source.kind in self.tables.inexact and s.source.dtype.startswith("float")]
+        wide = self._wide(phase, lanes)
+        sums = [s for s in phase.body if isinstance(s.source, Reduce) and s.source.name in wide]
 
         def body(names: dict[str, str]) -> None:
             for s in phase.body:
@@ -327,18 +341,27 @@ class KernelWriter(Writer):
                 with self.block(f"for (int64_t {v.name} = {lo}; {v.name} < {end}; ++{v.name})", v):
                     body(names)
 
+        def flush(partial: dict[str, str]) -> None:
+            for s in sums:
+                assert isinstance(s.source, Reduce)
+                acc = accs[s.source.name]
+                part = f"cast<double>({partial[s.source.name]})"
+                self.line(f"{acc} = {self.tables.combine(s.source.kind, 'float64', acc, part, lanes)};")
+
         chunk = BLOCK * (self.lanes if lanes else 1)
-        if sums and (not isinstance(hi, int) or hi > chunk):
+        if sums and isinstance(hi, int) and lo == "0" and hi <= chunk:
+            with self.block(""):
+                partial = self._open_accumulators(sums, lanes)
+                loop({**accs, **partial}, lo, hi)
+                flush(partial)
+        elif sums:
             # Long float sums go through partial sums of BLOCK steps.
             end = hi if isinstance(hi, str) else self.size(hi)
             with self.block(f"for (int64_t {v.name}_b = {lo}; {v.name}_b < {end}; {v.name}_b += {chunk})"):
                 self.line(f"const int64_t {v.name}_e = {v.name}_b + {chunk} < {end} ? {v.name}_b + {chunk} : {end};")
                 partial = self._open_accumulators(sums, lanes)
                 loop({**accs, **partial}, f"{v.name}_b", f"{v.name}_e")
-                for s in sums:
-                    assert isinstance(s.source, Reduce)
-                    acc = accs[s.source.name]
-                    self.line(f"{acc} = {self.tables.combine(s.source.kind, s.source.dtype, acc, partial[s.source.name], lanes)};")
+                flush(partial)
         else:
             loop(accs, lo, hi)
 
@@ -518,23 +541,27 @@ class KernelWriter(Writer):
             partial: dict[str, str] = {}
             inner = list(phase.inner)
             last = inner[-1] if inner else None
-            sums = [s for s in reduces if isinstance(s.source, Reduce) and s.source.kind in self.tables.inexact and s.source.dtype.startswith("float")]
-            cascade = bool(sums) and last is not None and (not isinstance(last.extent, int) or last.extent > BLOCK)
+            sums = [s for s in reduces if self._inexact(s)]
+            cascade = bool(sums) and last is not None and not (isinstance(depth := product(v.extent for v in inner), int) and depth <= BLOCK)
+            wide: dict[str, str] = {}
 
-            def fill(which: Mapping[str, str]) -> None:
+            def fill(which: Mapping[str, str], dtype: str | None = None) -> None:
                 for s in reduces:
                     assert isinstance(s.source, Reduce)
                     if s.source.name in which:
-                        start = self.tables.identity(s.source.kind, self._acc_dtype(s))
-                        self.line(f"for (int q = 0; q < {width}; ++q) {which[s.source.name]}[q] = splat<{COMPUTE[self._acc_dtype(s)]}>({start});")
+                        d = dtype or self._acc_dtype(s)
+                        start = self.tables.identity(s.source.kind, d)
+                        self.line(f"for (int q = 0; q < {width}; ++q) {which[s.source.name]}[q] = splat<{COMPUTE[d]}>({start});")
 
             for s in reduces:
                 assert isinstance(s.source, Reduce)
                 self.line(f"Reg<{COMPUTE[s.source.dtype]}> {s.source.name}[{width}];")
                 if cascade and s in sums:
-                    partial[s.source.name] = self.fresh("part")
+                    partial[s.source.name], wide[s.source.name] = self.fresh("part"), self.fresh("total")
                     self.line(f"Reg<{COMPUTE[s.source.dtype]}> {partial[s.source.name]}[{width}];")
-            fill(names)
+                    self.line(f"Reg<double> {wide[s.source.name]}[{width}];")
+            fill({n: a for n, a in names.items() if n not in wide})
+            fill(wide, "float64")
 
             def body() -> None:
                 target = {**names, **partial}
@@ -559,10 +586,13 @@ class KernelWriter(Writer):
                             each(body)
                         for s in sums:
                             assert isinstance(s.source, Reduce)
-                            a, b = f"{s.source.name}[q]", f"{partial[s.source.name]}[q]"
-                            self.line(f"for (int q = 0; q < {width}; ++q) {a} = {self.tables.combine(s.source.kind, s.source.dtype, a, b, True)};")
+                            a, b = f"{wide[s.source.name]}[q]", f"cast<double>({partial[s.source.name]}[q])"
+                            self.line(f"for (int q = 0; q < {width}; ++q) {a} = {self.tables.combine(s.source.kind, 'float64', a, b, True)};")
 
                 self._loops(inner[:-1], "", blocks)
+                for name, total in wide.items():
+                    dtype = next(s.source.dtype for s in sums if isinstance(s.source, Reduce) and s.source.name == name)
+                    self.line(f"for (int q = 0; q < {width}; ++q) {name}[q] = cast<{COMPUTE[dtype]}>({total}[q]);")
 
         def tile() -> None:
             if not many and (pragma := self._pragma(1)):
@@ -601,10 +631,10 @@ class KernelWriter(Writer):
             run = runs[id(s)] = self.fresh("run")
             self.line(f"alignas(64) {self._run_type(s)} {run}[{self.tile}];")
             fill(run, self._run_type(s), self.tables.identity(s.source.kind, s.value.dtype))
-        sums = [s for s in reduces if isinstance(s.source, Reduce) and s.source.kind in self.tables.inexact and s.source.dtype.startswith("float")]
+        sums = [s for s in reduces if self._inexact(s)]
         inner = list(phase.inner)
         last = inner[-1] if inner else None
-        cascade = bool(sums) and last is not None and (not isinstance(last.extent, int) or last.extent > BLOCK)
+        cascade = bool(sums) and last is not None and not (isinstance(depth := product(v.extent for v in inner), int) and depth <= BLOCK)
 
         def body(target: dict[str, str]) -> None:
             lane = f"{w.name} - {start}"
@@ -628,10 +658,13 @@ class KernelWriter(Writer):
                 return
             assert last is not None
             partial: dict[str, str] = {}
+            wide: dict[str, str] = {}
             for s in sums:
                 assert isinstance(s.source, Reduce)
-                partial[s.source.name] = self.fresh("part")
+                partial[s.source.name], wide[s.source.name] = self.fresh("part"), self.fresh("total")
                 self.line(f"alignas(64) {COMPUTE[s.source.dtype]} {partial[s.source.name]}[{self.tile}];")
+                self.line(f"alignas(64) double {wide[s.source.name]}[{self.tile}];")
+                fill(wide[s.source.name], "double", self.tables.identity(s.source.kind, "float64"))
 
             def blocks() -> None:
                 size = self.size(last.extent)
@@ -644,11 +677,13 @@ class KernelWriter(Writer):
                         lanes_loop({**names, **partial})
                     for s in sums:
                         assert isinstance(s.source, Reduce)
-                        a, b = s.source.name, partial[s.source.name]
-                        combined = self.tables.combine(s.source.kind, s.source.dtype, f"{a}[q]", f"{b}[q]", False)
+                        a, b = wide[s.source.name], partial[s.source.name]
+                        combined = self.tables.combine(s.source.kind, "float64", f"{a}[q]", f"double({b}[q])", False)
                         self.line(f"for (int q = 0; q < {self.tile}; ++q) {a}[q] = {combined};")
 
             self._loops(inner[:-1], "", blocks)
+            for name, total in wide.items():
+                self.line(f"for (int q = 0; q < {self.tile}; ++q) {name}[q] = {total}[q];")
 
     def _accumulate_array(self, s: FlatStatement, array: str, lane: str, position: Node | None) -> None:
         assert isinstance(s.source, Reduce)

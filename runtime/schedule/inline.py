@@ -151,10 +151,16 @@ def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], i
         return True
     if uses > 1:
         return False
+    if all(_guarded(nest.name, c) for c in consumers):
+        return True  # a slice of a concatenation or the inside of a padding: evaluated at its own points only
     mine = points_of(nest)
     return all(isinstance(mine, int) and isinstance(points_of(c), int) and points_of(c) <= mine for c in consumers) or all(
         points_of(c) == mine for c in consumers
     )
+
+
+def _guarded(name: str, consumer: Nest) -> bool:
+    return all(ld.args for ld in consumer.body.loads() if ld.attr.buffer == name) and consumer.scatter is None
 
 
 def points_of(nest: Nest) -> int | Expr:
