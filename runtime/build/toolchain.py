@@ -21,20 +21,12 @@ from pathlib import Path
 import torch
 
 from ...errors import BuildError
+from ...generated.targets import CPU_TARGETS
 from ..config import Config
 
 __all__ = ["Toolchain", "find_toolchain", "host_target", "openmp_library"]
 
 _CANDIDATES = ("g++", "clang++", "c++")
-
-# Flags by target, for code that runs on every machine of that kind; `auto` is this very machine.
-_MACHINE_FLAGS: dict[str, tuple[str, ...]] = {
-    "auto": ("-march=native",),
-    "avx2": ("-march=x86-64-v3",),
-    "avx512": ("-march=x86-64-v4",),
-    "neon": ("-march=armv8-a",),
-    "scalar": (),
-}
 
 _OPENMP_NAME = re.compile(r"lib(gomp|omp|iomp5)(-[0-9a-f]+)?\.(so|dylib)[.0-9]*")
 
@@ -73,7 +65,9 @@ def find_toolchain(cfg: Config) -> Toolchain:
     is_clang = "clang" in version
     if is_clang and openmp is not None and openmp.name.startswith("libgomp"):
         openmp = None
-    flags = ["-std=c++20", f"-O{cfg.opt_level}", *_MACHINE_FLAGS[cfg.target], "-fPIC", "-fvisibility=hidden"]
+    # A named target runs on every machine of its kind; `auto` is for this very machine.
+    machine = ("-march=native",) if cfg.target == "auto" else CPU_TARGETS[cfg.target].flags
+    flags = ["-std=c++20", f"-O{cfg.opt_level}", *machine, "-fPIC", "-fvisibility=hidden"]
     flags += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
     if openmp is None:
         flags.append("-fopenmp-simd")

@@ -241,3 +241,10 @@ def test_another_process_finds_the_artifact(cfg):
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ran.stdout.strip(), ran.stderr) == (str(path), "")
+
+
+def test_every_target_of_the_setting_is_in_the_targets_spec():
+    from opforge.generated.targets import CPU_TARGETS
+    from opforge.runtime import config
+
+    assert {*CPU_TARGETS, "auto"} == set(config.FIELDS["target"].choices)
