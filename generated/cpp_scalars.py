@@ -108,10 +108,6 @@ CPP: dict[str, str] = {
     "i1e": "v_i1e({0})",
     "ndtri": "v_ndtri({0})",
     "log_ndtr": "v_log_ndtr({0})",
-    "bessel_j0": "v_bessel_j0({0})",
-    "bessel_j1": "v_bessel_j1({0})",
-    "bessel_y0": "v_bessel_y0({0})",
-    "bessel_y1": "v_bessel_y1({0})",
 }
 """Scalar → format string over its arguments {0} {1} {2}, the result's type {T} and the first argument's type {A}."""
 

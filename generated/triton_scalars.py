@@ -97,10 +97,6 @@ TRITON: dict[str, str] = {
     "i1e": "tp.i1e({0})",
     "ndtri": "tp.ndtri({0})",
     "log_ndtr": "tp.log_ndtr({0})",
-    "bessel_j0": "tp.bessel_j0({0})",
-    "bessel_j1": "tp.bessel_j1({0})",
-    "bessel_y0": "tp.bessel_y0({0})",
-    "bessel_y1": "tp.bessel_y1({0})",
 }
 """Scalar → format string over its arguments {0} {1} {2} and the result's type {T}."""
 

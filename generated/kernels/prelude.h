@@ -105,6 +105,9 @@ template <class T> struct Vec<T, false> {
     OPF_FRIEND Vec operator|(Vec a, Vec b) { return Vec((N)(a.v | b.v)); }
     OPF_FRIEND Vec operator^(Vec a, Vec b) { return Vec((N)(a.v ^ b.v)); }
     OPF_FRIEND Vec operator~(Vec a) { return Vec((N)~a.v); }
+    OPF_FRIEND Vec operator<<(Vec a, int n) { return Vec((N)((U)a.v << n)); }
+    OPF_FRIEND Vec operator>>(Vec a, int n) { return Vec((N)(a.v >> n)); }
+    OPF_FRIEND Vec shift_right_unsigned(Vec a, int n) { return Vec((N)((U)a.v >> n)); }
     OPF_FRIEND Vec operator-(Vec a) { return Vec((N)-(U)a.v); }
     OPF_FRIEND Mask operator==(Vec a, Vec b) { return Mask(__builtin_convertvector(a.v == b.v, MaskBits)); }
     OPF_FRIEND Mask operator!=(Vec a, Vec b) { return Mask(__builtin_convertvector(a.v != b.v, MaskBits)); }
@@ -128,6 +131,9 @@ template <class T> struct Vec<T, true> {
     OPF_FRIEND Vec operator|(Vec a, Vec b) { return Vec((N)(a.lo | b.lo), (N)(a.hi | b.hi)); }
     OPF_FRIEND Vec operator^(Vec a, Vec b) { return Vec((N)(a.lo ^ b.lo), (N)(a.hi ^ b.hi)); }
     OPF_FRIEND Vec operator~(Vec a) { return Vec((N)~a.lo, (N)~a.hi); }
+    OPF_FRIEND Vec operator<<(Vec a, int n) { return Vec((N)((U)a.lo << n), (N)((U)a.hi << n)); }
+    OPF_FRIEND Vec operator>>(Vec a, int n) { return Vec((N)(a.lo >> n), (N)(a.hi >> n)); }
+    OPF_FRIEND Vec shift_right_unsigned(Vec a, int n) { return Vec((N)((U)a.lo >> n), (N)((U)a.hi >> n)); }
     OPF_FRIEND Vec operator-(Vec a) { return Vec((N)-(U)a.lo, (N)-(U)a.hi); }
     OPF_FRIEND Mask operator==(Vec a, Vec b) {
         return Mask(join_halves(__builtin_convertvector(a.lo == b.lo, HalfBits), __builtin_convertvector(a.hi == b.hi, HalfBits)));
@@ -551,22 +557,6 @@ OPF_INLINE double libm_erf(double a) { return __builtin_erf(a); }
 OPF_CALL Vec<double> libm_erf(Vec<double> a) {
     return each_lane<double>([](double a) { return libm_erf(a); }, a);
 }
-OPF_INLINE float libm_erfc(float a) { return __builtin_erfcf(a); }
-OPF_CALL Vec<float> libm_erfc(Vec<float> a) {
-    return each_lane<float>([](float a) { return libm_erfc(a); }, a);
-}
-OPF_INLINE double libm_erfc(double a) { return __builtin_erfc(a); }
-OPF_CALL Vec<double> libm_erfc(Vec<double> a) {
-    return each_lane<double>([](double a) { return libm_erfc(a); }, a);
-}
-OPF_INLINE float libm_lgamma(float a) { return __builtin_lgammaf(a); }
-OPF_CALL Vec<float> libm_lgamma(Vec<float> a) {
-    return each_lane<float>([](float a) { return libm_lgamma(a); }, a);
-}
-OPF_INLINE double libm_lgamma(double a) { return __builtin_lgamma(a); }
-OPF_CALL Vec<double> libm_lgamma(Vec<double> a) {
-    return each_lane<double>([](double a) { return libm_lgamma(a); }, a);
-}
 OPF_INLINE float libm_pow(float a, float b) { return __builtin_powf(a, b); }
 OPF_CALL Vec<float> libm_pow(Vec<float> a, Vec<float> b) {
     return each_lane<float>([](float a, float b) { return libm_pow(a, b); }, a, b);
@@ -606,38 +596,6 @@ OPF_CALL Vec<float> libm_nextafter(Vec<float> a, Vec<float> b) {
 OPF_INLINE double libm_nextafter(double a, double b) { return __builtin_nextafter(a, b); }
 OPF_CALL Vec<double> libm_nextafter(Vec<double> a, Vec<double> b) {
     return each_lane<double>([](double a, double b) { return libm_nextafter(a, b); }, a, b);
-}
-OPF_INLINE float libm_bessel_j0(float a) { return __builtin_j0f(a); }
-OPF_CALL Vec<float> libm_bessel_j0(Vec<float> a) {
-    return each_lane<float>([](float a) { return libm_bessel_j0(a); }, a);
-}
-OPF_INLINE double libm_bessel_j0(double a) { return __builtin_j0(a); }
-OPF_CALL Vec<double> libm_bessel_j0(Vec<double> a) {
-    return each_lane<double>([](double a) { return libm_bessel_j0(a); }, a);
-}
-OPF_INLINE float libm_bessel_j1(float a) { return __builtin_j1f(a); }
-OPF_CALL Vec<float> libm_bessel_j1(Vec<float> a) {
-    return each_lane<float>([](float a) { return libm_bessel_j1(a); }, a);
-}
-OPF_INLINE double libm_bessel_j1(double a) { return __builtin_j1(a); }
-OPF_CALL Vec<double> libm_bessel_j1(Vec<double> a) {
-    return each_lane<double>([](double a) { return libm_bessel_j1(a); }, a);
-}
-OPF_INLINE float libm_bessel_y0(float a) { return __builtin_y0f(a); }
-OPF_CALL Vec<float> libm_bessel_y0(Vec<float> a) {
-    return each_lane<float>([](float a) { return libm_bessel_y0(a); }, a);
-}
-OPF_INLINE double libm_bessel_y0(double a) { return __builtin_y0(a); }
-OPF_CALL Vec<double> libm_bessel_y0(Vec<double> a) {
-    return each_lane<double>([](double a) { return libm_bessel_y0(a); }, a);
-}
-OPF_INLINE float libm_bessel_y1(float a) { return __builtin_y1f(a); }
-OPF_CALL Vec<float> libm_bessel_y1(Vec<float> a) {
-    return each_lane<float>([](float a) { return libm_bessel_y1(a); }, a);
-}
-OPF_INLINE double libm_bessel_y1(double a) { return __builtin_y1(a); }
-OPF_CALL Vec<double> libm_bessel_y1(Vec<double> a) {
-    return each_lane<double>([](double a) { return libm_bessel_y1(a); }, a);
 }
 
 // ---- Arithmetic: the same on scalars and on vectors ----------------------------------------------------------------------
@@ -679,6 +637,7 @@ template <class V> OPF_INLINE V v_not(V a) {
 template <class V> OPF_INLINE V v_and(V a, V b) { return V(a & b); }
 template <class V> OPF_INLINE V v_or(V a, V b) { return V(a | b); }
 template <class V> OPF_INLINE V v_xor(V a, V b) { return V(a ^ b); }
+template <class T> OPF_INLINE T shift_right_unsigned(T a, int n) { return T(typename Kind<T>::U(a) >> n); }
 template <class T> OPF_INLINE Vec<T> per_half(auto f, Vec<T> a, auto... rest) {
     if constexpr (sizeof(T) == 8) return Vec<T>(f(a.lo, rest.lo...), f(a.hi, rest.hi...));
     else return Vec<T>(f(a.v, rest.v...));
@@ -974,35 +933,249 @@ OPF_INLINE int64_t chunk_begin(int64_t n, int parts, int me, int64_t step) {
 }
 
 // ---- Elementary functions -------------------------------------------------------------------------------------------------------
-template <class V> OPF_INLINE V v_exp(V a) { return libm_exp(a); }
-template <class V> OPF_INLINE V v_exp2(V a) { return libm_exp2(a); }
-template <class V> OPF_INLINE V v_expm1(V a) { return libm_expm1(a); }
-template <class V> OPF_INLINE V v_log(V a) { return libm_log(a); }
-template <class V> OPF_INLINE V v_log2(V a) { return libm_log2(a); }
-template <class V> OPF_INLINE V v_log10(V a) { return libm_log10(a); }
-template <class V> OPF_INLINE V v_log1p(V a) { return libm_log1p(a); }
-template <class V> OPF_INLINE V v_sin(V a) { return libm_sin(a); }
-template <class V> OPF_INLINE V v_cos(V a) { return libm_cos(a); }
-template <class V> OPF_INLINE V v_tan(V a) { return libm_tan(a); }
-template <class V> OPF_INLINE V v_asin(V a) { return libm_asin(a); }
-template <class V> OPF_INLINE V v_acos(V a) { return libm_acos(a); }
-template <class V> OPF_INLINE V v_atan(V a) { return libm_atan(a); }
-template <class V> OPF_INLINE V v_sinh(V a) { return libm_sinh(a); }
-template <class V> OPF_INLINE V v_cosh(V a) { return libm_cosh(a); }
-template <class V> OPF_INLINE V v_tanh(V a) { return libm_tanh(a); }
-template <class V> OPF_INLINE V v_asinh(V a) { return libm_asinh(a); }
-template <class V> OPF_INLINE V v_acosh(V a) { return libm_acosh(a); }
-template <class V> OPF_INLINE V v_atanh(V a) { return libm_atanh(a); }
-template <class V> OPF_INLINE V v_erf(V a) { return libm_erf(a); }
-template <class V> OPF_INLINE V v_erfc(V a) { return libm_erfc(a); }
-template <class V> OPF_INLINE V v_lgamma(V a) { return libm_lgamma(a); }
-template <class V> OPF_INLINE V v_bessel_j0(V a) { return libm_bessel_j0(a); }
-template <class V> OPF_INLINE V v_bessel_j1(V a) { return libm_bessel_j1(a); }
-template <class V> OPF_INLINE V v_bessel_y0(V a) { return libm_bessel_y0(a); }
-template <class V> OPF_INLINE V v_bessel_y1(V a) { return libm_bessel_y1(a); }
-template <class V> OPF_INLINE V v_sigmoid(V a) { return divide(V(1), V(1) + v_exp(-a)); }
-template <class V> OPF_INLINE V v_atan2(V a, V b) { return libm_atan2(a, b); }
+// float32: branch-free, and the same operations for one element as for a vector, so that a tail equals the body bit by bit.
+// float64: the C library, lane by lane. Polynomials: specs/polynomials.yaml, fitted by tools/fit_polynomials.py.
+OPF_INLINE float fast_min(float a, float b) { return a < b ? a : b; }  // b if one is NaN, as the machine instruction has it
+OPF_INLINE float fast_max(float a, float b) { return a > b ? a : b; }
+#if defined(OPF_AVX2)
+OPF_INLINE Vec<float> fast_min(Vec<float> a, Vec<float> b) { return Vec<float>(__builtin_ia32_minps256(a.v, b.v)); }
+OPF_INLINE Vec<float> fast_max(Vec<float> a, Vec<float> b) { return Vec<float>(__builtin_ia32_maxps256(a.v, b.v)); }
+#else
+OPF_INLINE Vec<float> fast_min(Vec<float> a, Vec<float> b) { return select(a < b, a, b); }
+OPF_INLINE Vec<float> fast_max(Vec<float> a, Vec<float> b) { return select(a > b, a, b); }
+#endif
+OPF_INLINE bool hany(bool x) { return x; }
+template <class V> using Int = As<V, int32_t>;
+template <class V> constexpr bool is_float32 = same_type<Element<V>, float>;
+template <class V> OPF_INLINE V clamp_keep_nan(V x, float lo, float hi) { return fast_max(V(lo), fast_min(V(hi), x)); }
+
+// Adding 1.5 * 2**23 rounds to an integer n, whose low bits are then the low bits of the sum.
+constexpr float ROUNDER = 0x1.8p23f;
+template <class V> OPF_INLINE V power_of_2(V rounded) { return reinterpret<float>((bits_of(rounded) << 23) + Int<V>(0x3f800000)); }
+// The same in two factors, for exponents that a float does not have.
+template <class V> OPF_INLINE V scale_by_power_of_2(V x, V rounded) {
+    const Int<V> half = (bits_of(rounded) << 22) & Int<V>(int32_t(0xff800000)), rest = (bits_of(rounded) << 23) - half;
+    return x * reinterpret<float>(half + Int<V>(0x3f800000)) * reinterpret<float>(rest + Int<V>(0x3f800000));
+}
+// e**x - 1 for the remainder r = x - n ln(2), and n (with ROUNDER added).
+template <class V> struct Reduced { V value, rounded; };
+template <class V> OPF_INLINE Reduced<V> exp_reduced(V x) {
+    const V rounded = v_fma(x, V(0x1.715476p0f), V(ROUNDER)), n = rounded - V(ROUNDER);
+    const V r = v_fma(n, V(-0x1.7f7d1cf79abcap-20f), v_fma(n, V(-0x1.62e4p-1f), x));
+    return {v_fma(v_fma(v_fma(v_fma(v_fma(V(0.00139358151f), r, V(0.00836896803f)), r, V(0.0416664556f)), r, V(0.166665182f)), r, V(0.5f)), r * r, r), rounded};
+}
+// e**x where neither overflow nor underflow needs care: |x| <= 87.
+template <class V> OPF_INLINE V exp_plain(V x) {
+    const auto e = exp_reduced(x);
+    const V s = power_of_2(e.rounded);
+    return v_fma(e.value, s, s);
+}
+template <class V> OPF_INLINE V v_exp(V x) {
+    if constexpr (!is_float32<V>) return libm_exp(x);
+    else {
+        const auto e = exp_reduced(clamp_keep_nan(x, -110.0f, 100.0f));
+        return scale_by_power_of_2(V(1.0f) + e.value, e.rounded);
+    }
+}
+template <class V> OPF_INLINE V v_exp2(V x) {
+    if constexpr (!is_float32<V>) return libm_exp2(x);
+    else {
+        x = clamp_keep_nan(x, -160.0f, 140.0f);
+        const V rounded = x + V(ROUNDER), r = x - (rounded - V(ROUNDER));
+        return scale_by_power_of_2(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(V(0.00015456375f), r, V(0.00133913383f)), r, V(0.00961807743f)), r, V(0.0555035882f)), r, V(0.240226507f)), r, V(0.693147182f)), r, V(1.0f)), rounded);
+    }
+}
+template <class V> OPF_INLINE V v_expm1(V x) {
+    if constexpr (!is_float32<V>) return libm_expm1(x);
+    else {
+        const auto e = exp_reduced(clamp_keep_nan(x, -20.0f, 100.0f));
+        // Half of the power of two, because 2**128 is no float; what lies above overflows when doubled.
+        const V s = reinterpret<float>((bits_of(fast_min(V(ROUNDER + 128.0f), e.rounded)) << 23) + Int<V>(0x3f000000));
+        const V y = v_fma(e.value, s, s - V(0.5f));
+        return select(x > V(0x1.62e43p6f), V(inf_of<float>()), y + y);
+    }
+}
+template <class V> OPF_INLINE V v_sigmoid(V x) {
+    if constexpr (!is_float32<V>) return divide(V(1), V(1) + libm_exp(-x));
+    else {
+        // Half of e**-x, which is infinite where the sum with 1 is to be: never infinite minus infinite.
+        const auto e = exp_reduced(clamp_keep_nan(-x, -87.0f, 89.0f));
+        const V s = reinterpret<float>((bits_of(e.rounded) << 23) + Int<V>(0x3f000000));
+        return divide(V(1.0f), v_fma(v_fma(e.value, s, s), V(2.0f), V(1.0f)));
+    }
+}
+template <class V> OPF_INLINE V v_tanh(V x) {
+    if constexpr (!is_float32<V>) return libm_tanh(x);
+    else {
+        const V a = v_abs(x), z = x * x;
+        const V near = v_fma(v_fma(v_fma(v_fma(v_fma(V(-0.00569802988f), z, V(0.020632321f)), z, V(-0.0537374355f)), z, V(0.133314118f)), z, V(-0.333332807f)) * z, a, a);
+        const V far = V(1.0f) - divide(V(2.0f), V(1.0f) + exp_plain(fast_min(V(40.0f), a + a)));
+        return v_copysign(select(a < V(0.625f), near, far), x);
+    }
+}
+// x = m 2**e with m in [sqrt(1/2), sqrt(2)), for normal positive x.
+template <class V> OPF_INLINE Int<V> exponent_near_1(V x) { return (bits_of(x) - Int<V>(0x3f3504f3)) >> 23; }
+template <class V> OPF_INLINE V without_exponent(V x, Int<V> e) { return reinterpret<float>(bits_of(x) - (e << 23)); }
+// log(1 + f) - f for 1 + f in [sqrt(1/2), sqrt(2)).
+template <class V> OPF_INLINE V log_tail(V f) { return f * f * v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(V(-0.0763579383f), f, V(0.127658665f)), f, V(-0.131615341f)), f, V(0.142012224f)), f, V(-0.166231886f)), f, V(0.20001249f)), f, V(-0.250008255f)), f, V(0.333333313f)), f, V(-0.5f)); }
+template <class V> OPF_INLINE V log_special(V x, V y) {  // y for positive finite x
+    const V special = select(x == V(0.0f), V(-inf_of<float>()), select(x < V(0.0f), V(nan_of<float>()), x));
+    return select((x > V(0.0f)) & (x < V(inf_of<float>())), y, special);
+}
+template <class V> OPF_INLINE V log_scaled(V x, float per_e, float per_e_low, float base, float base_low) {
+    const auto tiny = x < V(0x1p-126f);
+    const V scaled = select(tiny, x * V(0x1p23f), x);
+    const Int<V> e = exponent_near_1(scaled);
+    const V f = without_exponent(scaled, e) - V(1.0f), tail = log_tail(f);
+    const V n = cast<float>(e) - select(tiny, V(23.0f), V(0.0f));
+    if (base == 1.0f) return log_special(x, v_fma(n, V(per_e), f + v_fma(n, V(per_e_low), tail)));
+    // In another base: f times the base in two parts, so that powers come out exact and little is lost near 1.
+    const V top = f * V(base), low = v_fma(f, V(base), -top) + v_fma(f, V(base_low), tail * V(base));
+    return log_special(x, v_fma(n, V(per_e), top + v_fma(n, V(per_e_low), low)));
+}
+template <class V> OPF_INLINE V v_log(V x) {
+    if constexpr (!is_float32<V>) return libm_log(x);
+    else return log_scaled(x, 0x1.62e4p-1f, 0x1.7f7d1cp-20f, 1.0f, 0.0f);
+}
+template <class V> OPF_INLINE V v_log2(V x) {
+    if constexpr (!is_float32<V>) return libm_log2(x);
+    else return log_scaled(x, 1.0f, 0.0f, 0x1.715476p0f, 0x1.4ae0cp-26f);
+}
+template <class V> OPF_INLINE V v_log10(V x) {
+    if constexpr (!is_float32<V>) return libm_log10(x);
+    else return log_scaled(x, 0x1.344p-2f, 0x1.3509f8p-18f, 0x1.bcb7b2p-2f, -0x1.5b235ep-27f);
+}
+template <class V> OPF_INLINE V v_log1p(V x) {
+    if constexpr (!is_float32<V>) return libm_log1p(x);
+    else {
+        const V u = V(1.0f) + x;
+        const Int<V> e = exponent_near_1(u);
+        // What the addition of 1 lost, scaled like the rest; nothing is lost that matters where 2**-e is no normal number.
+        const V unit = reinterpret<float>(Int<V>(0x3f800000) - (e << 23));
+        const V lost = select(u < V(0x1p60f), (x - (u - V(1.0f))) * unit, V(0.0f));
+        const V f = without_exponent(u, e) - V(1.0f) + lost, n = cast<float>(e);
+        const V y = v_fma(n, V(0x1.62e4p-1f), f + v_fma(n, V(0x1.7f7d1cp-20f), log_tail(f)));
+        return select(x == V(0.0f), x, log_special(u, y));
+    }
+}
+// sin and cos: x minus the nearest multiple n of pi/2, in two parts, by pi/2 in three parts. The first difference is exact.
+template <class V> struct Quadrant { V r, low; Int<V> n; };
+template <class V> OPF_INLINE Quadrant<V> reduce_angle(V x) {
+    const V rounded = v_fma(x, V(0x1.45f306p-1f), V(ROUNDER)), n = rounded - V(ROUNDER);
+    const V first = v_fma(n, V(-0x1.921fb6p0f), x), second = n * V(0x1.777a5cp-25f), r = first + second;
+    const V kept = r - first, lost = (first - (r - kept)) + (second - kept);  // of the sum (D. Knuth's two-sum)
+    const V low = v_fma(n, V(0x1.ee59dap-50f), lost + v_fma(n, V(0x1.777a5cp-25f), -second));
+    return {r, low, bits_of(rounded)};
+}
+template <class V> OPF_INLINE V sin_or_cos(const Quadrant<V>& q, Int<V> n) {
+    const V z = q.r * q.r;
+    const V s = q.r + v_fma(v_fma(v_fma(V(-0.000195184082f), z, V(0.0083321901f)), z, V(-0.166666552f)) * z, q.r, q.low);
+    const V c = v_fma(z, V(-0.5f), V(1.0f)) + v_fma(v_fma(v_fma(V(2.44323383e-05f), z, V(-0.00138873095f)), z, V(0.0416666456f)) * z, z, -(q.r * q.low));
+    const V y = select((n & Int<V>(1)) != Int<V>(0), c, s);
+    return reinterpret<float>(bits_of(y) ^ ((n & Int<V>(2)) << 30));
+}
+template <class V> OPF_INLINE V v_sin(V x) {
+    if constexpr (!is_float32<V>) return libm_sin(x);
+    else {
+        const auto q = reduce_angle(x);
+        const V y = select(x == V(0.0f), x, sin_or_cos(q, q.n));
+        const auto far = !(v_abs(x) <= V(8192.0f));
+        return __builtin_expect(hany(far), 0) ? select(far, libm_sin(x), y) : y;
+    }
+}
+template <class V> OPF_INLINE V v_cos(V x) {
+    if constexpr (!is_float32<V>) return libm_cos(x);
+    else {
+        const auto q = reduce_angle(x);
+        const V y = sin_or_cos(q, q.n + Int<V>(1));
+        const auto far = !(v_abs(x) <= V(8192.0f));
+        return __builtin_expect(hany(far), 0) ? select(far, libm_cos(x), y) : y;
+    }
+}
+template <class V> OPF_INLINE V v_atan(V x) {
+    if constexpr (!is_float32<V>) return libm_atan(x);
+    else {
+        const V a = v_abs(x);
+        const auto steep = a > V(1.0f);
+        const V t = divide(select(steep, V(-1.0f), a), select(steep, a, V(1.0f))), z = t * t;
+        const V y = v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(V(-0.0017870689f), z, V(0.0108854854f)), z, V(-0.0311240591f)), z, V(0.0579042025f)), z, V(-0.0840037689f)), z, V(0.109511547f)), z, V(-0.142640501f)), z, V(0.19998531f)), z, V(-0.333332986f)) * z, t, select(steep, V(-0x1.777a5cp-25f), V(0.0f))) + t;
+        return v_copysign(select(steep, V(0x1.921fb6p0f) + y, y), x);
+    }
+}
+// Eight polynomials, one per interval of width 1/2: their coefficients are looked up within one register.
+#if defined(OPF_AVX2)
+OPF_INLINE Vec<float> lookup(const float* table, Vec<int32_t> k) { return Vec<float>(__builtin_ia32_permvarsf256(load_bits<float>(table).v, k.v)); }
+#else
+OPF_INLINE Vec<float> lookup(const float* table, Vec<int32_t> k) { return each_lane<float>([=](int32_t i) { return table[i]; }, k); }
+#endif
+OPF_INLINE float lookup(const float* table, int32_t k) { return table[k]; }
+alignas(32) static const float ERF[7][8] = {
+    {0.10530556f, -0.288844377f, -0.0770998672f, -0.0133283287f, -0.00146271684f, -0.000100621903f, -4.30275986e-06f, -1.13724525e-07f},
+    {-0.181165487f, 0.642931402f, 0.23652117f, 0.0527748391f, 0.00714230025f, 0.00058629422f, 2.91936431e-05f, 8.81886251e-07f},
+    {-0.335350931f, -0.482198119f, -0.295652211f, -0.0923561901f, -0.01607012f, -0.00161227025f, -9.48721354e-05f, -3.30646344e-06f},
+    {0.104691572f, 0.0267346688f, 0.167525753f, 0.0901775584f, 0.0217269603f, 0.00275820959f, 0.000195219545f, 7.91175444e-06f},
+    {0.0890168399f, 0.150696516f, -0.00611661468f, -0.0481064394f, -0.0190897994f, -0.00325759058f, -0.000286050112f, -1.37686611e-05f},
+    {-0.0349676125f, -0.0513454601f, -0.0468072481f, 0.00597077794f, 0.0105813714f, 0.00282580336f, 0.000332612632f, 2.02049196e-05f},
+    {-0.0179708935f, -0.0269037392f, 0.0204506312f, 0.00906109717f, -0.00276326202f, -0.00166912249f, -0.000275029626f, -2.08710026e-05f},
+};
+template <class V> OPF_INLINE V v_erf(V x) {
+    if constexpr (!is_float32<V>) return libm_erf(x);
+    else {
+        const V a = fast_min(V(0x1.fffffep1f), v_abs(x)), whole = v_trunc(a + a);
+        const Int<V> k = cast<int32_t>(whole) & Int<V>(7);  // a NaN gives no index
+        const V t = v_fma(whole, V(-0.5f), a) - V(0.25f);
+        V p = lookup(ERF[6], k);
+        p = v_fma(p, t, lookup(ERF[5], k));
+        p = v_fma(p, t, lookup(ERF[4], k));
+        p = v_fma(p, t, lookup(ERF[3], k));
+        p = v_fma(p, t, lookup(ERF[2], k));
+        p = v_fma(p, t, lookup(ERF[1], k));
+        p = v_fma(p, t, lookup(ERF[0], k));
+        const V base = select(a < V(0.5f), a, V(1.0f));
+        return v_copysign(v_fma(p, base, base), x);
+    }
+}
+template <class V> OPF_INLINE V v_tan(V x) { return libm_tan(x); }
+template <class V> OPF_INLINE V v_asin(V x) { return libm_asin(x); }
+template <class V> OPF_INLINE V v_acos(V x) { return libm_acos(x); }
+template <class V> OPF_INLINE V v_sinh(V x) { return libm_sinh(x); }
+template <class V> OPF_INLINE V v_cosh(V x) { return libm_cosh(x); }
+template <class V> OPF_INLINE V v_asinh(V x) { return libm_asinh(x); }
+template <class V> OPF_INLINE V v_acosh(V x) { return libm_acosh(x); }
+template <class V> OPF_INLINE V v_atanh(V x) { return libm_atanh(x); }
+template <class V> OPF_INLINE V v_atan2(V y, V x) { return libm_atan2(y, x); }
 template <class V> OPF_INLINE V v_hypot(V a, V b) { return libm_hypot(a, b); }
+
+// pow in double: log2(x) there is exact enough that the product with y needs no second part.
+template <class D> OPF_INLINE D log2_wide(D x) {  // positive, finite, not subnormal
+    typedef D V;
+    typedef As<D, int64_t> I;
+    const I u = bits_of(x), above = u - I(0x3fe6a09e667f3bcdL) + I(0x3ff0000000000000L);
+    const I e = shift_right_unsigned(above, 52);  // biased by 1023
+    const D n = reinterpret<double>(e | I(0x4330000000000000L)) - D(0x1p52 + 1023.0);
+    const D m = reinterpret<double>(u - (e << 52) + I(0x3ff0000000000000L));
+    const D s = divide(m - D(1.0), m + D(1.0)), z = s * s;
+    return v_fma(v_fma(v_fma(v_fma(v_fma(V(0.3407590343477562), z, V(0.41167115143899913)), z, V(0.5770836113262549)), z, V(0.961796673201053)), z, V(2.885390081790202)), s, n);
+}
+template <class D> OPF_INLINE D exp2_wide(D x) {  // |x| <= 1000
+    typedef D V;
+    const D rounded = x + D(0x1.8p52), r = x - (rounded - D(0x1.8p52));
+    return v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(V(1.531648843132497e-05), r, V(0.00015469864437981488)), r, V(0.0013333422532617336)), r, V(0.009618025188764222)), r, V(0.0555041097624713)), r, V(0.24022651216702975)), r, V(0.6931471805349894)), r, V(0.9999999999592245)) * reinterpret<double>((bits_of(rounded) << 52) + As<D, int64_t>(0x3ff0000000000000L));
+}
+template <class V> OPF_INLINE V pow_float(V x, V y) {
+    typedef As<V, double> D;
+    const V a = v_abs(x), inf = V(inf_of<float>()), zero = V(0.0f), one = V(1.0f);
+    D l = log2_wide(cast<double>(a));
+    l = select(a == zero, D(-inf_of<double>()), select(a == inf, D(inf_of<double>()), l)) * cast<double>(y);
+    l = select(l < D(-1000.0), D(-1000.0), select(l > D(1000.0), D(1000.0), l));
+    V r = cast<float>(exp2_wide(l));
+    const V half = y * V(0.5f);
+    const auto whole = v_trunc(y) == y, odd = whole & (v_trunc(half) != half);
+    r = select(odd, v_copysign(r, x), r);
+    r = select((x < zero) & !whole & (a < inf), V(nan_of<float>()), r);
+    const auto is_one = (x == one) | (y == zero) | ((a == one) & (v_abs(y) == inf));
+    return select(is_one, one, select((x != x) | (y != y), x + y, r));
+}
 template <class T> OPF_INLINE T int_pow(T base, T n) {
     if (n < 0) return base == 1 ? T(1) : base == T(-1) ? T(n & 1 ? -1 : 1) : T(0);
     T r = 1;
@@ -1011,7 +1184,8 @@ template <class T> OPF_INLINE T int_pow(T base, T n) {
 }
 template <class V> OPF_INLINE V v_pow(V a, V b) {
     typedef Element<V> T;
-    if constexpr (is_real<V>) return libm_pow(a, b);
+    if constexpr (is_float32<V>) return pow_float(a, b);
+    else if constexpr (is_real<V>) return libm_pow(a, b);
     else if constexpr (is_vector<V>) return each_lane<T>([](T x, T y) { return int_pow(x, y); }, a, b);
     else return int_pow(a, b);
 }
@@ -1029,4 +1203,123 @@ template <class V> OPF_INLINE V v_logaddexp2(V a, V b) {
 template <class V> OPF_INLINE V v_xlogy(V a, V b) {
     const V zero = V(Element<V>(0));
     return select(b != b, b, select(a == zero, zero, a * v_log(b)));
+}
+
+// The rest is evaluated in double for one element at a time: rare in models, so short and exact comes before fast.
+constexpr double PI = 3.14159265358979323846, LOG_SQRT_2PI = 0.91893853320467274178, SQRT_HALF = 0.70710678118654752440;
+
+OPF_CALL double digamma(double x) {
+    if (x == 0) return __builtin_copysign(inf_of<double>(), -x);
+    if (x == -inf_of<double>() || (x < 0 && x == __builtin_floor(x))) return nan_of<double>();
+    double y = 0;
+    if (x < 0) {  // reflection; the tangent of the fraction only, so that great arguments lose nothing
+        const double f = x - __builtin_rint(x);
+        y = -PI / __builtin_tan(PI * f);
+        x = 1 - x;
+    }
+    for (; x < 10; x += 1) y -= 1 / x;
+    const double z = 1 / (x * x);  // Stirling's series (Abramowitz and Stegun 6.3.18)
+    const double series = z * (1. / 12 - z * (1. / 120 - z * (1. / 252 - z * (1. / 240 - z * (1. / 132 - z * (691. / 32760 - z / 12))))));
+    return x == inf_of<double>() ? x : y + __builtin_log(x) - 0.5 / x - series;
+}
+// Logarithm of the normal distribution function; the continued tail (26.2.12) below -10.
+OPF_CALL double log_ndtr(double x) {
+    if (x > -10) return x < 0 ? __builtin_log(0.5 * __builtin_erfc(-x * SQRT_HALF)) : __builtin_log1p(-0.5 * __builtin_erfc(x * SQRT_HALF));
+    const double z = 1 / (x * x);
+    const double series = -z * (1 - z * (3 - z * (15 - z * (105 - z * (945 - z * (10395 - z * 135135))))));
+    return -0.5 * x * x - LOG_SQRT_2PI - __builtin_log(-x) + __builtin_log1p(series);
+}
+OPF_CALL double ndtri_lower(double p) {  // 0 < p <= 1/2, by Newton's method on the logarithm, which is concave
+    const double goal = __builtin_log(p);
+    double x = p > 0.02 ? (p - 0.5) * 2.5066282746310002 : -__builtin_sqrt(-2 * goal - __builtin_log(-2 * goal) - 1.8378770664093453);
+    for (int i = 0; i < 20; ++i) {
+        const double l = log_ndtr(x), slope = __builtin_exp(-0.5 * x * x - LOG_SQRT_2PI - l), step = (l - goal) / slope;
+        x -= step;
+        if (__builtin_fabs(step) <= 1e-16 * (1 + __builtin_fabs(x))) break;
+    }
+    return x;
+}
+OPF_CALL double ndtri(double p) {
+    if (!(p > 0 && p < 1)) return p == 0 ? -inf_of<double>() : p == 1 ? inf_of<double>() : nan_of<double>();
+    return p <= 0.5 ? ndtri_lower(p) : -ndtri_lower(1 - p);
+}
+OPF_CALL double erfinv(double y) {
+    const double a = __builtin_fabs(y);
+    if (!(a < 1)) return a == 1 ? __builtin_copysign(inf_of<double>(), y) : nan_of<double>();
+    // A start good to 2e-3 from the asymptotic form (S. Winitzki, 2008), then Halley's method.
+    const double l = __builtin_log1p(-a * a), b = 4.3307 + 0.5 * l;
+    double x = a < 1e-8 ? 0.88622692545275801 * a : __builtin_sqrt(__builtin_sqrt(b * b - l * 6.8027) - b);
+    for (int i = 0; i < 3 && a >= 1e-8; ++i) {
+        const double miss = a < 0.5 ? __builtin_erf(x) - a : (1 - a) - __builtin_erfc(x), u = miss * 0.88622692545275801 * __builtin_exp(x * x);
+        x -= u / (1 + x * u);
+    }
+    return __builtin_copysign(x, y);
+}
+// e**-|x| I_n(x): the power series, whose terms are all positive, then the asymptotic one (9.6.10 and 9.7.1 there).
+template <int ORDER> OPF_CALL double bessel_i_scaled(double x) {
+    const double a = __builtin_fabs(x), sign = ORDER == 1 && x < 0 ? -1 : 1;
+    if (a != a) return a;
+    double sum = 1, term = 1;
+    if (a < 30) {
+        const double q = 0.25 * a * a;
+        for (int k = 1; k < 200 && term > 1e-18 * sum; ++k) sum += term *= q / (k * double(k + ORDER));
+        return sign * sum * (ORDER == 1 ? 0.5 * a : 1) * __builtin_exp(-a);
+    }
+    for (int k = 1; k < 30 && __builtin_fabs(term) > 1e-18; ++k) sum += term *= ((2 * k - 1) * (2 * k - 1) - 4. * ORDER) / (8. * k * a);
+    return sign * sum / __builtin_sqrt(2 * PI * a);
+}
+template <int ORDER> OPF_CALL double bessel_i(double x) {
+    // The exponential in two halves, because it overflows before the function does.
+    const double half = __builtin_exp(0.5 * __builtin_fabs(x));
+    return bessel_i_scaled<ORDER>(x) * half * half;
+}
+template <class V> OPF_INLINE V v_erfc(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(__builtin_erfc(double(a))); }, x);
+    else return T(__builtin_erfc(double(x)));
+}
+template <class V> OPF_INLINE V v_lgamma(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(__builtin_lgamma(double(a))); }, x);
+    else return T(__builtin_lgamma(double(x)));
+}
+template <class V> OPF_INLINE V v_digamma(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(digamma(double(a))); }, x);
+    else return T(digamma(double(x)));
+}
+template <class V> OPF_INLINE V v_log_ndtr(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(log_ndtr(double(a))); }, x);
+    else return T(log_ndtr(double(x)));
+}
+template <class V> OPF_INLINE V v_ndtri(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(ndtri(double(a))); }, x);
+    else return T(ndtri(double(x)));
+}
+template <class V> OPF_INLINE V v_erfinv(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(erfinv(double(a))); }, x);
+    else return T(erfinv(double(x)));
+}
+template <class V> OPF_INLINE V v_i0(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i<0>(double(a))); }, x);
+    else return T(bessel_i<0>(double(x)));
+}
+template <class V> OPF_INLINE V v_i0e(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i_scaled<0>(double(a))); }, x);
+    else return T(bessel_i_scaled<0>(double(x)));
+}
+template <class V> OPF_INLINE V v_i1(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i<1>(double(a))); }, x);
+    else return T(bessel_i<1>(double(x)));
+}
+template <class V> OPF_INLINE V v_i1e(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i_scaled<1>(double(a))); }, x);
+    else return T(bessel_i_scaled<1>(double(x)));
 }
