@@ -9,6 +9,7 @@ import tempfile
 import time
 import types
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -176,8 +177,15 @@ def compare(
     return runs
 
 
+def _reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{why} {n}" for why, n in counts.items()) or "none"
+
+
 def _named(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name.removeprefix('aten.')} {n}" for name, n in counts.items()) or "none"
+    merged: Counter[str] = Counter()
+    for name, n in counts.items():
+        merged[name.split(": ")[0].removeprefix("aten.")] += n  # "operator: reason" is shown by operator
+    return ", ".join(f"{name} {n}" for name, n in merged.items()) or "none"
 
 
 def table(title: str, runs: Mapping[str, Run], difference: Callable[[Any, Any], float], unit: str) -> Table:
@@ -198,7 +206,7 @@ def table(title: str, runs: Mapping[str, Run], difference: Callable[[Any, Any], 
     row("… and Dynamo's share, s", lambda r: "–" if r is eager else f"{r.dynamo_s:.2f}")
     row("kernels", lambda r: "–" if r.kernels is None else str(r.kernels))
     row("library calls (externs)", lambda r: "–" if r is eager else _named(r.externs))
-    row("fallbacks", lambda r: _named(r.fallbacks) if r.name == "opforge" else "–")
+    row("fallbacks", lambda r: _reasons(r.fallbacks) if r.name == "opforge" else "–")
     row("peak memory of a call, MB", lambda r: "–" if r.peak_mb is None else f"{r.peak_mb:.1f}")
     row(f"largest difference, {unit}", lambda r: "–" if r is eager else f"{difference(r.result, eager.result):.1e}")
     return out
