@@ -176,7 +176,7 @@ def _steps_over(step: Expr, others: list[tuple[Expr, Var]]) -> bool:
         reach = reach + c * (expr(v.extent) - 1)
     gap = step - reach
     lo = bounds(gap)[0]
-    return lo is not None and lo > 0 or _positive_for_sizes(gap)
+    return (lo is not None and lo > 0) or _positive_for_sizes(gap)
 
 
 def _positive_for_sizes(gap: Expr) -> bool:

@@ -322,7 +322,7 @@ class KernelCheck:
                     return None
                 sides.append((int(e), int(e) + 1))
                 continue
-            start = e.subst({v: 0 for v in mine})
+            start = e.subst(dict.fromkeys(mine, 0))
             extent = 1
             for v in mine:
                 if not isinstance(v.extent, int):

@@ -76,6 +76,8 @@ class Values:
         assume: tuple[Assumed, Assumed] = (frozenset(), frozenset()),
     ) -> bool:
         """True if `a` and `b` have the same value at every point. On False, `why` is the innermost pair that differs."""
+        if proved is None:
+            self.why = None
         seen: set[tuple] = set() if proved is None else proved
         added: list[tuple] = []
         todo: list[tuple[Node, Node, Assumed, Assumed]] = [(a, b, *assume)]
@@ -87,7 +89,6 @@ class Values:
             added.append(task)
             more = self._step(*task, seen)
             if more is None:
-                self.why = (task[0], task[1])
                 seen.difference_update(added)
                 return False
             todo += more
@@ -139,9 +140,9 @@ class Values:
                 can_a, can_b = da.order >= db.order, db.order >= da.order
             return [(self.expand(a) if can_a else a, self.expand(b) if can_b else b, fa, fb)]
         if da is not None and db is not None:
-            return [] if self._same_loop(a, da, b, db, seen) else None
+            return [] if self._same_loop(a, da, b, db, seen) else self._differ(a, b, keep=True)
         if a.op == "index" and b.op == "index":
-            return [] if self.same_index(a.attr, b.attr, seen) else None
+            return [] if self.same_index(a.attr, b.attr, seen) else self._differ(a, b)
         if (
             a.op != b.op
             or a.dtype != b.dtype
@@ -149,11 +150,16 @@ class Values:
             or len(a.args) != len(b.args)
             or a.op in ("const", "load", "index")
         ):
-            return None
+            return self._differ(a, b)
         if a.op == "where" and len(a.args) == 3:
             (ca, ta, ea), (cb, tb, eb) = a.args, b.args
             return [(ca, cb, fa, fb), (ta, tb, fa | _conjuncts(ca), fb | _conjuncts(cb)), (ea, eb, fa, fb)]
         return [(x, y, fa, fb) for x, y in zip(a.args, b.args, strict=True)]
+
+    def _differ(self, a: Node, b: Node, keep: bool = False) -> None:
+        """Note the pair for the message; of two reductions, the pair inside them that differs says more."""
+        if not keep or self.why is None:
+            self.why = (a, b)
 
     def _same_place(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
         if a.attr.buffer != b.attr.buffer or len(a.args) != len(b.args) or a.dtype != b.dtype:
@@ -250,8 +256,8 @@ def _common_digits(
 ) -> tuple[dict[Atom, int | Expr], dict[Atom, int | Expr]] | None:
     """Split both lists, from the innermost loop, into digits that they share; None if their radices do not fit."""
     ra, rb = list(a), list(b)
-    ma: dict[Atom, int | Expr] = {v: 0 for v in a}
-    mb: dict[Atom, int | Expr] = {v: 0 for v in b}
+    ma: dict[Atom, int | Expr] = dict.fromkeys(a, 0)
+    mb: dict[Atom, int | Expr] = dict.fromkeys(b, 0)
     rest_a: Size = ra[-1].extent if ra else 1
     rest_b: Size = rb[-1].extent if rb else 1
     step_a: Size = 1

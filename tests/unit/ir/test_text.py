@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from opforge.errors import IRError
 from opforge.runtime.ir.index import Var, of, sym, var
 from opforge.runtime.ir.nodes import (

@@ -1,6 +1,7 @@
 """The verifier accepts good programs and names what is wrong with bad ones."""
 
 import pytest
+
 from opforge.errors import IRError
 from opforge.runtime.ir.text import parse
 from opforge.runtime.ir.verify import verify
