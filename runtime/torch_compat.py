@@ -3,3 +3,18 @@
 # Allocation and re-viewing without the dispatcher: a third of the cost of torch.empty_strided / torch.as_strided. [2.11, 2.13]
 from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu  # noqa: E402
 from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor  # noqa: E402, F401
+
+
+def operator_schemas(namespaces: tuple[str, ...]) -> list[str]:
+    """Schemas of the dispatcher's operators in `namespaces`, one text line each, sorted. TorchScript's own builtins (lists, strings) are
+    left out: they never occur in a graph. [2.11, 2.13]
+    """
+    import torch
+
+    known = set(torch._C._dispatch_get_all_op_names())
+    found = set()
+    for schema in torch._C._jit_get_all_schemas():
+        name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        if name in known and schema.name.partition("::")[0] in namespaces:
+            found.add(str(schema))
+    return sorted(found)
