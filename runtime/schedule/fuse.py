@@ -281,19 +281,16 @@ class Alignment:
 
     def _commit(self, taken: dict[Var, Var]) -> bool:
         mapping: dict[Var, Expr] = {v: of(g) for v, g in taken.items()}
-        demoted = [g for g in self.group.outer if g not in self.outer] + [g for g in self.outer if g.name.startswith("r")]
         # Group variables that are inner from now on keep their objects, so that access through them stays elementwise.
-        members: list[Member] = []
         outer = set(self.outer)
-        for m in self.members:
+        unchanged = tuple(self.outer) == self.group.outer
+        members: list[Member] = list(self.members) if unchanged else []
+        for m in () if unchanged else self.members:
             inner_now = sorted((a for e in m.index for a in e.atoms() if isinstance(a, Var) and a not in outer), key=lambda a: _position(m, a))
             rest = [v for v in m.inner if v not in inner_now]
             members.append(replace(m, inner=(*inner_now, *rest) if m.scatter is None else m.inner))
-        del demoted
         used = {g for g in taken.values()}
-        known: list[Var] = []
-        for m in members:
-            known += [v for v in m.inner if v not in known]
+        known = list(dict.fromkeys(v for m in members for v in m.inner))
         for v in (*self.free, *self.inner_vars):
             if v in mapping:
                 continue
