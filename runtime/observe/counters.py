@@ -1,13 +1,18 @@
-"""Process-wide counts of what did not become native code, with the reasons: read by `explain`, the benchmarks and the tests."""
+"""Process-wide counts of what was compiled and of what was not, with the reasons: read by `stats`, `explain`, the benchmarks and the tests."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from threading import Lock
+from typing import Any
 
 _lock = Lock()
 _externs: Counter[tuple[str, str]] = Counter()
 _fallbacks: Counter[str] = Counter()
+_totals: Counter[str] = Counter()
+_calls: Counter[str] = Counter()
+_seconds: Counter[str] = Counter()
 
 
 def count_extern(op: str, reason: str) -> None:
@@ -22,16 +27,36 @@ def count_fallback(reason: str) -> None:
         _fallbacks[reason] += 1
 
 
-def snapshot() -> dict[str, dict[str, int]]:
-    """Counts since `reset`: `externs` by "op: reason", `fallbacks` by reason; sorted, most frequent first."""
+def count_graph(kernels: int, externs: Mapping[str, int], seconds: Mapping[str, float], arena_bytes: int, cached: bool) -> None:
+    """One compiled graph: its kernels, its calls of eager kernels by operator, seconds by stage, bytes of its arena."""
     with _lock:
-        externs = sorted(_externs.items(), key=lambda kv: (-kv[1], kv[0]))
-        fallbacks = sorted(_fallbacks.items(), key=lambda kv: (-kv[1], kv[0]))
-    return {"externs": {f"{op}: {why}": n for (op, why), n in externs}, "fallbacks": dict(fallbacks)}
+        _totals["graphs"] += 1
+        _totals["kernels"] += kernels
+        _totals["cache_hits"] += int(cached)
+        _totals["arena_bytes"] = max(_totals["arena_bytes"], arena_bytes)
+        _calls.update(externs)
+        for stage, s in seconds.items():
+            _seconds[stage] += s
+
+
+def snapshot() -> dict[str, Any]:
+    """Counts since `reset`.
+
+    graphs, kernels, cache_hits, arena_bytes (of the largest graph); `externs` calls by operator; `reasons` why each is not native
+    ("op: reason" → count); `fallbacks` whole graphs by reason; `seconds` by stage. Most frequent first.
+    """
+    with _lock:
+        reasons = sorted(_externs.items(), key=lambda kv: (-kv[1], kv[0]))
+        ordered = {
+            name: dict(sorted(table.items(), key=lambda kv: (-kv[1], kv[0])))
+            for name, table in (("externs", _calls), ("fallbacks", _fallbacks), ("seconds", _seconds))
+        }
+        totals = {name: _totals[name] for name in ("graphs", "kernels", "cache_hits", "arena_bytes")}
+    return {**totals, **ordered, "reasons": {f"{op}: {why}": n for (op, why), n in reasons}}
 
 
 def reset() -> None:
     """Forget all counts."""
     with _lock:
-        _externs.clear()
-        _fallbacks.clear()
+        for table in (_externs, _fallbacks, _totals, _calls, _seconds):
+            table.clear()
