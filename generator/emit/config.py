@@ -73,9 +73,8 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[SettingSpec,
         if not s.accepts(s.default):
             diags.error(entry.pos("default"), f"expected a default of type '{s.type}', found {literal(s.default)}")
         elif s.choices and s.default not in s.choices:
-            names = [str(c) for c in s.choices]
-            near = did_you_mean(s.default, names)
-            diags.error(entry.pos("default"), f"expected {one_of(names)}, found '{s.default}'{near}")
+            hint = did_you_mean(s.default, s.choices)
+            diags.error(entry.pos("default"), f"expected {one_of(s.choices)}, found '{s.default}'{hint}")
         if (first := seen.setdefault(s.field, entry)) is not entry:
             also = [(first.pos("setting"), "the first one is here")]
             diags.error(entry.pos("setting"), f"'{s.name}' takes the same field '{s.field}' as '{first.id}'", also=also)

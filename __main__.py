@@ -1,0 +1,5 @@
+"""`python -m opforge` is the `opforge` command."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,175 @@
+"""Torch's operator schemas, read from the checked-in snapshot `torch_schemas.txt` so that the generator never imports
+torch.
+
+Writes the snapshot from the installed torch with `opforge schemas --refresh`. Only the operators asked for are parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SNAPSHOT = Path(__file__).with_name("torch_schemas.txt")
+_HEAD = re.compile(r"(?P<ns>\w+)::(?P<name>\w+)(?:\.(?P<overload>\w+))?\((?P<args>.*)\) -> (?P<returns>.*)\Z")
+_ALIAS = re.compile(r"\((?P<set>[^)]*)\)")
+
+
+@dataclass(frozen=True)
+class TorchArg:
+    """One argument or return: torch's type text without alias marks (`Tensor`, `int[1]?`, `Scalar`), default as text
+    or None.
+    """
+
+    name: str
+    type: str
+    default: str | None = None
+    kwarg_only: bool = False
+    alias: str = ""
+    writes: bool = False
+
+    @property
+    def optional(self) -> bool:
+        """Whether None may be passed."""
+        return self.type.endswith("?")
+
+
+@dataclass(frozen=True)
+class TorchSchema:
+    """One overload as torch registers it; `overload` is `default` when torch names none."""
+
+    namespace: str
+    name: str
+    overload: str
+    args: tuple[TorchArg, ...]
+    returns: tuple[TorchArg, ...]
+    text: str = field(compare=False, default="")
+
+    @property
+    def id(self) -> str:
+        """`aten.add.Tensor`, or `aten.relu` for a default overload's short form's owner (`aten.relu.default`)."""
+        return f"{self.namespace}.{self.name}.{self.overload}"
+
+    @property
+    def mutates(self) -> bool:
+        """Whether any argument is written."""
+        return any(a.writes for a in self.args)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether a return aliases an argument that is not written."""
+        return any(r.alias and not r.writes for r in self.returns)
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it is an `out=` variant (a written keyword-only argument)."""
+        return any(a.writes and a.kwarg_only for a in self.args)
+
+    @property
+    def functional(self) -> bool:
+        """Whether it writes nothing and returns fresh tensors."""
+        return not self.mutates and not self.is_view
+
+    def arg(self, name: str) -> TorchArg | None:
+        """The argument called `name`."""
+        return next((a for a in self.args if a.name == name), None)
+
+
+class TorchSchemas:
+    """Operators by name: `get("aten.add")` gives all overloads in name order, `get("aten.add.Tensor")` one."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines: dict[str, list[str]] = {}
+        self._parsed: dict[str, tuple[TorchSchema, ...]] = {}
+        for line in lines:
+            ns, _, rest = line.partition("::")
+            if rest:
+                self._lines.setdefault(f"{ns}.{re.split(r'[.(]', rest, maxsplit=1)[0]}", []).append(line.rstrip("\n"))
+
+    @classmethod
+    def snapshot(cls, path: Path = SNAPSHOT) -> TorchSchemas:
+        """The checked-in snapshot."""
+        return cls(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())
+
+    def extended(self, lines: Iterable[str]) -> TorchSchemas:
+        """These and more schema lines (a user's `torch.library` operators)."""
+        return TorchSchemas([line for group in self._lines.values() for line in group] + list(lines))
+
+    def packets(self) -> tuple[str, ...]:
+        """All names without overload (`aten.add`), sorted."""
+        return tuple(sorted(self._lines))
+
+    def overloads(self, packet: str) -> tuple[TorchSchema, ...]:
+        """All overloads of `aten.add`, sorted by overload name; empty when torch has no such operator."""
+        if packet not in self._parsed:
+            schemas = [parse_schema(line) for line in self._lines.get(packet, ())]
+            self._parsed[packet] = tuple(sorted(schemas, key=lambda s: s.overload))
+        return self._parsed[packet]
+
+    def get(self, op: str) -> tuple[TorchSchema, ...]:
+        """The overloads that a spec's `op:` names: `aten.add` all, `aten.add.Tensor` one; empty when there is none."""
+        parts = op.split(".")
+        if len(parts) == 2:
+            return self.overloads(op)
+        if len(parts) == 3:
+            return tuple(s for s in self.overloads(".".join(parts[:2])) if s.overload == parts[2])
+        return ()
+
+
+def parse_schema(text: str) -> TorchSchema:
+    """Parse one line of torch's schema syntax. Raises ValueError when it is none."""
+    match = _HEAD.match(text.strip())
+    if not match:
+        raise ValueError(f"not an operator schema: {text!r}")
+    kwarg_only = False
+    args = []
+    for part in _split(match["args"]):
+        if part == "*":
+            kwarg_only = True
+        else:
+            args.append(_parse_arg(part, kwarg_only))
+    returns = match["returns"].strip()
+    if returns.startswith("(") and returns.endswith(")"):
+        returns = returns[1:-1]
+    rets = tuple(_parse_arg(part, False) for part in _split(returns))
+    return TorchSchema(match["ns"], match["name"], match["overload"] or "default", tuple(args), rets, text.strip())
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside brackets and quotes."""
+    parts, depth, quote, current = [], 0, "", ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "([":
+            depth += 1
+        elif char in ")]":
+            depth -= 1
+        if char == "," and not depth and not quote:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += char
+    return [p for p in [*parts, current.strip()] if p]
+
+
+def _parse_arg(text: str, kwarg_only: bool) -> TorchArg:
+    body, eq, default = text.partition("=")
+    alias = _ALIAS.search(body)
+    marks = alias["set"] if alias else ""
+    body = _ALIAS.sub("", body, count=1).strip() if alias else body.strip()
+    type_, _, name = body.rpartition(" ")
+    if not type_:
+        type_, name = name, ""
+    label = re.split(r"[!\s]", marks)[0]
+    return TorchArg(name, type_, default if eq else None, kwarg_only, label, "!" in marks)
+
+
+def torch_lines(namespaces: Iterable[str] = ("aten", "prims")) -> list[str]:
+    """Schemas registered in the installed torch, as sorted text lines. Imports torch."""
+    from ..runtime.torch_compat import operator_schemas
+
+    return operator_schemas(tuple(namespaces))
