@@ -5,7 +5,12 @@ from __future__ import annotations
 from .index import Expr, Val, bounds, expr
 from .nodes import LoadAt, Node, const, index_node, indirect
 
-_COMPARE = {"lt": lambda lo, hi: (hi < 0, lo >= 0), "le": lambda lo, hi: (hi <= 0, lo > 0), "gt": lambda lo, hi: (lo > 0, hi <= 0), "ge": lambda lo, hi: (lo >= 0, hi < 0)}
+_COMPARE = {
+    "lt": lambda lo, hi: (hi < 0, lo >= 0),
+    "le": lambda lo, hi: (hi <= 0, lo > 0),
+    "gt": lambda lo, hi: (lo > 0, hi <= 0),
+    "ge": lambda lo, hi: (lo >= 0, hi < 0),
+}
 _AND = ("logical_and", "bitwise_and")
 _OR = ("logical_or", "bitwise_or")
 _NOT = ("logical_not", "bitwise_not")

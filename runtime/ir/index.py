@@ -18,7 +18,7 @@ IntLike = "int | Expr"
 class Atom:
     """What a monomial is made of. `text` is unique per atom and gives the stable order of terms; `pretty` is for readers."""
 
-    __slots__ = ("text", "__weakref__")
+    __slots__ = ("__weakref__", "text")
     text: str
 
     @property
@@ -32,7 +32,7 @@ class Atom:
 class Var(Atom):
     """A loop variable: 0 <= var < extent."""
 
-    __slots__ = ("name", "extent")
+    __slots__ = ("extent", "name")
 
     def __new__(cls, name: str, extent: int | Expr) -> Var:
         text = f"{name}:{extent.key if isinstance(extent, Expr) else extent}"
@@ -51,7 +51,7 @@ class Var(Atom):
 class Sym(Atom):
     """A size known only at run time (a symbolic dimension): an integer >= 0."""
 
-    __slots__ = ("name", "hint")
+    __slots__ = ("hint", "name")
 
     def __new__(cls, name: str, hint: int | None = None) -> Sym:
         found = _ATOMS.get(name)
@@ -65,7 +65,7 @@ class Sym(Atom):
 class Quotient(Atom):
     """`num // den` (kind "//") or `num % den` (kind "%") that could not be simplified away."""
 
-    __slots__ = ("kind", "num", "den")
+    __slots__ = ("den", "kind", "num")
 
     def __new__(cls, kind: str, num: Expr, den: Expr) -> Quotient:
         text = f"(({num.key}) {kind} ({den.key}))"
@@ -84,7 +84,7 @@ class Quotient(Atom):
 class Val(Atom):
     """The value of an integer scalar node used as an index (gather, scatter), promised to lie in lo..hi (inclusive)."""
 
-    __slots__ = ("node", "lo", "hi")
+    __slots__ = ("hi", "lo", "node")
 
     def __new__(cls, node: Any, lo: int | None, hi: int | None) -> Val:
         text = f"val({node.key},{lo},{hi})"
@@ -107,7 +107,7 @@ Monomial = tuple[Atom, ...]
 class Expr:
     """A sum of `coefficient * monomial`, kept sorted. Immutable; equal expressions are the same object."""
 
-    __slots__ = ("terms", "_text", "_key", "__weakref__")
+    __slots__ = ("__weakref__", "_key", "_text", "terms")
     terms: tuple[tuple[Monomial, int], ...]
 
     def __new__(cls, terms: tuple[tuple[Monomial, int], ...]) -> Expr:
@@ -293,7 +293,7 @@ def proves_less(a: Expr, b: Expr) -> bool:
     worst = gap
     for atom in sorted((x for x in gap.atoms() if isinstance(x, Var)), key=lambda x: x.text):
         c = worst.coefficient(atom)
-        if c is None or not all(k < 0 for _, k in c.terms) and not all(k > 0 for _, k in c.terms):
+        if c is None or (not all(k < 0 for _, k in c.terms) and not all(k > 0 for _, k in c.terms)):
             return False
         worst = worst.subst({atom: expr(atom.extent) - 1 if all(k < 0 for _, k in c.terms) else ZERO})
     lo = bounds(worst)[0]
@@ -338,7 +338,11 @@ def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
 def recombine(e: Expr) -> Expr:
     """`c*n*(x // n) + c*(x % n)` becomes `c*x`: what is left after a tensor is taken apart and put together again."""
     while True:
-        divs = {(m[0].num, m[0].den): c for m, c in e.terms if len(m) == 1 and isinstance(m[0], Quotient) and m[0].kind == "//"}
+        divs = {
+            (m[0].num, m[0].den): c
+            for m, c in e.terms
+            if len(m) == 1 and isinstance(m[0], Quotient) and m[0].kind == "//"
+        }
         if not divs:
             return e
         for m, c in e.terms:
@@ -453,7 +457,9 @@ def _monomial_bounds(m: Monomial) -> tuple[int | None, int | None]:
     return lo, hi
 
 
-def _subst(e: Expr, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any], Any] | None, memo: dict[Expr, Expr]) -> Expr:
+def _subst(
+    e: Expr, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any], Any] | None, memo: dict[Expr, Expr]
+) -> Expr:
     if e in memo:
         return memo[e]
     changed = False
@@ -470,7 +476,9 @@ def _subst(e: Expr, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any]
     return result
 
 
-def _subst_atom(a: Atom, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any], Any] | None, memo: dict[Expr, Expr]) -> Expr:
+def _subst_atom(
+    a: Atom, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any], Any] | None, memo: dict[Expr, Expr]
+) -> Expr:
     if a in mapping:
         return expr(mapping[a])
     if isinstance(a, Quotient):

@@ -18,7 +18,18 @@ Size = int | Expr
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("uint8", "int8", "int16", "int32", "int64")
 DTYPES = (*FLOATS, *INTS, "bool")
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1}
+ITEMSIZE = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+}
 
 
 class Node:
@@ -29,7 +40,7 @@ class Node:
     dtype   of the result, as a string.
     """
 
-    __slots__ = ("op", "args", "dtype", "attr", "_key", "_text", "_atoms", "_loads", "__weakref__")
+    __slots__ = ("__weakref__", "_atoms", "_key", "_loads", "_text", "args", "attr", "dtype", "op")
     op: str
     args: tuple[Node, ...]
     dtype: str
@@ -52,7 +63,13 @@ class Node:
         if self._key is None:
             for n in self.walk(lambda n: n._key is not None):
                 index = n.attr.index if n.op == "load" else (n.attr,) if n.op == "index" else ()
-                name = n.attr.buffer if n.op == "load" else "" if n.op == "index" else f"{type(n.attr).__name__} {n.attr!r}"
+                name = (
+                    n.attr.buffer
+                    if n.op == "load"
+                    else ""
+                    if n.op == "index"
+                    else f"{type(n.attr).__name__} {n.attr!r}"
+                )
                 parts = (n.op, n.dtype, name, *(e.key for e in index), "|", *(a._key for a in n.args))
                 n._key = blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
         return self._key  # type: ignore[return-value]
@@ -191,7 +208,9 @@ class Node:
     def vars(self) -> frozenset[Var]:
         """Loop variables that the value depends on."""
         if self._atoms is None:
-            for n in self.walk(lambda n: n._atoms is not None):  # not recursive: bodies may be thousands of operations deep
+            for n in self.walk(
+                lambda n: n._atoms is not None
+            ):  # not recursive: bodies may be thousands of operations deep
                 found: set[Var] = set()
                 for c in n.children():
                     found |= c._atoms  # type: ignore[arg-type]
@@ -262,7 +281,9 @@ def indirect(node: Node, lo: int | None, hi: int | None) -> Expr:
     return of(Val(node, lo, hi))
 
 
-def rebuild(node: Node, leaf: Callable[[Node], Node | None], mapping: Mapping[Atom, Size], memo: dict[Node, Node] | None = None) -> Node:
+def rebuild(
+    node: Node, leaf: Callable[[Node], Node | None], mapping: Mapping[Atom, Size], memo: dict[Node, Node] | None = None
+) -> Node:
     """Copy an expression, replacing loop variables by `mapping` and each load (after its index was mapped) by `leaf(load)` if not None."""
     memo = {} if memo is None else memo
 
@@ -331,7 +352,9 @@ class Nest:
     scan_dim: int = -1
     scatter: Scatter | None = None
     origin: str = ""
-    stride: tuple[Size, ...] | None = None  # strides that eager gives this result, if dense; the layout when it is stored
+    stride: tuple[Size, ...] | None = (
+        None  # strides that eager gives this result, if dense; the layout when it is stored
+    )
 
     @property
     def loop_vars(self) -> tuple[Var, ...]:
@@ -446,6 +469,31 @@ def identity_mapping(vars_: Iterable[Expr], values: Iterable[Size]) -> dict[Atom
 
 
 __all__ = [
-    "Buffer", "DTYPES", "Expr", "Extern", "FLOATS", "INTS", "ITEMSIZE", "LoadAt", "Nest", "Node", "Output", "Program", "Ref", "Scatter", "Size", "Var",
-    "bounds", "const", "contiguous_strides", "coordinates", "identity_mapping", "index_node", "indirect", "load", "masked", "rebuild", "refs",
+    "DTYPES",
+    "FLOATS",
+    "INTS",
+    "ITEMSIZE",
+    "Buffer",
+    "Expr",
+    "Extern",
+    "LoadAt",
+    "Nest",
+    "Node",
+    "Output",
+    "Program",
+    "Ref",
+    "Scatter",
+    "Size",
+    "Var",
+    "bounds",
+    "const",
+    "contiguous_strides",
+    "coordinates",
+    "identity_mapping",
+    "index_node",
+    "indirect",
+    "load",
+    "masked",
+    "rebuild",
+    "refs",
 ]  # fmt: skip

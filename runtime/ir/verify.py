@@ -8,7 +8,7 @@ from ...errors import IRError
 from .facts import in_range, plausible
 from .index import Expr, Sym, Val, Var, expr
 from .nodes import DTYPES, FLOATS, INTS, Buffer, Extern, Nest, Node, Program, Size, refs
-from .rules import Rules, load_rules
+from .rules import check_loop, check_scalar
 
 
 def verify(program: Program) -> None:
@@ -26,7 +26,6 @@ class _Verifier:
         self.buffers: dict[str, Buffer] = {}
         self.symbols = set(program.symbols)
         self.where = "program"
-        self.rules: Rules = load_rules()
         self.typed: set[Node] = set()
 
     def fail(self, message: str) -> None:
@@ -118,29 +117,17 @@ class _Verifier:
         if kinds > 1:
             self.fail("only one of reduce, scan and scatter may be set")
         loops = {*nest.loop_vars, *nest.rvars}
-        expected = nest.dtype
-        if nest.reduce is not None:
-            expected = self.reduction(nest.reduce, nest)
-        if nest.scan is not None:
-            self.rules.need_scan(nest.scan, self.fail)
-            if not 0 <= nest.scan_dim < len(nest.shape):
-                self.fail(f"scan along dimension {nest.scan_dim} of {len(nest.shape)}")
+        if nest.scan is not None and not 0 <= nest.scan_dim < len(nest.shape):
+            self.fail(f"scan along dimension {nest.scan_dim} of {len(nest.shape)}")
         if nest.scatter is not None:
             loops = set(nest.scatter.domain)
             self.scatter(nest, loops)
         self.scalar(nest.body, loops)
-        if expected and nest.body.dtype != expected:
+        if nest.reduce is not None or nest.scan is not None:
+            check_loop(nest.reduce or nest.scan or "", nest.body.dtype, nest.dtype, nest.scan is not None, self.fail)
+        elif nest.body.dtype != nest.dtype:
             self.fail(f"the value is {nest.body.dtype}, the buffer {nest.dtype}")
         self.define(Buffer(nest.name, nest.shape, nest.dtype, nest.stride))
-
-    def reduction(self, kind: str, nest: Nest) -> str:
-        """The dtype that the reduced expression must have; empty if any."""
-        self.rules.need_reduction(kind, self.fail)
-        if self.rules.gives_position(kind):
-            if nest.dtype != "int64":
-                self.fail(f"{kind} gives int64, the buffer is {nest.dtype}")
-            return ""
-        return nest.dtype
 
     def scatter(self, nest: Nest, loops: set[Var]) -> None:
         s = nest.scatter
@@ -152,7 +139,7 @@ class _Verifier:
             )
         self.distinct(s.domain)
         if s.mode != "set":
-            self.rules.need_reduction(s.mode, self.fail)
+            check_loop(s.mode, nest.dtype, nest.dtype, False, self.fail)
         if len(s.index) != len(nest.shape):
             self.fail(f"{len(s.index)} indices into shape {list(nest.shape)}")
         if s.mask is not None:
@@ -201,7 +188,7 @@ class _Verifier:
                 self.constant(n)
             elif n not in self.typed:
                 self.typed.add(n)
-                self.rules.check(n, self.fail)
+                check_scalar(n, self.fail)
 
     def load(self, n: Node, loops: set[Var]) -> None:
         b = self.read(n.attr.buffer)

@@ -57,6 +57,14 @@ BAD = [
     ("nest y: float32[4] for (i0<4)\n  into x[0, 0] set over (d0<3)\n  value 1.0:float32", "nest 'y': the base 'x' is float32[s0, 12], the result float32[4]"),
     ("nest y: int64[5] for (i0<5)\n  into idx[d0] set over (d0<6)\n  value 1:int64", "nest 'y': index 0 of the update, d0, is not within 0..5 - 1, and no mask guards it"),
     ("nest y: int64[5] for (i0<5) scan sum dim 1\n  value 1:int64", "nest 'y': scan along dimension 1 of 1"),
+    ("nest y: float32[12] for (i0<12)\n  value add(1.0:float64, x[0, i0])", "nest 'y': 'add' has arguments of float64 and float32"),
+    ("nest y: float32[12] for (i0<12)\n  value addd(x[0, i0])", "nest 'y': 'addd' is not an operation of specs/scalars.yaml"),
+    ("nest y: float32[12] for (i0<12)\n  value add(x[0, i0])", "nest 'y': 'add' takes 2 arguments, not 1"),
+    ("nest y: float32[5] for (i0<5)\n  value sqrt(idx[i0]):float32", "nest 'y': argument 0 of 'sqrt' is int64, not float"),
+    ("nest y: float32[5] for (i0<5)\n  value lt(idx[i0], idx[i0]):float32", "nest 'y': 'lt' gives bool here, not float32"),
+    ("nest y: float32[1] for (0) reduce summ over (r0<5)\n  value x[0, r0]", "nest 'y': 'summ' is not a reduction of specs/scalars.yaml"),
+    ("nest y: float32[1] for (0) reduce argmax over (r0<5)\n  value x[0, r0]", "nest 'y': the reduction 'argmax' of float32 gives int64, the buffer is float32"),
+    ("nest y: bool[1] for (0) reduce any over (r0<5)\n  value x[0, r0]", "nest 'y': the reduction 'any' takes bool, the value is float32"),
 ]  # fmt: skip
 
 
