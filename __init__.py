@@ -29,7 +29,18 @@ if TYPE_CHECKING:
     from .frontend_api import backend, compile_fx, explain, last_artifacts, load_specs, reset_stats, stats
     from .runtime import config as config
 
-__all__ = ["__version__", "backend", "compile_fx", "config", "errors", "explain", "last_artifacts", "load_specs", "reset_stats", "stats"]
+__all__ = [
+    "__version__",
+    "backend",
+    "compile_fx",
+    "config",
+    "errors",
+    "explain",
+    "last_artifacts",
+    "load_specs",
+    "reset_stats",
+    "stats",
+]
 
 
 def __getattr__(name: str) -> Any:

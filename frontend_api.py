@@ -14,7 +14,13 @@ from .runtime.compile_fx import Artifacts
 from .runtime.observe import counters
 
 
-def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Callable[..., Any]:
+def compile_fx(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
     """Compile an FX graph of torch operations for the given example inputs. See `opforge.runtime.compile_fx.compile_fx`."""
     return _engine.compile_fx(gm, example_inputs, options=options, mode=mode)
 
@@ -55,7 +61,9 @@ class Explanation:
 
         parts = []
         for k, a in enumerate(self.graphs):
-            parts.append(f"# graph {k}: {a.kernels} kernels, externs {a.externs}, arena {a.arena_bytes} bytes, cached {a.cached}")
+            parts.append(
+                f"# graph {k}: {a.kernels} kernels, externs {a.externs}, arena {a.arena_bytes} bytes, cached {a.cached}"
+            )
             if a.program is not None:
                 parts += ["## loop IR", dump(a.program)]
             parts += ["## C++", a.cpp, "## wrapper", a.wrapper]

@@ -63,7 +63,13 @@ class Artifacts:
 HISTORY: list[Artifacts] = []
 
 
-def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Compiled:
+def compile_fx(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Compiled:
     """Compile a graph for the inputs' shapes, dtypes and devices; what cannot be compiled runs by the eager kernels.
 
     gm              a graph of torch operations (from Dynamo, export or `torch.fx`).
@@ -92,7 +98,9 @@ _warned: set[str] = set()
 def _warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
-        warnings.warn(f"opforge: {text}; the graph runs eagerly (strict=True raises instead)", OpforgeWarning, stacklevel=4)
+        warnings.warn(
+            f"opforge: {text}; the graph runs eagerly (strict=True raises instead)", OpforgeWarning, stacklevel=4
+        )
 
 
 class Clock:
@@ -113,7 +121,9 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
     call, artifacts = compile_traced(traced, cfg, clock)
     run = bind(traced, call)
     artifacts.seconds = clock.seconds
-    counters.count_graph(artifacts.kernels, artifacts.externs, artifacts.seconds, artifacts.arena_bytes, artifacts.cached)
+    counters.count_graph(
+        artifacts.kernels, artifacts.externs, artifacts.seconds, artifacts.arena_bytes, artifacts.cached
+    )
     HISTORY.append(artifacts)
     del HISTORY[:-64]
     return run
@@ -137,7 +147,9 @@ def compile_traced(traced: Traced, cfg: Config, clock: Clock) -> tuple[Compiled,
             entry = cache.put(digest, files, meta)
     else:
         texts = [(entry.path / name).read_text() for name in ("kernels.cpp", "wrapper.py")]
-        artifacts = Artifacts(*texts, "", entry.meta["kernels"], entry.meta["externs"], entry.meta["arena_bytes"], cached=True)
+        artifacts = Artifacts(
+            *texts, "", entry.meta["kernels"], entry.meta["externs"], entry.meta["arena_bytes"], cached=True
+        )
     meta = entry.meta
     artifacts.program = lowered.program
     with clock.stage("load"):
@@ -154,7 +166,9 @@ def compile_traced(traced: Traced, cfg: Config, clock: Clock) -> tuple[Compiled,
     return module.call, artifacts
 
 
-def build(lowered: Lowered, cfg: Config, target: CpuTarget, clock: Clock) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
+def build(
+    lowered: Lowered, cfg: Config, target: CpuTarget, clock: Clock
+) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
     """Schedule, generate and compile; returns the cache entry's files and metadata."""
     program = separate_outputs(lowered.program)
     if cfg.debug_verify:

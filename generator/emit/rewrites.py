@@ -68,7 +68,15 @@ def _build_one(entry: Entry, model: Model, diags: Diagnostics) -> RuleSpec | Non
     if entry["match"] == entry.get("replace"):
         diags.error(entry.pos("replace"), "the replacement is the match itself: the rule would run forever")
         return None
-    return RuleSpec(entry.id, entry["doc"], printer.head, done["match"], done["when"], done["replace"], dict(entry.get("test") or {}))
+    return RuleSpec(
+        entry.id,
+        entry["doc"],
+        printer.head,
+        done["match"],
+        done["when"],
+        done["replace"],
+        dict(entry.get("test") or {}),
+    )
 
 
 class _Printer:
@@ -124,18 +132,26 @@ class _Printer:
             if schema.overload == which:
                 return schema
         names = [s.overload for s in found]
-        raise _Fault(f"'aten.{parts[0]}' has no overload '{which}'{did_you_mean(which, names)}; it has {', '.join(names)}", func.col_offset)
+        raise _Fault(
+            f"'aten.{parts[0]}' has no overload '{which}'{did_you_mean(which, names)}; it has {', '.join(names)}",
+            func.col_offset,
+        )
 
     def bind(self, node: ast.Call, schema: Any) -> list[tuple[str, ast.expr]]:
         """Arguments by name, in the schema's order."""
         positional = [a for a in schema.args if not a.kwarg_only]
         if len(node.args) > len(positional):
-            raise _Fault(f"'{schema.id}' takes {len(positional)} positional arguments, found {len(node.args)}", node.col_offset)
+            raise _Fault(
+                f"'{schema.id}' takes {len(positional)} positional arguments, found {len(node.args)}", node.col_offset
+            )
         named = [(a.name, value) for a, value in zip(positional, node.args, strict=False)]
         for keyword in node.keywords:
             arg = schema.arg(keyword.arg)
             if arg is None:
-                raise _Fault(f"'{schema.id}' has no argument '{keyword.arg}'{did_you_mean(str(keyword.arg), [a.name for a in schema.args])}", node.col_offset)
+                raise _Fault(
+                    f"'{schema.id}' has no argument '{keyword.arg}'{did_you_mean(str(keyword.arg), [a.name for a in schema.args])}",
+                    node.col_offset,
+                )
             named.append((arg.name, keyword.value))
         given = {n for n, _ in named}
         for a in schema.args:
@@ -149,7 +165,9 @@ class _Printer:
             if node.id in ("True", "False", "None"):
                 return node.id
             if node.id not in self.bound:
-                raise _Fault(f"'{node.id}' is not bound by the match{did_you_mean(node.id, sorted(self.bound))}", node.col_offset)
+                raise _Fault(
+                    f"'{node.id}' is not bound by the match{did_you_mean(node.id, sorted(self.bound))}", node.col_offset
+                )
             return f"m[{literal(node.id)}]"
         if isinstance(node, ast.Constant):
             return literal(node.value)
@@ -161,10 +179,14 @@ class _Printer:
             word = " and " if isinstance(node.op, ast.And) else " or "
             return word.join(f"({t})" if " or " in (t := self.expression(v, False)) else t for v in node.values)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            symbol = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}[type(node.ops[0])]
+            symbol = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}[
+                type(node.ops[0])
+            ]
             return f"{self.expression(node.left, False)} {symbol} {self.expression(node.comparators[0], False)}"
         if isinstance(node, ast.BinOp):
-            symbol = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}[type(node.op)]
+            symbol = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}[
+                type(node.op)
+            ]
             return f"({self.expression(node.left, False)} {symbol} {self.expression(node.right, False)})"
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name) and node.func.id in PREDICATES:
@@ -172,8 +194,14 @@ class _Printer:
             if calls:
                 schema = self.overload(node.func)
                 named = dict(self.bind(node, schema))
-                parts = [self.expression(named[a.name], True) for a in schema.args if not a.kwarg_only and a.name in named]
-                parts += [f"{a.name}={self.expression(named[a.name], True)}" for a in schema.args if a.kwarg_only and a.name in named]
+                parts = [
+                    self.expression(named[a.name], True) for a in schema.args if not a.kwarg_only and a.name in named
+                ]
+                parts += [
+                    f"{a.name}={self.expression(named[a.name], True)}"
+                    for a in schema.args
+                    if a.kwarg_only and a.name in named
+                ]
                 return f"g.call({', '.join([literal(schema.id), *parts])})"
             name = ast.unparse(node.func)
             raise _Fault(f"unknown predicate '{name}'{did_you_mean(name, PREDICATES)}", node.col_offset)

@@ -22,7 +22,9 @@ MEMORY = {
 }  # fmt: skip
 COMPUTE = {**MEMORY, "float16": "float", "bfloat16": "float", "bool": "bool"}
 TILE = 256  # outer elements handled together when a column is reduced
-BLOCK = 64  # lane-wise partial sums are flushed after this many additions: keeps float error near that of a pairwise sum
+BLOCK = (
+    64  # lane-wise partial sums are flushed after this many additions: keeps float error near that of a pairwise sum
+)
 UNROLL = 4
 
 
@@ -40,7 +42,15 @@ class Scope:
 class Writer:
     """Emits the body of one kernel."""
 
-    def __init__(self, fk: FlatKernel, layouts: Mapping[str, Buffer], tables: CppTables, lanes: int, threads_hint: int, threshold: int):
+    def __init__(
+        self,
+        fk: FlatKernel,
+        layouts: Mapping[str, Buffer],
+        tables: CppTables,
+        lanes: int,
+        threads_hint: int,
+        threshold: int,
+    ):
         self.fk, self.layouts, self.tables, self.lanes = fk, layouts, tables, lanes
         self.threads, self.threshold = threads_hint, threshold
         self.choice = choose_lanes(fk, lanes) if lanes > 1 else Lanes("none")
@@ -111,7 +121,11 @@ class Writer:
         local = self.local(node)
         vector = self.per_lane(node)
         for scope in self.scopes:
-            if needs <= scope.bound and (not local or scope.after_writes) and (not vector or self.lane_var in scope.bound):
+            if (
+                needs <= scope.bound
+                and (not local or scope.after_writes)
+                and (not vector or self.lane_var in scope.bound)
+            ):
                 return scope
         return self.scopes[-1]
 
@@ -240,7 +254,11 @@ class Writer:
         if isinstance(a, Val):
             text, is_vector = self.value(a.node)
             return f"cast<int64_t>({text})" if is_vector else f"splat<int64_t>((int64_t){text})"
-        if isinstance(a, Quotient) and self.lane_var is not None and (_has(a.num, self.lane_var) or _has(a.den, self.lane_var)):
+        if (
+            isinstance(a, Quotient)
+            and self.lane_var is not None
+            and (_has(a.num, self.lane_var) or _has(a.den, self.lane_var))
+        ):
             name = "floordiv" if a.kind == "//" else "floormod"
             if proves_nonnegative(a.num):
                 return f"({self.index_vector(a.num)} {'/' if a.kind == '//' else '%'} {self.index_vector(a.den)})"
@@ -269,5 +287,22 @@ def literal(value: int | float | bool, dtype: str) -> str:
     return f"{ctype}({value}L)"
 
 
-__all__ = ["BLOCK", "COMPUTE", "ITEMSIZE", "Kernel", "MEMORY", "Reduce", "Scan", "Store", "UNROLL", "Writer", "best_inner", "expr", "flatten", "literal", "of",
-           "FlatPhase", "FlatStatement"]  # fmt: skip
+__all__ = [
+    "BLOCK",
+    "COMPUTE",
+    "ITEMSIZE",
+    "MEMORY",
+    "UNROLL",
+    "FlatPhase",
+    "FlatStatement",
+    "Kernel",
+    "Reduce",
+    "Scan",
+    "Store",
+    "Writer",
+    "best_inner",
+    "expr",
+    "flatten",
+    "literal",
+    "of",
+]  # fmt: skip

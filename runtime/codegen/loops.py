@@ -150,7 +150,12 @@ def substitute(fk: FlatKernel, mapping: dict, loops: dict[Var, tuple[Var, ...]])
         FlatPhase(
             vars_(p.inner),
             tuple(
-                replace(s, value=node(s.value), where=None if s.where is None else place(s.where), mask=None if s.mask is None else node(s.mask))
+                replace(
+                    s,
+                    value=node(s.value),
+                    where=None if s.where is None else place(s.where),
+                    mask=None if s.mask is None else node(s.mask),
+                )
                 for s in p.body
             ),
         )
@@ -196,7 +201,10 @@ def choose_lanes(fk: FlatKernel, lanes: int) -> Lanes:
 
 def best_inner(phase: FlatPhase) -> Var:
     """The innermost loop of a phase: fixed by order where order has a meaning, else the variable with the most unit strides."""
-    if any(isinstance(s.source, Scan) or (isinstance(s.source, Reduce) and s.source.kind.startswith("arg")) for s in phase.body):
+    if any(
+        isinstance(s.source, Scan) or (isinstance(s.source, Reduce) and s.source.kind.startswith("arg"))
+        for s in phase.body
+    ):
         return phase.inner[-1]
     if any(isinstance(s.source, Store) and s.source.atomic for s in phase.body):
         return phase.inner[-1]
@@ -215,7 +223,7 @@ def score(phases: tuple[FlatPhase, ...] | list[FlatPhase], v: Var) -> float:
         for st in p.body:
             accesses = [(n.attr.buffer, n.attr.index[0]) for n in st.value.loads() if n.attr.index]
             if st.where is not None:
-                accesses.append((getattr(st.source, "buffer"), st.where))
+                accesses.append((st.source.buffer, st.where))
             for key in accesses:
                 if key in seen:
                     continue
@@ -232,4 +240,15 @@ def score(phases: tuple[FlatPhase, ...] | list[FlatPhase], v: Var) -> float:
     return total
 
 
-__all__ = ["FlatKernel", "FlatPhase", "FlatStatement", "Lanes", "Phase", "best_inner", "choose_lanes", "expressions", "flatten", "score"]
+__all__ = [
+    "FlatKernel",
+    "FlatPhase",
+    "FlatStatement",
+    "Lanes",
+    "Phase",
+    "best_inner",
+    "choose_lanes",
+    "expressions",
+    "flatten",
+    "score",
+]

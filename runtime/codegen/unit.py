@@ -30,7 +30,10 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
     texts: list[str] = []
     for kernel in plan.kernels():
         text = render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold)
-        known = bodies.setdefault(_anonymous(text, kernel.name, (*kernel.reads, *kernel.writes, *(b.name for b in kernel.scratch))), kernel.name)
+        known = bodies.setdefault(
+            _anonymous(text, kernel.name, (*kernel.reads, *kernel.writes, *(b.name for b in kernel.scratch))),
+            kernel.name,
+        )
         symbols[kernel.name] = known
         arity[kernel.name] = len(kernel.reads) + len(kernel.writes)
         if known == kernel.name:

@@ -58,7 +58,9 @@ class WrapperWriter:
         self.names = Names()
         self.body: list[str] = []
         self.tensors: set[str] = set()  # arena buffers that are needed as tensors
-        self.views: dict[str, tuple[str, str]] = {}  # strided views of arena buffers: name → (buffer, shape, stride, offset)
+        self.views: dict[
+            str, tuple[str, str]
+        ] = {}  # strided views of arena buffers: name → (buffer, shape, stride, offset)
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
 
     def render(self) -> str:
@@ -69,7 +71,10 @@ class WrapperWriter:
                 self.body.append(f"del {name}")
         results = [self._result(o) for o in plan.outputs]
         lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
-        lines += [f"from opforge.runtime.execute.support import {n}" for n in ("Workspaces", "empty_strided", "overload", "reinterpret", "restride")]
+        lines += [
+            f"from opforge.runtime.execute.support import {n}"
+            for n in ("Workspaces", "empty_strided", "overload", "reinterpret", "restride")
+        ]
         lines += ["import torch", ""]
         for name, text in self.names.constants.items():
             lines.append(f"{name} = {text}")
@@ -90,7 +95,11 @@ class WrapperWriter:
         lines = ["class Space:", '    """The memory of all intermediate values of one run."""', ""]
         slots = sorted(self.tensors | {f"{n}_at" for n in self.pointers} | set(self.views))
         lines.append(f"    __slots__ = ({', '.join(repr(s) for s in ['arena', *slots])},)")
-        lines += ["", "    def __init__(self):", f"        self.arena = torch.empty({self.plan.arena_bytes} + 64, dtype=torch.uint8)"]
+        lines += [
+            "",
+            "    def __init__(self):",
+            f"        self.arena = torch.empty({self.plan.arena_bytes} + 64, dtype=torch.uint8)",
+        ]
         lines += ["        base = self.arena.data_ptr()", "        skip = -base % 64"]
         for name in sorted(self.tensors):
             b = self.plan.layouts[name]
@@ -140,7 +149,9 @@ class WrapperWriter:
 
     def _allocate(self, name: str) -> None:
         b = self.plan.layouts[name]
-        self.body.append(f"{name} = empty_strided({shape_text(b.shape)}, {shape_text(b.stride or ())}, {self.names.constant('dtype', f'torch.{b.dtype}')})")
+        self.body.append(
+            f"{name} = empty_strided({shape_text(b.shape)}, {shape_text(b.stride or ())}, {self.names.constant('dtype', f'torch.{b.dtype}')})"
+        )
 
     def _pointer(self, name: str) -> str:
         if self._in_arena(name):
@@ -170,7 +181,9 @@ class WrapperWriter:
         whole = v.shape == b.shape and v.stride == (b.stride or contiguous_strides(b.shape)) and v.offset == b.offset
         if whole:
             return self._tensor(v.buffer)
-        return f"reinterpret({self._tensor(v.buffer)}, {shape_text(v.shape)}, {shape_text(v.stride)}, {number(v.offset)})"
+        return (
+            f"reinterpret({self._tensor(v.buffer)}, {shape_text(v.shape)}, {shape_text(v.stride)}, {number(v.offset)})"
+        )
 
     def _extern(self, step: ExternStep) -> None:
         call = step.call
@@ -181,13 +194,17 @@ class WrapperWriter:
                 if self._kind(name) == "own":
                     self._allocate(name)
             args.append(f"out={self._tensor(step.out[0])}")
-            self.body.append(f"{target}({', '.join(args)})  # {call.origin}" if call.origin else f"{target}({', '.join(args)})")
+            self.body.append(
+                f"{target}({', '.join(args)})  # {call.origin}" if call.origin else f"{target}({', '.join(args)})"
+            )
             return
         target = self.names.constant("op", f"overload({call.target!r})")
         names = [b.name for b in call.outs]
         left = f"{names[0]}" if call.single and names else ", ".join(names) + ("," if len(names) == 1 else "")
         comment = f"  # {call.origin}" if call.origin else ""
-        self.body.append(f"{left} = {target}({', '.join(args)}){comment}" if names else f"{target}({', '.join(args)}){comment}")
+        self.body.append(
+            f"{left} = {target}({', '.join(args)}){comment}" if names else f"{target}({', '.join(args)}){comment}"
+        )
         for b in call.outs:
             if b.stride is not None and b.name in self.plan.layouts:
                 stride = shape_text(b.stride)

@@ -79,7 +79,9 @@ def match(pattern: Pattern, value: Any, found: dict[str, Any]) -> bool:
         if pattern.name == "_":
             return True
         if pattern.name in found:
-            return found[pattern.name] is value or (not isinstance(value, torch.fx.Node) and same(found[pattern.name], value))
+            return found[pattern.name] is value or (
+                not isinstance(value, torch.fx.Node) and same(found[pattern.name], value)
+            )
         found[pattern.name] = value
         return True
     if isinstance(pattern, Lit):

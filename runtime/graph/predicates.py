@@ -66,7 +66,9 @@ def same_type(x: Any, y: Any) -> bool:
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal strides where a dimension has more than one element."""
-    return a.layout == b.layout and all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True))
+    return a.layout == b.layout and all(
+        n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True)
+    )
 
 
 def users(x: Any) -> int:

@@ -77,7 +77,13 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]]) -> Re
                 budget -= 1
                 if budget < 0:
                     raise OpforgeError(f"rewrite rules loop without end: {', '.join(dict.fromkeys(recent))}")
-                work.extend(reversed([*builder.made, new] if isinstance(new, torch.fx.Node) and new not in builder.made else builder.made))
+                work.extend(
+                    reversed(
+                        [*builder.made, new]
+                        if isinstance(new, torch.fx.Node) and new not in builder.made
+                        else builder.made
+                    )
+                )
                 break
     _eliminate_dead(graph)
     return report

@@ -65,7 +65,11 @@ def rename(member: Member, mapping: dict) -> Member:
         scatter = map_scatter(scatter, lambda n: substitute(n, mapping))
         scatter = replace(scatter, index=tuple(e.subst(mapping) for e in scatter.index))
     return replace(
-        member, index=tuple(e.subst(mapping) for e in member.index), inner=tuple(inner), body=substitute(member.body, mapping), scatter=scatter
+        member,
+        index=tuple(e.subst(mapping) for e in member.index),
+        inner=tuple(inner),
+        body=substitute(member.body, mapping),
+        scatter=scatter,
     )
 
 
@@ -118,7 +122,9 @@ class Fuser:
         for name in item.reads():
             siblings.update(n for n in self.readers.get(name, ())[-4:] if n > earliest)
         found += sorted(siblings, reverse=True)[:4]
-        return [n for n in found if len(self.groups[n].members) < MAX_MEMBERS and len(self.groups[n].reads) < MAX_BUFFERS]
+        return [
+            n for n in found if len(self.groups[n].members) < MAX_MEMBERS and len(self.groups[n].reads) < MAX_BUFFERS
+        ]
 
     # -- alignment -----------------------------------------------------------------------------------------------------
     def _join(self, group: Group, nest: Nest) -> bool:
@@ -264,7 +270,9 @@ class Alignment:
 
     def _match_siblings(self) -> dict[Var, Var] | None:
         """No value flows between them: only equal iteration spaces that read the same data are put together."""
-        shared = {n.attr.buffer for n in self.body.loads()} & {n.attr.buffer for m in self.members for n in m.body.loads()}
+        shared = {n.attr.buffer for n in self.body.loads()} & {
+            n.attr.buffer for m in self.members for n in m.body.loads()
+        }
         if not shared or [v.extent for v in self.free] != [g.extent for g in self.outer]:
             return None
         if self.inner_vars or any(m.inner for m in self.members):
@@ -286,7 +294,10 @@ class Alignment:
         unchanged = tuple(self.outer) == self.group.outer
         members: list[Member] = list(self.members) if unchanged else []
         for m in () if unchanged else self.members:
-            inner_now = sorted((a for e in m.index for a in e.atoms() if isinstance(a, Var) and a not in outer), key=lambda a: _position(m, a))
+            inner_now = sorted(
+                (a for e in m.index for a in e.atoms() if isinstance(a, Var) and a not in outer),
+                key=lambda a: _position(m, a),
+            )
             rest = [v for v in m.inner if v not in inner_now]
             members.append(replace(m, inner=(*inner_now, *rest) if m.scatter is None else m.inner))
         used = {g for g in taken.values()}

@@ -12,7 +12,9 @@ CHEAP = 3  # a body of this cost or less is recomputed rather than stored
 
 
 def is_pointwise(item: Nest | Extern) -> bool:
-    return isinstance(item, Nest) and not item.rvars and item.reduce is None and item.scan is None and item.scatter is None
+    return (
+        isinstance(item, Nest) and not item.rvars and item.reduce is None and item.scan is None and item.scatter is None
+    )
 
 
 def is_view(item: Nest | Extern) -> bool:
@@ -97,7 +99,9 @@ def inline(program: Program, costs: Callable[[str], int]) -> tuple[list[Nest | E
     """Return the items left, with substituted bodies, and the inliner (it knows the views that externs and outputs refer to)."""
     items = eliminate_dead(program)
     pinned = {o.buffer for o in program.outputs} | {src for _, src in program.mutations}
-    extern_reads = {r.buffer for it in items if isinstance(it, Extern) for r in refs((it.args, tuple(v for _, v in it.kwargs)))}
+    extern_reads = {
+        r.buffer for it in items if isinstance(it, Extern) for r in refs((it.args, tuple(v for _, v in it.kwargs)))
+    }
     scatter_bases = {it.scatter.base for it in items if isinstance(it, Nest) and it.scatter is not None}
 
     views = Inliner()
@@ -154,9 +158,9 @@ def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], i
     if all(_guarded(nest.name, c) for c in consumers):
         return True  # a slice of a concatenation or the inside of a padding: evaluated at its own points only
     mine = points_of(nest)
-    return all(isinstance(mine, int) and isinstance(points_of(c), int) and points_of(c) <= mine for c in consumers) or all(
-        points_of(c) == mine for c in consumers
-    )
+    return all(
+        isinstance(mine, int) and isinstance(points_of(c), int) and points_of(c) <= mine for c in consumers
+    ) or all(points_of(c) == mine for c in consumers)
 
 
 def _guarded(name: str, consumer: Nest) -> bool:

@@ -23,7 +23,12 @@ class _State:
 
 
 def build_kernel(
-    group: Group, name: str, needed: set[str], layouts: dict[str, Buffer], costs: Callable[[str], int], itemsize: Callable[[str], int]
+    group: Group,
+    name: str,
+    needed: set[str],
+    layouts: dict[str, Buffer],
+    costs: Callable[[str], int],
+    itemsize: Callable[[str], int],
 ) -> Kernel:
     """`needed`: buffers of the group that something outside reads. Values that only the group reads get no memory of their own."""
     members = group.names()
@@ -37,8 +42,17 @@ def build_kernel(
             p = members.get(ld.attr.buffer)
             if p is None or p.reduces:
                 continue
-            if p.nest.scan is not None or not _same_point(p, ld) or (p.inner and state.level[p.name] < state.level[m.name]):
-                if p.nest.scan is not None or not _same_point(p, ld) or p.name in needed or _expensive(p, members, costs):
+            if (
+                p.nest.scan is not None
+                or not _same_point(p, ld)
+                or (p.inner and state.level[p.name] < state.level[m.name])
+            ):
+                if (
+                    p.nest.scan is not None
+                    or not _same_point(p, ld)
+                    or p.name in needed
+                    or _expensive(p, members, costs)
+                ):
                     state.kept.add(p.name)
     stored = set(needed) | state.kept
     scratch: list[Buffer] = []
@@ -48,7 +62,10 @@ def build_kernel(
             tile = 1
             for v in m.inner:
                 tile = tile * v.extent if isinstance(v.extent, int) else SCRATCH_BYTES + 1
-            if tile * itemsize(m.nest.dtype) <= SCRATCH_BYTES and {v for e in m.index for v in e.atoms()} <= {*m.inner, *group.outer}:
+            if tile * itemsize(m.nest.dtype) <= SCRATCH_BYTES and {v for e in m.index for v in e.atoms()} <= {
+                *m.inner,
+                *group.outer,
+            }:
                 scratch.append(Buffer(f"tile_{m.name}", tuple(v.extent for v in m.inner), m.nest.dtype))
                 scratch_of[m.name] = m.inner
 
@@ -85,9 +102,13 @@ def build_kernel(
         index = tuple(of(v) for v in m.inner) if m.name in scratch_of else m.index
         if m.reduces:
             body = body_at(m, m)
-            slots.setdefault((level, m.inner), []).append(Reduce(f"reg_{m.name}", str(m.nest.reduce), body, m.nest.dtype))
+            slots.setdefault((level, m.inner), []).append(
+                Reduce(f"reg_{m.name}", str(m.nest.reduce), body, m.nest.dtype)
+            )
             if m.name in stored:
-                slots.setdefault((level + 1, ()), []).append(Store(m.name, m.index, load(f"reg_{m.name}", (), m.nest.dtype)))
+                slots.setdefault((level + 1, ()), []).append(
+                    Store(m.name, m.index, load(f"reg_{m.name}", (), m.nest.dtype))
+                )
         elif m.nest.scan is not None:
             slots.setdefault((level, m.inner), []).append(Scan(target, index, m.nest.scan, body_at(m, m)))
         elif m.name in stored:
@@ -97,7 +118,9 @@ def build_kernel(
     return _finish(group, name, phases, scratch, layouts)
 
 
-def _finish(group: Group, name: str, phases: tuple[Phase, ...], scratch: list[Buffer], layouts: dict[str, Buffer]) -> Kernel:
+def _finish(
+    group: Group, name: str, phases: tuple[Phase, ...], scratch: list[Buffer], layouts: dict[str, Buffer]
+) -> Kernel:
     local = {b.name for b in scratch}
     writes: dict[str, None] = {}
     reads: dict[str, None] = {}
@@ -194,4 +217,6 @@ def _add_scatter(slots: dict[tuple[int, tuple[Var, ...]], list[Statement]], m: M
     assert m.scatter is not None
     copy_vars = tuple(v for e in m.index if (v := e.var) is not None)
     slots.setdefault((0, copy_vars), []).append(Store(m.name, m.index, load(m.scatter.base, m.index, m.nest.dtype)))
-    slots.setdefault((1, m.inner), []).append(Store(m.name, m.scatter.index, m.body, m.scatter.mode, m.scatter.mask, True))
+    slots.setdefault((1, m.inner), []).append(
+        Store(m.name, m.scatter.index, m.body, m.scatter.mode, m.scatter.mask, True)
+    )

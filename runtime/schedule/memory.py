@@ -37,7 +37,9 @@ def strided_view(vars_: tuple[Expr, ...], shape: tuple[Size, ...], body: Node, l
             return None
         strides.append(int(c) if c.is_const else c)
         rest = rest - c * v
-    if any(isinstance(a, Var) for a in rest.atoms()) or any(isinstance(s, Expr) and any(isinstance(a, Var) for a in s.atoms()) for s in strides):
+    if any(isinstance(a, Var) for a in rest.atoms()) or any(
+        isinstance(s, Expr) and any(isinstance(a, Var) for a in s.atoms()) for s in strides
+    ):
         return None
     # A size-1 dimension has no coefficient: give it the stride a contiguous tensor would have there.
     natural = contiguous_strides(shape)
@@ -138,7 +140,9 @@ def plan_memory(plan: Plan, program: Program) -> None:
             elif name in held or size is None:
                 plan.places[name] = Place("own")
             else:
-                reused = in_place_candidate(step, name, plan, last, k, size_of) if isinstance(step, KernelStep) else None
+                reused = (
+                    in_place_candidate(step, name, plan, last, k, size_of) if isinstance(step, KernelStep) else None
+                )
                 if reused is not None:
                     plan.places[name] = Place("alias", plan.places[reused].offset, reused)
                     size_of[name] = size_of.pop(reused)
@@ -157,12 +161,18 @@ def plan_memory(plan: Plan, program: Program) -> None:
     plan.arena_bytes = arena.top
 
 
-def in_place_candidate(step: KernelStep, name: str, plan: Plan, last: dict[str, int], k: int, size_of: dict[str, int]) -> str | None:
+def in_place_candidate(
+    step: KernelStep, name: str, plan: Plan, last: dict[str, int], k: int, size_of: dict[str, int]
+) -> str | None:
     """A buffer that dies here, is read only at the very element that is written, in the same phase: its memory can hold the result."""
     target = plan.layouts[name]
     phase_of: list[tuple[int, Phase]] = list(enumerate(step.kernel.phases))
     stores = [(i, s) for i, p in phase_of for s in p.body if not isinstance(s, Reduce) and s.buffer == name]
-    if len(stores) != 1 or getattr(stores[0][1], "mode", "set") != "set" or getattr(stores[0][1], "mask", None) is not None:
+    if (
+        len(stores) != 1
+        or getattr(stores[0][1], "mode", "set") != "set"
+        or getattr(stores[0][1], "mask", None) is not None
+    ):
         return None
     at, store = stores[0]
     where = flat_index(store.index, target)

@@ -129,7 +129,9 @@ class Plan:
 
     inputs: tuple[Buffer, ...]
     steps: list[Step]
-    outputs: tuple[Output | ViewOf, ...]  # a tensor is a view of its buffer (of all of it, mostly); other results are Outputs
+    outputs: tuple[
+        Output | ViewOf, ...
+    ]  # a tensor is a view of its buffer (of all of it, mostly); other results are Outputs
     layouts: dict[str, Buffer] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
     frees: dict[int, tuple[str, ...]] = field(default_factory=dict)  # step number → extern/own buffers dead after it

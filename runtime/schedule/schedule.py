@@ -36,7 +36,9 @@ def schedule(
             wanted.update(r.buffer for r in refs((it.args, tuple(v for _, v in it.kwargs))))
     layouts: dict[str, Buffer] = {}
     for b in program.inputs:
-        layouts[b.name] = Buffer(b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset)
+        layouts[b.name] = Buffer(
+            b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset
+        )
     hints = _stride_hints(program, items)
     as_views: dict[str, ViewOf] = {}
     inputs = {b.name for b in program.inputs}
@@ -47,15 +49,27 @@ def schedule(
     out_bases: set[str] = set()
     for it in items:
         if isinstance(it, Nest) and it.name in realized_views:
-            view = strided_view(it.vars, it.shape, it.body, layouts[it.body.attr.buffer]) if is_view(it) and it.body.op == "load" else None
-            if view is not None and it.name in wanted and _may_share(it.name, view, program, inputs, outputs_of, out_bases, layouts):
+            view = (
+                strided_view(it.vars, it.shape, it.body, layouts[it.body.attr.buffer])
+                if is_view(it) and it.body.op == "load"
+                else None
+            )
+            if (
+                view is not None
+                and it.name in wanted
+                and _may_share(it.name, view, program, inputs, outputs_of, out_bases, layouts)
+            ):
                 as_views[it.name] = view
                 continue
         if isinstance(it, Extern):
             for b in it.outs:
-                layouts[b.name] = Buffer(b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape))
+                layouts[b.name] = Buffer(
+                    b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape)
+                )
         else:
-            layouts[it.name] = Buffer(it.name, it.shape, it.dtype, _dense_or_contiguous(hints.get(it.name, it.stride), it.shape))
+            layouts[it.name] = Buffer(
+                it.name, it.shape, it.dtype, _dense_or_contiguous(hints.get(it.name, it.stride), it.shape)
+            )
         fuser.add(it)
     needed = _needed(program, fuser, as_views)
     steps: list[Step] = []
@@ -84,7 +98,11 @@ def schedule(
     steps = _copies_resolved(steps, as_views)
     plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)
     plan_memory(plan, program)
-    stored = {n for s in steps for n in _step_buffers(s)} | {b.name for b in program.inputs} | {o.buffer for o in outputs if o.buffer is not None}
+    stored = (
+        {n for s in steps for n in _step_buffers(s)}
+        | {b.name for b in program.inputs}
+        | {o.buffer for o in outputs if o.buffer is not None}
+    )
     plan.layouts = {n: b for n, b in layouts.items() if n in stored}
     return plan
 
@@ -117,7 +135,13 @@ def _may_share(
     wanted = next(o.stride for o in program.outputs if o.buffer == name)
     base = layouts[view.buffer]
     same_size = _numel(base.shape) == _numel(view.shape)
-    if view.buffer in inputs or view.buffer in outputs_of or view.buffer in out_bases or outputs_of[name] > 1 or not same_size:
+    if (
+        view.buffer in inputs
+        or view.buffer in outputs_of
+        or view.buffer in out_bases
+        or outputs_of[name] > 1
+        or not same_size
+    ):
         return False
     if wanted is not None and not _same_strides(view.shape, view.stride, wanted):
         return False

@@ -48,7 +48,9 @@ def program_of(build: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Pro
         tensors.append(Tensor(buffer.name, buffer.shape, buffer.dtype, b))
     outs = build(b, *tensors)
     outs = outs if isinstance(outs, tuple) else (outs,)
-    return separate_outputs(Program(tuple(buffers), b.items, tuple(Output(o.name, contiguous_strides(o.shape)) for o in outs)))
+    return separate_outputs(
+        Program(tuple(buffers), b.items, tuple(Output(o.name, contiguous_strides(o.shape)) for o in outs))
+    )
 
 
 def plan_of(program: Program, fusion: bool = True) -> Plan:
@@ -59,12 +61,21 @@ def plan_of(program: Program, fusion: bool = True) -> Plan:
     return plan
 
 
-def run(build: Callable[..., Any], inputs: Sequence[torch.Tensor], *, lanes: int = 8, threshold: int = 1000, fusion: bool = True) -> Ran:
+def run(
+    build: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    *,
+    lanes: int = 8,
+    threshold: int = 1000,
+    fusion: bool = True,
+) -> Ran:
     """Compile for `lanes` and run."""
     program = program_of(build, inputs)
     plan = plan_of(program, fusion)
     unit = render_unit(plan, lanes=lanes, threads=2, threshold=threshold)
-    source = unit.source.replace('#include "prelude.h"\n', f"#define OPFORGE_LANES {lanes}\n" * (lanes not in (1, 8)) + PRELUDE.read_text(), 1)
+    source = unit.source.replace(
+        '#include "prelude.h"\n', f"#define OPFORGE_LANES {lanes}\n" * (lanes not in (1, 8)) + PRELUDE.read_text(), 1
+    )
     module = load_wrapper(render_wrapper(plan, [b.name for b in program.inputs], {}), "loops")
     if unit.symbols:
         library = load_library(compile_cpp(source, name="loops", cfg=config.current()))
@@ -72,7 +83,13 @@ def run(build: Callable[..., Any], inputs: Sequence[torch.Tensor], *, lanes: int
             function = library[unit.symbols[kernel.name]]
             function.argtypes, function.restype = [ctypes.c_void_p] * unit.arity[kernel.name], None
             setattr(module, kernel.name, function)
-    return Ran(module.call(*inputs), interpret(program, list(inputs), exact=True), interpret(program, list(inputs)), plan, unit.source)
+    return Ran(
+        module.call(*inputs),
+        interpret(program, list(inputs), exact=True),
+        interpret(program, list(inputs)),
+        plan,
+        unit.source,
+    )
 
 
 def agree(ran: Ran) -> None:

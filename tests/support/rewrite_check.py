@@ -39,7 +39,9 @@ def evaluate(pattern: Pattern, values: dict[str, Any]) -> Any:
     op = getattr(getattr(getattr(torch.ops, namespace), name), which)
     kwarg_only = {a.name for a in op._schema.arguments if a.kwarg_only}
     given = {n: evaluate(p, values) for n, p in pattern.args}
-    args = [given[a.name] if a.name in given else a.default_value for a in op._schema.arguments if a.name not in kwarg_only]
+    args = [
+        given[a.name] if a.name in given else a.default_value for a in op._schema.arguments if a.name not in kwarg_only
+    ]
     return op(*args, **{k: v for k, v in given.items() if k in kwarg_only})
 
 
@@ -59,7 +61,9 @@ def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
     report = rewrite(gm, {rule.match.op: (rule,)})
     gm.recompile()
     after = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
-    assert rule.name in [r for r, _ in report.applied], f"{rule.name} did not fire on its own pattern: {before}, refused {report.refused}"
+    assert rule.name in [r for r, _ in report.applied], (
+        f"{rule.name} did not fire on its own pattern: {before}, refused {report.refused}"
+    )
     assert after != before
     with torch.no_grad():
         expected = program(*tensors.values())

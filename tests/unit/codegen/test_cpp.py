@@ -86,13 +86,25 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = 
     "argmin columns": (lambda b, x: reduce(b, "argmin", x, 0), lambda: [rand(150, 33)]),
     "argmax long": (lambda b, x: reduce(b, "argmax", x, 0), lambda: [rand(100000)]),
     "any": (lambda b, x: reduce(b, "any", x, 1), lambda: [rand(50, 333) > 3]),
-    "transpose and add": (lambda b, x, y: pointwise(b, s.add, permute(b, x, (1, 0)), y), lambda: [rand(70, 130), rand(130, 70)]),
-    "concatenate columns": (lambda b, x, y: cat(b, [pointwise(b, s.exp, x), y, x], 1), lambda: [rand(7, 13), rand(7, 20)]),
-    "concatenate rows": (lambda b, x, y: cat(b, [pointwise(b, s.exp, x), y, x], 0), lambda: [rand(7, 13), rand(20, 13)]),
+    "transpose and add": (
+        lambda b, x, y: pointwise(b, s.add, permute(b, x, (1, 0)), y),
+        lambda: [rand(70, 130), rand(130, 70)],
+    ),
+    "concatenate columns": (
+        lambda b, x, y: cat(b, [pointwise(b, s.exp, x), y, x], 1),
+        lambda: [rand(7, 13), rand(7, 20)],
+    ),
+    "concatenate rows": (
+        lambda b, x, y: cat(b, [pointwise(b, s.exp, x), y, x], 0),
+        lambda: [rand(7, 13), rand(20, 13)],
+    ),
     "bfloat16": (lambda b, x: softmax(b, x, 1), lambda: [rand(16, 41).bfloat16()]),
     "float16": (lambda b, x: softmax(b, x, 1), lambda: [rand(16, 41).half()]),
     "float64": (lambda b, x: softmax(b, x, 1), lambda: [rand(16, 41).double()]),
-    "mixed integers": (lambda b, x, y: pointwise(b, s.mul, x, y), lambda: [integers(9, 5, 17), integers(9, 5, 17, low=-9, dtype=torch.int32)]),
+    "mixed integers": (
+        lambda b, x, y: pointwise(b, s.mul, x, y),
+        lambda: [integers(9, 5, 17), integers(9, 5, 17, low=-9, dtype=torch.int32)],
+    ),
     "comparison": (lambda b, x, y: pointwise(b, s.lt, x, y, promote="bool"), lambda: [rand(5, 17), rand(5, 17)]),
     "embedding": (embedding, lambda: [rand(50, 37), integers(50, 4, 9, low=-50)]),
     "gather": (gather, lambda: [rand(50, 37), integers(37, 50, 9)]),
@@ -118,7 +130,10 @@ def test_kernel(name: str) -> None:
     agree(run(build, inputs()))
 
 
-@pytest.mark.parametrize("name", ["softmax rows", "sum of columns", "pool", "concatenate columns", "argmax rows", "gather", "cumulative columns"])
+@pytest.mark.parametrize(
+    "name",
+    ["softmax rows", "sum of columns", "pool", "concatenate columns", "argmax rows", "gather", "cumulative columns"],
+)
 @pytest.mark.parametrize("lanes", [1, 4, 16])
 def test_kernel_with_other_lane_counts(name: str, lanes: int) -> None:
     build, inputs = CASES[name]
@@ -133,7 +148,14 @@ def test_without_fusion(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kernels"),
-    [("layer norm over a view", 1), ("softmax rows", 1), ("softmax middle", 1), ("three outputs", 1), ("concatenate columns", 1), ("transpose and add", 1)],
+    [
+        ("layer norm over a view", 1),
+        ("softmax rows", 1),
+        ("softmax middle", 1),
+        ("three outputs", 1),
+        ("concatenate columns", 1),
+        ("transpose and add", 1),
+    ],
 )
 def test_fused_into_one_kernel(name: str, kernels: int) -> None:
     build, inputs = CASES[name]
