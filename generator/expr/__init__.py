@@ -1,0 +1,1 @@
+"""The typed expression language of the specs: parse, check, print."""

@@ -1,0 +1,461 @@
+"""Types and meanings of an expression: every name is resolved, every call checked, and how each node prints is recorded."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from keyword import iskeyword
+
+from ..diagnostics import did_you_mean
+from .helpers import COMPARISONS, CONSTANTS, HELPERS
+from .ops import VERBATIM, Names, suggestions
+from .parse import Text
+from .printer import As, symbol_of
+from .types import (
+    ANY, BOOL, DTYPE, DTYPE_NAMES, ELEM, INDEX, INT, NONE, NUMBER, STR, TENSOR, Type, accepts, item_of, join, list_of, optional, strip,
+)  # fmt: skip
+
+LOCALS = ("b", "s", "p", "i", "r", "out", "value")
+"""Names of the printed functions themselves: builder, scalars, operands, coordinates, result shape, reduced value."""
+
+
+@dataclass
+class Function:
+    """What all expressions of one printed function share.
+
+    bound       every name bound anywhere in it (arguments, lets, targets): such names hide imported helpers
+    arguments   those that are parameters: they keep their names
+    imports     helper name → name that it is imported as
+    """
+
+    names: Names
+    arguments: frozenset[str]
+    bound: frozenset[str]
+    imports: dict[str, str] = field(default_factory=dict)
+    uses_scalars: bool = False
+    calls: set[str] = field(default_factory=set)
+    """Overloads called."""
+
+    def local(self, name: str) -> str:
+        """How a name of the function's own (`b`, `p`, …) prints: beside an argument of that name it steps aside."""
+        return f"{name}_" if name in self.arguments else name
+
+    def printed(self, name: str) -> str:
+        """How a variable of the spec prints."""
+        return f"{name}_" if iskeyword(name) or (name in LOCALS and name not in self.arguments) else name
+
+    def imported(self, name: str) -> str:
+        """How a helper of `names.py` prints."""
+        return self.imports.setdefault(name, f"{name}_of" if name in self.bound else name)
+
+    def scalar(self, name: str) -> str:
+        """How a scalar prints."""
+        self.uses_scalars = True
+        return f"{self.local('s')}.{name}_" if iskeyword(name) else f"{self.local('s')}.{name}"
+
+
+Scope = Mapping[str, Type]
+
+
+class Inference:
+    """Checks the expressions of one text. `elems`: scalars take precedence (in `expr`, `at`, …). `fixed`: how special names print."""
+
+    def __init__(
+        self,
+        source: Text,
+        function: Function,
+        resolved: dict[ast.AST, As],
+        *,
+        elems: bool = False,
+        fixed: Mapping[str, str] | None = None,
+    ) -> None:
+        self.source, self.function, self.resolved, self.elems = source, function, resolved, elems
+        self.fixed = fixed or {}
+        self.iterated: set[ast.AST] = set()
+
+    # -- entry points --------------------------------------------------------------------------------------------------
+    def expect(self, node: ast.expr, scope: Scope, want: Type) -> Type:
+        """The type of `node`, which must be able to stand for a `want`."""
+        have = self.infer(node, scope)
+        self.require(node, have, want)
+        return have
+
+    def require(self, node: ast.expr, have: Type, want: Type, what: str = "") -> bool:
+        """Record a mistake unless `have` may stand for `want`."""
+        if want.kind == "dtype" and have.kind == "str" and isinstance(node, ast.Constant):
+            if node.value in DTYPE_NAMES:
+                return True
+            self.error(node, f"{what}expected a dtype, found '{node.value}'{did_you_mean(node.value, DTYPE_NAMES)}")
+            return False
+        if (
+            want.kind in ("optional", "union")
+            and have.kind == "str"
+            and isinstance(node, ast.Constant)
+            and node.value in DTYPE_NAMES
+        ):
+            have = DTYPE
+        if accepts(want, have):
+            return True
+        self.error(node, f"{what}expected {_a(want)}, found {_a(have)} '{self.source.of(node)}'{_hint(want, have)}")
+        return False
+
+    def condition(self, node: ast.expr, scope: Scope) -> None:
+        """`node` decides something while lowering: a Python truth value."""
+        have = self.infer(node, scope)
+        if have.kind == "elem":
+            self.error(node, f"'{self.source.of(node)}' differs per element: choose with where(cond, a, b)")
+        elif have.kind in ("tensor", "index", "number"):
+            self.error(node, f"expected a bool, found {_a(have)} '{self.source.of(node)}'")
+
+    def error(self, node: ast.AST, message: str) -> Type:
+        self.source.error(node, message)
+        return ANY
+
+    # -- expressions ---------------------------------------------------------------------------------------------------
+    def infer(self, node: ast.expr, scope: Scope) -> Type:
+        """The type of `node`; `any` after a mistake, so that it is reported once."""
+        method = getattr(self, f"_{type(node).__name__.lower()}")
+        result: Type = method(node, scope)
+        return result
+
+    def _constant(self, node: ast.Constant, scope: Scope) -> Type:
+        kinds = {bool: BOOL, int: INT, float: NUMBER, str: STR, type(None): NONE}
+        return kinds[type(node.value)]
+
+    def _name(self, node: ast.Name, scope: Scope) -> Type:
+        name = node.id
+        if name in scope:
+            printed = self.fixed.get(name) or self.function.printed(name)
+            if printed != name:
+                self.resolved[node] = As(printed)
+            return scope[name]
+        if name in CONSTANTS:
+            self.resolved[node] = As(self.function.imported(name))
+            return CONSTANTS[name]
+        names = self.function.names
+        if name in HELPERS or name in names.scalars or name in names.packets():
+            return self.error(node, f"'{name}' must be called: {name}(...)")
+        if name in self.function.bound:
+            return self.error(node, f"'{name}' may have no value here")
+        return self.error(node, f"unknown name '{name}'{did_you_mean(name, suggestions(scope, CONSTANTS))}")
+
+    def _list(self, node: ast.List, scope: Scope) -> Type:
+        item: Type | None = None
+        for e in node.elts:
+            t = self.starred(e.value, scope) if isinstance(e, ast.Starred) else self.infer(e, scope)
+            item = t if item is None else join(item, t)
+        return list_of(ANY if item is None else item)
+
+    def starred(self, node: ast.expr, scope: Scope) -> Type:
+        """The item type of what is unpacked by `*`."""
+        t = self.infer(node, scope)
+        item = item_of(t)
+        return self.error(node, f"'*' needs a list, found {_a(t)} '{self.source.of(node)}'") if item is None else item
+
+    def _starred(self, node: ast.Starred, scope: Scope) -> Type:
+        return self.error(node, "'*' stands inside a list, a call or a subscript")
+
+    def _tuple(self, node: ast.Tuple, scope: Scope) -> Type:
+        if any(isinstance(e, ast.Starred) for e in node.elts):
+            return self.error(node, "'*' in a tuple is not part of the expression language: use a list")
+        return Type("tuple", tuple(self.infer(e, scope) for e in node.elts))
+
+    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, scope: Scope) -> Type:
+        g = node.generators[0]
+        inner = {**scope, **self.targets(g.target, g.iter, scope)}
+        for c in g.ifs:
+            self.condition(c, inner)
+            inner = self.narrowed(c, inner, True)
+        return list_of(self.infer(node.elt, inner))
+
+    _generatorexp = _listcomp
+
+    def targets(self, target: ast.expr, source: ast.expr, scope: Scope) -> dict[str, Type]:
+        """Names bound by `for target in source`, with their types."""
+        self.iterated.add(source)
+        if (
+            isinstance(source, ast.Call)
+            and isinstance(source.func, ast.Name)
+            and source.func.id in ("zip", "enumerate")
+        ):
+            self.infer(source, scope)  # reports mistakes
+            items = [item_of(self._silent(a, scope)) or ANY for a in source.args if not isinstance(a, ast.Starred)]
+            item = Type("tuple", tuple([INT, *items][:2] if source.func.id == "enumerate" else items))
+        else:
+            t = self.infer(source, scope)
+            found = item_of(t)
+            item = (
+                self.error(source, f"'for' needs a list, found {_a(t)} '{self.source.of(source)}'")
+                if found is None
+                else found
+            )
+        return self.bind(target, item)
+
+    def _silent(self, node: ast.expr, scope: Scope) -> Type:
+        """The type of something checked already."""
+        before, failed = len(self.source.diags.mistakes), self.source.failed
+        t = self.infer(node, scope)
+        del self.source.diags.mistakes[before:]
+        self.source.failed = failed
+        return t
+
+    def bind(self, target: ast.expr, t: Type) -> dict[str, Type]:
+        """Names of an assignment's target with their types."""
+        if isinstance(target, ast.Name):
+            printed = self.function.printed(target.id)
+            if printed != target.id:
+                self.resolved[target] = As(printed)
+            return {target.id: t}
+        assert isinstance(target, ast.Tuple)
+        if t.kind == "tuple" and len(t.items) != len(target.elts):
+            self.error(target, f"{len(target.elts)} names for {len(t.items)} values")
+        elif t.kind not in ("tuple", "list", "any"):
+            self.error(target, f"cannot unpack {_a(t)} into {len(target.elts)} names")
+        items = (
+            t.items
+            if t.kind == "tuple" and len(t.items) == len(target.elts)
+            else [item_of(t) or ANY] * len(target.elts)
+        )
+        out: dict[str, Type] = {}
+        for e, item in zip(target.elts, items, strict=True):
+            out |= self.bind(e, item)
+        return out
+
+    def _boolop(self, node: ast.BoolOp, scope: Scope) -> Type:
+        conjunction = isinstance(node.op, ast.And)
+        result: Type | None = None
+        for k, v in enumerate(node.values):
+            t = self.infer(v, scope)
+            if t.kind in ("elem", "tensor"):
+                word, symbol = ("and", "&") if conjunction else ("or", "|")
+                return self.error(v, f"'{word}' decides while lowering: for {_a(t)} write '{symbol}'")
+            last = k == len(node.values) - 1
+            t = t if last or conjunction else strip(t)
+            result = t if result is None else join(result, t)
+            scope = self.narrowed(v, scope, conjunction)
+        assert result is not None
+        return result
+
+    def _unaryop(self, node: ast.UnaryOp, scope: Scope) -> Type:
+        t = self.infer(node.operand, scope)
+        symbol = symbol_of(node.op)
+        if symbol == "not":
+            if t.kind in ("elem", "tensor"):
+                return self.error(node, f"'not' decides while lowering: for {_a(t)} write '~'")
+            return BOOL
+        if t.kind == "tensor":
+            if symbol == "-":
+                return self.tensor_operator(node, "*")
+            return self.tensor_operator(node, symbol)
+        if t.kind == "elem" or (t.numeric and symbol != "~") or t.kind in ("int", "any"):
+            return INT if t.kind == "bool" else t
+        return self.error(node, f"'{symbol}' needs an elem or a number, found {_a(t)} '{self.source.of(node.operand)}'")
+
+    def _binop(self, node: ast.BinOp, scope: Scope) -> Type:
+        a, b = self.infer(node.left, scope), self.infer(node.right, scope)
+        symbol = symbol_of(node.op)
+        if "tensor" in (a.kind, b.kind):
+            other = b if a.kind == "tensor" else a
+            if other.kind == "elem":
+                side = node.left if a.kind == "tensor" else node.right
+                return self.error(
+                    side,
+                    f"'{self.source.of(side)}' is a tensor beside an elem: read it at coordinates, {self.source.of(side)}[...]",
+                )
+            if other.kind == "tensor" or other.numeric:
+                return self.tensor_operator(node, symbol)
+        elif "elem" in (a.kind, b.kind):
+            other = b if a.kind == "elem" else a
+            if other.kind == "elem" or other.numeric:
+                self.function.uses_scalars = True
+                return ELEM
+        elif a.kind == b.kind == "list" and symbol == "+":
+            return list_of(join(a.item, b.item)) if a.item != ANY and b.item != ANY else a if b.item == ANY else b
+        elif symbol == "*" and "list" in (a.kind, b.kind) and {a.kind, b.kind} <= {"list", "int", "any"}:
+            return a if a.kind == "list" else b
+        elif a.numeric and b.numeric:
+            return self.arithmetic(a, b, symbol)
+        for side, t in ((node.left, a), (node.right, b)):
+            if t.kind == "optional":
+                return self.error(side, f"'{self.source.of(side)}' may be None: test it with 'is None' first")
+        return self.error(
+            node, f"'{symbol}' between {_a(a)} '{self.source.of(node.left)}' and {_a(b)} '{self.source.of(node.right)}'"
+        )
+
+    @staticmethod
+    def arithmetic(a: Type, b: Type, symbol: str) -> Type:
+        """Python arithmetic of two numbers."""
+        if "any" in (a.kind, b.kind):
+            return ANY
+        if a.kind == b.kind == "bool" and symbol in "&|^":
+            return BOOL
+        kinds = {"int" if t.kind == "bool" else t.kind for t in (a, b)}
+        return NUMBER if "number" in kinds or symbol == "/" else INDEX if "index" in kinds else INT
+
+    def tensor_operator(self, node: ast.expr, symbol: str) -> Type:
+        """A Python operator on tensors: the operator that has this symbol."""
+        overload = self.function.names.symbols.get(symbol)
+        if overload is None:
+            return self.error(node, f"no operator entry has the symbol '{symbol}'")
+        self.function.calls.add(overload)
+        if symbol not in VERBATIM:
+            b = self.function.local("b")
+            self.resolved[node] = As(f"{b}.call", call=True, lead=(f'"{overload}"',))
+        return TENSOR
+
+    def _compare(self, node: ast.Compare, scope: Scope) -> Type:
+        left, right, op = node.left, node.comparators[0], node.ops[0]
+        a, b = self.infer(left, scope), self.infer(right, scope)
+        symbol = symbol_of(op)
+        if isinstance(op, (ast.Is, ast.IsNot)):
+            if not (isinstance(right, ast.Constant) and right.value is None):
+                return self.error(right, f"'{symbol}' compares with None only: use '==' or '!='")
+            return BOOL
+        if isinstance(op, (ast.In, ast.NotIn)):
+            if b.kind not in ("list", "tuple", "any"):
+                return self.error(right, f"'{symbol}' needs a list, found {_a(b)} '{self.source.of(right)}'")
+            if isinstance(right, (ast.List, ast.Tuple)):
+                for e in right.elts:
+                    self.dtype_literal(a, e)
+            return BOOL
+        kinds = (a.kind, b.kind)
+        if "elem" in kinds:
+            other = b if a.kind == "elem" else a
+            if other.kind == "elem" or other.numeric:
+                self.function.uses_scalars = True
+                if symbol in ("==", "!="):
+                    self.resolved[node] = As(self.function.scalar("eq" if symbol == "==" else "ne"), call=True)
+                return ELEM
+        elif "tensor" in kinds:
+            other = b if a.kind == "tensor" else a
+            if other.kind == "tensor" or other.numeric:
+                return self.tensor_operator(node, symbol)
+        elif symbol in ("==", "!="):
+            self.dtype_literal(a, right)
+            self.dtype_literal(b, left)
+            return BOOL
+        elif a.numeric and b.numeric:
+            if "index" in kinds:
+                self.resolved[node] = As(self.function.imported(COMPARISONS[symbol]), call=True)
+            return BOOL
+        for side, t in ((left, a), (right, b)):
+            if t.kind == "optional":
+                return self.error(side, f"'{self.source.of(side)}' may be None: test it with 'is None' first")
+        return self.error(
+            node, f"'{symbol}' between {_a(a)} '{self.source.of(left)}' and {_a(b)} '{self.source.of(right)}'"
+        )
+
+    def dtype_literal(self, other: Type, node: ast.expr) -> None:
+        """A string compared with a dtype must be one."""
+        if strip(other).kind == "dtype" and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            self.require(node, STR, DTYPE)
+
+    def _ifexp(self, node: ast.IfExp, scope: Scope) -> Type:
+        self.condition(node.test, scope)
+        a = self.infer(node.body, self.narrowed(node.test, scope, True))
+        return join(a, self.infer(node.orelse, self.narrowed(node.test, scope, False)))
+
+    def _subscript(self, node: ast.Subscript, scope: Scope) -> Type:
+        t = self.infer(node.value, scope)
+        where = node.slice
+        if t.kind == "tensor":
+            for e in where.elts if isinstance(where, ast.Tuple) else [where]:
+                if isinstance(e, ast.Starred):
+                    self.require(e.value, self.starred(e.value, scope), INDEX, "coordinate: ")
+                    continue
+                have = self.infer(e, scope)
+                if have.kind == "list":
+                    self.error(
+                        e,
+                        f"'{self.source.of(e)}' is a list of coordinates: write {self.source.of(node.value)}[*{self.source.of(e)}]",
+                    )
+                else:
+                    self.require(e, have, INDEX, "coordinate: ")
+            self.resolved[node] = As(f"{self.function.local('b')}.at", call=True)
+            return ELEM
+        if isinstance(where, ast.Slice):
+            for part in (where.lower, where.upper):
+                if part is not None:
+                    self.expect(part, scope, optional(INT))
+            if t.kind in ("list", "any"):
+                return t
+            return self.error(node, f"cannot slice {_a(t)} '{self.source.of(node.value)}'")
+        if t.kind == "elem":
+            return self.error(
+                node, f"'{self.source.of(node.value)}' is an elem here, not a tensor: it has no coordinates"
+            )
+        if t.kind == "optional":
+            return self.error(node.value, f"'{self.source.of(node.value)}' may be None: test it with 'is None' first")
+        self.expect(where, scope, INT)
+        if t.kind == "tuple" and isinstance(where, ast.Constant) and isinstance(where.value, int):
+            if not -len(t.items) <= where.value < len(t.items):
+                return self.error(where, f"'{self.source.of(node.value)}' has {len(t.items)} items")
+            return t.items[where.value]
+        item = item_of(t)
+        return self.error(node, f"cannot subscript {_a(t)} '{self.source.of(node.value)}'") if item is None else item
+
+    def _slice(self, node: ast.Slice, scope: Scope) -> Type:
+        return self.error(node, "a slice stands in the subscript of a list")
+
+    def _call(self, node: ast.Call, scope: Scope) -> Type:
+        from .calls import check_call
+
+        return check_call(self, node, scope)
+
+    # -- None ----------------------------------------------------------------------------------------------------------
+    def narrowed(self, test: ast.expr, scope: Scope, truth: bool) -> Scope:
+        """The types once `test` is known to be `truth`."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self.narrowed(test.operand, scope, not truth)
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == truth:
+            for v in test.values:
+                scope = self.narrowed(v, scope, truth)
+            return scope
+        if (
+            isinstance(test, ast.Call)
+            and isinstance(test.func, ast.Name)
+            and test.func.id == "is_number"
+            and truth
+            and len(test.args) == 1
+        ):
+            name = test.args[0].id if isinstance(test.args[0], ast.Name) else ""
+            return {**scope, name: NUMBER} if name in scope and scope[name].kind in ("tensor", "optional") else scope
+        if isinstance(test, ast.Name) and truth and test.id in scope:
+            return {**scope, test.id: strip(scope[test.id])}
+        if (
+            isinstance(test, ast.Compare)
+            and isinstance(test.left, ast.Name)
+            and test.left.id in scope
+            and isinstance(test.ops[0], (ast.Is, ast.IsNot))
+        ):
+            name, is_none = test.left.id, isinstance(test.ops[0], ast.Is) == truth
+            return {**scope, name: NONE if is_none else strip(scope[name])}
+        return scope
+
+
+def bound_names(*trees: ast.AST) -> set[str]:
+    """Every name that is assigned or bound by a comprehension in the trees."""
+    return {n.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _a(t: Type) -> str:
+    text = str(t)
+    if t.kind == "none":
+        return "None"
+    return f"{'an' if text[0] in 'aeio' else 'a'} {text}"
+
+
+def _hint(want: Type, have: Type) -> str:
+    if have.kind == "optional" and accepts(want, have.item):
+        return ": it may be None, test it with 'is None' first"
+    if want.kind == "int" and have.kind == "index":
+        return ": use known(...)"
+    if want.kind == "index" and have.kind == "elem":
+        return ": use index_of(elem, n)"
+    if want.kind == "elem" and have.kind == "tensor":
+        return ": read it at coordinates, as in x[*i]"
+    return ""
+
+
+describe = _a
