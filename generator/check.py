@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
+from pathlib import Path
 
 from .diagnostics import Diagnostics, Pos, did_you_mean, one_of
 from .load import Document, Entry
+from .schema import SchemaFile
+
+SCHEMAS = Path(__file__).resolve().parent.parent / "specs" / "schema"
 
 
-def check_document(doc: Document, tags: Collection[str], diags: Diagnostics) -> tuple[Entry, ...]:
-    """Check the entries of `doc`; returns those that have mistakes."""
+@cache
+def schema_of(kind: str) -> SchemaFile:
+    """The schema of a kind of spec file (`specs/schema/<kind>.schema.json`)."""
+    return SchemaFile.read(SCHEMAS / f"{kind}.schema.json")
+
+
+def check_document(doc: Document, kind: str, tags: Collection[str], diags: Diagnostics) -> tuple[Entry, ...]:
+    """Check the entries of `doc`, which begin with one of `tags`; returns those that have mistakes."""
     bad = []
     seen: dict[tuple[str, str], Pos] = {}
     for entry in doc:
         before = len(diags.mistakes)
         if entry.tag not in tags:
-            message = f"an entry here begins with {one_of(tags)}, found '{entry.tag}'{did_you_mean(entry.tag, tags)}"
-            diags.error(entry.key_pos(entry.tag), message)
+            check_tag(entry, tags, diags)
         else:
-            first = seen.setdefault((entry.tag, entry.id), entry.pos(entry.tag))
-            if first != entry.pos(entry.tag):
-                also = [(first, "the first one is here")]
-                diags.error(entry.pos(entry.tag), f"{entry.tag} '{entry.id}' is defined twice", also=also)
+            for fault in schema_of(kind).faults(entry.data, entry.tag):
+                pos = entry.key_pos(*fault.path) if fault.on_key else entry.pos(*fault.path)
+                diags.error(pos, fault.message)
+            for path, name in entry.names():
+                pos = entry.pos(*path)
+                first = seen.setdefault((entry.tag, name), pos)
+                if first is not pos:
+                    diags.error(pos, f"{entry.tag} '{name}' is defined twice", also=[(first, "the first one is here")])
         if len(diags.mistakes) > before:
             bad.append(entry)
     return tuple(bad)
+
+
+def check_tag(entry: Entry, tags: Collection[str], diags: Diagnostics) -> None:
+    """Report an entry whose first key is none of `tags`."""
+    if found := next((t for t in tags if t in entry.data), None):
+        diags.error(entry.key_pos(found), f"the key '{found}' must be the first of its entry, found '{entry.tag}' first")
+    else:
+        hint = did_you_mean(entry.tag, tags)
+        diags.error(entry.key_pos(entry.tag), f"an entry here begins with {one_of(tags)}, found '{entry.tag}'{hint}")

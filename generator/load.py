@@ -45,8 +45,16 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """The value of the first key: the entry's name, used as provenance (`# spec: <id>`)."""
-        return str(self.data.get(self.tag, ""))
+        """The value of the first key: the entry's name, used as provenance (`# spec: <id>`); several are joined by commas."""
+        return ", ".join(name for _, name in self.names()) or str(self.data.get(self.tag))
+
+    def names(self) -> Iterator[tuple[KeyPath, str]]:
+        """The names that the entry defines (its first key may hold a list of them), each with its path."""
+        value = self.data.get(self.tag)
+        if isinstance(value, str):
+            yield (self.tag,), value
+        elif isinstance(value, list):
+            yield from (((self.tag, i), name) for i, name in enumerate(value) if isinstance(name, str))
 
     @property
     def family(self) -> str:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import SpecError
-from .check import check_document
+from . import check_ops
+from .check import check_document, check_tag
 from .diagnostics import Diagnostics
-from .emit import config, kernels, mutations, rewrites, scalars, targets
+from .emit import config, kernels, lowerings, mutations, rewrites, scalars, targets
 from .load import Document, load_spec
 from .model import Emit, Model, SpecKind
 from .render import header
@@ -47,6 +48,7 @@ EMITTERS: dict[str, Emit] = {
     "targets": targets.emit,
     "scalars": scalars.emit,
     "kernels": kernels.emit,
+    "lowerings": lowerings.emit,
     "rewrites": rewrites.emit,
     "mutations": mutations.emit,
     "decompositions": mutations.emit_decompositions,
@@ -99,7 +101,9 @@ def load_user_model(path: Path, base: Model) -> Model:
         if entries := tuple(e for e in doc if e.tag in kind.tags):
             documents[kind.name] = replace(doc, entries=entries)
     tags = [tag for kind in SPECS for tag in kind.tags]
-    check_document(replace(doc, entries=tuple(e for e in doc if e.tag not in tags)), tags, diags)
+    for entry in doc:
+        if entry.tag not in tags:
+            check_tag(entry, tags, diags)
     model = build_model(base.specs, documents, base.torch, diags, base)
     diags.raise_if_any()
     return model
@@ -115,7 +119,7 @@ def build_model(
     for kind in SPECS:
         if kind.name in documents:
             doc = documents[kind.name]
-            bad = check_document(doc, kind.tags, diags)
+            bad = check_document(doc, kind.name, kind.tags, diags)
             good[kind.name] = replace(doc, entries=tuple(e for e in doc if e not in bad))
             broken[kind.name] = bad
     model = Model(specs, good, {}, torch, base, broken)
