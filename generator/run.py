@@ -20,7 +20,7 @@ from ..errors import SpecError
 from . import check_ops
 from .check import check_document, check_tag
 from .diagnostics import Diagnostics
-from .emit import config, kernels, lowerings, mutations, rewrites, scalars, targets
+from .emit import config, kernels, lowerings, mutations, rewrites, scalar_tests, scalars, targets
 from .load import Document, load_spec
 from .model import Emit, Model, SpecKind
 from .render import header
@@ -47,6 +47,7 @@ EMITTERS: dict[str, Emit] = {
     "config": config.emit,
     "targets": targets.emit,
     "scalars": scalars.emit,
+    "scalar_tests": scalar_tests.emit,
     "kernels": kernels.emit,
     "lowerings": lowerings.emit,
     "rewrites": rewrites.emit,

@@ -49,7 +49,9 @@ def _minimax(xs: Sequence[mp.mpf], ys: Sequence[mp.mpf], ws: Sequence[mp.mpf], p
     best: list[mp.mpf] = []
     least = mp.inf
     for _ in range(ROUNDS):
-        normal = mp.matrix([[mp.fsum(s * b[i] * b[j] for s, b in zip(share, basis, strict=True)) for j in columns] for i in columns])
+        normal = mp.matrix(
+            [[mp.fsum(s * b[i] * b[j] for s, b in zip(share, basis, strict=True)) for j in columns] for i in columns]
+        )
         right = mp.matrix([mp.fsum(s * b[i] * g for s, b, g in zip(share, basis, goal, strict=True)) for i in columns])
         coefficients = list(mp.lu_solve(normal, right))
         errors = [abs(g - mp.fdot(coefficients, b)) for b, g in zip(basis, goal, strict=True)]
@@ -94,27 +96,91 @@ def fits() -> list[Fit]:
     log_lo, log_hi = float(mp.sqrt(mp.mpf(1) / 2) - 1) * 1.001, float(mp.sqrt(2) - 1) * 1.001
     quarter = float(mp.pi / 4) * 1.001
     out = [
-        Fit("exp", "(e**r - 1 - r) / r**2, |r| <= ln(2)/2", _limit(lambda r: (mp.expm1(r) - r) / r**2, ONE / 2), lambda r: r**2, -half_ln2, half_ln2, 4),
-        Fit("exp2", "(2**r - 1) / r, |r| <= 1/2", _limit(lambda r: mp.expm1(r * LN2) / r, LN2), lambda r: abs(r), -0.5005, 0.5005, 5),
-        Fit("log", "(log(1 + f) - f + f**2/2) / f**3", _limit(lambda f: (mp.log1p(f) - f + f * f / 2) / f**3, ONE / 3),
-            lambda f: abs(f**3 / mp.log1p(f)) if f else mp.mpf(0), log_lo, log_hi, 7),
-        Fit("sin", "(sin(r) / r - 1) / z, z = r**2, |r| <= pi/4", _of_square(_limit(lambda r: (mp.sin(r) / r - 1) / r**2, -ONE / 6)),
-            lambda z: z, 1e-6, quarter**2, 2),
-        Fit("cos", "(cos(r) - 1 + z/2) / z**2, z = r**2, |r| <= pi/4", _of_square(_limit(lambda r: (mp.cos(r) - 1 + r * r / 2) / r**4, ONE / 24)),
-            lambda z: z * z / mp.cos(mp.sqrt(z)), 1e-6, quarter**2, 2),
-        Fit("atan", "(atan(t) / t - 1) / z, z = t**2, t <= 1", _of_square(_limit(lambda t: (mp.atan(t) / t - 1) / t**2, -ONE / 3)),
-            lambda z: z * mp.sqrt(z) / mp.atan(mp.sqrt(z)), 1e-6, 1.0, 8),
-        Fit("tanh", "(tanh(x) / x - 1) / z, z = x**2, |x| <= 0.625", _of_square(_limit(lambda x: (mp.tanh(x) / x - 1) / x**2, -ONE / 3)),
-            lambda z: z * mp.sqrt(z) / mp.tanh(mp.sqrt(z)), 1e-6, 0.625**2, 4),
-        Fit("log2_wide", "log2((1 + s) / (1 - s)) / s, z = s**2, in double", _of_square(_limit(lambda s: 2 * mp.atanh(s) / s / LN2, 2 / LN2)),
-            lambda z: ONE, 1e-9, float(((mp.sqrt(2) - 1) / (mp.sqrt(2) + 1)) ** 2) * 1.001, 4, 64),
-        Fit("exp2_wide", "2**r, |r| <= 1/2, in double", lambda r: mp.mpf(2) ** r, lambda r: ONE, -0.5005, 0.5005, 7, 64),
+        Fit(
+            "exp",
+            "(e**r - 1 - r) / r**2, |r| <= ln(2)/2",
+            _limit(lambda r: (mp.expm1(r) - r) / r**2, ONE / 2),
+            lambda r: r**2,
+            -half_ln2,
+            half_ln2,
+            4,
+        ),
+        Fit(
+            "exp2",
+            "(2**r - 1) / r, |r| <= 1/2",
+            _limit(lambda r: mp.expm1(r * LN2) / r, LN2),
+            lambda r: abs(r),
+            -0.5005,
+            0.5005,
+            5,
+        ),
+        Fit(
+            "log",
+            "(log(1 + f) - f + f**2/2) / f**3",
+            _limit(lambda f: (mp.log1p(f) - f + f * f / 2) / f**3, ONE / 3),
+            lambda f: abs(f**3 / mp.log1p(f)) if f else mp.mpf(0),
+            log_lo,
+            log_hi,
+            7,
+        ),
+        Fit(
+            "sin",
+            "(sin(r) / r - 1) / z, z = r**2, |r| <= pi/4",
+            _of_square(_limit(lambda r: (mp.sin(r) / r - 1) / r**2, -ONE / 6)),
+            lambda z: z,
+            1e-6,
+            quarter**2,
+            2,
+        ),
+        Fit(
+            "cos",
+            "(cos(r) - 1 + z/2) / z**2, z = r**2, |r| <= pi/4",
+            _of_square(_limit(lambda r: (mp.cos(r) - 1 + r * r / 2) / r**4, ONE / 24)),
+            lambda z: z * z / mp.cos(mp.sqrt(z)),
+            1e-6,
+            quarter**2,
+            2,
+        ),
+        Fit(
+            "atan",
+            "(atan(t) / t - 1) / z, z = t**2, t <= 1",
+            _of_square(_limit(lambda t: (mp.atan(t) / t - 1) / t**2, -ONE / 3)),
+            lambda z: z * mp.sqrt(z) / mp.atan(mp.sqrt(z)),
+            1e-6,
+            1.0,
+            8,
+        ),
+        Fit(
+            "tanh",
+            "(tanh(x) / x - 1) / z, z = x**2, |x| <= 0.625",
+            _of_square(_limit(lambda x: (mp.tanh(x) / x - 1) / x**2, -ONE / 3)),
+            lambda z: z * mp.sqrt(z) / mp.tanh(mp.sqrt(z)),
+            1e-6,
+            0.625**2,
+            4,
+        ),
+        Fit(
+            "log2_wide",
+            "log2((1 + s) / (1 - s)) / s, z = s**2, in double",
+            _of_square(_limit(lambda s: 2 * mp.atanh(s) / s / LN2, 2 / LN2)),
+            lambda z: ONE,
+            1e-9,
+            float(((mp.sqrt(2) - 1) / (mp.sqrt(2) + 1)) ** 2) * 1.001,
+            4,
+            64,
+        ),
+        Fit(
+            "exp2_wide", "2**r, |r| <= 1/2, in double", lambda r: mp.mpf(2) ** r, lambda r: ONE, -0.5005, 0.5005, 7, 64
+        ),
     ]
     # erf on eight intervals of width 1/2: near zero as x * (1 + p), else as 1 + p, so that p is small and its rounding does not matter.
     for k in range(8):
         middle = mp.mpf(k) / 2 + mp.mpf(1) / 4
         if k == 0:
-            f, what = (lambda t: mp.erf(t + 0.25) / (t + 0.25) - 1 if t > -0.25 else 2 / mp.sqrt(mp.pi) - 1), "erf(x) / x - 1"
+            f, what = (
+                (lambda t: mp.erf(t + 0.25) / (t + 0.25) - 1 if t > -0.25 else 2 / mp.sqrt(mp.pi) - 1),
+                "erf(x) / x - 1",
+            )
             out.append(Fit("erf_0", f"{what}, x = 1/4 + t, |t| <= 1/4", f, lambda t: ONE, -0.25, 0.25, 6))
         else:
             g, w = (lambda t, m=middle: -mp.erfc(m + t)), (lambda t, m=middle: 1 / mp.erf(m + t))
@@ -134,7 +200,12 @@ def main() -> int:
     for spec in fits():
         coefficients, error = fit(spec)
         digits = ", ".join(repr(float(c)) if spec.bits == 64 else f"{c:.9g}" for c in coefficients)
-        lines += [f"- polynomial: {spec.name}", f'  doc: "{spec.doc}"', f"  error: {error:.1e}", f"  coefficients: [{digits}]"]
+        lines += [
+            f"- polynomial: {spec.name}",
+            f'  doc: "{spec.doc}"',
+            f"  error: {error:.1e}",
+            f"  coefficients: [{digits}]",
+        ]
         print(f"{spec.name:12s} {error:.2e}")
     OUTPUT.write_text("\n".join([*head, *lines]) + "\n")
     return 0

@@ -673,7 +673,7 @@ template <class T> OPF_INLINE Vec<T> v_lshift(Vec<T> a, Vec<T> n) {
 template <class T> OPF_INLINE T v_rshift(T a, T n) {
     constexpr int bits = 8 * sizeof(T);
     const bool out = n < 0 || n >= bits;
-    return T(a >> (out ? bits - 1 : n));
+    return out && T(-1) > T(0) ? T(0) : T(a >> (out ? bits - 1 : n));
 }
 template <class T> OPF_INLINE Vec<T> v_rshift(Vec<T> a, Vec<T> n) {
     return each_lane<T>([](T x, T y) { return v_rshift(x, y); }, a, n);
@@ -827,12 +827,9 @@ template <class V> OPF_INLINE V v_reciprocal(V a) { return divide(V(Element<V>(1
 template <class V> OPF_INLINE V v_rsqrt(V a) { return divide(V(Element<V>(1)), v_sqrt(a)); }
 template <class V> OPF_INLINE V v_nextafter(V a, V b) { return libm_nextafter(a, b); }
 template <class V> OPF_INLINE V v_ldexp(V a, V n) { return a * libm_exp2(n); }
-template <class T> OPF_INLINE T gcd_of(T a, T b) {
-    // Unsigned, because the magnitude of the lowest number has no positive form.
-    typedef typename Kind<T>::U U;
-    U x = U(a < 0 ? v_neg(a) : a), y = U(b < 0 ? v_neg(b) : b);
-    while (y != 0) { const U r = U(x % y); x = y; y = r; }
-    return T(x);
+template <class T> OPF_INLINE T gcd_of(T a, T b) {  // of lowest numbers, whose magnitude has no positive form, as torch has it
+    for (a = v_abs(a), b = v_abs(b); a != 0;) { const T r = modulo(b, a); b = a; a = r; }
+    return b;
 }
 template <class V> OPF_INLINE V v_gcd(V a, V b) {
     if constexpr (is_vector<V>) return each_lane<Element<V>>([](auto x, auto y) { return gcd_of(x, y); }, a, b);
@@ -1198,7 +1195,7 @@ template <class V> OPF_INLINE V v_logaddexp(V a, V b) {
 template <class V> OPF_INLINE V v_logaddexp2(V a, V b) {
     typedef Element<V> T;
     const V m = v_maximum(a, b), d = v_abs(a - b);
-    return select((a == b) & v_isinf(a), a, m + v_log1p(v_exp2(-d)) * V(T(1.4426950408889634074)));
+    return select((a == b) & v_isinf(a), a, v_fma(v_log1p(v_exp2(-d)), V(T(1.4426950408889634074)), m));
 }
 template <class V> OPF_INLINE V v_xlogy(V a, V b) {
     const V zero = V(Element<V>(0));
@@ -1211,16 +1208,16 @@ constexpr double PI = 3.14159265358979323846, LOG_SQRT_2PI = 0.91893853320467274
 OPF_CALL double digamma(double x) {
     if (x == 0) return __builtin_copysign(inf_of<double>(), -x);
     if (x == -inf_of<double>() || (x < 0 && x == __builtin_floor(x))) return nan_of<double>();
-    double y = 0;
+    double y = 0, reflected = 0;
     if (x < 0) {  // reflection; the tangent of the fraction only, so that great arguments lose nothing
         const double f = x - __builtin_rint(x);
-        y = -PI / __builtin_tan(PI * f);
+        reflected = PI / __builtin_tan(PI * f);
         x = 1 - x;
     }
     for (; x < 10; x += 1) y -= 1 / x;
     const double z = 1 / (x * x);  // Stirling's series (Abramowitz and Stegun 6.3.18)
     const double series = z * (1. / 12 - z * (1. / 120 - z * (1. / 252 - z * (1. / 240 - z * (1. / 132 - z * (691. / 32760 - z / 12))))));
-    return x == inf_of<double>() ? x : y + __builtin_log(x) - 0.5 / x - series;
+    return x == inf_of<double>() ? x : (y - series - 0.5 / x) + __builtin_log(x) - reflected;
 }
 // Logarithm of the normal distribution function; the continued tail (26.2.12) below -10.
 OPF_CALL double log_ndtr(double x) {
@@ -1255,23 +1252,18 @@ OPF_CALL double erfinv(double y) {
     }
     return __builtin_copysign(x, y);
 }
-// e**-|x| I_n(x): the power series, whose terms are all positive, then the asymptotic one (9.6.10 and 9.7.1 there).
-template <int ORDER> OPF_CALL double bessel_i_scaled(double x) {
+// I_n(x), or e**-|x| I_n(x): the power series, whose terms are all positive, then the asymptotic one (9.6.10 and 9.7.1 there).
+template <int ORDER, bool SCALED> OPF_CALL double bessel_i(double x) {
     const double a = __builtin_fabs(x), sign = ORDER == 1 && x < 0 ? -1 : 1;
-    if (a != a) return a;
     double sum = 1, term = 1;
     if (a < 30) {
         const double q = 0.25 * a * a;
         for (int k = 1; k < 200 && term > 1e-18 * sum; ++k) sum += term *= q / (k * double(k + ORDER));
-        return sign * sum * (ORDER == 1 ? 0.5 * a : 1) * __builtin_exp(-a);
+        return sign * sum * (ORDER == 1 ? 0.5 * a : 1) * (SCALED ? __builtin_exp(-a) : 1);
     }
     for (int k = 1; k < 30 && __builtin_fabs(term) > 1e-18; ++k) sum += term *= ((2 * k - 1) * (2 * k - 1) - 4. * ORDER) / (8. * k * a);
-    return sign * sum / __builtin_sqrt(2 * PI * a);
-}
-template <int ORDER> OPF_CALL double bessel_i(double x) {
-    // The exponential in two halves, because it overflows before the function does.
-    const double half = __builtin_exp(0.5 * __builtin_fabs(x));
-    return bessel_i_scaled<ORDER>(x) * half * half;
+    const double y = sign * sum / (2.5066282746310002 * __builtin_sqrt(a)), half = SCALED ? 1 : __builtin_exp(0.5 * a);
+    return y * half * half;  // in two halves, because the exponential overflows before the function does
 }
 template <class V> OPF_INLINE V v_erfc(V x) {
     typedef Element<V> T;
@@ -1305,21 +1297,21 @@ template <class V> OPF_INLINE V v_erfinv(V x) {
 }
 template <class V> OPF_INLINE V v_i0(V x) {
     typedef Element<V> T;
-    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i<0>(double(a))); }, x);
-    else return T(bessel_i<0>(double(x)));
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i<0, false>(double(a))); }, x);
+    else return T(bessel_i<0, false>(double(x)));
 }
 template <class V> OPF_INLINE V v_i0e(V x) {
     typedef Element<V> T;
-    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i_scaled<0>(double(a))); }, x);
-    else return T(bessel_i_scaled<0>(double(x)));
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i<0, true>(double(a))); }, x);
+    else return T(bessel_i<0, true>(double(x)));
 }
 template <class V> OPF_INLINE V v_i1(V x) {
     typedef Element<V> T;
-    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i<1>(double(a))); }, x);
-    else return T(bessel_i<1>(double(x)));
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i<1, false>(double(a))); }, x);
+    else return T(bessel_i<1, false>(double(x)));
 }
 template <class V> OPF_INLINE V v_i1e(V x) {
     typedef Element<V> T;
-    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i_scaled<1>(double(a))); }, x);
-    else return T(bessel_i_scaled<1>(double(x)));
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i<1, true>(double(a))); }, x);
+    else return T(bessel_i<1, true>(double(x)));
 }

@@ -101,7 +101,9 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> ScalarSet:
         if name is None:
             scans[entry.id] = _reduction(entry, scalars, diags)
         elif name not in reductions:
-            diags.error(entry.pos("reduction"), f"expected a reduction, found '{name}'{did_you_mean(name, list(reductions))}")
+            diags.error(
+                entry.pos("reduction"), f"expected a reduction, found '{name}'{did_you_mean(name, list(reductions))}"
+            )
         else:
             r = reductions[name]
             args = tuple(entry["args"])
@@ -152,7 +154,9 @@ def _check_format(text: str, arity: int, pos: Any, diags: Diagnostics) -> None:
         return
     for field in fields:
         if field not in known:
-            diags.error(pos, f"expected one of {', '.join('{' + k + '}' for k in known)} in a spelling, found '{{{field}}}'")
+            diags.error(
+                pos, f"expected one of {', '.join('{' + k + '}' for k in known)} in a spelling, found '{{{field}}}'"
+            )
 
 
 def _reduction(entry: Entry, scalars: dict[str, ScalarSpec], diags: Diagnostics) -> ReductionSpec:
