@@ -132,8 +132,8 @@ def _print_helper(check: Inference, node: ast.Call, helper: Helper) -> None:
     else:
         if name in f.bound:
             check.error(node.func, f"'{name}' is hidden by the argument or let of that name")
-        if name in LAZY and node not in check.iterated:
-            check.resolved[node] = As(name, wrap="list")
+        if name in LAZY:
+            check.resolved[node] = As(name, wrap="" if node in check.iterated else "list")
 
 
 def _scalar(check: Inference, node: ast.Call, scope: Mapping[str, Type], sig: ScalarSig) -> Type:

@@ -71,6 +71,8 @@ class _Printer:
         if isinstance(node, ast.Assign):
             return [f"{pad}{self.target(node.targets[0])} = {self.at(node.value, 0)}"]
         if isinstance(node, ast.Return):
+            if isinstance(node.value, ast.Tuple) and len(node.value.elts) > 1:
+                return [f"{pad}return {', '.join(self.at(e, _TEST) for e in node.value.elts)}"]
             return [f"{pad}return {self.at(node.value, 0)}" if node.value is not None else f"{pad}return"]
         assert isinstance(node, ast.If)
         lines = [f"{pad}if {self.at(node.test, 0)}:"]
@@ -187,6 +189,8 @@ class _Printer:
             return [self.at(node.left, _TEST), self.at(node.comparators[0], _TEST)]
         assert isinstance(node, ast.Subscript)
         inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if len(inner) == 1 and isinstance(inner[0], ast.Starred):
+            return [self.at(node.value, _TEST), self.at(inner[0].value, _TEST)]
         return [self.at(node.value, _TEST), f"[{', '.join(self.at(e, _TEST) for e in inner)}]"]
 
 

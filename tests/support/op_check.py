@@ -1,0 +1,270 @@
+"""Checks an operator entry: every overload on every case, compiled into one graph, against eager and a float64 run of eager."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import opforge
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+DTYPES = (*FLOATS, *INTS, torch.bool)
+_REJECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+"""What eager raises for arguments that an overload does not take."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """An entry of the operator specs, as the generated tests name it."""
+
+    id: str
+    kind: str
+    overloads: tuple[str, ...]
+    tests: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+
+@dataclass
+class Case:
+    """One call: the overload, its arguments, and what eager answers."""
+
+    overload: str
+    label: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    eager: list[Any]
+
+    def call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return _target(self.overload)(*args, **kwargs)
+
+
+def check_op(op: Op) -> None:
+    """Compile all cases of `op` as one graph; raise AssertionError that names each case with a wrong result or an eager kernel."""
+    torch.manual_seed(0)
+    cases = [c for overload in op.overloads for c in _cases(op, overload)]
+    for overload in op.overloads:
+        assert any(c.overload == overload for c in cases), f"no case for {overload}: eager rejects every one"
+    opforge.reset_stats()
+    results = _compiled(cases, fresh=op.kind == "view" or op.kind == "composite")
+    faults = [f for case, result in zip(cases, results, strict=True) for f in _differences(case, result)]
+    stats = opforge.stats()
+    faults += [f"by an eager kernel: {reason}" for reason in stats["reasons"] if reason.split(":")[0] in op.overloads]
+    faults += [f"the whole graph ran eagerly: {reason}" for reason in stats["fallbacks"]]
+    assert not faults, f"{op.id}\n" + "\n".join(faults[:12])
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+def _target(overload: str) -> Any:
+    target: Any = torch.ops
+    for part in overload.split("."):
+        target = getattr(target, part)
+    return target
+
+
+def _compiled(cases: list[Case], fresh: bool) -> list[list[Any]]:
+    """Results per case of one graph that holds all; when that cannot be compiled, the cases one by one, so that the bad one is named."""
+
+    def program(inputs: list[tuple[list[Any], dict[str, Any]]]) -> list[list[Any]]:
+        out = []
+        for case, (args, kwargs) in zip(cases, inputs, strict=True):
+            values = _leaves(case.call(args, kwargs))
+            # A returned view would be made by the wrapper, not by a kernel: use it.
+            out.append([v.clone() if fresh and isinstance(v, torch.Tensor) else v for v in values])
+        return out
+
+    torch._dynamo.reset()
+    try:
+        return torch.compile(program, backend="opforge", fullgraph=True, dynamic=False)([(c.args, c.kwargs) for c in cases])
+    except Exception as error:
+        if len(cases) == 1:
+            raise AssertionError(f"{cases[0].overload}({cases[0].label}) does not compile: {error}") from error
+        return [_compiled([c], fresh)[0] for c in cases]
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for v in value for leaf in _leaves(v)] if isinstance(value, (list, tuple)) else [value]
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+def _differences(case: Case, result: list[Any]) -> Iterator[str]:
+    where = f"{case.overload}({case.label})"
+    exact = _reference(case)
+    for k, (ours, eager) in enumerate(zip(result, case.eager, strict=True)):
+        if not isinstance(eager, torch.Tensor):
+            if ours != eager:
+                yield f"{where}: result {k} is {ours}, eager {eager}"
+        elif ours.shape != eager.shape or ours.dtype != eager.dtype:
+            yield f"{where}: result {k} is {ours.dtype}{list(ours.shape)}, eager {eager.dtype}{list(eager.shape)}"
+        elif (fault := _difference(ours, eager, exact[k] if exact is not None else None)) is not None:
+            yield f"{where}: result {k} {fault}"
+
+
+def _difference(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None) -> str | None:
+    """Integers and bools equal; floats within twice eager's own error against float64, or one unit in the last place."""
+    if not eager.dtype.is_floating_point:
+        wrong = ours != eager
+        return None if not wrong.any() else _show(wrong, ours, eager)
+    if exact is None or exact.shape != eager.shape:
+        exact = eager
+    o, e, x = ours.double(), eager.double(), exact.double()
+    finite = e.isfinite() & x.isfinite()
+    own = (e - x).abs()[finite]
+    worst = own.max() if own.numel() else torch.zeros((), dtype=torch.float64)
+    info = torch.finfo(eager.dtype)
+    bound = 2 * worst + info.eps * x.abs() + info.tiny
+    wrong = torch.where(finite, ~((o - x).abs() <= bound), ~((o == e) | (o.isnan() & e.isnan())))
+    return None if not wrong.any() else _show(wrong, ours, eager, x)
+
+
+def _show(wrong: torch.Tensor, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None = None) -> str:
+    at = tuple(int(i) for i in wrong.nonzero()[0])
+    text = f"differs at {list(at)} ({int(wrong.sum())} of {wrong.numel()}): {ours[at].item()!r}, eager {eager[at].item()!r}"
+    return text + (f", float64 {exact[at].item()!r}" if exact is not None else "")
+
+
+def _reference(case: Case) -> list[Any] | None:
+    """Eager on float64 inputs (integers too where the op accepts it and the result is floating), or None."""
+    if not any(isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in case.eager):
+        return None
+
+    def widened(everything: bool) -> Callable[[Any], Any]:
+        def widen(v: Any) -> Any:
+            if isinstance(v, torch.Tensor):
+                return v.double() if v.dtype.is_floating_point or (everything and v.dtype != torch.bool) else v
+            if isinstance(v, torch.dtype):
+                return torch.float64 if v.is_floating_point else v
+            return [widen(x) for x in v] if isinstance(v, list) else v
+
+        return widen
+
+    has_float = any(isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in _leaves([*case.args, *case.kwargs.values()]))
+    for everything in (False,) if has_float else (True, False):
+        f = widened(everything)
+        try:
+            result = _leaves(case.call([f(a) for a in case.args], {k: f(v) for k, v in case.kwargs.items()}))
+        except _REJECTED:
+            continue
+        if len(result) == len(case.eager):
+            return result
+    return None
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+def _cases(op: Op, overload: str) -> Iterator[Case]:
+    schema = _target(overload)._schema
+    dtypes = tuple(getattr(torch, d) for d in op.dtypes) or DTYPES
+    made: Iterator[tuple[str, list[Any], dict[str, Any]]]
+    if op.tests:
+        made = itertools.chain.from_iterable(
+            _from_text(text, dtypes if k == 0 else dtypes[:1]) for k, text in enumerate(op.tests)
+        )
+    else:
+        made = _by_default(schema, dtypes)
+    for label, args, kwargs in made:
+        try:
+            eager = _leaves(_target(overload)(*args, **kwargs))
+        except _REJECTED:
+            continue
+        if any(isinstance(v, torch.Tensor) and v.dtype not in DTYPES for v in eager):
+            continue
+        eager = [v.clone() if isinstance(v, torch.Tensor) else v for v in eager]
+        yield Case(overload, label, args, kwargs, eager)
+
+
+def _tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if dtype == torch.bool:
+        return torch.rand(shape) > 0.5
+    if dtype in INTS:
+        return torch.randint(0 if dtype == torch.uint8 else -9, 10, shape, dtype=dtype)
+    return (torch.randn(shape) * 2).to(dtype)
+
+
+def _by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """Arguments made from the schema: shapes and layouts in the first dtype, then every dtype, then two mixed."""
+    tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type) and not a.has_default_value()]
+    layouts: dict[str, Callable[[int, torch.dtype], torch.Tensor]] = {
+        "(3, 5)": lambda k, d: _tensor((3, 5), d),
+        "broadcast, transposed": lambda k, d: _tensor((5, 3), d).t() if k == 0 else _tensor((5,) if k == 1 else (3, 1), d),
+        "0-dim": lambda k, d: _tensor((), d),
+        "empty": lambda k, d: _tensor((0, 5), d),
+    }
+    for label, layout in layouts.items():
+        yield _filled(schema, f"{label} {dtypes[0]}", [layout(k, dtypes[0]) for k in range(len(tensors))])
+    for d in dtypes[1:]:
+        yield _filled(schema, f"(3, 5) {d}", [_tensor((3, 5), d) for _ in tensors])
+    if len(tensors) > 1 and len(dtypes) > 1:
+        mixed = [_tensor((3, 5), torch.int32 if k else dtypes[0]) for k in range(len(tensors))]
+        yield _filled(schema, "float and int32", mixed)
+        yield _filled(schema, "int32 and a 0-dim float", [_tensor((), torch.float64) if k else _tensor((3, 5), torch.int32) for k in range(len(tensors))])
+
+
+def _filled(schema: Any, label: str, tensors: list[torch.Tensor]) -> tuple[str, list[Any], dict[str, Any]]:
+    """The tensors with plain values for the other arguments that have no default."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    rest = iter(tensors)
+    for a in schema.arguments:
+        if a.has_default_value():
+            continue
+        kind = str(a.type)
+        value: Any = next(rest) if "Tensor" in kind else _plain(kind)
+        if a.kwarg_only:
+            kwargs[a.name] = value
+        else:
+            args.append(value)
+    return label, args, kwargs
+
+
+def _plain(kind: str) -> Any:
+    if kind.startswith("Optional"):
+        return None
+    return {"bool": True, "str": "none", "float": 0.75, "number": 2, "Scalar": 2, "int": 1}.get(kind, 2)
+
+
+# -- cases written in the spec -----------------------------------------------------------------------------------------
+def _from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """The arguments of a spec's `tests` line, once per dtype of its `F` tensors; with the first dtype also in another layout."""
+    tree = ast.parse(f"f({text})", mode="eval").body
+    assert isinstance(tree, ast.Call)
+    swept = dtypes if any(isinstance(n, ast.Call) and n.func.id == "F" for n in ast.walk(tree) if n is not tree) else dtypes[:1]  # type: ignore[attr-defined]
+    for d in swept:
+        yield f"{text} {d}", [_value(a, d) for a in tree.args], {str(k.arg): _value(k.value, d) for k in tree.keywords}
+    if len(dtypes) > 1:
+        args = [_strided(_value(a, dtypes[0])) for a in tree.args]
+        yield f"{text} not contiguous", args, {str(k.arg): _value(k.value, dtypes[0]) for k in tree.keywords}
+
+
+def _strided(v: Any) -> Any:
+    if isinstance(v, list):
+        return [_strided(x) for x in v]
+    return v.mT.contiguous().mT if isinstance(v, torch.Tensor) and v.ndim > 1 else v
+
+
+def _value(node: ast.expr, dtype: torch.dtype) -> Any:
+    """A literal, a list, a dtype name, or a tensor (`F`, `P`, `U`, `I`, `S`, `B`)."""
+    if isinstance(node, ast.List):
+        return [_value(e, dtype) for e in node.elts]
+    if isinstance(node, ast.Name):
+        return getattr(torch, node.id)
+    if not isinstance(node, ast.Call):
+        value = ast.literal_eval(node)
+        return getattr(torch, value) if isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype) else value
+    assert isinstance(node.func, ast.Name)
+    sizes = [int(ast.literal_eval(a)) for a in node.args]
+    if node.func.id in ("I", "S"):
+        n, *shape = sizes
+        return torch.randint(-n if node.func.id == "S" else 0, n, shape)
+    shape_ = tuple(sizes)
+    make = {
+        "F": lambda: _tensor(shape_, dtype),
+        "P": lambda: (torch.rand(shape_) * 3 + 0.1).to(dtype if dtype in FLOATS else torch.float32),
+        "U": lambda: torch.rand(shape_).clamp(0.01, 0.99).to(dtype if dtype in FLOATS else torch.float32),
+        "B": lambda: torch.rand(shape_) > 0.5,
+    }
+    return make[node.func.id]()
