@@ -1,14 +1,14 @@
-"""The command line: `opforge generate`, `check`, `new-op`, `schemas`, `lines`, `keys`; torch is imported only where it
-must.
-"""
+"""The command line. Commands import what they need, so that start-up is quick; torch only for `schemas --refresh`."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from .errors import OpforgeError
 
@@ -19,42 +19,179 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console(highlight=False, soft_wrap=True)
 
-
-@app.callback()
-def _main() -> None:
-    pass
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", metavar="MODULE", help="Import MODULE first: it registers the file's operators with torch."
+    ),
+]
 
 
 @app.command()
 def generate(
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 1 when generated files are stale.")
-    ] = False,
+    spec: Annotated[Path | None, typer.Argument(help="A spec file of your own (default: opforge's own specs).")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the module made of SPEC.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when something is stale.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; print what would change.")] = False,
-    only: Annotated[list[str] | None, typer.Option("--only", help="Run only this emitter (may be repeated).")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Run only this emitter (repeatable).")] = None,
+    imports: Imports = None,
 ) -> None:
-    """Write generated/ from the specs."""
+    """Write generated/ from the specs, or a Python module from a spec file of your own.
+
+    Only files that changed are written; nothing is written when a spec is wrong (exit code 2).
+    """
     from .generator import run
 
-    changes = run.generate(only=only or ())
+    if (spec is None) != (out is None):
+        _stop("a spec file of your own needs both: opforge generate my_ops.yaml -o my_pkg/")
+    if spec is None or out is None:
+        root, changes = run.ROOT, run.generate(only=only or ())
+    else:
+        from .generator.ahead import user_model, user_module
+
+        modules = "".join(f" --import {m}" for m in imports or ())
+        text = user_module(spec, user_model(spec, imports or ()), f"opforge generate {spec.name} -o .{modules}")
+        root, files = out, run.format_files({spec.with_suffix(".py").name: text})
+        changes = run.plan_changes(files, root, ())
     if diff:
         sys.stdout.write("".join(c.diff() for c in changes))
-    if check and changes:
+    if check:
         for c in changes:
-            print(f"stale: {c.path}", file=sys.stderr)
-        raise typer.Exit(1)
-    if not check and not diff:
-        run.write_tree(changes, run.ROOT)
+            print(f"stale: {c.path} (run: opforge generate)", file=sys.stderr)
+        raise typer.Exit(1 if changes else 0)
+    if not diff:
+        run.write_tree(changes, root)
         for c in changes:
             print(("removed " if c.new is None else "wrote ") + c.path)
+        if not changes:
+            print("everything is up to date")
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path] | None, typer.Argument(help="Spec files (default: opforge's own).")] = None,
+    imports: Imports = None,
+) -> None:
+    """Check spec files: shows every mistake with its place and what was expected; exit code 2 if there is one."""
+    from .generator import run
+
+    failed = False
+    for path in files or [run.SPECS_DIR]:
+        try:
+            if path.resolve().is_relative_to(run.SPECS_DIR):
+                model = run.load_model()
+            else:
+                from .generator.ahead import user_model
+
+                model = user_model(path, imports or ())
+        except OpforgeError as e:
+            print(e, file=sys.stderr)
+            failed = True
+        else:
+            print(f"{path}: {sum(len(d.entries) for d in model.documents.values())} entries, no mistake")
+    raise typer.Exit(2 if failed else 0)
+
+
+@app.command("new-op")
+def new_op(
+    name: Annotated[str, typer.Argument(help="The operator: softplus, aten.sum.dim_IntList, my_lib.my_op.")],
+    kind: Annotated[str, typer.Option(help="The way it is computed.")] = "pointwise",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Append to this spec file instead of printing.")
+    ] = None,
+) -> None:
+    """Print (or append to a file) a template entry for an operator, below its schema in torch."""
+    from .generator.new_op import template
+    from .generator.run import load_model
+
+    text = template(name, kind, load_model())
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as e:
+        _stop(f"cannot write {out}: {e.strerror}")
+    print(f"added to {out}; next: opforge check {out}")
+
+
+@app.command()
+def schemas(
+    name: Annotated[str | None, typer.Argument(help="Show operators whose name has this in it.")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Rewrite the snapshot from the installed torch.")] = False,
+) -> None:
+    """Show torch's operator schemas, which the specs are checked against."""
+    from .generator.torch_schemas import SNAPSHOT, torch_lines
+
+    if refresh:
+        lines = torch_lines()
+        SNAPSHOT.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+        print(f"wrote {len(lines)} schemas to {SNAPSHOT.name}")
+    if refresh and name is None:
+        return
+    for line in SNAPSHOT.read_text(encoding="utf-8").splitlines():
+        if name is None or name.replace(".", "::", 1) in line.partition("(")[0] or name in line.partition("(")[0]:
+            print(line)
+
+
+@app.command()
+def lines() -> None:
+    """Lines of source by folder, hand-written and generated."""
+    from .generator.report import line_counts
+    from .generator.run import ROOT
+
+    written, made, long = line_counts(ROOT)
+    table = _table("folder", "hand-written", "generated")
+    for folder in sorted({*written, *made}):
+        table.add_row(folder, str(written.get(folder, "")), str(made.get(folder, "")))
+    table.add_section()
+    table.add_row("all", str(sum(written.values())), str(sum(made.values())))
+    _console().print(table)
+    for text in long:
+        print(text)
+
+
+@app.command()
+def keys() -> None:
+    """How many entries use each key of the specs (a key needs three users)."""
+    from .generator.report import key_usage
+    from .generator.run import load_model
+
+    table = _table("entry", "key", "users")
+    for tag, counts in key_usage(load_model()).items():
+        for n, (key, users) in enumerate(counts.items()):
+            table.add_row(tag if not n else "", key, str(users) + ("" if users > 2 else "  (few)"))
+        table.add_section()
+    _console().print(table)
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="left" if name == "key" else "right")
+    return table
+
+
+def _stop(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise typer.Exit(2)
 
 
 def main() -> None:
     """Entry point of the `opforge` command. A wrong spec prints its mistakes and exits with 2, without a traceback."""
     try:
-        app()
+        app(prog_name="opforge")
     except OpforgeError as e:
         print(e, file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:
+        # The reader of our output has gone (`opforge schemas | head`): nothing is left to say.
+        sys.stderr.close()
+        sys.exit(1)

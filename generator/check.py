@@ -44,7 +44,9 @@ def check_document(doc: Document, kind: str, tags: Collection[str], diags: Diagn
 def check_tag(entry: Entry, tags: Collection[str], diags: Diagnostics) -> None:
     """Report an entry whose first key is none of `tags`."""
     if found := next((t for t in tags if t in entry.data), None):
-        diags.error(entry.key_pos(found), f"the key '{found}' must be the first of its entry, found '{entry.tag}' first")
+        diags.error(
+            entry.key_pos(found), f"the key '{found}' must be the first of its entry, found '{entry.tag}' first"
+        )
     else:
         hint = did_you_mean(entry.tag, tags)
         diags.error(entry.key_pos(entry.tag), f"an entry here begins with {one_of(tags)}, found '{entry.tag}'{hint}")

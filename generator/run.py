@@ -20,7 +20,7 @@ from ..errors import SpecError
 from . import check_ops
 from .check import check_document, check_tag
 from .diagnostics import Diagnostics
-from .emit import config, kernels, lowerings, mutations, rewrites, scalar_tests, scalars, targets
+from .emit import config, docs, kernels, lowerings, mutations, op_tests, rewrites, scalar_tests, scalars, targets
 from .load import Document, load_spec
 from .model import Emit, Model, SpecKind
 from .render import header
@@ -50,13 +50,15 @@ EMITTERS: dict[str, Emit] = {
     "scalar_tests": scalar_tests.emit,
     "kernels": kernels.emit,
     "lowerings": lowerings.emit,
+    "op_tests": op_tests.emit,
     "rewrites": rewrites.emit,
     "mutations": mutations.emit,
     "decompositions": mutations.emit_decompositions,
+    "docs": docs.emit,
 }
 """Name (for `--only`) → emitter. Each returns path → text; no two may write the same path."""
 
-OWNED = ("generated",)
+OWNED = ("generated", "tests/generated")
 """Folders that belong to the generator: files in them that no emitter wrote are removed."""
 
 

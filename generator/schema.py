@@ -1,8 +1,9 @@
 """Checks a value against a JSON Schema and says, for every mistake, where it is, what was expected and what was found.
 
-Covers the keywords that the schemas in `specs/schema` use (`KEYWORDS`; a test compares the verdict with the jsonschema package),
-and one rule of the house: the keys of a mapping stand in the order of `properties`. A `oneOf` is decided by a `const` property
-(`kind: …`), by the keys that a branch requires, or by the JSON type, so that a mistake is reported for the branch that was meant.
+Covers the keywords that the schemas in `specs/schema` use (`KEYWORDS`; a test compares the verdict with the jsonschema
+package, which is too slow and too vague for every run), and one rule of the house: keys stand in the order of
+`properties`. A `oneOf` is decided by a `const` property (`kind: …`), by the keys that a branch requires, or by the JSON
+type, so that a mistake is reported for the branch that was meant.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,12 @@ from .diagnostics import did_you_mean, one_of
 Schema = Mapping[str, Any]
 KeyPath = tuple[str | int, ...]
 KEYWORDS = frozenset(
-    ["$schema", "$id", "$defs", "$ref", "title", "description", "type", "enum", "const", "pattern", "minimum", "exclusiveMinimum"]
-    + ["items", "minItems", "maxItems", "uniqueItems", "properties", "required", "additionalProperties", "propertyNames"]
-    + ["minProperties", "oneOf"]
+    {
+        *("$schema", "$id", "$defs", "$ref", "title", "description"),
+        *("type", "enum", "const", "pattern", "minimum", "exclusiveMinimum", "oneOf"),
+        *("items", "minItems", "maxItems", "uniqueItems"),
+        *("properties", "required", "additionalProperties", "propertyNames", "minProperties"),
+    }
 )
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -119,8 +124,16 @@ class SchemaFile:
     def _check_list(self, value: list[Any], schema: Schema, path: KeyPath) -> Iterator[Fault]:
         least, most = schema.get("minItems", 0), schema.get("maxItems", len(value))
         if not least <= len(value) <= most:
-            size = f"{least}" if least == schema.get("maxItems") else f"at least {least}" if len(value) < least else f"at most {most}"
-            yield Fault(path, f"{_where(path)} needs {size} item{'' if size.endswith(' 1') else 's'}, found {len(value)}")
+            size = (
+                f"{least}"
+                if least == schema.get("maxItems")
+                else f"at least {least}"
+                if len(value) < least
+                else f"at most {most}"
+            )
+            yield Fault(
+                path, f"{_where(path)} needs {size} item{'' if size.endswith(' 1') else 's'}, found {len(value)}"
+            )
         if schema.get("uniqueItems"):
             texts = [json.dumps(v, sort_keys=True) for v in value]
             for i, text in enumerate(texts):
@@ -188,10 +201,12 @@ def _order(found: list[str], order: list[str], path: KeyPath) -> Iterator[Fault]
     """The first key that stands after one that should follow it."""
     rank = {key: n for n, key in enumerate(order)}
     known = [key for key in found if key in rank]
-    for before, key in zip(known, known[1:], strict=False):
+    for before, key in pairwise(known):
         if rank[key] < rank[before]:
             later = next(k for k in known if rank[k] > rank[key])
-            yield Fault((*path, key), f"key '{key}' must stand before '{later}' (the order is {', '.join(order)})", True)
+            yield Fault(
+                (*path, key), f"key '{key}' must stand before '{later}' (the order is {', '.join(order)})", True
+            )
             return
 
 
@@ -221,4 +236,8 @@ def _found(value: Any) -> str:
         return "a list"
     if isinstance(value, str):
         return f"'{value if len(value) < 60 else value[:57] + '…'}'".replace("\n", "\\n")
-    return {True: "true", False: "false", None: "nothing"}[value] if value is None or isinstance(value, bool) else str(value)
+    return (
+        {True: "true", False: "false", None: "nothing"}[value]
+        if value is None or isinstance(value, bool)
+        else str(value)
+    )

@@ -1,4 +1,4 @@
-"""Puts the keys of spec entries into the order of their schema, in place: `python tools/order_keys.py specs/ops/*.yaml`.
+"""Puts the keys of spec entries into their schema's order, in place: `python tools/order_keys.py specs/ops/*.yaml`.
 
 Works on whole lines (a key with its value and the comments below it moves as a block), so nothing else changes.
 """
@@ -15,12 +15,14 @@ from opforge.generator.run import kind_of_tag
 
 
 def ordered(entry: Entry, lines: list[str], end: int) -> list[str] | None:
-    """The lines of an entry (up to line `end`, exclusive) with its keys in order; None when they already are, or share lines."""
+    """The lines of an entry (up to `end`, exclusive) with its keys in order; None if they are so, or share lines."""
     kind = kind_of_tag(entry.tag)
     if kind is None:
         return None
     faults = [f for f in schema_of(kind.name).faults(entry.data, entry.tag) if "must stand before" in f.message]
-    order = next((f.message.partition("(the order is ")[2].rstrip(")").split(", ") for f in faults if len(f.path) == 1), None)
+    order = next(
+        (f.message.partition("(the order is ")[2].rstrip(")").split(", ") for f in faults if len(f.path) == 1), None
+    )
     if order is None:
         return None
     starts = [entry.key_pos(key).line - 1 for key in entry.data]

@@ -1,0 +1,99 @@
+"""Reads the schemas and all specs, writes docs/spec-reference.md (every key of every spec) and docs/operators.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..check import schema_of
+from ..model import Model
+from ..render import header, render
+from ..schema import SchemaFile
+
+REFERENCE = "docs/spec-reference.md"
+OPERATORS = "docs/operators.md"
+_TYPES = {
+    "string": "text",
+    "integer": "integer",
+    "number": "number",
+    "boolean": "bool",
+    "array": "list",
+    "object": "mapping",
+    "null": "null",
+}
+
+
+def emit(model: Model) -> dict[str, str]:
+    """The two pages."""
+    kinds = [k for k in sorted(model.documents) if k != "polynomials"]
+    files = [_file(kind, schema_of(kind)) for kind in kinds]
+    head = header(REFERENCE, "specs/schema/*.schema.json, specs/config.yaml")
+    out = {REFERENCE: render("spec_reference.md.j2", header=head, files=files, settings=model.part("config"))}
+    if ops := model.entries("ops"):
+        rows = sorted((_operator(e.id, e.data, e.family) for e in ops), key=lambda row: (row["family"], row["id"]))
+        counts = sorted(Counter(row["kind"] for row in rows).items())
+        head = header(OPERATORS, "specs/ops.yaml")
+        out[OPERATORS] = render("operators.md.j2", header=head, rows=rows, counts=counts)
+    return out
+
+
+def _operator(name: str, data: Mapping[str, Any], family: str) -> dict[str, str]:
+    native = data["kind"] != "extern"
+    return {
+        "id": name,
+        "family": family,
+        "kind": data["kind"],
+        "runs": "C++, Triton" if native else "eager kernel",
+        "doc": _cell(data["doc"] if native else f"{data['doc']} ({data['why']})"),
+    }
+
+
+def _file(kind: str, schema: SchemaFile) -> dict[str, Any]:
+    entries = [e for tag in schema.tags() if tag != "include" for e in _entries(tag, schema)]
+    return {"name": f"{kind}.yaml", "doc": schema.root["description"], "entries": entries}
+
+
+def _entries(tag: str, schema: SchemaFile) -> Iterator[dict[str, Any]]:
+    """A definition, or each of its alternatives (`pointwise`, `view`, …), with the rows of its key table."""
+    definition = schema.definition(tag)
+    if "oneOf" not in definition:
+        yield {"name": tag, "rows": list(_keys(definition, schema))}
+        return
+    for branch in definition["oneOf"]:
+        name = branch["$ref"].rpartition("/")[2]
+        yield {"name": f"{tag}: {name}", "rows": list(_keys(schema.resolve(branch), schema))}
+
+
+def _keys(definition: Mapping[str, Any], schema: SchemaFile) -> Iterator[dict[str, str]]:
+    needed = definition.get("required", ())
+    for key, ref in definition["properties"].items():
+        value = schema.resolve(ref)
+        yield {
+            "key": key,
+            "type": _cell(_type(value, schema)),
+            "needed": "yes" if key in needed else "",
+            "doc": _cell(value.get("description", "")),
+        }
+
+
+def _type(value: Mapping[str, Any], schema: SchemaFile) -> str:
+    if "const" in value:
+        return f"`{value['const']}`"
+    if "enum" in value:
+        return ", ".join(f"`{e}`" for e in value["enum"])
+    if "oneOf" in value:
+        return " or ".join(_type(schema.resolve(branch), schema) for branch in value["oneOf"])
+    if "title" in value:
+        return str(value["title"])
+    kinds = value.get("type", "any")
+    listed = kinds if isinstance(kinds, list) else [kinds]
+    if listed == ["array"] and "items" in value:
+        item = schema.resolve(value["items"])
+        return f"list of {'mappings' if item.get('type') == 'object' else _type(item, schema)}"
+    return " or ".join(_TYPES.get(k, k) for k in listed)
+
+
+def _cell(text: str) -> str:
+    """Text for a table cell: pipes escaped, HTML left alone in code."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
