@@ -35,7 +35,9 @@ def generate_module(path: str | Path, schemas: TorchSchemas | None = None) -> st
     entries = _entries(path, schemas)
     lowerings = {w.schema.id: function_name(w.schema) for e in entries for w in e.lowerings}
     extern = {s.id: e.why for e in entries if e.kind == "extern" for s in e.schemas}
-    text = header("module.py", path.name, f"opforge generate {path.name}") + module_text(entries, "opforge.runtime.lower")
+    text = header("module.py", path.name, f"opforge generate {path.name}") + module_text(
+        entries, "opforge.runtime.lower"
+    )
     text += "\n\nLOWERINGS = {" + "".join(f"\n    {literal(k)}: {v}," for k, v in sorted(lowerings.items())) + "\n}\n"
     text += f"EXTERN: dict[str, str] = {literal(dict(sorted(extern.items())))}\n"
     return format_files({"module.py": text})["module.py"]

@@ -82,7 +82,6 @@ LOWERINGS = Lowerings(
         "aten._native_batch_norm_legit_no_training.default": "norm:_native_batch_norm_legit_no_training",
         "aten._prelu_kernel.default": "activation:_prelu_kernel",
         "aten._prelu_kernel_backward.default": "activation:_prelu_kernel_backward",
-        "aten._reshape_alias.default": "view:_reshape_alias",
         "aten._reshape_copy.default": "view:_reshape_copy",
         "aten._safe_softmax.default": "norm:_safe_softmax",
         "aten._softmax.default": "norm:_softmax",
@@ -1289,7 +1288,10 @@ OPS: dict[str, OpInfo] = {
     "aten.log1p": OpInfo("pointwise", "log(1 + x)", "math", ("aten.log1p.default",)),
     "aten.log2": OpInfo("pointwise", "Logarithm to base 2", "math", ("aten.log2.default",)),
     "aten.log_sigmoid_backward": OpInfo(
-        "pointwise", "Gradient of log_sigmoid", "activation", ("aten.log_sigmoid_backward.default",)
+        "pointwise",
+        "Gradient of log_sigmoid, from the value that the forward kept",
+        "activation",
+        ("aten.log_sigmoid_backward.default",),
     ),
     "aten.log_sigmoid_forward": OpInfo(
         "composite",
@@ -1747,17 +1749,11 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.var.correction": OpInfo("composite", "Variance, in two passes", "reduction", ("aten.var.correction",)),
     "aten.var_mean.correction": OpInfo("composite", "Variance and mean", "reduction", ("aten.var_mean.correction",)),
-    "aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_alias, aten._reshape_copy": OpInfo(
+    "aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_copy": OpInfo(
         "view",
         "The same elements in another shape",
         "view",
-        (
-            "aten._reshape_alias.default",
-            "aten._reshape_copy.default",
-            "aten._unsafe_view.default",
-            "aten.view.default",
-            "aten.view_copy.default",
-        ),
+        ("aten._reshape_copy.default", "aten._unsafe_view.default", "aten.view.default", "aten.view_copy.default"),
     ),
     "aten.where.self": OpInfo(
         "pointwise", "self where the condition holds, else other", "compare", ("aten.where.self",)

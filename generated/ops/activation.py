@@ -206,7 +206,7 @@ def hardswish_backward(b, grad_output, self):
 def hardsigmoid_backward(b, grad_output, self):
     p = b.pointwise((grad_output, self))
     grad_output, self = p.operands
-    return p.result(s.where((self > -3) & (self < 3), grad_output / 6, 0))
+    return p.result(s.where((self > -3) & (self < 3), grad_output * 0.1666666716337204, 0))
 
 
 # spec: aten.hardtanh_backward
@@ -240,9 +240,9 @@ def tanh_backward(b, grad_output, output):
 
 # spec: aten.log_sigmoid_backward
 def log_sigmoid_backward(b, grad_output, self, buffer):
-    p = b.pointwise((grad_output, self))
-    grad_output, self = p.operands
-    return p.result(grad_output * s.sigmoid(-self))
+    p = b.pointwise((grad_output, self, buffer))
+    grad_output, self, buffer = p.operands
+    return p.result(grad_output * (s.where(self < 0, 1, 0) - s.where(self < 0, 1, -1) * (buffer / (1 + buffer))))
 
 
 # spec: aten.softshrink_backward

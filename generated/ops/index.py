@@ -208,8 +208,9 @@ def index_copy(b, self, dim, index, source):
 def index_fill_int_Scalar(b, self, dim, index, value):
     b.native_if(rank(self) > 0 and rank(index) == 1, "rank(self) > 0 and rank(index) == 1")
     d = wrap(dim, rank(self))
+    v = value
     r = b.rcoords(replace(shape(self), d, size(index, 0)))
-    return b.scatter(self, r, value_, replace(r, d, b.index_of(b.at(index, [r[d]]), size(self, d))), mode="set")
+    return b.scatter(self, r, v, replace(r, d, b.index_of(b.at(index, [r[d]]), size(self, d))), mode="set")
 
 
 # spec: aten.index_fill.int_Tensor

@@ -4,7 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import inf, nan, pi
+from ...runtime.lower.names import inf, opmath, pi, to
 
 
 # spec: aten.exp
@@ -293,4 +293,4 @@ def special_entr(b, self):
 def angle(b, self):
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
-    return p.result(s.where(s.isnan(self), nan, s.where(self < 0, pi, 0)))
+    return p.result(s.where(s.isnan(self), self, s.where(self < 0, to(pi, opmath(p.common)), 0)))

@@ -152,8 +152,8 @@ def _native_batch_norm_legit_no_stats(b, input, weight, bias, training, momentum
         y = y + b.call("aten.view.default", bias, across)
     return (
         to(y, kind),
-        b.call("aten.view.default", m, [size(input, 1)]),
-        b.call("aten.view.default", rstd, [size(input, 1)]),
+        to(b.call("aten.view.default", m, [size(input, 1)]), kind),
+        to(b.call("aten.view.default", rstd, [size(input, 1)]), kind),
     )
 
 

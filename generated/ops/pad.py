@@ -9,6 +9,7 @@ from ...runtime.lower.names import inside, rank, shape, value_of
 
 # spec: aten.constant_pad_nd
 def constant_pad_nd(b, self, pad, value=0):
+    fill = value
     n = rank(self)
     k = len(pad) // 2
     before = [pad[2 * (n - 1 - d)] if n - 1 - d < k else 0 for d in range(n)]
@@ -16,7 +17,7 @@ def constant_pad_nd(b, self, pad, value=0):
     out = [m + x + y for m, x, y in zip(shape(self), before, after)]
     i = b.coords(out)
     place = [x - y for x, y in zip(i, before)]
-    return b.define(out, b.guarded(inside(place, shape(self)), b.at(self, place), value_))
+    return b.define(out, b.guarded(inside(place, shape(self)), b.at(self, place), fill))
 
 
 # spec: aten.reflection_pad1d

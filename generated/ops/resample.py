@@ -149,16 +149,17 @@ def _upsample_nearest_exact3d(b, self, output_size, scales_d=None, scales_h=None
 def upsample_linear1d(b, self, output_size, align_corners, scales=None):
     m = size(self, 2)
     n = output_size[0]
+    kind = opmath(dtype(self))
     ratio = (m - 1) / greatest(n - 1, 1) if align_corners else m / n if scales is None else 1.0 / scales
     out = shape(self)[:2] + output_size
     i = b.coords(out)
-    x = to(value_of(i[2]), "float32")
+    x = to(value_of(i[2]), kind)
     at_ = x * ratio if align_corners else s.maximum((x + 0.5) * ratio - 0.5, 0.0)
     low = s.minimum(to(s.floor(at_), "int64"), value_of(m - 1))
     high = s.minimum(low + 1, value_of(m - 1))
-    share = at_ - to(low, "float32")
-    left = to(b.at(self, [i[0], i[1], b.place_of(low, m)]), opmath(dtype(self)))
-    right = to(b.at(self, [i[0], i[1], b.place_of(high, m)]), opmath(dtype(self)))
+    share = at_ - to(low, kind)
+    left = to(b.at(self, [i[0], i[1], b.place_of(low, m)]), kind)
+    right = to(b.at(self, [i[0], i[1], b.place_of(high, m)]), kind)
     return b.define(out, left * (1.0 - share) + right * share, promoted_dtype(self))
 
 
@@ -183,16 +184,16 @@ def upsample_bilinear2d(b, self, output_size, align_corners, scales_h=None, scal
     kind = opmath(dtype(self))
     out = shape(self)[:2] + output_size
     i = b.coords(out)
-    y = to(value_of(i[2]), "float32")
-    x = to(value_of(i[3]), "float32")
+    y = to(value_of(i[2]), kind)
+    x = to(value_of(i[3]), kind)
     at_y = y * ratio_h if align_corners else s.maximum((y + 0.5) * ratio_h - 0.5, 0.0)
     at_x = x * ratio_w if align_corners else s.maximum((x + 0.5) * ratio_w - 0.5, 0.0)
     top = s.minimum(to(s.floor(at_y), "int64"), value_of(h - 1))
     left = s.minimum(to(s.floor(at_x), "int64"), value_of(w - 1))
     bottom = s.minimum(top + 1, value_of(h - 1))
     right = s.minimum(left + 1, value_of(w - 1))
-    down = to(at_y - to(top, "float32"), kind)
-    across = to(at_x - to(left, "float32"), kind)
+    down = to(at_y - to(top, kind), kind)
+    across = to(at_x - to(left, kind), kind)
     a = to(b.at(self, [i[0], i[1], b.place_of(top, h), b.place_of(left, w)]), kind)
     c = to(b.at(self, [i[0], i[1], b.place_of(top, h), b.place_of(right, w)]), kind)
     d = to(b.at(self, [i[0], i[1], b.place_of(bottom, h), b.place_of(left, w)]), kind)

@@ -34,15 +34,7 @@ from ...runtime.lower.names import (
 )
 
 
-# spec: aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_alias, aten._reshape_copy
-def _reshape_alias(b, self, size, stride):
-    result = inferred(size, numel(self))
-    out = result
-    i = b.coords(out)
-    return b.define(out, b.at(self, reshaped(i, out, shape(self))))
-
-
-# spec: aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_alias, aten._reshape_copy
+# spec: aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_copy
 def _reshape_copy(b, self, size):
     result = inferred(size, numel(self))
     out = result
@@ -50,7 +42,7 @@ def _reshape_copy(b, self, size):
     return b.define(out, b.at(self, reshaped(i, out, shape(self))))
 
 
-# spec: aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_alias, aten._reshape_copy
+# spec: aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_copy
 def _unsafe_view(b, self, size):
     result = inferred(size, numel(self))
     out = result
@@ -58,7 +50,7 @@ def _unsafe_view(b, self, size):
     return b.define(out, b.at(self, reshaped(i, out, shape(self))))
 
 
-# spec: aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_alias, aten._reshape_copy
+# spec: aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_copy
 def view(b, self, size):
     result = inferred(size, numel(self))
     out = result
@@ -66,7 +58,7 @@ def view(b, self, size):
     return b.define(out, b.at(self, reshaped(i, out, shape(self))))
 
 
-# spec: aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_alias, aten._reshape_copy
+# spec: aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_copy
 def view_copy(b, self, size):
     result = inferred(size, numel(self))
     out = result

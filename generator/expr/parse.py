@@ -147,10 +147,12 @@ def _parse(source: Text, text: str, mode: str, lead: int) -> ast.AST | None:
     try:
         return ast.parse(text, mode=mode)
     except SyntaxError as error:
-        line, column = error.lineno or 1, max((error.offset or 1) - 1, 0)
+        line = error.lineno or 1
         start = sum(len(row) + 1 for row in text.split("\n")[: line - 1])
+        # Python gives no place when the text ends too early.
+        at = start + error.offset - 1 if error.offset else len(text.rstrip())
         what = "an expression" if mode == "eval" else "statements"
-        source.error(min(lead + start + column, len(source.text)), f"expected {what}: {error.msg}")
+        source.error(min(lead + at, len(source.text)), f"expected {what}: {error.msg}")
     except (ValueError, RecursionError, MemoryError):
         source.error(0, f"nested deeper than {MAX_DEPTH} levels, or holds a NUL character")
     return None
@@ -168,8 +170,9 @@ def _walk(root: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None, int]]:
 def _allowed(source: Text, root: ast.AST, whitelist: tuple[type, ...]) -> bool:
     skip: set[ast.AST] = set()
     for node, parent, depth in _walk(root):
+        place = node if hasattr(node, "lineno") else parent
         if depth > MAX_DEPTH:
-            source.error(node, f"nested deeper than {MAX_DEPTH} levels: split it with 'let'")
+            source.error(place if place is not None else 0, f"nested deeper than {MAX_DEPTH} levels: split it with 'let'")
             return False
         if parent in skip:
             skip.add(node)
@@ -179,7 +182,6 @@ def _allowed(source: Text, root: ast.AST, whitelist: tuple[type, ...]) -> bool:
             continue
         why = _fault(node, whitelist)
         if why:
-            place = node if hasattr(node, "lineno") else parent
             source.error(place if place is not None else 0, why)
             skip.add(node)
     return not source.failed
