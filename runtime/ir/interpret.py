@@ -176,6 +176,8 @@ class _Interpreter:
             return args[0].contiguous().view(self.dtype(n.dtype))
         if n.op == "fma":
             return args[0] * args[1] + args[2]
+        if n.op == "truncdiv":
+            return torch.div(args[0], args[1], rounding_mode="trunc")
         return _function(str(SCALARS[n.op].torch))(*args)
 
     def load(self, n: Node) -> Tensor:
@@ -205,15 +207,8 @@ def _function(path: str) -> Any:
     """The torch function that a table names."""
     found = _FUNCTIONS.get(path)
     if found is None:
-        if path.endswith("truncdiv"):
-            found = _truncdiv
-        else:
-            found = torch
-            for part in path.split(".")[1:]:
-                found = getattr(found, part)
+        found = torch
+        for part in path.split(".")[1:]:
+            found = getattr(found, part)
         _FUNCTIONS[path] = found
     return found
-
-
-def _truncdiv(a: Tensor, b: Tensor) -> Tensor:
-    return torch.div(a, b, rounding_mode="trunc")

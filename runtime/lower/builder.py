@@ -274,9 +274,9 @@ class Builder:
     def scan(self, kind: str, shape: Sequence[Size], dim: int, value: Any, dtype: str | None = None) -> Tensor:
         """The running reduction of `value` along `dim`, accumulated as `reduce` does."""
         shape = tuple(map(canonical, shape))
-        accumulates = opmath(dtype or value.dtype)
+        final = dtype or value.dtype
+        accumulates = opmath(final)
         value = s.to_dtype(value, accumulates)
-        final = dtype or accumulates
         if not shape or shape[dim] == 1:
             return self.define(shape, value, final)
         name = self.fresh(f"{self.prefix}_acc" if final != accumulates else self.prefix)
