@@ -36,5 +36,9 @@ class UnsupportedError(OpforgeError):
     """Something that this version cannot compile; the caller runs it by the eager kernel and counts it."""
 
 
+class MetadataError(OpforgeError):
+    """What is said of a graph's inputs and outputs contradicts itself (a bug in dispatch, found when it is written down)."""
+
+
 class OpforgeWarning(UserWarning):
     """Base of all warnings issued by opforge."""

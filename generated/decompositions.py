@@ -18,7 +18,9 @@ def native_batch_norm(input, weight, bias, running_mean, running_var, training, 
     if not (training):
         return NotImplemented
     if running_mean is not None:
-        return torch.ops.aten._native_batch_norm_legit.default(input, weight, bias, running_mean, running_var, training, momentum, eps)
+        return torch.ops.aten._native_batch_norm_legit.default(
+            input, weight, bias, running_mean, running_var, training, momentum, eps
+        )
     return torch.ops.aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
 
 

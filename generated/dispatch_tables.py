@@ -36,10 +36,16 @@ ROLES: dict[str, Any] = {
 
 
 # spec: mutation_type
-def mutation_type(data: bool, metadata: bool, storage: bool, ) -> MutationType:
+def mutation_type(
+    data: bool,
+    metadata: bool,
+    storage: bool,
+) -> MutationType:
     """The mutation type of an input, from what the recorder saw."""
     if metadata and storage:
-        raise MetadataError("mutation_type: The layout of a tensor that got another storage is part of that storage's description.")
+        raise MetadataError(
+            "mutation_type: The layout of a tensor that got another storage is part of that storage's description."
+        )
     if (not data) and (not metadata) and (not storage):
         return MutationType.NOT_MUTATED
     if data and (not metadata) and (not storage):
@@ -56,7 +62,16 @@ def mutation_type(data: bool, metadata: bool, storage: bool, ) -> MutationType:
 
 
 # spec: output_type
-def output_type(tensor: bool, seen: bool, input_object: bool, input_storage: bool, shared: bool, whole: bool, base_is_output: bool, base_saved: bool, ) -> OutputType:
+def output_type(
+    tensor: bool,
+    seen: bool,
+    input_object: bool,
+    input_storage: bool,
+    shared: bool,
+    whole: bool,
+    base_is_output: bool,
+    base_saved: bool,
+) -> OutputType:
     """The type of an output, from what the recorder knows of it."""
     if (not tensor) and (seen or input_object or input_storage or shared or whole or base_is_output or base_saved):
         raise MetadataError("output_type: Only tensors have storages.")
@@ -82,15 +97,35 @@ def output_type(tensor: bool, seen: bool, input_object: bool, input_storage: boo
         return OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
     if tensor and (not seen) and (not input_object) and (not input_storage) and shared and base_saved:
         return OutputType.ALIAS_OF_INTERMEDIATE
-    if tensor and (not seen) and (not input_object) and (not input_storage) and shared and (not whole) and (not base_is_output) and (not base_saved):
+    if (
+        tensor
+        and (not seen)
+        and (not input_object)
+        and (not input_storage)
+        and shared
+        and (not whole)
+        and (not base_is_output)
+        and (not base_saved)
+    ):
         return OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT
     raise AssertionError("the generator proved this unreachable")
 
 
 # spec: input_steps
-def input_steps(mutation: MutationType, in_graph: bool, merged: bool, ) -> tuple[str, ...]:
+def input_steps(
+    mutation: MutationType,
+    in_graph: bool,
+    merged: bool,
+) -> tuple[str, ...]:
     """What happens to an input after the graph has run. Merged inputs get their elements through their base."""
-    if in_graph and (mutation in (MutationType.NOT_MUTATED, MutationType.METADATA, MutationType.STORAGE,)):
+    if in_graph and (
+        mutation
+        in (
+            MutationType.NOT_MUTATED,
+            MutationType.METADATA,
+            MutationType.STORAGE,
+        )
+    ):
         raise MetadataError("input_steps: The graph writes only inputs whose elements change.")
     if in_graph and merged:
         raise MetadataError("input_steps: The graph writes the base then.")
@@ -116,11 +151,23 @@ def input_steps(mutation: MutationType, in_graph: bool, merged: bool, ) -> tuple
 
 
 # spec: output_steps
-def output_steps(output: OutputType, known: bool, dtype_view: bool, ) -> tuple[str, ...]:
+def output_steps(
+    output: OutputType,
+    known: bool,
+    dtype_view: bool,
+) -> tuple[str, ...]:
     """How an output is made after the graph has run."""
     if known and (output != OutputType.NOT_TENSOR):
         raise MetadataError("output_steps: Only numbers and None are known while tracing.")
-    if dtype_view and (output in (OutputType.NOT_TENSOR, OutputType.NON_ALIAS, OutputType.SAME_AS_OUTPUT, OutputType.IS_INPUT,)):
+    if dtype_view and (
+        output
+        in (
+            OutputType.NOT_TENSOR,
+            OutputType.NON_ALIAS,
+            OutputType.SAME_AS_OUTPUT,
+            OutputType.IS_INPUT,
+        )
+    ):
         raise MetadataError("output_steps: Only aliases have a source of another dtype.")
     if (output == OutputType.NOT_TENSOR) and known:
         return ("return_constant",)
@@ -132,9 +179,24 @@ def output_steps(output: OutputType, known: bool, dtype_view: bool, ) -> tuple[s
         return ("return_input",)
     if (output == OutputType.ALIAS_OF_INPUT) and (not dtype_view):
         return ("regenerate_from_input",)
-    if (output in (OutputType.ALIAS_OF_INTERMEDIATE, OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,)) and (not dtype_view):
+    if (
+        output
+        in (
+            OutputType.ALIAS_OF_INTERMEDIATE,
+            OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+        )
+    ) and (not dtype_view):
         return ("regenerate_from_base",)
-    if (output in (OutputType.ALIAS_OF_INPUT, OutputType.ALIAS_OF_INTERMEDIATE, OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,)) and dtype_view:
+    if (
+        output
+        in (
+            OutputType.ALIAS_OF_INPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE,
+            OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+        )
+    ) and dtype_view:
         return ("regenerate_with_dtype",)
     raise AssertionError("the generator proved this unreachable")
 
@@ -190,55 +252,127 @@ def into_t(b, base, value, index, self):  # type: ignore[no-untyped-def]
 # spec: aten.transpose.int
 def into_transpose_int(b, base, value, index, self, dim0, dim1):  # type: ignore[no-untyped-def]
     """Its own inverse."""
-    return b.dispatch_node(torch.ops.aten.transpose.int, (value, dim0, dim1,))
+    return b.dispatch_node(
+        torch.ops.aten.transpose.int,
+        (
+            value,
+            dim0,
+            dim1,
+        ),
+    )
 
 
 # spec: aten.permute.default
 def into_permute(b, base, value, index, self, dims):  # type: ignore[no-untyped-def]
     """The inverse permutation."""
-    return b.dispatch_node(torch.ops.aten.permute.default, (value, inverse_permutation(dims),))
+    return b.dispatch_node(
+        torch.ops.aten.permute.default,
+        (
+            value,
+            inverse_permutation(dims),
+        ),
+    )
 
 
 # spec: aten.slice.Tensor
 def into_slice_Tensor(b, base, value, index, self, dim=0, start=None, end=None, step=1):  # type: ignore[no-untyped-def]
     """The slice is replaced."""
-    return b.dispatch_node(torch.ops.aten.slice_scatter.default, (base, value, dim, start, end, step,))
+    return b.dispatch_node(
+        torch.ops.aten.slice_scatter.default,
+        (
+            base,
+            value,
+            dim,
+            start,
+            end,
+            step,
+        ),
+    )
 
 
 # spec: aten.select.int
 def into_select_int(b, base, value, index, self, dim, index_):  # type: ignore[no-untyped-def]
     """The row is replaced."""
-    return b.dispatch_node(torch.ops.aten.select_scatter.default, (base, value, dim, index_,))
+    return b.dispatch_node(
+        torch.ops.aten.select_scatter.default,
+        (
+            base,
+            value,
+            dim,
+            index_,
+        ),
+    )
 
 
 # spec: aten.diagonal.default
 def into_diagonal(b, base, value, index, self, offset=0, dim1=0, dim2=1):  # type: ignore[no-untyped-def]
     """The diagonal is replaced."""
-    return b.dispatch_node(torch.ops.aten.diagonal_scatter.default, (base, value, offset, dim1, dim2,))
+    return b.dispatch_node(
+        torch.ops.aten.diagonal_scatter.default,
+        (
+            base,
+            value,
+            offset,
+            dim1,
+            dim2,
+        ),
+    )
 
 
 # spec: aten.split.Tensor
 def into_split_Tensor(b, base, value, index, self, split_size, dim=0):  # type: ignore[no-untyped-def]
     """Part `index` is replaced."""
-    return b.dispatch_node(torch.ops.aten.slice_scatter.default, (base, value, dim, (index * split_size), ((index * split_size) + size_of(value)[dim]),))
+    return b.dispatch_node(
+        torch.ops.aten.slice_scatter.default,
+        (
+            base,
+            value,
+            dim,
+            (index * split_size),
+            ((index * split_size) + size_of(value)[dim]),
+        ),
+    )
 
 
 # spec: aten.split_with_sizes.default
 def into_split_with_sizes(b, base, value, index, self, split_sizes, dim=0):  # type: ignore[no-untyped-def]
     """Part `index` is replaced."""
-    return b.dispatch_node(torch.ops.aten.slice_scatter.default, (base, value, dim, total(split_sizes[:index]), (total(split_sizes[:index]) + split_sizes[index]),))
+    return b.dispatch_node(
+        torch.ops.aten.slice_scatter.default,
+        (
+            base,
+            value,
+            dim,
+            total(split_sizes[:index]),
+            (total(split_sizes[:index]) + split_sizes[index]),
+        ),
+    )
 
 
 # spec: aten.unbind.int
 def into_unbind_int(b, base, value, index, self, dim=0):  # type: ignore[no-untyped-def]
     """Row `index` is replaced."""
-    return b.dispatch_node(torch.ops.aten.select_scatter.default, (base, value, dim, index,))
+    return b.dispatch_node(
+        torch.ops.aten.select_scatter.default,
+        (
+            base,
+            value,
+            dim,
+            index,
+        ),
+    )
 
 
 # spec: aten.view.dtype
 def into_view_dtype(b, base, value, index, self, dtype):  # type: ignore[no-untyped-def]
     """The same bytes."""
-    return b.dispatch_node(torch.ops.aten.view.dtype, (value, dtype_of(base),))
+    return b.dispatch_node(
+        torch.ops.aten.view.dtype,
+        (
+            value,
+            dtype_of(base),
+        ),
+    )
 
 
 # spec: aten.view_as_real.default

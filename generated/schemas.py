@@ -180,7 +180,18 @@ class OutputAliasInfo:
     """Whether its dtype is not that of its source."""
 
     def __post_init__(self) -> None:
-        if not ((self.place is not None) == (self.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.ALIAS_OF_INTERMEDIATE, OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT))):
+        if not (
+            (self.place is not None)
+            == (
+                self.output_type
+                in (
+                    OutputType.ALIAS_OF_INPUT,
+                    OutputType.ALIAS_OF_INTERMEDIATE,
+                    OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
+                    OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+                )
+            )
+        ):
             raise MetadataError(f"OutputAliasInfo needs a place for an alias and only for an alias: {self}")
         if not (self.output_type != OutputType.NON_ALIAS or self.value is not None):
             raise MetadataError(f"OutputAliasInfo needs a graph output for a fresh tensor: {self}")
@@ -220,4 +231,12 @@ class ViewAndMutationMeta:
     @property
     def passes_through(self) -> bool:
         """Whether the program is just the graph."""
-        return all((i.mutation_type == MutationType.NOT_MUTATED for i in self.input_info)) and all((o.output_type == OutputType.NON_ALIAS and o.value == k for k, o in enumerate(self.output_info))) and (len(self.output_info) == self.num_outputs == self.num_user_outputs) and (not self.bases) and (not self.disjoint) and (not self.autocast) and (self.graph_inputs == tuple(range(len(self.input_info))))
+        return (
+            all((i.mutation_type == MutationType.NOT_MUTATED for i in self.input_info))
+            and all((o.output_type == OutputType.NON_ALIAS and o.value == k for k, o in enumerate(self.output_info)))
+            and (len(self.output_info) == self.num_outputs == self.num_user_outputs)
+            and (not self.bases)
+            and (not self.disjoint)
+            and (not self.autocast)
+            and (self.graph_inputs == tuple(range(len(self.input_info))))
+        )

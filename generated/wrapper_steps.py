@@ -22,25 +22,69 @@ class Step:
 
 STEPS: dict[str, Step] = {
     # spec: copy_back
-    "copy_back": Step("copy_back", "The input gets its new elements.", ("value",), ("input",), "{input}.copy_({value})"),
+    "copy_back": Step(
+        "copy_back", "The input gets its new elements.", ("value",), ("input",), "{input}.copy_({value})"
+    ),
     # spec: bump_version
-    "bump_version": Step("bump_version", "The graph has written the input itself; autograd is told, as it is by an in-place operator.", (), ("input",), "increment_version({input})"),
+    "bump_version": Step(
+        "bump_version",
+        "The graph has written the input itself; autograd is told, as it is by an in-place operator.",
+        (),
+        ("input",),
+        "increment_version({input})",
+    ),
     # spec: as_strided_back
-    "as_strided_back": Step("as_strided_back", "The input gets its new sizes, strides and offset.", ("size", "stride", "offset"), ("input",), "{input}.as_strided_({size}, {stride}, {offset})"),
+    "as_strided_back": Step(
+        "as_strided_back",
+        "The input gets its new sizes, strides and offset.",
+        ("size", "stride", "offset"),
+        ("input",),
+        "{input}.as_strided_({size}, {stride}, {offset})",
+    ),
     # spec: set_back
-    "set_back": Step("set_back", "The input gets the storage, sizes, strides and offset of another tensor.", ("value",), ("input",), "{input}.set_({value})"),
+    "set_back": Step(
+        "set_back",
+        "The input gets the storage, sizes, strides and offset of another tensor.",
+        ("value",),
+        ("input",),
+        "{input}.set_({value})",
+    ),
     # spec: take_result
-    "take_result": Step("take_result", "The output is a result of the graph.", ("value",), ("result",), "{result} = {value}"),
+    "take_result": Step(
+        "take_result", "The output is a result of the graph.", ("value",), ("result",), "{result} = {value}"
+    ),
     # spec: return_input
     "return_input": Step("return_input", "The output is an input.", ("input",), ("result",), "{result} = {input}"),
     # spec: return_output
-    "return_output": Step("return_output", "The output is an earlier output.", ("earlier",), ("result",), "{result} = {earlier}"),
+    "return_output": Step(
+        "return_output", "The output is an earlier output.", ("earlier",), ("result",), "{result} = {earlier}"
+    ),
     # spec: return_constant
-    "return_constant": Step("return_constant", "The output is known.", ("constant",), ("result",), "{result} = {constant}"),
+    "return_constant": Step(
+        "return_constant", "The output is known.", ("constant",), ("result",), "{result} = {constant}"
+    ),
     # spec: regenerate_from_input
-    "regenerate_from_input": Step("regenerate_from_input", "The output is a view of an input's storage.", ("input", "size", "stride", "offset"), ("result",), "{result} = as_strided({input}, {size}, {stride}, {offset})"),
+    "regenerate_from_input": Step(
+        "regenerate_from_input",
+        "The output is a view of an input's storage.",
+        ("input", "size", "stride", "offset"),
+        ("result",),
+        "{result} = as_strided({input}, {size}, {stride}, {offset})",
+    ),
     # spec: regenerate_from_base
-    "regenerate_from_base": Step("regenerate_from_base", "The output is a view of a result of the graph.", ("base", "size", "stride", "offset"), ("result",), "{result} = as_strided({base}, {size}, {stride}, {offset})"),
+    "regenerate_from_base": Step(
+        "regenerate_from_base",
+        "The output is a view of a result of the graph.",
+        ("base", "size", "stride", "offset"),
+        ("result",),
+        "{result} = as_strided({base}, {size}, {stride}, {offset})",
+    ),
     # spec: regenerate_with_dtype
-    "regenerate_with_dtype": Step("regenerate_with_dtype", "The output is a view, of another dtype, of the storage of an input or of a result of the graph.", ("source", "dtype", "size", "stride", "offset"), ("result",), "{result} = reinterpreted({source}, {dtype}, {size}, {stride}, {offset})"),
+    "regenerate_with_dtype": Step(
+        "regenerate_with_dtype",
+        "The output is a view, of another dtype, of the storage of an input or of a result of the graph.",
+        ("source", "dtype", "size", "stride", "offset"),
+        ("result",),
+        "{result} = reinterpreted({source}, {dtype}, {size}, {stride}, {offset})",
+    ),
 }

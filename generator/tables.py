@@ -50,18 +50,25 @@ class Table:
     rules: tuple[Rule, ...]
 
 
-def build_table(entry: Entry, enums: Mapping[str, tuple[str, ...]], steps: tuple[str, ...], diags: Diagnostics) -> Table | None:
+def build_table(
+    entry: Entry, enums: Mapping[str, tuple[str, ...]], steps: tuple[str, ...], diags: Diagnostics
+) -> Table | None:
     """The table of an entry, or None after reporting: unknown names, and combinations that no rule or two rules cover."""
     before = len(diags.mistakes)
     domains: dict[str, tuple[Any, ...]] = {}
     for name, kind in entry["over"].items():
         if kind != "bool" and kind not in enums:
-            diags.error(entry.pos("over", name), f"expected 'bool' or an enum, found '{kind}'{did_you_mean(kind, ['bool', *enums])}")
+            diags.error(
+                entry.pos("over", name),
+                f"expected 'bool' or an enum, found '{kind}'{did_you_mean(kind, ['bool', *enums])}",
+            )
         domains[name] = (False, True) if kind == "bool" else enums.get(kind, ())
     qualified = {m: f"{kind}.{m}" for kind in entry["over"].values() if kind in enums for m in enums[kind]}
     gives = entry["gives"]
     if gives != "steps" and gives not in enums:
-        diags.error(entry.pos("gives"), f"expected 'steps' or an enum, found '{gives}'{did_you_mean(gives, ['steps', *enums])}")
+        diags.error(
+            entry.pos("gives"), f"expected 'steps' or an enum, found '{gives}'{did_you_mean(gives, ['steps', *enums])}"
+        )
     results = steps if gives == "steps" else enums.get(gives, ())
     impossible, rules = [], []
     for k, item in enumerate(entry.get("impossible") or ()):
@@ -73,7 +80,10 @@ def build_table(entry: Entry, enums: Mapping[str, tuple[str, ...]], steps: tuple
         then = item["then"]
         for name in then if isinstance(then, list) else [then]:
             if name not in results:
-                diags.error(entry.pos("rules", k, "then"), f"expected {one_of(results)}, found '{name}'{did_you_mean(name, results)}")
+                diags.error(
+                    entry.pos("rules", k, "then"),
+                    f"expected {one_of(results)}, found '{name}'{did_you_mean(name, results)}",
+                )
         if condition is not None:
             rules.append(Rule(condition, tuple(then) if isinstance(then, list) else str(then)))
     table = Table(entry.id, entry["doc"], dict(entry["over"]), gives, tuple(impossible), tuple(rules))
@@ -94,7 +104,10 @@ def _prove(entry: Entry, table: Table, domains: Mapping[str, tuple[Any, ...]], d
     for values in domains.values():
         count *= len(values)
     if count > MAX_COMBINATIONS:
-        diags.error(entry.pos("over"), f"table '{table.name}' has {count} combinations; at most {MAX_COMBINATIONS} are tried: split it")
+        diags.error(
+            entry.pos("over"),
+            f"table '{table.name}' has {count} combinations; at most {MAX_COMBINATIONS} are tried: split it",
+        )
         return
     used = [False] * len(table.rules)
     excluded = [False] * len(table.impossible)
@@ -115,7 +128,11 @@ def _prove(entry: Entry, table: Table, domains: Mapping[str, tuple[Any, ...]], d
             if (a, b) not in met:
                 met.add((a, b))
                 also = [(entry.pos("rules", a, "when"), "the other rule is here")]
-                diags.error(entry.pos("rules", b, "when"), f"table '{table.name}': two rules hold for {describe(combination)}", also=also)
+                diags.error(
+                    entry.pos("rules", b, "when"),
+                    f"table '{table.name}': two rules hold for {describe(combination)}",
+                    also=also,
+                )
     for combination in uncovered[:8]:
         more = f" (and {len(uncovered) - 8} more)" if combination is uncovered[7:8] and len(uncovered) > 8 else ""
         diags.error(entry.pos("rules"), f"table '{table.name}': no rule holds for {describe(combination)}{more}")
@@ -171,7 +188,9 @@ def _print(node: ast.expr, domains: Mapping[str, tuple[Any, ...]], qualified: Ma
         case ast.Compare(left=ast.Name(id=name), ops=[op], comparators=[right]):
             if name not in domains or domains[name] == (False, True):
                 known = [n for n, d in domains.items() if d != (False, True)]
-                raise _Fault(f"expected a predicate that is an enum, found '{name}'{did_you_mean(name, known)}", node.col_offset)
+                raise _Fault(
+                    f"expected a predicate that is an enum, found '{name}'{did_you_mean(name, known)}", node.col_offset
+                )
             word = {ast.Eq: "==", ast.NotEq: "!=", ast.In: "in", ast.NotIn: "not in"}.get(type(op))
             if word is None or (word in ("in", "not in")) != isinstance(right, (ast.List, ast.Tuple)):
                 raise _Fault("expected ==, != with a member, or `in`, `not in` with a list of members", node.col_offset)
@@ -181,7 +200,9 @@ def _print(node: ast.expr, domains: Mapping[str, tuple[Any, ...]], qualified: Ma
         case ast.Name(id=name):
             if domains.get(name) != (False, True):
                 known = [n for n, d in domains.items() if d == (False, True)]
-                raise _Fault(f"expected a predicate that is a bool, found '{name}'{did_you_mean(name, known)}", node.col_offset)
+                raise _Fault(
+                    f"expected a predicate that is a bool, found '{name}'{did_you_mean(name, known)}", node.col_offset
+                )
             return name
     raise _Fault(f"expected and, or, not, a predicate or a comparison, found '{ast.unparse(node)}'", node.col_offset)
 

@@ -18,3 +18,25 @@ def operator_schemas(namespaces: tuple[str, ...]) -> list[str]:
         if name in known and schema.name.partition("::")[0] in namespaces:
             found.add(str(schema))
     return sorted(found)
+
+# Dispatch: fake tensors that the traced program runs on, the shape environment of their sizes, and Dynamo's state of the running
+# compile (its fake mode, and the symbols that it chose for each input). [2.11, 2.13]
+from torch._guards import TracingContext  # noqa: E402, F401
+from torch._ops import HigherOrderOperator, OpOverload  # noqa: E402, F401
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402, F401
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402, F401
+
+
+def python_source(expr: object) -> str:
+    """A size expression (sympy, with torch's functions) as Python source over its symbols; uses `math` at most. [2.11, 2.13]"""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    text: str = PythonPrinter().doprint(expr)
+    return text
+
+
+def disable_autocast() -> object:
+    """A context manager without autocast on any device. [2.11, 2.13]"""
+    import torch
+
+    return torch._C._DisableAutocast()

@@ -5,12 +5,11 @@ aliases, and the functional overload that stands for an in-place or `out=` one.
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
+from ..torch_compat import HigherOrderOperator, OpOverload
 
 from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import ROLES
@@ -66,22 +65,19 @@ def op_info(op: Any) -> OpInfo:
     schema = op._schema
     names = tuple(a.name for a in schema.arguments)
     written = tuple(k for k, a in enumerate(schema.arguments) if a.is_write)
-    sets: dict[str, int] = {}
-    for k, a in enumerate(schema.arguments):
-        if a.alias_info is not None:
-            for s in a.alias_info.before_set | a.alias_info.after_set:
-                sets.setdefault(s, k)
+    marked = [k for k, a in enumerate(schema.arguments) if a.alias_info is not None]
+    view_arg = next((k for k in marked if k not in written), None)
     aliased: list[int | None] = []
-    view_arg = None
     for r in schema.returns:
-        info = r.alias_info
-        position = next((sets[s] for s in sorted(info.before_set | info.after_set) if s in sets), None) if info is not None else None
-        aliased.append(position if position in written else None)
-        if position is not None and position not in written:
-            view_arg = position
+        shares = [k for k in written if r.alias_info is not None and _same_set(r.alias_info, schema.arguments[k].alias_info)]
+        aliased.append(shares[0] if shares else None)
     keep = not schema.returns or torch.Tag.nondeterministic_seeded in op.tags
     kind = _kind(op, bool(written), view_arg is not None)
     return OpInfo(op, kind, names, written, tuple(aliased), view_arg or 0, keep)
+
+
+def _same_set(a: Any, b: Any) -> bool:
+    return bool((a.before_set | a.after_set) & (b.before_set | b.after_set))
 
 
 def _kind(op: OpOverload, writes: bool, views: bool) -> str:
@@ -151,8 +147,14 @@ def view_of(op: OpOverload) -> OpOverload | None:
     return None
 
 
-def split_out(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments without those that `out=` variants write to."""
-    names = {info.arg_names[k] for k in info.written}
-    first = min(itertools.chain((len(args),), info.written))
-    return args[:first], {k: v for k, v in kwargs.items() if k not in names}
+def functional_arguments(info: OpInfo, form: Functional, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments for the functional overload: without those that `out=` writes to, with defaults that only the writing one has."""
+    if form.drops_out:
+        names = {info.arg_names[k] for k in info.written}
+        args = args[: min((len(args), *info.written))]
+        kwargs = {k: v for k, v in kwargs.items() if k not in names}
+    for a, own in zip(form.op._schema.arguments[len(args) :], info.op._schema.arguments[len(args) :], strict=False):
+        if a.kwarg_only or a.name in kwargs or a.has_default_value() or not own.has_default_value():
+            break
+        args = (*args, own.default_value)
+    return args, kwargs

@@ -17,6 +17,16 @@ def byte_range(layout: Layout) -> tuple[int, int]:
     return layout.offset * size, (layout.offset + last + 1) * size
 
 
+def inside(part: Layout, whole: Layout) -> bool:
+    """Whether `part` touches no byte outside of the range of `whole` (both with known sizes)."""
+    if not (part.plain and whole.plain):
+        return False
+    if math.prod(part.size) == 0:
+        return True
+    (lo, hi), (first, end) = byte_range(part), byte_range(whole)
+    return first <= lo and hi <= end
+
+
 def overlaps_itself(layout: Layout) -> bool:
     """Whether two index tuples may name the same element (an expanded tensor, an overlapping `as_strided`)."""
     if not layout.plain:

@@ -85,7 +85,7 @@ class Value:
     """See the module. `layout` is the tensor's place in its storage as eager has it; `step` is None for a pure alias."""
 
     region: Region
-    node: fx.Node
+    node: Any
     layout: Layout
     parent: Value | None = None
     step: Step | None = None
@@ -131,12 +131,11 @@ class Regions:
         self.set(t, value)
         return value
 
-    def current(self, value: Value, replay: Callable[[Step, fx.Node], fx.Node]) -> fx.Node:
-        """The node that holds the value's present contents; `replay(step, parent_node)` makes it again after a write elsewhere."""
+    def current(self, value: Value, replay: Callable[[Value], fx.Node]) -> fx.Node:
+        """The node that holds the value's present contents; `replay(value)` makes it again from the parent after a write elsewhere."""
         region = value.region
         if value.version != region.version:
             if value.parent is not None:
-                node = self.current(value.parent, replay)
-                value.node = node if value.step is None else replay(value.step, node)
+                value.node = self.current(value.parent, replay) if value.step is None else replay(value)
             value.version = region.version
         return value.node

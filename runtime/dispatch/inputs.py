@@ -1,0 +1,127 @@
+"""The program's inputs as fake tensors, and which of them share storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...errors import UnsupportedError
+from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext
+from .overlap import may_overlap
+from .regions import Layout
+
+
+def fake_mode_of(inputs: Sequence[Any]) -> Any:
+    """The fake mode of the inputs, else of Dynamo's running compile, else a new one."""
+    for t in inputs:
+        if isinstance(t, FakeTensor):
+            return t.fake_mode
+    context = TracingContext.try_get()
+    if context is not None and context.fake_mode is not None:
+        return context.fake_mode
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def to_fake(value: Any, fake_mode: Any) -> Any:
+    """The fake tensor of an input; its symbolic sizes and their sources are those that Dynamo chose. Numbers stay as they are."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return value
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and hasattr(value, "__tensor_flatten__"):
+        raise UnsupportedError(f"an input is a {type(value).__name__}: tensor subclasses are not traced yet")
+    if value.layout is not torch.strided:
+        raise UnsupportedError(f"an input has the layout {value.layout}; only strided tensors are traced")
+    tracing = TracingContext.try_get()
+    context = tracing.tensor_to_context.get(value) if tracing is not None else None
+    if context is None:
+        return fake_mode.from_tensor(value, static_shapes=True)
+    return fake_mode.from_tensor(value, symbolic_context=context, source=getattr(context, "tensor_source", None))
+
+
+def is_static(value: Any) -> bool:
+    """Whether the input is a parameter or buffer, which stays where it is between calls."""
+    return isinstance(value, torch.nn.Parameter) or getattr(value, "_dynamo_static_input_type", None) is not None
+
+
+@dataclass
+class Inputs:
+    """The flat inputs of one trace.
+
+    given     what the caller passed (real or fake tensors, numbers); `fakes` the fake tensors that the program runs on.
+    merged    groups of inputs that enter as one base.
+    """
+
+    given: list[Any]
+    fakes: list[Any]
+    fake_mode: Any
+    merged: list[frozenset[int]] = field(default_factory=list)
+    layouts: list[Layout | None] = field(default_factory=list)
+    same_as: list[int | None] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, given: Sequence[Any], copies: frozenset[int]) -> Inputs:
+        """Make fakes of `given`; inputs in `copies` get tensor objects of their own (their metadata will be changed)."""
+        fake_mode = fake_mode_of(given)
+        fakes = [to_fake(v, fake_mode) for v in given]
+        same: list[int | None] = [None] * len(fakes)
+        first: dict[int, int] = {}
+        for k, t in enumerate(fakes):
+            if isinstance(t, torch.Tensor):
+                earlier = first.setdefault(id(t), k)
+                same[k] = earlier if earlier != k else None
+        for k in sorted(copies):
+            with fake_mode, torch.no_grad():
+                own = fakes[k].detach()
+            own._opforge_own = True
+            fakes = [own if t is fakes[k] else t for t in fakes]
+        layouts = [Layout.of(t) if isinstance(t, torch.Tensor) else None for t in fakes]
+        return cls(list(given), fakes, fake_mode, layouts=layouts, same_as=same)
+
+    def overlaps(self, i: int) -> frozenset[int]:
+        """Input `i` and all inputs that share elements with it, directly or by way of another (equal objects counted once)."""
+        group, todo = {i}, [i]
+        key = self.fakes[i].untyped_storage()._cdata
+        near = [
+            j
+            for j, t in enumerate(self.fakes)
+            if isinstance(t, torch.Tensor) and self.same_as[j] is None and t.untyped_storage()._cdata == key
+        ]
+        while todo:
+            a = self.layouts[todo.pop()]
+            for j in near:
+                b = self.layouts[j]
+                if j not in group and a is not None and b is not None and may_overlap(a, b):
+                    group.add(j)
+                    todo.append(j)
+        return frozenset(group)
+
+
+Lift = tuple[str, torch.Tensor]
+
+
+def lifted_attributes(gm: fx.GraphModule) -> list[Lift]:
+    """Parameters, buffers and tensor constants that a graph reads by name (`get_attr`, `call_module`), as (name, tensor), each once."""
+    found: dict[str, torch.Tensor] = {}
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            value = attribute(gm, str(node.target))
+            if isinstance(value, torch.Tensor):
+                found[str(node.target)] = value
+        elif node.op == "call_module":
+            module = gm.get_submodule(str(node.target))
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                found[f"{node.target}.{name}"] = tensor
+    return list(found.items())
+
+
+def attribute(owner: Any, path: str) -> Any:
+    """The attribute at a dotted path."""
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+Program = Callable[..., Any]

@@ -1,0 +1,44 @@
+"""Runs an FX graph node by node on fake tensors, telling the recorder which node it is at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .inputs import attribute
+from .recorder import Recorder
+
+
+def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, Any], recorder: Recorder) -> Any:
+    """What the graph returns for `args`; `attributes` replaces its parameters, buffers and constants by dotted name."""
+    env: dict[fx.Node, Any] = {}
+    remaining = iter(args)
+
+    def load(a: Any) -> Any:
+        return fx.node.map_arg(a, env.__getitem__)
+
+    for node in gm.graph.nodes:
+        recorder.origin = node
+        match node.op:
+            case "placeholder":
+                env[node] = next(remaining)
+            case "get_attr":
+                path = str(node.target)
+                env[node] = attributes[path] if path in attributes else attribute(gm, path)
+            case "call_function":
+                env[node] = node.target(*load(node.args), **load(node.kwargs))
+            case "call_method":
+                this, *rest = load(node.args)
+                env[node] = getattr(this, str(node.target))(*rest, **load(node.kwargs))
+            case "call_module":
+                path = str(node.target)
+                own = {name.removeprefix(path + "."): t for name, t in attributes.items() if name.startswith(path + ".")}
+                module = gm.get_submodule(path)
+                env[node] = torch.func.functional_call(module, own, tuple(load(node.args)), load(node.kwargs))
+            case "output":
+                recorder.origin = None
+                return load(node.args[0])
+    raise AssertionError("a graph without an output")

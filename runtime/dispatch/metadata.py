@@ -1,0 +1,302 @@
+"""What the recorded program did to its inputs and what its outputs are, told storage by storage, decided by the generated tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...errors import UnsupportedError
+from ...generated.dispatch_tables import ROLES, mutation_type, output_type
+from ...generated.schemas import (
+    BaseInfo,
+    DisjointInfo,
+    InputAliasInfo,
+    OutputAliasInfo,
+    OutputType,
+    Place,
+    ViewAndMutationMeta,
+)
+from ..torch_compat import python_source
+from .inputs import Inputs, is_static
+from .merge import Entered
+from .overlap import byte_range
+from .recorder import Recorder
+from .regions import Layout, Value
+
+_ALIASES = (
+    OutputType.ALIAS_OF_INTERMEDIATE,
+    OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
+    OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+)
+
+
+@dataclass
+class Found:
+    """The metadata, and the nodes (or numbers) that the graph returns."""
+
+    meta: ViewAndMutationMeta
+    outputs: list[Any]
+
+
+def analyze(inputs: Inputs, recorder: Recorder, entered: Entered, result: list[Any], autocast: bool) -> Found:
+    """Classify every input and output after the run. `result` is the program's flat result. Raises `UnsupportedError`."""
+    return _Analysis(inputs, recorder, entered, result).run(autocast)
+
+
+@dataclass
+class _Analysis:
+    inputs: Inputs
+    recorder: Recorder
+    entered: Entered
+    result: list[Any]
+    outputs: list[Any] = field(default_factory=list)
+    symbols: dict[str, str] = field(default_factory=dict)
+    bases: dict[int, int] = field(default_factory=dict)
+    """Region of an intermediate → graph output that is its base."""
+
+    def run(self, autocast: bool) -> Found:
+        inputs = self.inputs
+        updated = {i: self._updated(value) for i, value in enumerate(self.entered.values) if self._written_alone(i, value)}
+        bases = [self._base(info, value) for info, value in self.entered.bases]
+        given_storage = [i for i, t in enumerate(inputs.fakes) if self._storage_replaced(i, t)]
+        everything = [*self.result, *(inputs.fakes[i] for i in given_storage)]
+        output_info = self._outputs(everything)
+        storage_from = {i: len(self.result) + k for k, i in enumerate(given_storage)}
+        input_info = tuple(self._input(i, updated, bases, storage_from) for i in range(len(inputs.fakes)))
+        meta = ViewAndMutationMeta(
+            input_info=input_info,
+            output_info=tuple(output_info),
+            num_user_outputs=len(self.result),
+            bases=tuple(bases),
+            graph_inputs=tuple(self.entered.graph_inputs),
+            num_outputs=len(self.outputs),
+            symbols=tuple(self.symbols.items()),
+            disjoint=tuple(self._disjoint(input_info)),
+            autocast=autocast,
+        )
+        return Found(meta, self.outputs)
+
+    # --- inputs
+
+    def _written_alone(self, i: int, value: Value | None) -> bool:
+        if value is None or self.inputs.same_as[i] is not None or value.parent is not None:
+            return False
+        return value.region.version > 0
+
+    def _updated(self, value: Value | None) -> int:
+        assert value is not None
+        return self._return(self.recorder.current(value))
+
+    def _base(self, info: BaseInfo, value: Value) -> BaseInfo:
+        updated = self._return(self.recorder.current(value)) if value.region.version else None
+        return BaseInfo(info.members, info.first, info.start, info.length, info.distances, updated)
+
+    def _storage_replaced(self, i: int, t: Any) -> bool:
+        before = self.entered.values[i]
+        if before is None or self.inputs.same_as[i] is not None:
+            return False
+        return self.recorder.value(t).region.key != before.region.key
+
+    def _input(self, i: int, updated: dict[int, int], bases: list[BaseInfo], storage_from: dict[int, int]) -> InputAliasInfo:
+        t, before, layout = self.inputs.fakes[i], self.entered.values[i], self.inputs.layouts[i]
+        same = self.inputs.same_as[i]
+        static = is_static(self.inputs.given[i])
+        if before is None or layout is None or same is not None:
+            base = self._base_of(same if same is not None else i)
+            return InputAliasInfo(mutation_type(False, False, False), same_as=same, static=static, base=base)
+        base = self._base_of(i)
+        data = i in updated or (base is not None and bases[base].updated is not None)
+        replaced = i in storage_from
+        after = Layout.of(t)
+        metadata = not replaced and after.key() != layout.key()
+        return InputAliasInfo(
+            mutation_type=mutation_type(data, metadata, replaced),
+            updated=updated.get(i),
+            place_after=self._place(after, layout) if metadata else None,
+            storage_from=storage_from.get(i),
+            base=base,
+            static=static,
+            mutable_version=not self.inputs.given[i].is_inference(),
+        )
+
+    def _base_of(self, i: int) -> int | None:
+        return next((k for k, (info, _) in enumerate(self.entered.bases) if i in info.members), None)
+
+    def _disjoint(self, input_info: tuple[InputAliasInfo, ...]) -> list[DisjointInfo]:
+        """Every written input against every other: the trace holds only while they do not meet."""
+        out = []
+        for i, info in enumerate(input_info):
+            if not info.mutates_data:
+                continue
+            for j, other in enumerate(input_info):
+                if not isinstance(self.inputs.fakes[j], torch.Tensor) or j == i or other.same_as is not None:
+                    continue
+                if (info.base is not None and info.base == other.base) or (other.mutates_data and j < i) or (info.static and other.static):
+                    continue
+                if self.inputs.fakes[i].device != self.inputs.fakes[j].device:
+                    continue
+                found = self._pair(i, j)
+                if found is not None:
+                    out.append(found)
+        return out
+
+    def _pair(self, i: int, j: int) -> DisjointInfo | None:
+        a, b = self.inputs.layouts[i], self.inputs.layouts[j]
+        assert a is not None and b is not None
+        spans = []
+        for layout in (a, b):
+            if any(type(n) is int and n == 0 for n in layout.size):
+                return None
+            last = sum(((n - 1) * s for n, s in zip(layout.size, layout.stride, strict=True)), 0)
+            spans.append(self._number((last + 1) * layout.dtype.itemsize))
+        distance = None
+        same = self.inputs.fakes[i].untyped_storage()._cdata == self.inputs.fakes[j].untyped_storage()._cdata
+        if same and a.plain and b.plain:
+            (lo_a, hi_a), (lo_b, hi_b) = byte_range(a), byte_range(b)
+            distance = lo_b - lo_a if lo_a < hi_b and lo_b < hi_a else None
+        return DisjointInfo(i, j, spans[0], spans[1], distance)
+
+    # --- outputs
+
+    def _outputs(self, results: list[Any]) -> list[OutputAliasInfo]:
+        values = [self.recorder.value(t) if isinstance(t, torch.Tensor) else None for t in results]
+        first_with: dict[int, int] = {}
+        input_of = self._input_objects()
+        members: dict[int, list[int]] = {}
+        for k, (t, value) in enumerate(zip(results, values, strict=True)):
+            if value is not None and id(t) not in first_with:
+                first_with[id(t)] = k
+                if not self._input_region(value):
+                    members.setdefault(value.region.key, []).append(k)
+        whole = {key: next((k for k in ks if self._is_whole(values[k])), None) for key, ks in members.items()}
+        out: list[OutputAliasInfo] = []
+        for k, (t, value) in enumerate(zip(results, values, strict=True)):
+            if value is None:
+                out.append(self._number_output(t))
+                continue
+            region = value.region
+            in_input = self._input_region(value)
+            shared = not in_input and len(members.get(region.key, ())) > 1
+            base = whole.get(region.key) if shared else None
+            replaced = k >= len(self.result)
+            kind = output_type(
+                tensor=True,
+                seen=first_with[id(t)] != k,
+                input_object=id(t) in input_of and not replaced,
+                input_storage=in_input,
+                shared=shared,
+                whole=base == k,
+                base_is_output=base is not None and base != k,
+                base_saved=shared and base is None and region.key in self.bases,
+            )
+            source = first_with[id(t)] if kind is OutputType.SAME_AS_OUTPUT else input_of.get(id(t)) if kind is OutputType.IS_INPUT else None
+            out.append(self._tensor_output(kind, value, source))
+        return out
+
+    def _tensor_output(self, kind: OutputType, value: Value, source: int | None) -> OutputAliasInfo:
+        region = value.region
+        if kind is OutputType.NON_ALIAS:
+            # An alias that came before it among the outputs may have asked for it already.
+            position = self.bases[region.key] if region.key in self.bases else self._return(self._owned(value))
+            if self._is_whole(value):
+                self.bases[region.key] = position
+            return OutputAliasInfo(kind, value=position)
+        if kind is OutputType.ALIAS_OF_INPUT:
+            source = region.inputs[0] if region.inputs else self.recorder.regions.by_storage[region.key][0].inputs[0]
+            origin = self.inputs.layouts[source]
+            assert origin is not None
+            return self._alias(kind, value, source, origin)
+        if kind in _ALIASES:
+            if region.key not in self.bases:
+                self.bases[region.key] = self._return(self._owned(value.root))
+            return self._alias(kind, value, self.bases[region.key], value.root.layout)
+        return OutputAliasInfo(kind, source=source)
+
+    def _alias(self, kind: OutputType, value: Value, source: int, origin: Layout) -> OutputAliasInfo:
+        if value.layout.conj or value.layout.neg or origin.conj or origin.neg:
+            raise UnsupportedError("an output is a lazily conjugated or negated view of an input or of another output; call resolve_conj() on it")
+        return OutputAliasInfo(kind, source=source, place=self._place(value.layout, origin), requires_dtype_view=value.layout.dtype != origin.dtype)
+
+    def _number_output(self, value: Any) -> OutputAliasInfo:
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            node = self.recorder.symbols.node(value)
+            if isinstance(node, fx.Node):
+                return OutputAliasInfo(OutputType.NOT_TENSOR, value=self._return(node))
+            value = node
+        if value is not None and not isinstance(value, (bool, int, float, complex, str)):
+            raise UnsupportedError(f"an output is a {type(value).__name__}; only tensors, numbers, text and None can be returned")
+        return OutputAliasInfo(OutputType.NOT_TENSOR, constant=_literal(value))
+
+    def _owned(self, value: Value) -> fx.Node:
+        """The node of a fresh output; constants of the program are copied, so that a caller cannot write to them."""
+        node = self.recorder.current(value)
+        if value.region.constant and value.region.version == 0:
+            return self.recorder.dispatch_node(ROLES["clone"], (node,))
+        return node
+
+    def _is_whole(self, value: Value | None) -> bool:
+        while value is not None and value.parent is not None and value.step is None:
+            value = value.parent
+        return value is not None and value.parent is None
+
+    def _input_region(self, value: Value) -> bool:
+        return any(r.inputs for r in self.recorder.regions.by_storage.get(value.region.key, ()))
+
+    def _input_objects(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for i, t in enumerate(self.inputs.fakes):
+            if isinstance(t, torch.Tensor):
+                found.setdefault(id(t), i)
+        return found
+
+    # --- graph outputs and sizes
+
+    def _return(self, node: Any) -> int:
+        self.outputs.append(node)
+        return len(self.outputs) - 1
+
+    def _place(self, layout: Layout, origin: Layout) -> Place:
+        """`layout` counted from the first element of `origin`, which may have another dtype."""
+        offset = layout.offset - origin.offset
+        if layout.dtype.itemsize != origin.dtype.itemsize:
+            first = origin.offset * origin.dtype.itemsize
+            if layout.plain and origin.plain and first % layout.dtype.itemsize:
+                raise UnsupportedError(f"an output views {origin.dtype} elements as {layout.dtype} at an offset between elements")
+            offset = layout.offset - first // layout.dtype.itemsize
+        size = tuple(self._number(n) for n in layout.size)
+        stride = tuple(self._number(n) for n in layout.stride)
+        return Place(str(layout.dtype), size, stride, self._number(offset))
+
+    def _number(self, n: Any) -> int | str:
+        """A size as it is written in the wrapper; its symbols are read from inputs, or returned by the graph."""
+        if not isinstance(n, torch.SymInt):
+            return int(n)
+        expr = n.node.expr
+        if expr.is_Integer:
+            return int(expr)
+        for symbol in sorted(expr.free_symbols, key=str):
+            self._read_symbol(symbol)
+        return python_source(expr)
+
+    def _read_symbol(self, symbol: Any) -> None:
+        if str(symbol) in self.symbols:
+            return
+        known = self.recorder.symbols
+        node = known.nodes.get(symbol)
+        source, how, dim = known.sources.get(symbol, (None, "", 0))
+        if node is not None and node.op == "placeholder":
+            self.symbols[str(symbol)] = "{" + node.name + "}"
+        elif source is not None and source.op == "placeholder":
+            call = {"size": f"size({dim})", "stride": f"stride({dim})", "offset": "storage_offset()"}[how]
+            self.symbols[str(symbol)] = "{" + source.name + "}." + call
+        else:
+            self.symbols[str(symbol)] = f"{{out{self._return(known._symbol(symbol))}}}"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return f'float("{value}")'
+    return repr(value)

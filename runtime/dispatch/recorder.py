@@ -1,0 +1,490 @@
+"""The recorder: a dispatch mode that runs a program on fake tensors as eager would, and writes down its functional graph meanwhile.
+
+Every operator below autograd comes by here once. The fake tensors live through the program's real in-place operations and views, so
+sizes, strides, storage sharing and errors are eager's own; the graph is made functional while it is written: each tensor object has a
+node that holds its present contents (`regions.py`), a write makes a new node and puts it back into the region that the tensor is a view
+of, and other views of that region are made again from it when they are next used.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import UnsupportedError
+from ...generated.decompositions import DECOMPOSITIONS
+from ...generated.dispatch_tables import INVERSES, ROLES
+from .operators import Functional, OpInfo, functional_arguments, op_info, view_of
+from .overlap import inside, is_dense, overlaps_itself
+from .regions import Layout, Regions, Step, Value, same_strides
+from .symbols import Symbols
+
+KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack")
+
+
+class Restart(Exception):  # noqa: N818 - a signal, caught by `trace`
+    """Tracing must begin again: inputs at `merge` are to be one base, those at `copy` need tensor objects of their own."""
+
+    def __init__(self, merge: frozenset[int] = frozenset(), copy: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self.merge, self.copy = merge, copy
+
+
+class Recorder(TorchDispatchMode):
+    """Records into `graph`. `origin` is the node of the traced program that runs now; `overlaps(i)` gives the inputs that share
+    elements with input i (with i), asked when input i is written.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, fake_mode: Any, overlaps: Callable[[int], frozenset[int]]) -> None:
+        super().__init__()
+        self.fake_mode = fake_mode
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.regions = Regions()
+        self.symbols = Symbols(self.graph, fake_mode.shape_env)
+        self.origin: fx.Node | None = None
+        self.kept: set[fx.Node] = set()
+        self.makers: dict[int, fx.Node] = {}
+        self.written_storages: set[int] = set()
+        self._overlaps = overlaps
+
+    # --- operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        info = op_info(func)
+        match info.kind:
+            case "plain":
+                return self._plain(info, types, args, kwargs)
+            case "view":
+                return self._view(info, types, args, kwargs)
+            case "device":
+                return args[0].fake_device if hasattr(args[0], "fake_device") else args[0].device
+            case "write":
+                return self._write_op(info, types, args, kwargs)
+            case "metadata":
+                return self._metadata_op(info, types, args, kwargs)
+            case "decompose":
+                with self:
+                    result = DECOMPOSITIONS[func](*args, **kwargs)
+                return self._plain(info, types, args, kwargs) if result is NotImplemented else result
+            case "composite":
+                with self:
+                    return func.decompose(*args, **kwargs)
+            case "lift":
+                return self._lift(info, types, args, kwargs)
+        raise UnsupportedError(f"the higher-order operator {func} cannot be traced yet{self.where()}; the graph runs eagerly")
+
+    def _plain(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
+        out = self.fake_mode.dispatch(info.op, types, args, kwargs)
+        if isinstance(out, torch.Tensor):
+            values: Any = (out,)
+        elif isinstance(out, (tuple, list)):
+            values = out
+        else:
+            return self._number(info, out, args, kwargs)
+        for t in values:
+            if isinstance(t, torch.Tensor) and self.regions.key(t) in self.regions.by_storage:
+                return self._undeclared_alias(info, out, t, args, kwargs)
+        node = self.call(info.op, self.nodes(args), self.nodes(kwargs), out, keep=info.keep)
+        self._track(out, node)
+        return out
+
+    def _number(self, info: OpInfo, out: Any, args: Any, kwargs: Any) -> Any:
+        """An operator without tensor results: a number that the graph must compute (`item`), or an effect (an assertion)."""
+        if isinstance(out, (torch.SymInt, torch.SymFloat, torch.SymBool)) or (out is None and info.keep):
+            if isinstance(out, torch.SymInt) and out.node.expr in self.symbols.nodes:
+                return out
+            node = self.call(info.op, self.nodes(args), self.nodes(kwargs), out, keep=info.keep)
+            if out is not None:
+                self.symbols.bind(out, node)
+                self._forget_unbacked()
+        return out
+
+    def _view(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
+        parent = self.value(info.argument(info.view_arg, args, kwargs))
+        out = self.fake_mode.dispatch(info.op, types, args, kwargs)
+        self._record_view(info, out, parent, args, kwargs)
+        return out
+
+    def _record_view(self, info: OpInfo, out: Any, parent: Value, args: Any, kwargs: Any) -> None:
+        if info.op is ROLES["as_strided"]:
+            # It reads the storage, not the tensor that it is called on; after a write only the region's whole stands for that.
+            value = self._strided(parent, Layout.of(out))
+            if parent.region.version == 0:
+                value.node, value.version = self.call(info.op, self.nodes(args), self.nodes(kwargs), out), 0
+            self.regions.set(out, value)
+            return
+        single = isinstance(out, torch.Tensor)
+        layouts = [Layout.of(t) for t in ((out,) if single else out)]
+        if single and layouts[0].key() == parent.layout.key():
+            self.regions.set(out, Value(parent.region, self.current(parent), parent.layout, parent, None, parent.region.version))
+            return
+        self.current(parent)
+        node = self.call(info.op, self.nodes(args), self.nodes(kwargs), out)
+        for k, t in enumerate((out,) if single else out):
+            index = None if single else k
+            item = node if single else self._item(node, k, t)
+            step = Step(info.op, args, kwargs, info.view_arg, index)
+            self.regions.set(t, Value(parent.region, item, layouts[k], parent, step, parent.region.version))
+
+    def _undeclared_alias(self, info: OpInfo, out: Any, t: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        """A result that shares an argument's storage although the schema does not say so is a view all the same."""
+        for position, a in enumerate(args):
+            if isinstance(a, torch.Tensor) and isinstance(out, torch.Tensor) and a is not t and self.regions.key(a) == self.regions.key(t):
+                view = OpInfo(info.op, "view", info.arg_names, view_arg=position)
+                self._record_view(view, out, self.value(a), args, kwargs)
+                return out
+        raise UnsupportedError(f"{info.op} returns an argument, or a view of one, that its schema does not declare{self.where()}")
+
+    def _strided(self, near: Value, layout: Layout) -> Value:
+        """A value of any layout in the region of `near`, to be made by `as_strided` from the region's whole when it is needed."""
+        root, region = near.root, near.region
+        if layout.dtype != root.layout.dtype or layout.conj or layout.neg:
+            raise UnsupportedError(f"a view of {layout} in a storage of {root.layout.dtype}{self.where()} cannot be expressed in a graph")
+        if not is_dense(root.layout) or not layout.plain or (region.inputs and not inside(layout, root.layout)):
+            region.loose = True
+        if region.loose and region.key in self.written_storages:
+            raise UnsupportedError(f"as_strided on a tensor that is also written{self.where()} cannot be expressed in a graph")
+        return Value(region, None, layout, root, Step(ROLES["as_strided"], (), {}), version=-1)
+
+    def _lift(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
+        source = args[0]
+        out = self.fake_mode.dispatch(info.op, types, args, kwargs)
+        if self.regions.get(source) is not None:
+            self.regions.set(out, self.value(source))
+            return out
+        value = self.regions.add(out, self._constant(source, out))
+        value.region.constant = True
+        return out
+
+    def _constant(self, real: torch.Tensor, fake: Any) -> fx.Node:
+        name = f"_constant_{len(self.constants)}"
+        self.constants[name] = real
+        node = self.graph.create_node("get_attr", name, (), {})
+        node.meta["val"] = fake
+        return node
+
+    # --- writes
+
+    def _write_op(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
+        written = [t for k in info.written for t in _tensors(info.argument(k, args, kwargs))]
+        for t in written:
+            self._may_write(self.value(t))
+        form = info.functional
+        if form is None:
+            raise UnsupportedError(f"{info.op} writes to its arguments and has no functional overload{self.where()}")
+        f_args, f_kwargs = functional_arguments(info, form, args, kwargs)
+        node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)
+        result = self.fake_mode.dispatch(form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
+        out = self.fake_mode.dispatch(info.op, types, args, kwargs)
+        node = self.call(form.op, node_args, node_kwargs, result, keep=info.keep and bool(op_info(form.op).keep))
+        self._put_results(info, form, node, result, args, kwargs)
+        return self._returns(info, form, node, out, args, kwargs)
+
+    def _put_results(self, info: OpInfo, form: Functional, node: fx.Node, result: Any, args: Any, kwargs: Any) -> None:
+        for k, position in enumerate(info.written):
+            target = info.argument(position, args, kwargs)
+            if target is None:
+                continue
+            new = node if isinstance(result, torch.Tensor) else self._item(node, form.results[k], result[form.results[k]])
+            if isinstance(target, torch.Tensor):
+                self.write(target, new)
+                continue
+            # A list argument: when it is all that the overload returns, the list itself is the result.
+            flat = not isinstance(result[form.results[k]], (tuple, list))
+            for j, t in enumerate(target):
+                self.write(t, self._item(node, j, result[j]) if flat else self._item(new, j, result[form.results[k]][j]))
+
+    def _returns(self, info: OpInfo, form: Functional, node: fx.Node, out: Any, args: Any, kwargs: Any) -> Any:
+        if out is None or not info.aliased:
+            return out
+        if len(info.aliased) == 1 and isinstance(out, torch.Tensor):
+            position = info.aliased[0]
+            return out if position is None else info.argument(position, args, kwargs)
+        values, fresh = [], 0
+        for position, t in zip(info.aliased, out, strict=True):
+            if position is not None:
+                values.append(info.argument(position, args, kwargs))
+                continue
+            if isinstance(t, torch.Tensor):
+                self.regions.add(t, self._item(node, form.kept[fresh], t))
+            fresh += 1
+            values.append(t)
+        return type(out)(values) if type(out) in (tuple, list) else tuple(values)
+
+    def _may_write(self, value: Value) -> None:
+        region = value.region
+        if region.inputs:
+            merged = self._overlaps(region.inputs[0]) if len(region.inputs) == 1 else frozenset()
+            if len(merged) > 1:
+                raise Restart(merge=merged)
+            if region.loose:
+                raise UnsupportedError(f"a write{self.where()} to an input of which a view reaches outside")
+        if overlaps_itself(value.layout):
+            raise UnsupportedError(f"a write{self.where()} to a tensor whose elements share memory ({value.layout})")
+
+    def write(self, t: torch.Tensor, new: fx.Node) -> None:
+        """The contents of `t` are now `new`: convert it to the dtype of `t`, and put it into all that `t` is a view of."""
+        value = self.value(t)
+        region = value.region
+        self.written_storages.add(region.key)
+        self.current(value)
+        if new.meta["val"].dtype != t.dtype:
+            new = self.dispatch_node(ROLES["cast"], (new,), {"dtype": t.dtype})
+        if t.shape != value.layout.size:
+            self._resized_out(t, value, new)
+            return
+        if new.meta["val"].shape != t.shape:
+            raise UnsupportedError(f"the value written to {value.layout}{self.where()} has another shape")
+        region.version += 1
+        while True:
+            old = value.node
+            faithful = same_strides(new.meta["val"], old.meta["val"])
+            parent = value.parent
+            if parent is None and not faithful:
+                new, faithful = self.dispatch_node(ROLES["copy"], (old, new)), True
+            value.node, value.version = new, region.version if faithful else -1
+            if parent is None:
+                return
+            region.version -= 1  # the parent's contents before this write
+            before = self.current(parent)
+            region.version += 1
+            new, parent = self._put_back(value, parent, before, new)
+            value = parent
+
+    def _put_back(self, value: Value, parent: Value, before: fx.Node, new: fx.Node) -> tuple[fx.Node, Value]:
+        step = value.step
+        if step is None:
+            return new, parent
+        if value.written is not None and value.written[1] is before:
+            before = value.written[0]  # this view was the last to be written: all that it wrote is written over
+        inverse = INVERSES.get(step.op)
+        if inverse is None:
+            return self._put_back_strided(value, new)
+        args = list(step.args)
+        args[step.position] = before
+        after = inverse(self, before, new, step.index, *args, **step.kwargs)
+        value.written = (before, after)
+        return after, parent
+
+    def _put_back_strided(self, value: Value, new: fx.Node) -> tuple[fx.Node, Value]:
+        root = value.root
+        layout = value.layout
+        if layout.dtype != root.layout.dtype or not is_dense(root.layout):
+            raise UnsupportedError(f"a write{self.where()} to a view made by {value.step.op}, which has no inverse")  # type: ignore[union-attr]
+        region = value.region
+        region.version -= 1
+        before = self.current(root)
+        region.version += 1
+        offset = layout.offset - root.layout.offset + before.meta["val"].storage_offset()
+        after = self.dispatch_node(ROLES["as_strided_scatter"], (before, new, layout.size, layout.stride, offset))
+        return after, root
+
+    def _resized_out(self, t: torch.Tensor, value: Value, new: fx.Node) -> None:
+        """An `out=` tensor that eager resized: a fresh one, unless somebody else looks at its storage."""
+        region = value.region
+        views = sum(1 for _, v in self.regions.values.values() if v.region is region)
+        if region.inputs or views > 1:
+            raise UnsupportedError(f"out= resizes an input, or a tensor that has views{self.where()}; pass one of the right shape")
+        self.regions.by_storage.pop(region.key)
+        self.regions.add(t, new)
+
+    def _metadata_op(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
+        t = args[0]
+        value = self.value(t)
+        if value.region.inputs and value.parent is None and len(value.region.inputs) == 1:
+            self._own_object(t, value)
+        self._snapshot(t)
+        bytes_before = t.untyped_storage().nbytes()
+        out = self.fake_mode.dispatch(info.op, types, args, kwargs)
+        key = self.regions.key(t)
+        if key == value.region.key:
+            if t.untyped_storage().nbytes() is not bytes_before and t.untyped_storage().nbytes() != bytes_before:
+                raise UnsupportedError(f"{info.op} changes the size of a storage{self.where()}")
+            view = view_of(info.op)
+            if view is not None:
+                self._record_view(op_info(view), t, value, args, kwargs)
+            else:
+                self.regions.set(t, self._strided(value, Layout.of(t)))
+        elif key in self.regions.by_storage:
+            self._record_strided(t, self._owner(key))
+        else:
+            raise UnsupportedError(f"{info.op} gives a tensor a storage that the graph does not know{self.where()}")
+        return t if out is not None else out
+
+    def _record_strided(self, t: torch.Tensor, source: Value) -> None:
+        """`t` now lies in the storage of `source` in some way: share the value of a tensor that lies there alike, or view the region."""
+        layout = Layout.of(t)
+        for _, known in list(self.regions.values.values()):
+            if known.region is source.region and known.layout.key() == layout.key():
+                self.regions.set(t, Value(known.region, self.current(known), layout, known, None, known.region.version))
+                return
+        self.regions.set(t, self._strided(source, layout))
+
+    def _owner(self, key: int) -> Value:
+        regions = self.regions.by_storage[key]
+        for _, value in self.regions.values.values():
+            if value.region is regions[0]:
+                return value.root
+        raise AssertionError("a region without values")
+
+    def _own_object(self, t: torch.Tensor, value: Value) -> None:
+        if not getattr(t, "_opforge_own", False):
+            raise Restart(copy=frozenset(value.region.inputs))
+
+    def _snapshot(self, t: torch.Tensor) -> None:
+        """Give the node that has `t` as its fake value another one: `t` is about to change."""
+        maker = self.makers.pop(id(t), None)
+        if maker is not None:
+            maker.meta["val"] = self.fake_mode.dispatch(ROLES["alias"], (type(t),), (t,), {})
+
+    # --- nodes
+
+    def call(self, op: Any, args: Any, kwargs: Any, val: Any, *, keep: bool = False) -> fx.Node:
+        """A call node with the fake value `val` and the origin's metadata; `keep` saves it from dead-code elimination."""
+        node = self.graph.create_node("call_function", op, args, kwargs)
+        meta = node.meta
+        meta["val"] = val
+        self.makers[id(val)] = node
+        origin = self.origin
+        if origin is not None:
+            for key in KEPT_META:
+                if key in origin.meta:
+                    meta[key] = origin.meta[key]
+            meta["source"] = source_of(origin)
+        if keep:
+            self.kept.add(node)
+        return node
+
+    def dispatch_node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
+        """A call node whose arguments are nodes; its fake value is computed."""
+        args, kwargs = self.nodes(args), self.nodes(kwargs or {})
+        fakes = self.fakes(args)
+        types = tuple({type(f) for f in fakes if isinstance(f, torch.Tensor)})
+        return self.call(op, args, kwargs, self.fake_mode.dispatch(op, types, fakes, self.fakes(kwargs)))
+
+    def reshape(self, node: fx.Node, size: Any) -> fx.Node:
+        """`node` with another shape: a view where its strides allow it, a view of a copy otherwise."""
+        try:
+            return self.dispatch_node(ROLES["view"], (node, list(size)))
+        except RuntimeError:
+            copy = self.dispatch_node(ROLES["clone"], (node,), {"memory_format": torch.contiguous_format})
+            return self.dispatch_node(ROLES["view"], (copy, list(size)))
+
+    def _item(self, node: fx.Node, k: int, val: Any) -> fx.Node:
+        return self.call(operator.getitem, (node, k), {}, val)
+
+    def _track(self, out: Any, node: fx.Node) -> None:
+        if isinstance(out, torch.Tensor):
+            self.regions.add(out, node)
+            self._bind_unbacked(out, node)
+            return
+        for k, t in enumerate(out):
+            if isinstance(t, torch.Tensor):
+                item = self._item(node, k, t)
+                self.regions.add(t, item)
+                self._bind_unbacked(t, item)
+            elif isinstance(t, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                self.symbols.bind(t, self._item(node, k, t))
+            elif isinstance(t, (tuple, list)):
+                self._track(t, self._item(node, k, t))
+
+    def _bind_unbacked(self, t: torch.Tensor, node: fx.Node) -> None:
+        if self.fake_mode.shape_env is not None and any(type(n) is not int for n in t.shape):
+            self.symbols.bind_sizes(t, node)
+            self._forget_unbacked()
+
+    def _forget_unbacked(self) -> None:
+        """Fresh symbols are bound by the node that made them; the shape environment need not wait for anybody to do it."""
+        shape_env = self.fake_mode.shape_env
+        if shape_env is not None and shape_env.pending_fresh_unbacked_symbols:
+            shape_env.pending_fresh_unbacked_symbols.clear()
+
+    def value(self, t: torch.Tensor) -> Value:
+        """The value of `t`; a real tensor that the program holds becomes a constant. Raises `UnsupportedError` for a stranger."""
+        found = self.regions.get(t)
+        if found is not None:
+            return found
+        if hasattr(t, "fake_mode"):
+            raise UnsupportedError(f"a tensor is used{self.where()} that was made outside of the traced program")
+        value = self.regions.add(t, self._constant(t, self.fake_mode.from_tensor(t, static_shapes=True)))
+        value.region.constant = True
+        return value
+
+    def current(self, value: Value) -> fx.Node:
+        """The node of the value's present contents."""
+        return self.regions.current(value, self._replay)
+
+    def _replay(self, value: Value) -> fx.Node:
+        step = value.step
+        assert step is not None and value.parent is not None
+        if step.op is ROLES["as_strided"]:
+            root = value.root
+            whole = self.current(root)
+            offset = value.layout.offset - root.layout.offset + whole.meta["val"].storage_offset()
+            return self.dispatch_node(step.op, (whole, value.layout.size, value.layout.stride, offset))
+        parent = self.current(value.parent)
+        args, kwargs = list(step.args), step.kwargs
+        if step.position < len(args):
+            args[step.position] = parent
+        else:
+            kwargs = {**kwargs, op_info(step.op).arg_names[step.position]: parent}
+        node = self.dispatch_node(step.op, tuple(args), kwargs)
+        return node if step.index is None else self._item(node, step.index, node.meta["val"][step.index])
+
+    def nodes(self, a: Any) -> Any:
+        """`a` with every tensor and symbolic number replaced by its node; containers become tuples, lists and dicts that fx keeps."""
+        if isinstance(a, torch.Tensor):
+            return self.current(self.value(a))
+        if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.symbols.node(a)
+        if isinstance(a, tuple):
+            return tuple([self.nodes(x) for x in a])
+        if isinstance(a, list):
+            return [self.nodes(x) for x in a]
+        if isinstance(a, dict):
+            return {k: self.nodes(v) for k, v in a.items()}
+        return a
+
+    def fakes(self, a: Any) -> Any:
+        """`a` with every node replaced by its fake value."""
+        return fx.node.map_arg(a, _fake)
+
+    def where(self) -> str:
+        """` (line …)` of the traced program, for messages; empty when unknown."""
+        source = source_of(self.origin) if self.origin is not None else ""
+        return f" ({source})" if source else ""
+
+
+def _fake(node: fx.Node) -> Any:
+    return node.meta["val"]
+
+
+def _tensors(a: Any) -> list[torch.Tensor]:
+    if isinstance(a, torch.Tensor):
+        return [a]
+    return [t for t in a if isinstance(t, torch.Tensor)] if isinstance(a, (list, tuple)) else []
+
+
+def source_of(node: fx.Node) -> str:
+    """`file.py:12 in forward: code` for the user's line that made a node, from its stack trace; kept in its metadata."""
+    known = node.meta.get("source")
+    if known is None:
+        lines = [line.strip() for line in (node.meta.get("stack_trace") or node.stack_trace or "").strip().splitlines()]
+        places = [k for k, line in enumerate(lines) if line.startswith("File ")]
+        known = ""
+        if places:
+            head = lines[places[-1]].removeprefix("File ").split(", ")
+            code = lines[places[-1] + 1] if places[-1] + 1 < len(lines) else ""
+            file = head[0].strip('"').rsplit("/", 1)[-1]
+            known = f"{file}:{head[1].removeprefix('line ')} {head[2] if len(head) > 2 else ''}: {code}"
+        node.meta["source"] = known
+    return known

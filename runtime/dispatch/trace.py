@@ -1,0 +1,159 @@
+"""Tracing: a torch-level graph (or any callable) and example inputs in, a functional ATen graph and its metadata out, in one run.
+
+Accepts FX graphs from Dynamo, export and `torch.fx`, and plain callables; strided tensors, numbers and size symbols as inputs. Leaves a
+graph of functional ATen operators and views whose nodes carry `meta["val"]` (fake tensor or symbolic number), `stack_trace`,
+`nn_module_stack` and a short `source`. Nothing real is touched: tensors are fake, and modes and random state are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...errors import UnsupportedError
+from ...generated.schemas import ViewAndMutationMeta
+from .calling import Calling
+from .inputs import Inputs, Lift, lifted_attributes
+from .interpret import run_graph
+from .merge import enter_inputs
+from .metadata import Found, analyze
+from .recorder import Recorder, Restart
+
+# What torch raises for programs that fake tensors cannot run (data-dependent, unsupported) and for programs that eager refuses as well.
+TRACE_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError, AttributeError, KeyError)
+
+
+@dataclass
+class Traced:
+    """One traced program.
+
+    graph    functional; placeholders are `meta.graph_inputs` and then the merged bases; it returns a tuple of `meta.num_outputs` values:
+             new contents of written inputs, results, bases of aliases, size symbols.
+    meta     what its wrapper has to do.
+    calling  how the caller's arguments become flat inputs, and flat outputs what the caller gets.
+    lifted   parameters, buffers and constants that the program holds, by name: flat inputs after the caller's.
+    program  runs the flat inputs eagerly, for calls that break an assumption of the trace.
+    """
+
+    graph: fx.GraphModule
+    meta: ViewAndMutationMeta
+    calling: Calling
+    lifted: tuple[Lift, ...]
+    program: Callable[..., Any]
+
+    @property
+    def in_place_candidates(self) -> tuple[tuple[int, int], ...]:
+        """(graph output, placeholder) pairs: that output may be written straight into that placeholder's tensor, which is contiguous or
+        strided as its fake value says, if all reads of its old contents come first. Tell `bind` which were.
+        """
+        info = self.meta.input_info
+        return tuple(
+            (info[i].updated, k)  # type: ignore[misc]
+            for k, i in enumerate(self.meta.graph_inputs)
+            if info[i].updated is not None and info[i].base is None
+        )
+
+
+def trace(gm: Callable[..., Any], example_inputs: Sequence[Any]) -> Traced:
+    """Trace `gm` for inputs like `example_inputs` (positional arguments: real or fake tensors, numbers, size symbols, and containers of
+    them). Raises `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
+    """
+    calling = Calling.of_inputs(example_inputs)
+    flat = calling.flatten(example_inputs)
+    lifted = _lifted(gm)
+    given = [*flat, *(t for _, t in lifted)]
+    copies: frozenset[int] = frozenset()
+    merged: list[frozenset[int]] = []
+    for _ in range(2 * len(given) + 2):
+        try:
+            return _trace_once(gm, calling, given, lifted, copies, merged)
+        except Restart as again:
+            copies |= again.copy
+            if again.merge:
+                merged = [m for m in merged if not m & again.merge] + [again.merge.union(*(m for m in merged if m & again.merge))]
+    raise AssertionError("tracing restarts without end")
+
+
+def _lifted(gm: Callable[..., Any]) -> list[Lift]:
+    if isinstance(gm, fx.GraphModule):
+        return lifted_attributes(gm)
+    if isinstance(gm, torch.nn.Module):
+        return [*gm.named_parameters(remove_duplicate=True), *gm.named_buffers(remove_duplicate=True)]
+    return []
+
+
+def _trace_once(
+    gm: Callable[..., Any],
+    calling: Calling,
+    given: list[Any],
+    lifted: list[Lift],
+    copies: frozenset[int],
+    merged: list[frozenset[int]],
+) -> Traced:
+    autocast = torch.is_autocast_enabled("cpu") or (torch.cuda.is_available() and torch.is_autocast_enabled("cuda"))
+    inputs = Inputs.of(given, copies)
+    inputs.merged = merged
+    recorder = Recorder(inputs.fake_mode, inputs.overlaps)
+    entered = enter_inputs(inputs, recorder)
+    count = len(given) - len(lifted)
+    attributes = {name: t for (name, _), t in zip(lifted, inputs.fakes[count:], strict=True)}
+    try:
+        with preserved_state(), recorder:
+            result = _run(gm, calling.unflatten_inputs(inputs.fakes[:count]), attributes, recorder)
+    except TRACE_ERRORS as error:
+        if isinstance(error, UnsupportedError):
+            raise
+        raise UnsupportedError(f"{type(error).__name__} while tracing{recorder.where()}: {error}") from error
+    flat_result = calling.flatten_result(result)
+    found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
+    graph = finish(recorder, found.outputs)
+    return Traced(graph, found.meta, calling, tuple(lifted), eager_program(gm, calling, lifted))
+
+
+def _run(gm: Callable[..., Any], args: Sequence[Any], attributes: dict[str, Any], recorder: Recorder) -> Any:
+    if isinstance(gm, fx.GraphModule):
+        return run_graph(gm, args, attributes, recorder)
+    if isinstance(gm, torch.nn.Module):
+        return torch.func.functional_call(gm, attributes, tuple(args), tie_weights=True)
+    return gm(*args)
+
+
+def eager_program(gm: Callable[..., Any], calling: Calling, lifted: Sequence[Lift]) -> Callable[..., Any]:
+    """Runs the caller's arguments eagerly."""
+    del calling, lifted
+    return gm.forward if isinstance(gm, fx.GraphModule) else gm
+
+
+@contextlib.contextmanager
+def preserved_state() -> Iterator[None]:
+    """Put grad mode, autocast (whose weight cache must not see fake tensors) and the random state back, however the block ends."""
+    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    grad = torch.is_grad_enabled()
+    rng = torch.get_rng_state()
+    autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+    cache = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        torch.set_rng_state(rng)
+        torch.set_autocast_cache_enabled(cache)
+        for device, enabled, dtype in autocast:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+
+
+def finish(recorder: Recorder, outputs: Sequence[Any]) -> fx.GraphModule:
+    """The graph module: output node, and without dead code (nodes with effects, and those that take from the random stream, stay)."""
+    graph = recorder.graph
+    graph.output(tuple(outputs))
+    for node in reversed(graph.nodes):
+        if not node.users and node.op in ("call_function", "get_attr") and node not in recorder.kept:
+            graph.erase_node(node)
+    return fx.GraphModule(recorder.constants, graph, class_name="Functional")

@@ -1,0 +1,206 @@
+"""The wrapper of one graph: straight-line Python source from the generated steps, for exactly the metadata of that graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from ...generated.dispatch_tables import input_steps, output_steps
+from ...generated.schemas import OutputAliasInfo, OutputType, Place
+from ...generated.wrapper_steps import STEPS
+from .calling import result_text
+from .runtime_support import NAMESPACE
+from .trace import Traced
+
+Compiled = Callable[..., Any]
+
+
+def bind(traced: Traced, compiled: Compiled, *, in_graph: Collection[int] = ()) -> Compiled:
+    """What the caller of the program calls. `compiled` takes the graph's placeholders as positional arguments and returns its outputs as
+    a tuple or list; when nothing has to be done around it, it is returned itself. `in_graph`: positions of graph outputs that `compiled`
+    has written into their inputs (`Traced.in_place_candidates`); what it returns there is not looked at.
+    """
+    if passes_through(traced):
+        return compiled
+    source = emit_wrapper(traced, "compiled", in_graph=in_graph)
+    namespace: dict[str, Any] = {**NAMESPACE, "compiled": compiled, "program": traced.program, "torch": torch}
+    namespace |= {f"lifted{k}": tensor for k, (_, tensor) in enumerate(traced.lifted)}
+    namespace["out_spec"] = traced.calling.out_spec
+    exec(compile(source, "<opforge wrapper>", "exec"), namespace)  # noqa: S102 - our own text
+    run: Compiled = namespace["run"]
+    return run
+
+
+def passes_through(traced: Traced) -> bool:
+    """Whether the compiled graph alone is the program."""
+    calling = traced.calling
+    return traced.meta.passes_through and not traced.lifted and calling.in_spec is None and calling.out_spec is None
+
+
+def emit_wrapper(traced: Traced, compiled_name: str, *, in_graph: Collection[int] = ()) -> str:
+    """Source of `def run(*args)`, which calls `compiled_name`. It reads names of `runtime_support.NAMESPACE`, `torch`, `program`,
+    `out_spec` and `lifted0`, ...; `bind` provides them.
+    """
+    if passes_through(traced):
+        return f"run = {compiled_name}\n"
+    return _Writer(traced, compiled_name, frozenset(in_graph)).write()
+
+
+class _Writer:
+    def __init__(self, traced: Traced, compiled_name: str, in_graph: frozenset[int]) -> None:
+        self.traced, self.compiled_name, self.in_graph = traced, compiled_name, in_graph
+        self.meta = traced.meta
+        self.inputs: set[int] = set()
+        self.out = len(traced.calling.paths)
+
+    def write(self) -> str:
+        meta = self.meta
+        checks = self._checks()
+        bases = self._bases()
+        call = self._call()
+        symbols = [f"{name} = {self._symbol(source)}" for name, source in meta.symbols]
+        # New contents first; outputs are regenerated while inputs still have their old layout; then layouts and storages change.
+        contents, layouts = self._input_steps()
+        results = [self._output(k, o) for k, o in enumerate(meta.output_info)]
+        body = [*checks, *bases, *call, *symbols, *contents, *results, *layouts, self._return()]
+        unpack = [f"{self._name(i)} = {traced_path}" for i, traced_path in self._paths() if i in self.inputs]
+        lines = ["def run(*args):", *(f"    {line}" for line in (*unpack, *body))]
+        return "\n".join(lines) + "\n"
+
+    # --- names
+
+    def _paths(self) -> list[tuple[int, str]]:
+        paths = self.traced.calling.paths
+        return [*enumerate(paths), *((len(paths) + k, f"lifted{k}") for k in range(len(self.traced.lifted)))]
+
+    def _name(self, i: int) -> str:
+        return f"x{i}"
+
+    def input(self, i: int) -> str:
+        """The variable of flat input `i`, which is unpacked because of this."""
+        self.inputs.add(i)
+        return self._name(i)
+
+    def _symbol(self, source: str) -> str:
+        names: dict[str, str] = {}
+        for i in self.meta.graph_inputs:
+            if f"{{arg{i}}}" in source:
+                names[f"arg{i}"] = self.input(i)
+        for k in range(self.meta.num_outputs):
+            names[f"out{k}"] = f"out[{k}]"
+        return source.format(**names)
+
+    # --- before the call
+
+    def _checks(self) -> list[str]:
+        """Assumptions about which inputs share memory; when one fails, the program itself runs."""
+        lines: list[str] = []
+        pointers: dict[int, str] = {}
+
+        def pointer(i: int) -> str:
+            if i not in pointers:
+                pointers[i] = f"p{i}"
+                lines.append(f"p{i} = {self.input(i)}.data_ptr()")
+            return pointers[i]
+
+        for d in self.meta.disjoint:
+            p, q = pointer(d.written), pointer(d.other)
+            apart = f" and {q} - {p} != {d.distance}" if d.distance is not None else ""
+            bytes_p, bytes_q = self._bytes(d.written_bytes), self._bytes(d.other_bytes)
+            lines += [f"if {p} < {q} + {bytes_q} and {q} < {p} + {bytes_p}{apart}:", "    return program(*args)"]
+        for base in self.meta.bases:
+            first = pointer(base.first)
+            for i, distance in zip(base.members, base.distances, strict=True):
+                if i != base.first:
+                    lines += [f"if {pointer(i)} - {first} != {distance}:", "    return program(*args)"]
+        return lines
+
+    def _bytes(self, n: int | str) -> str:
+        if isinstance(n, int):
+            return str(n)
+        for name, source in self.meta.symbols:
+            n = n.replace(name, f"({self._symbol(source)})") if "out" not in source else n
+        return f"({n})"
+
+    def _bases(self) -> list[str]:
+        lines = []
+        for k, base in enumerate(self.meta.bases):
+            first = self.input(base.first)
+            start = f" + {base.start}" if base.start > 0 else f" - {-base.start}" if base.start else ""
+            lines.append(f"base{k} = as_strided({first}, ({base.length},), (1,), {first}.storage_offset(){start})")
+        return lines
+
+    def _call(self) -> list[str]:
+        meta = self.meta
+        count = len(self.traced.calling.paths)
+        flat = self.traced.calling.in_spec is None
+        if flat and not meta.bases and meta.graph_inputs == tuple(range(count)):
+            arguments = "*args"
+        else:
+            arguments = ", ".join([*(self.input(i) for i in meta.graph_inputs), *(f"base{k}" for k in range(len(meta.bases)))])
+        call = f"{self.compiled_name}({arguments})"
+        used = bool(meta.num_outputs)
+        line = f"out = {call}" if used else call
+        return ["with no_autocast():", f"    {line}"] if meta.autocast else [line]
+
+    # --- after the call
+
+    def _input_steps(self) -> tuple[list[str], list[str]]:
+        contents, layouts = [], []
+        for k, base in enumerate(self.meta.bases):
+            if base.updated is not None:
+                contents.append(STEPS["copy_back"].code.format(input=f"base{k}", value=f"out[{base.updated}]"))
+        for i, info in enumerate(self.meta.input_info):
+            written_inside = info.updated is not None and info.updated in self.in_graph
+            for name in input_steps(mutation=info.mutation_type, in_graph=written_inside, merged=info.base is not None):
+                x = self.input(i)
+                if name == "bump_version" and not info.mutable_version:
+                    continue
+                if name in ("copy_back", "bump_version"):
+                    contents.append(STEPS[name].code.format(input=x, value=f"out[{info.updated}]"))
+                elif info.place_after is not None:
+                    layouts.append(STEPS[name].code.format(input=x, **self._layout(info.place_after, x)))
+                else:
+                    layouts.append(STEPS[name].code.format(input=x, value=f"r{info.storage_from}"))
+        return contents, layouts
+
+    def _output(self, k: int, info: OutputAliasInfo) -> str:
+        names: dict[str, str] = {"result": f"r{k}"}
+        if info.value is not None:
+            names["value"] = f"out[{info.value}]"
+        if info.constant is not None:
+            names["constant"] = info.constant
+        if info.output_type is OutputType.SAME_AS_OUTPUT:
+            names["earlier"] = f"r{info.source}"
+        elif info.output_type in (OutputType.IS_INPUT, OutputType.ALIAS_OF_INPUT):
+            assert info.source is not None
+            names["input"] = names["source"] = self.input(info.source)
+        elif info.source is not None:
+            names["base"] = names["source"] = f"out[{info.source}]"
+        if info.place is not None:
+            names |= self._layout(info.place, names["source"], dtype=info.place.dtype if info.requires_dtype_view else None)
+        (step,) = output_steps(output=info.output_type, known=info.constant is not None, dtype_view=info.requires_dtype_view)
+        return STEPS[step].code.format(**names)
+
+    def _layout(self, place: Place, source: str, dtype: str | None = None) -> dict[str, str]:
+        """Sizes, strides and the offset as source text; offsets count from the source's first element."""
+        first = f"{source}.storage_offset()" if dtype is None else ""
+        offset = str(place.offset) if not first else first if place.offset == 0 else f"{first} + {place.offset}"
+        out = {"size": _tuple(place.size), "stride": _tuple(place.stride), "offset": offset}
+        return out if dtype is None else {**out, "dtype": dtype}
+
+    def _return(self) -> str:
+        results = [f"r{k}" for k in range(self.meta.num_user_outputs)]
+        calling = self.traced.calling
+        if calling.out_spec is not None:
+            text = result_text(calling.out_spec, list(results))
+            return f"return {text}" if text is not None else f"return tree_unflatten([{', '.join(results)}], out_spec)"
+        if calling.out_type is list:
+            return f"return [{', '.join(results)}]"
+        return f"return ({', '.join(results)}{',' if len(results) == 1 else ''})"
+
+
+def _tuple(values: tuple[int | str, ...]) -> str:
+    return f"({', '.join(str(v) for v in values)}{',' if len(values) == 1 else ''})"
