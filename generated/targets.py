@@ -45,11 +45,11 @@ class DtypeSpelling:
 
 CPU_TARGETS: dict[str, CpuTarget] = {
     # spec: avx2
-    "avx2": CpuTarget("avx2", 8, "__AVX2__", ("-march=x86-64-v3", ), 16, 32768, 524288),
+    "avx2": CpuTarget("avx2", 8, "__AVX2__", ("-march=x86-64-v3",), 16, 32768, 524288),
     # spec: avx512
-    "avx512": CpuTarget("avx512", 16, "__AVX512F__", ("-march=x86-64-v4", ), 32, 32768, 1048576),
+    "avx512": CpuTarget("avx512", 16, "__AVX512F__", ("-march=x86-64-v4",), 32, 32768, 1048576),
     # spec: neon
-    "neon": CpuTarget("neon", 4, "__ARM_NEON", ("-march=armv8-a", ), 32, 65536, 1048576),
+    "neon": CpuTarget("neon", 4, "__ARM_NEON", ("-march=armv8-a",), 32, 65536, 1048576),
     # spec: scalar
     "scalar": CpuTarget("scalar", 4, "", (), 16, 32768, 262144),
 }

@@ -15,7 +15,9 @@ from triton.runtime.interpreter import TensorHandle
 def _emulate(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         first = next(a for a in args if isinstance(a, tl.tensor))
-        arrays = np.broadcast_arrays(*(a.handle.data if isinstance(a, tl.tensor) else np.asarray(a, first.handle.data.dtype) for a in args))
+        arrays = np.broadcast_arrays(
+            *(a.handle.data if isinstance(a, tl.tensor) else np.asarray(a, first.handle.data.dtype) for a in args)
+        )
         result = function(*(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays)).numpy().reshape(arrays[0].shape)
         shaped = next((a for a in args if isinstance(a, tl.tensor) and a.handle.data.shape == result.shape), first)
         return tl.tensor(TensorHandle(result, first.handle.dtype), shaped.type)

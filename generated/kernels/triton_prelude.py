@@ -610,5 +610,3 @@ def combine_argmin(a, i, b, j):
 @triton.jit
 def argmin(x, axis: tl.constexpr, position):
     return tl.reduce((x, position), axis, combine_argmin)[1]
-
-

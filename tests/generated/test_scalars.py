@@ -2,12 +2,13 @@
 # Spec: specs/scalars.yaml
 # Command: make generate
 
-"""Every scalar, at every dtype that it takes, on every target, against torch. The method is in tests/support/scalars.py."""
+"""Every scalar, at every dtype that it takes, on every target, against torch.
+
+The method is in tests/support/scalars.py."""
 
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import pytest
 import torch
@@ -139,4 +140,4 @@ def test_triton_interpreter(interpreted: dict[str, torch.Tensor | str], name: st
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_triton_gpu(launched: dict[str, torch.Tensor | str], name: str) -> None:
-    check_triton(launched, name)
+    check_triton(launched, name, "cuda")

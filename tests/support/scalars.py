@@ -168,9 +168,9 @@ def _cases(s: Scalar) -> Iterator[Case]:
                     yield Case(s, args, result)
 
 
-def judge(case: Case, inputs: list[torch.Tensor], got: torch.Tensor) -> None:
-    """Raises AssertionError with the worst element where `got` is not what the contract allows."""
-    expected = case.reference(inputs)
+def judge(case: Case, inputs: list[torch.Tensor], got: torch.Tensor, device: str = "cpu") -> None:
+    """Raises AssertionError with an element where `got` is not what the contract allows; `device` is where eager runs."""
+    expected = case.reference([i.to(device) for i in inputs]).cpu()
     assert got.dtype == expected.dtype, f"{case.key}: {got.dtype}"
     if case.scalar.name == "bitcast" and got.dtype.is_floating_point:
         got, expected = (
@@ -180,7 +180,7 @@ def judge(case: Case, inputs: list[torch.Tensor], got: torch.Tensor) -> None:
     both_nan = got.isnan() & expected.isnan()
     exact = (got == expected) | both_nan
     bad = ~exact
-    if got.dtype.is_floating_point and case.scalar.ulp and case.kind == "float":
+    if got.dtype.is_floating_point and (case.scalar.ulp or device == "cuda") and case.kind == "float":
         wide = got.dtype == torch.float32
         true = case.reference([i.double() for i in inputs]) if wide else expected
         unit = ulp(true, got.dtype)
@@ -190,10 +190,14 @@ def judge(case: Case, inputs: list[torch.Tensor], got: torch.Tensor) -> None:
         )
         if not wide:
             # There is no wider reference: torch's own error (1 ulp as documented, some near a zero of the function) stands beside ours.
-            allowed = allowed + 1.5 + 8 * torch.finfo(torch.float64).eps / unit
+            allowed = allowed + 1.5 + 16 * torch.finfo(torch.float64).eps / unit
         rounded_up = got.isinf() & (true.abs() >= torch.finfo(got.dtype).max) & (got.sign() == true.sign())
         agrees = (got.isnan() & true.isnan()) | (got.double() == true.to(got.dtype).double()) | rounded_up
         bad = bad & ~agrees & ~(off <= allowed)
+        if device == "cuda":
+            # Triton links the device library so that it takes subnormal numbers, and what is next to them, as zero.
+            for t in (*inputs, true):
+                bad = bad & ~((t != 0) & (t.abs() < 2 * torch.finfo(got.dtype).smallest_normal))
         for at in bad.nonzero().flatten().tolist():
             # torch's float64 may itself be off near a pole or a zero: what remains in doubt is compared with many digits.
             bad[at] = not _agrees_exactly(
@@ -322,7 +326,7 @@ def triton_source() -> str:
 def run_triton(folder: Path, device: str) -> Path:
     """Run all kernels in a process of their own (in the interpreter on the CPU); returns the file with their results by key."""
     (folder / "scalar_kernels.py").write_text(triton_source())
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")])}
     environment.pop("TRITON_INTERPRET", None)
     if device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
@@ -333,12 +337,12 @@ def run_triton(folder: Path, device: str) -> Path:
     return results
 
 
-def check_triton(results: dict[str, torch.Tensor | str], name: str) -> None:
+def check_triton(results: dict[str, torch.Tensor | str], name: str, device: str = "cpu") -> None:
     """Judge all kernels of one scalar."""
     for case in cases(name):
         got = results[case.key]
         assert isinstance(got, torch.Tensor), f"{case.key}: {got}"
-        judge(case, case.inputs(), got)
+        judge(case, case.inputs(), got, device)
 
 
 def _main(device: str, results: str) -> None:
