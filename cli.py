@@ -48,11 +48,9 @@ def generate(
     if spec is None or out is None:
         root, changes = run.ROOT, run.generate(only=only or ())
     else:
-        from .generator.ahead import user_model, user_module
+        from .generator.ahead import user_module
 
-        modules = "".join(f" --import {m}" for m in imports or ())
-        text = user_module(spec, user_model(spec, imports or ()), f"opforge generate {spec.name} -o .{modules}")
-        root, files = out, run.format_files({spec.with_suffix(".py").name: text})
+        root, files = out, {spec.with_suffix(".py").name: user_module(spec, imports or ())}
         changes = run.plan_changes(files, root, ())
     if diff:
         sys.stdout.write("".join(c.diff() for c in changes))
@@ -82,14 +80,15 @@ def check(
             if path.resolve().is_relative_to(run.SPECS_DIR):
                 model = run.load_model()
             else:
-                from .generator.ahead import user_model
+                from .generator.ahead import check_user_file
 
-                model = user_model(path, imports or ())
+                model = check_user_file(path, imports or ())
         except OpforgeError as e:
             print(e, file=sys.stderr)
             failed = True
         else:
-            print(f"{path}: {sum(len(d.entries) for d in model.documents.values())} entries, no mistake")
+            count = sum(len(d.entries) for d in model.documents.values())
+            print(f"{path}: {count} {'entry' if count == 1 else 'entries'}, no mistake")
     raise typer.Exit(2 if failed else 0)
 
 
@@ -195,3 +194,6 @@ def main() -> None:
         # The reader of our output has gone (`opforge schemas | head`): nothing is left to say.
         sys.stderr.close()
         sys.exit(1)
+    except OSError as e:
+        print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
+        sys.exit(2)

@@ -1,4 +1,4 @@
-"""A user's spec file ahead of time: `opforge generate my_ops.yaml -o my_pkg/` writes `my_pkg/my_ops.py`."""
+"""A user's spec file on the command line: `opforge check my_ops.yaml`, `opforge generate my_ops.yaml -o my_pkg/`."""
 
 from __future__ import annotations
 
@@ -9,54 +9,51 @@ from pathlib import Path
 
 from ..errors import SpecError
 from .diagnostics import Diagnostics
-from .emit.lowerings import module_text, tables
 from .load import load_spec
 from .model import Model
-from .render import header, literal
-from .run import load_model, load_user_model
-from .torch_schemas import torch_lines
+from .run import format_files, load_model, load_user_model
+from .torch_schemas import TorchSchemas, torch_lines
+from .user import generate_module
 
 
-def user_model(path: Path, imports: Sequence[str] = ()) -> Model:
-    """The checked model of one user file over opforge's own specs.
+def check_user_file(path: Path, imports: Sequence[str] = ()) -> Model:
+    """The checked model of one user file over opforge's own specs. Raises `SpecError` with every mistake."""
+    return load_user_model(path, replace(load_model(), torch=user_schemas(path, imports)))
 
-    `imports` are modules that register the file's own operators with torch: they are imported, torch gives the schemas.
-    Raises `SpecError` with every mistake.
+
+def user_module(path: Path, imports: Sequence[str] = ()) -> str:
+    """The Python module of a user's operators: lowerings, tables, and `register()`, which makes them native.
+
+    Raises `SpecError` with every mistake of the file.
     """
-    base = load_model()
-    if imports:
-        for name in imports:
-            try:
-                import_module(name)
-            except ImportError as e:
-                raise SpecError(f"cannot import '{name}': {e}") from e
-        known = {packet.partition(".")[0] for packet in base.torch.packets()}
-        namespaces = sorted(namespaces_of(path) - known)
-        base = replace(base, torch=base.torch.extended(torch_lines(namespaces)))
-    return load_user_model(path, base)
-
-
-def namespaces_of(path: Path) -> set[str]:
-    """The operator namespaces that a file's entries name."""
-    entries = load_spec(path, Diagnostics()).entries
-    return {name.partition(".")[0] for e in entries for _, name in e.names() if "." in name}
-
-
-def user_module(path: Path, model: Model, command: str) -> str:
-    """The Python module of a user's operators: their lowerings, and `register()` to add them to the process."""
-    entries = model.part("ops")
-    if not entries:
-        raise SpecError(f"{path}: no 'op' entry, so there is nothing to generate")
-    made = tables(entries)["lowerings"]
-    names = {overload: where.partition(":")[2] for overload, where in made.items()}
     lines = [
         "",
         "",
         "def register() -> None:",
         '    """Make these operators native in this process."""',
-        "    from opforge.generated.ops import LOWERINGS",
+        "    from opforge.generated import ops",
         "",
-        *(f"    LOWERINGS.add({literal(o)}, {name})" for o, name in sorted(names.items())),
+        "    for overload, function in LOWERINGS.items():",
+        "        ops.LOWERINGS.add(overload, function)",
+        "    ops.EXTERN.update(EXTERN)",
     ]
-    module = path.with_suffix(".py").name
-    return header(module, path.name, command) + module_text(entries, "opforge.runtime.lower") + "\n".join(lines) + "\n"
+    text = generate_module(path, user_schemas(path, imports)) + "\n".join(lines) + "\n"
+    return format_files({"module.py": text})["module.py"]
+
+
+def user_schemas(path: Path, imports: Sequence[str]) -> TorchSchemas:
+    """Torch's schemas from the snapshot, with those of the file's own operators when `imports` register them.
+
+    `imports` are names of modules, which are imported; only then is torch loaded.
+    """
+    schemas = TorchSchemas.snapshot()
+    if not imports:
+        return schemas
+    for name in imports:
+        try:
+            import_module(name)
+        except ImportError as e:
+            raise SpecError(f"cannot import '{name}': {e}") from e
+    known = {packet.partition(".")[0] for packet in schemas.packets()}
+    own = {name.partition(".")[0] for e in load_spec(path, Diagnostics()) for _, name in e.names() if "." in name}
+    return schemas.extended(torch_lines(sorted(own - known)))

@@ -178,7 +178,10 @@ def _unknown_op(entry: Entry, k: int, name: str, model: Model, diags: Diagnostic
         text = f"'{packet}' has no overload '{parts[2]}'{did_you_mean(parts[2], overloads)}; it has {one_of(overloads)}"
         diags.error(_op_pos(entry, k), text)
     else:
-        diags.error(_op_pos(entry, k), f"torch has no operator '{packet}'{did_you_mean(packet, model.torch.packets())}")
+        hint = did_you_mean(packet, model.torch.packets())
+        if not any(p.startswith(parts[0] + ".") for p in model.torch.packets()):
+            hint = f"; if it is your own, import the module that registers it (--import){hint}"
+        diags.error(_op_pos(entry, k), f"torch has no operator '{packet}'{hint}")
 
 
 def _symbol(entry: Entry, schemas: tuple[TorchSchema, ...], names: Names, diags: Diagnostics) -> None:

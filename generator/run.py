@@ -1,4 +1,4 @@
-"""One run of the generator: load → check → build → emit → write. The two lists below say what there is.
+"""One run of the generator: load → check → build → emit → write. `SPECS` and `EMITTERS` say what there is.
 
 A new spec kind is a line in `SPECS`; a new output is a line in `EMITTERS`. Only `write_tree` touches the disk.
 """
@@ -204,6 +204,7 @@ def write_tree(changes: Iterable[Change], root: Path) -> None:
     the new one.
     """
     staged: list[tuple[Path, Path]] = []
+    root.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=".opforge-stage-", dir=root))
     try:
         changes = list(changes)
