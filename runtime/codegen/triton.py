@@ -1,0 +1,385 @@
+"""Kernels as Triton source.
+
+The outer loops are one block of points `xindex`; the inner loops of a phase are one index `rindex`, either a single tile (persistent: values
+stay in registers from phase to phase) or a loop over tiles with an accumulator for each reduction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import UnsupportedError
+from ...generated.scalars import REDUCTIONS, SCANS
+from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
+from ..ir.index import Atom, Expr, Val, Var, expr, of, product
+from ..ir.nodes import Buffer, Node, Size, contiguous_strides
+from ..schedule.memory import flat_index
+from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
+from .triton_tiles import changed, recompute_tiles, roots
+from .triton_values import HALF, TYPES, Scope, Values, held, kind_of, literal
+
+_PRELUDE = "opforge.generated.kernels.triton_prelude"
+PERSISTENT = 4096  # inner points that one tile may hold
+_ATOMICS = {"sum": "add", "max": "max", "min": "min"}
+_ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+_LIMITS = {
+    "uint8": (0, 255),
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+}
+_LIMITS["int64"] = (-(2**63), 2**63 - 1)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched: `ceil(outer / XBLOCK)` programs; RBLOCK is at least `inner` if persistent, else any power of two."""
+
+    outer: Size
+    inner: Size
+    persistent: bool
+
+
+def launch(kernel: Kernel) -> Launch:
+    """Numbers of points: of the outer loops, and of the largest phase."""
+    inners = [product(v.extent for v in p.inner) for p in kernel.phases]
+    known = [n for n in inners if isinstance(n, int)]
+    persistent = len(known) == len(inners) and max(known, default=1) <= PERSISTENT
+    return Launch(
+        product(v.extent for v in kernel.outer), max(known, default=1) if persistent else _largest(inners), persistent
+    )
+
+
+def render_kernel(kernel: Kernel, layouts: dict[str, Buffer], name: str | None = None) -> str:
+    """A Triton module with one function: pointers to what is read, to what is written, sizes, XBLOCK and RBLOCK.
+
+    Booleans are behind pointers to 8-bit integers. Raises UnsupportedError, with the reason, for what Triton cannot say here.
+    """
+    return _Renderer(kernel, layouts, name or kernel.name).render()
+
+
+class _Renderer:
+    def __init__(self, kernel: Kernel, layouts: dict[str, Buffer], name: str) -> None:
+        self.launch = launch(kernel)
+        self.kernel = kernel = recompute_tiles(kernel, self.launch.persistent)
+        self.layouts, self.name = layouts, name
+        self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
+        self.lines: list[str] = []
+        self.wide = self._wide()
+        top = Scope(self.lines)
+        self.v = Values(layouts, top, top, self.two_dim, self.wide)
+        self.points = self._digits(kernel.outer, "xindex")
+        self.groups: dict[tuple[Size, ...], int] = {}
+        self.scratch = {b.name: b for b in kernel.scratch}
+        self.scopes: dict[int, Scope] = {}  # of a persistent kernel: the values over the loops of each group
+
+    def _wide(self) -> bool:
+        total = product(v.extent for v in self.kernel.outer)
+        if any(isinstance(n, Expr) for n in (total, self.launch.inner)):
+            return True
+        for b in (*self.kernel.reads, *self.kernel.writes):
+            layout = self.layouts[b]
+            span: Size = layout.offset
+            for n, s in zip(layout.shape, layout.stride or contiguous_strides(layout.shape), strict=True):
+                span = span + n * s
+            if isinstance(span, Expr) or span >= 2**31:
+                return True
+        return isinstance(total, int) and total >= 2**31
+
+    # -- the function ----------------------------------------------------------------------------------------------
+    def render(self) -> str:
+        if self.kernel.serial and any(
+            isinstance(st, Store) and st.mode == "set" and _indirect(st.index)
+            for p in self.kernel.phases
+            for st in p.body
+        ):
+            raise UnsupportedError("updates whose order matters have no Triton form")
+        written: set[str] = set()
+        for phase in self.kernel.phases:
+            if not phase.body:
+                continue
+            touched = {ld.attr.buffer for st in phase.body for root in roots(st) for ld in root.loads()}
+            touched |= {st.buffer for st in phase.body if isinstance(st, Store) and st.mode != "set"}
+            if touched & written:
+                self.lines.append("tl.debug_barrier()")
+                self._forget()
+            self.phase(phase)
+            written |= {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.scratch}
+        return self._module()
+
+    def _forget(self) -> None:
+        """Values read before a store may be stale after it."""
+        for scope in (self.v.flat, *self.scopes.values()):
+            scope.names.clear()
+
+    def _module(self) -> str:
+        arguments = [
+            *self.kernel.reads,
+            *self.kernel.writes,
+            *self.kernel.symbols,
+            "XBLOCK: tl.constexpr",
+            "RBLOCK: tl.constexpr",
+        ]
+        head = [
+            "import triton",
+            "import triton.language as tl",
+            "",
+            f"import {_PRELUDE} as tp",
+            "",
+            "",
+            "@triton.jit",
+            f"def {self.name}({', '.join(arguments)}):",
+        ]
+        if self.kernel.origins:
+            head.append(f"    # {', '.join(self.kernel.origins)}")
+        column = "[:, None]" if self.two_dim else ""
+        start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
+        body = [
+            f"xindex = {start} * XBLOCK + tl.arange(0, XBLOCK){column}",
+            f"xmask = xindex < {self.v.expr(expr(self.launch.outer))}",
+        ]
+        body += self.points
+        return "\n".join(head + [f"    {line}" for line in body + self.v.constants + self.lines]) + "\n"
+
+    def _digits(self, loops: tuple[Var, ...], index: str) -> list[str]:
+        """Each loop variable as a digit of a flat index."""
+        lines: list[str] = []
+        step: Size = 1
+        live = [v for v in loops if v.extent != 1]
+        for v in reversed(live):
+            text = index if step == 1 else f"{index} // {_paren(self.v.expr(expr(step)))}"
+            if v is not live[0]:
+                text = f"{text if step == 1 else f'({text})'} % {_paren(self.v.expr(expr(v.extent)))}"
+            lines.append(f"{v.name} = {text}")
+            self.v.loop_names[v] = v.name
+            step = product((step, v.extent))
+        return lines
+
+    # -- phases ----------------------------------------------------------------------------------------------------
+    def phase(self, phase: Phase) -> None:
+        extents = tuple(v.extent for v in phase.inner if v.extent != 1)
+        # Phases over equal loops share their variables, and with them the values that a persistent kernel keeps.
+        group = self.groups.setdefault(extents, len(self.groups))
+        loops = tuple(Var(f"r{group}_{k}", n) for k, n in enumerate(extents))
+        live = iter(loops)
+        mapping: dict[Atom, int | Expr] = {v: of(next(live)) if v.extent != 1 else 0 for v in phase.inner}
+        body = tuple(changed(st, mapping, _keep) for st in phase.body)
+        self.v.inner = frozenset(loops)
+        self.v.inner_mask = f"rmask{group}"
+        if not loops:
+            self.v.deep = self.v.flat
+            self._values_first(body)
+            for st in body:
+                self.flat_statement(st)
+            return
+        count = self.v.expr(expr(product(extents)))
+        if not self.launch.persistent:
+            self.looped(body, group, loops, count)
+            return
+        if group not in self.scopes:
+            self.scopes[group] = Scope(self.lines)
+            self.lines += [f"rindex{group} = tl.arange(0, RBLOCK)[None, :]", f"rmask{group} = rindex{group} < {count}"]
+            self.lines += self._digits(loops, f"rindex{group}")
+        self.v.deep = self.scopes[group]
+        self._values_first(body)
+        for st in body:
+            self.tile_statement(st, group, loops)
+
+    def _values_first(self, body: tuple[Statement, ...]) -> None:
+        """Read everything before the first store, which may be in place; but not what this phase itself stores."""
+        stored = {st.buffer for st in body if not isinstance(st, Reduce)}
+        loaded = [root for st in body for root in roots(st)]
+        if not any(ld.attr.buffer in stored for root in loaded for ld in root.loads()):
+            for root in loaded:
+                self.v.node(root)
+
+    def flat_statement(self, st: Statement) -> None:
+        if isinstance(st, Reduce):
+            self.v.local[st.name] = (
+                self.v.node(st.value) if st.kind not in ("argmax", "argmin") else self.v.constant(0, "int64")
+            )
+        else:
+            self.store(st, self.v.node(st.value), False)
+
+    def tile_statement(self, st: Statement, group: int, loops: tuple[Var, ...]) -> None:
+        value = self.v.node(st.value)
+        if isinstance(st, Reduce):
+            self.v.local[st.name] = st.name
+            self.lines.append(f"{st.name} = {self.reduced(st, self.spread(st, value, group), f'rindex{group}')}")
+        elif isinstance(st, Scan):
+            one = self._scanned(st, value, loops, group)
+            self.store(st, one, True)
+        else:
+            self.store(st, value, True)
+
+    def looped(self, body: tuple[Statement, ...], group: int, loops: tuple[Var, ...], count: str) -> None:
+        """A loop over tiles: accumulators before, statements inside, final reductions after."""
+        before: list[str] = []
+        inside = [f"rindex{group} = roffset + tl.arange(0, RBLOCK)[None, :]", f"rmask{group} = rindex{group} < {count}"]
+        after: list[str] = []
+        inside += self._digits(loops, f"rindex{group}")
+        self.v.deep = Scope(inside)
+        ends: list[tuple[Reduce, str]] = []
+        self._values_first(body)
+        for st in body:
+            value = self.v.node(st.value)
+            if isinstance(st, Reduce):
+                before += self._start(st)
+                inside += self._combine(st, value, group)
+                ends.append((st, f"{st.name}_acc"))
+            elif isinstance(st, Scan):
+                one = self._scanned_in_loop(st, value, loops, group, before)
+                self.store(st, one, True)
+            else:
+                self.store(st, value, True)
+        for st, acc in ends:
+            after.append(f"{st.name} = {self.reduced(st, acc, f'{st.name}_pos')}")
+            self.v.local[st.name] = st.name
+        self.lines += before
+        self.lines.append(f"for roffset in range(0, {count}, RBLOCK):")
+        self.lines += [f"    {line}" for line in inside]
+        self.lines += after
+
+    # -- reductions ------------------------------------------------------------------------------------------------
+    def _identity(self, kind: str, dtype: str, scan: bool = False) -> str:
+        value = (SCANS if scan else REDUCTIONS)[kind].identity[kind_of(dtype)]
+        if isinstance(value, str):
+            value = _LIMITS[dtype][0 if value == "lowest" else 1]
+        if kind_of(dtype) == "float":
+            value = float(value)
+        return literal(value)
+
+    def spread(self, st: Reduce | Scan, value: str, group: int) -> str:
+        """The value over the whole tile, the identity outside of the loops."""
+        dtype = st.value.dtype
+        value = self._positional(st, value)
+        identity = self._identity(st.kind, dtype, isinstance(st, Scan))
+        if dtype == "bool" and self._is_position(st):
+            identity = "0" if st.kind == "argmax" else "1"
+            dtype = "int8"
+        return f"tl.where(xmask & rmask{group}, {value}, tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)}))"
+
+    @staticmethod
+    def _is_position(st: Reduce | Scan) -> bool:
+        return st.kind in ("argmax", "argmin")
+
+    def _positional(self, st: Reduce | Scan, value: str) -> str:
+        return f"({value}).to(tl.int8)" if self._is_position(st) and st.value.dtype == "bool" else value
+
+    def reduced(self, st: Reduce, block: str, position: str) -> str:
+        kind, dtype = st.kind, st.value.dtype
+        if dtype == "bool":
+            kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
+        if self._is_position(st):
+            position = f"tl.broadcast_to({position}, [XBLOCK, RBLOCK])"
+        text = TRITON_REDUCTIONS[kind].format(block, 1, position)
+        text = f"{text}[:, None]"
+        if st.dtype in HALF:
+            return f"tp.to_dtype({text}, {TYPES[st.dtype]})"
+        return text if st.dtype == "bool" else f"{text}.to({TYPES[st.dtype]})"
+
+    def _start(self, st: Reduce) -> list[str]:
+        dtype = st.value.dtype
+        identity = self._identity(st.kind, dtype)
+        if self._is_position(st) and dtype == "bool":
+            identity, dtype = ("0" if st.kind == "argmax" else "1"), "int8"
+        lines = [f"{st.name}_acc = tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)})"]
+        if self._is_position(st):
+            index = ("tl.int64", 2**63 - 1) if self.wide else ("tl.int32", 2**31 - 1)
+            lines.append(f"{st.name}_pos = tl.full([XBLOCK, RBLOCK], {index[1]}, {index[0]})")
+        return lines
+
+    def _combine(self, st: Reduce, value: str, group: int) -> list[str]:
+        acc, mask = f"{st.name}_acc", f"xmask & rmask{group}"
+        if self._is_position(st):
+            pos = f"{st.name}_pos"
+            index = f"rindex{group}" + (".to(tl.int64)" if self.wide else "")
+            return [
+                f"{st.name}_a, {st.name}_i = tp.combine_{st.kind}({acc}, {pos}, {self._positional(st, value)}, {index})",
+                f"{acc} = tl.where({mask}, {st.name}_a, {acc})",
+                f"{pos} = tl.where({mask}, {st.name}_i, {pos})",
+            ]
+        kind = st.kind
+        if st.value.dtype == "bool":
+            kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
+        combined = f"{TRITON_COMBINE[kind]}({acc}, {value})"
+        if kind_of(st.value.dtype) == "int":
+            combined += f".to({TYPES[st.value.dtype]})"
+        return [f"{acc} = tl.where({mask}, {combined}, {acc})"]
+
+    # -- scans -----------------------------------------------------------------------------------------------------
+    def _scan_of(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
+        if len(loops) > 1:
+            raise UnsupportedError("a scan inside another inner loop has no Triton form")
+        combine = TRITON_COMBINE.get(st.kind)
+        if combine is None:
+            raise UnsupportedError(f"scan {st.kind!r} has no Triton form")
+        return f"tl.associative_scan({self.spread(st, value, group)}, 1, {combine})"
+
+    def _scanned(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
+        name = self.v.fresh()
+        self.lines.append(f"{name} = {self._scan_of(st, value, loops, group)}")
+        return name
+
+    def _scanned_in_loop(self, st: Scan, value: str, loops: tuple[Var, ...], group: int, before: list[str]) -> str:
+        """The scan of a tile, continued from the tiles before it."""
+        name, carry = self.v.fresh(), self.v.fresh()
+        own = held(st.value.dtype)
+        # The running total of a long sum loses digits in float32: what is carried from tile to tile is held in float64.
+        total = "tl.float64" if own == "tl.float32" and not SCANS[st.kind].exact else own
+        before.append(f"{carry} = tl.full([XBLOCK, 1], {self._identity(st.kind, st.value.dtype, True)}, {total})")
+        combine, scan, lines = TRITON_COMBINE[st.kind], self._scan_of(st, value, loops, group), self.v.deep.lines
+        lines.append(f"{name} = {combine}(tl.broadcast_to({carry}, [XBLOCK, RBLOCK]), {scan}.to({total})).to({own})")
+        last = f"tl.reduce({self.spread(st, value, group)}, 1, {combine})[:, None].to({total})"
+        lines.append(f"{carry} = {combine}({carry}, {last}).to({total})")
+        return name
+
+    # -- stores ----------------------------------------------------------------------------------------------------
+    def store(self, st: Store | Scan, value: str, deep: bool) -> None:
+        if st.buffer in self.scratch:
+            # A tile that is left stays in registers: its loads are this value.
+            kept = self.v.fresh()
+            self.lines.append(f"{kept} = tl.broadcast_to({value}, [XBLOCK, {'RBLOCK' if deep else '1'}])")
+            self.v.local[st.buffer] = kept
+            if deep:
+                self.v.deep_tiles.add(st.buffer)
+            return
+        for e in st.index:
+            for a in sorted(e.atoms(), key=lambda a: a.text):
+                if isinstance(a, Val):
+                    self.v.node(a.node)
+        where = self.v.expr(flat_index(st.index, self.layouts[st.buffer]))
+        mask = f"xmask & {self.v.inner_mask}" if deep else "xmask"
+        if isinstance(st, Store) and st.mask is not None:
+            mask = f"{mask} & {self.v.node(st.mask)}"
+        dtype = self.layouts[st.buffer].dtype
+        mode = st.mode if isinstance(st, Store) else "set"
+        # Pointer and value must be blocks of one shape.
+        shape = "[XBLOCK, RBLOCK]" if deep else "[XBLOCK, 1]" if self.two_dim else "[XBLOCK]"
+        typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
+        arguments = (
+            f"{st.buffer} + tl.broadcast_to(xindex * 0 + {where}, {shape}), tl.broadcast_to({typed}, {shape}), {mask}"
+        )
+        lines = self.v.deep.lines if deep else self.lines
+        if mode == "set":
+            lines.append(f"tl.store({arguments})")
+        elif mode in _ATOMICS and dtype in _ATOMIC_DTYPES and not (mode != "sum" and dtype in HALF):
+            lines.append(f'tl.atomic_{_ATOMICS[mode]}({arguments}, sem="relaxed")')
+        else:
+            raise UnsupportedError(f"an indexed update by {mode!r} of {dtype} has no Triton atomic")
+
+
+def _keep(_: Node) -> None:
+    return None
+
+
+def _paren(text: str) -> str:
+    return text if text.isalnum() else f"({text})"
+
+
+def _largest(sizes: list[Size]) -> Size:
+    return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
+
+
+def _indirect(index: tuple[Expr, ...]) -> bool:
+    return any(isinstance(a, Val) for e in index for a in e.atoms())

@@ -1,0 +1,135 @@
+"""Scratch tiles have no memory on a GPU: each is either a value that stays in registers, or computed again where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ...errors import UnsupportedError
+from ..ir.index import Atom, Expr, Val, Var, expr, of, recombine
+from ..ir.nodes import Buffer, Node, Size, contiguous_strides, indirect, rebuild
+from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
+
+
+@dataclass(frozen=True)
+class _Tile:
+    buffer: Buffer
+    phase: int
+    inner: tuple[Var, ...]
+    store: Store | Scan
+
+
+def roots(st: Statement) -> list[Node]:
+    """Every scalar expression of a statement, also those inside its store index."""
+    found = [st.value]
+    if isinstance(st, Store) and st.mask is not None:
+        found.append(st.mask)
+    if not isinstance(st, Reduce):
+        found += [a.node for e in st.index for a in sorted(e.atoms(), key=lambda a: a.text) if isinstance(a, Val)]
+    return found
+
+
+def changed(st: Statement, mapping: Mapping[Atom, int | Expr], leaf: Callable[[Node], Node | None]) -> Statement:
+    """The statement over other loop variables, and with loads replaced."""
+    memo: dict[Node, Node] = {}
+
+    def node(n: Node) -> Node:
+        return rebuild(n, leaf, mapping, memo)
+
+    if isinstance(st, Reduce):
+        return replace(st, value=node(st.value))
+    index = tuple(e.subst(mapping, lambda v: indirect(node(v.node), v.lo, v.hi)) for e in st.index)
+    if isinstance(st, Scan):
+        return replace(st, value=node(st.value), index=index)
+    return replace(st, value=node(st.value), index=index, mask=None if st.mask is None else node(st.mask))
+
+
+def flat_of(index: tuple[Expr, ...], shape: tuple[Size, ...]) -> Expr:
+    """Row-major position."""
+    total = expr(0)
+    for e, s in zip(index, contiguous_strides(shape), strict=True):
+        total = total + e * s
+    return recombine(total)
+
+
+def recompute_tiles(kernel: Kernel, persistent: bool) -> Kernel:
+    """The kernel with only those tiles left that can stay in registers: written and read in the order of equal loops, in one tile."""
+    if not kernel.scratch:
+        return kernel
+    shapes = {b.name: b for b in kernel.scratch}
+    tiles = {
+        st.buffer: _Tile(shapes[st.buffer], p, phase.inner, st)
+        for p, phase in enumerate(kernel.phases)
+        for st in phase.body
+        if not isinstance(st, Reduce) and st.buffer in shapes
+    }
+    keep = {name for name, t in tiles.items() if persistent and _in_order(kernel, t)}
+    phases: list[Phase] = []
+    stored: list[set[str]] = []  # global buffers that the phases before write
+    so_far: set[str] = set()
+    for p, phase in enumerate(kernel.phases):
+        stored.append(set(so_far))
+        body: list[Statement] = []
+        for st in phase.body:
+            if not isinstance(st, Reduce) and st.buffer in tiles and st.buffer not in keep:
+                # What it holds must be known in terms of what is left.
+                tiles[st.buffer] = replace(
+                    tiles[st.buffer], store=changed(st, {}, _reader(tiles, keep, stored, p, phase))
+                )  # type: ignore[arg-type]
+                continue
+            body.append(changed(st, {}, _reader(tiles, keep, stored, p, phase)))
+            if not isinstance(st, Reduce) and st.buffer not in tiles:
+                so_far.add(st.buffer)
+        phases.append(Phase(phase.inner, tuple(body)))
+    return replace(kernel, phases=tuple(phases), scratch=tuple(b for b in kernel.scratch if b.name in keep))
+
+
+def _in_order(kernel: Kernel, t: _Tile) -> bool:
+    if not _is_identity(t.store.index, t.buffer, t.inner):
+        return False
+    extents = _extents(t.inner)
+    for phase in kernel.phases:
+        for ld in (
+            ld for st in phase.body for root in roots(st) for ld in root.loads() if ld.attr.buffer == t.buffer.name
+        ):
+            if _extents(phase.inner) != extents or not _is_identity(ld.attr.index, t.buffer, phase.inner):
+                return False
+    return True
+
+
+def _extents(loops: tuple[Var, ...]) -> tuple[Size, ...]:
+    return tuple(v.extent for v in loops if v.extent != 1)
+
+
+def _is_identity(index: tuple[Expr, ...], tile: Buffer, loops: tuple[Var, ...]) -> bool:
+    order = flat_of(tuple(of(v) for v in loops), tuple(v.extent for v in loops))
+    return not recombine(flat_of(index, tile.shape) - order).terms
+
+
+def _reader(
+    tiles: dict[str, _Tile], keep: set[str], stored: list[set[str]], p: int, phase: Phase
+) -> Callable[[Node], Node | None]:
+    def leaf(ld: Node) -> Node | None:
+        t = tiles.get(ld.attr.buffer)
+        if t is None or t.buffer.name in keep:
+            return None
+        name = t.buffer.name
+        if not isinstance(t.store, Store) or t.store.mode != "set" or t.store.mask is not None:
+            raise UnsupportedError(f"scratch tile {name!r} cannot be computed again where it is read")
+        # A store in between may have gone over what the tile was computed from (an update in place).
+        if stored[p] - stored[t.phase]:
+            raise UnsupportedError(f"scratch tile {name!r} is read after stores; it cannot be computed again")
+        stores = any(not isinstance(st, Reduce) and st.buffer not in tiles for st in phase.body)
+        if stores and not _is_identity(ld.attr.index, t.buffer, phase.inner):
+            raise UnsupportedError(
+                f"scratch tile {name!r} is read at other points than those that are stored; it cannot be computed again"
+            )
+        mapping: dict[Atom, int | Expr] = {v: 0 for v in t.inner}
+        for place, at in zip(t.store.index, ld.attr.index, strict=True):
+            if place.var is not None:
+                mapping[place.var] = at
+            elif place != 0:
+                raise UnsupportedError(f"scratch tile {name!r} is written in another order than its loops")
+        return rebuild(t.store.value, lambda _: None, mapping)
+
+    return leaf

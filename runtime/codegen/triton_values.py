@@ -1,0 +1,203 @@
+"""Scalar expressions and coordinates in Triton's language: one assignment a node, blocks of two kinds.
+
+A value that depends on the outer loops only is a block `[XBLOCK, 1]`; one that depends on the loops of a phase is `[XBLOCK, RBLOCK]` (in a
+kernel without inner loops, both are `[XBLOCK]`). float16 and bfloat16 are held in float32, rounded after each operation of that dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...errors import UnsupportedError
+from ...generated.scalars import SCALARS
+from ...generated.triton_scalars import TRITON, TRITON_KIND
+from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds
+from ..ir.nodes import FLOATS, Buffer, Node
+from ..schedule.memory import flat_index
+
+TYPES = {
+    "float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.float32", "float64": "tl.float64", "int8": "tl.int8",
+    "int16": "tl.int16", "int32": "tl.int32", "int64": "tl.int64", "uint8": "tl.uint8", "bool": "tl.int1",
+}  # fmt: skip
+HALF = ("float16", "bfloat16")
+_INT32 = 2**31 - 1
+
+
+def held(dtype: str) -> str:
+    """The Triton type in which values of a dtype are held."""
+    return "tl.float32" if dtype in HALF else TYPES[dtype]
+
+
+def literal(value: float | int | bool) -> str:
+    """A number as Triton's compiler reads it."""
+    return (
+        f'float("{value!r}")'
+        if isinstance(value, float) and (value != value or abs(value) == float("inf"))
+        else repr(value)
+    )
+
+
+def kind_of(dtype: str) -> str:
+    return "float" if dtype in FLOATS else "bool" if dtype == "bool" else "int"
+
+
+@dataclass
+class Scope:
+    """Where code goes. `names` are the values already computed, by node."""
+
+    lines: list[str]
+    names: dict[Node, str] = field(default_factory=dict)
+
+
+@dataclass
+class Values:
+    """Emits nodes. `inner` are the loops of the current phase: what depends on them goes to `deep`, all else to `flat`.
+
+    layouts  shape, strides and dtype of each global buffer; `local` the variable of each register and tile.
+    wide     coordinates need 64 bits.
+    """
+
+    layouts: dict[str, Buffer]
+    flat: Scope
+    deep: Scope
+    two_dim: bool
+    wide: bool
+    inner: frozenset[Var] = frozenset()
+    local: dict[str, str] = field(default_factory=dict)
+    loop_names: dict[Atom, str] = field(default_factory=dict)
+    inner_mask: str = ""
+    deep_tiles: set[str] = field(default_factory=set)
+    counter: int = 0
+    constants: list[str] = field(default_factory=list)
+    constant_names: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def fresh(self) -> str:
+        self.counter += 1
+        return f"v{self.counter - 1}"
+
+    def is_deep(self, n: Node) -> bool:
+        return not self.inner.isdisjoint(n.vars()) or any(ld.attr.buffer in self.deep_tiles for ld in n.loads())
+
+    # -- scalars ---------------------------------------------------------------------------------------------------
+    def node(self, root: Node) -> str:
+        """Emit what is missing of an expression; returns the variable (or constant) that holds it."""
+        for n in root.walk(lambda n: n in self.flat.names or n in self.deep.names):
+            if n.op == "const":
+                self.flat.names[n] = self.constant(n.attr, n.dtype)
+                continue
+            if n.op == "load" and n.attr.buffer in self.local:
+                scope = self.deep if n.attr.buffer in self.deep_tiles else self.flat
+                scope.names[n] = self.local[n.attr.buffer]
+                continue
+            scope = self.deep if self.is_deep(n) else self.flat
+            name = self.fresh()
+            scope.lines.append(f"{name} = {self.load(n) if n.op == 'load' else self.scalar(n)}")
+            scope.names[n] = name
+        return self.named(root)
+
+    def named(self, n: Node) -> str:
+        return self.deep.names[n] if n in self.deep.names else self.flat.names[n]
+
+    def constant(self, value: float | int | bool, dtype: str) -> str:
+        """Typed constants, so that every scalar function knows its argument's type. Defined at the top of the kernel."""
+        key = (literal(value), held(dtype))
+        if key not in self.constant_names:
+            self.constant_names[key] = f"c{len(self.constant_names)}"
+            shape = "[1, 1]" if self.two_dim else "[1]"
+            self.constants.append(f"{self.constant_names[key]} = tl.full({shape}, {key[0]}, {key[1]})")
+        return self.constant_names[key]
+
+    def scalar(self, n: Node) -> str:
+        if n.op == "index":
+            lo, hi = bounds(n.attr)
+            wide = self.wide or lo is None or hi is None or lo < -_INT32 or hi > _INT32
+            text = self.expr(n.attr, wide)
+            return text if wide else f"({text}).to(tl.int64)"
+        args = [self.named(a) for a in n.args]
+        if n.op == "bitcast":
+            return self.bitcast(n, args[0])
+        spelled = TRITON_KIND.get((n.op, kind_of(n.args[0].dtype))) if n.args else None
+        spelled = spelled or TRITON.get(n.op)
+        if spelled is None:
+            raise UnsupportedError(f"scalar {n.op!r} has no Triton spelling in specs/scalars.yaml")
+        text = spelled.format(*args, T=TYPES[n.dtype])
+        if n.dtype in HALF and n.op not in ("to_dtype", "where") and SCALARS[n.op].ulp != 0:
+            return f"tp.to_dtype({text}, {TYPES[n.dtype]})"
+        return text
+
+    def bitcast(self, n: Node, arg: str) -> str:
+        source, target = n.args[0].dtype, n.dtype
+        stored = f"({arg}).to({TYPES[source]})" if source in HALF else arg
+        text = f"tp.bitcast({stored}, {TYPES[target]})"
+        return f"({text}).to(tl.float32)" if target in HALF else text
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+    def load(self, n: Node) -> str:
+        where = flat_index(n.attr.index, self.layouts[n.attr.buffer])
+        depends = self.depends(n)
+        text = f"tl.load({n.attr.buffer} + {self.place(where, depends)}, {self.mask(n)}, other=0)"
+        if n.dtype in HALF:
+            return f"{text}.to(tl.float32)"
+        return f"({text} != 0)" if n.dtype == "bool" else text
+
+    def mask(self, n: Node) -> str:
+        """Where a load happens: inside the loops that it depends on, and where its own mask says so."""
+        x, r = self.depends(n)
+        parts = (
+            (["xmask"] if x else []) + ([self.inner_mask] if r else []) + ([self.named(n.args[0])] if n.args else [])
+        )
+        return " & ".join(parts)
+
+    def depends(self, n: Node) -> tuple[bool, bool]:
+        """Whether the value's block has the outer (and the inner) dimension. A load always has one: masks are blocks."""
+        tiles = any(ld.attr.buffer in self.deep_tiles for ld in n.loads())
+        r = tiles or not self.inner.isdisjoint(n.vars())
+        x = tiles or any(v not in self.inner for v in n.vars()) or any(ld.attr.buffer in self.local for ld in n.loads())
+        return (x or not r, r) if n.op == "load" or any(True for _ in n.loads()) else (x, r)
+
+    def place(self, where: Expr, depends: tuple[bool, bool]) -> str:
+        """An offset as a block of the dimensions in `depends`, which may be more than its own."""
+        x = r = False
+        for a in where.atoms():
+            if isinstance(a, Var):
+                x, r = x or a not in self.inner, r or a in self.inner
+            elif isinstance(a, Val):
+                vx, vr = self.depends(a.node)
+                x, r = x or vx, r or vr
+        text = self.expr(where)
+        if (x, r) == depends:
+            return f"({text})"
+        if not self.two_dim:
+            return f"(xindex * 0 + {text})"
+        x, r = depends
+        return f"tl.broadcast_to(xindex * 0 + {text}, [{'XBLOCK' if x else '1'}, {'RBLOCK' if r else '1'}])"
+
+    # -- coordinates -----------------------------------------------------------------------------------------------
+    def expr(self, e: Expr, wide: bool | None = None) -> str:
+        """An index expression as Triton arithmetic. Division is C's there, so floors of what may be negative are spelled out."""
+        wide = self.wide if wide is None else wide
+        out = ""
+        for monomial, c in e.terms:
+            factors = [self.atom(a, wide) for a in monomial]
+            if not factors or abs(c) != 1:
+                factors.append(str(abs(c)))
+            text = " * ".join(factors)
+            out += f" - {text}" if c < 0 and out else f"-{text}" if c < 0 else f" + {text}" if out else text
+        return out or "0"
+
+    def atom(self, a: Atom, wide: bool) -> str:
+        if isinstance(a, Val):
+            return self.named(a.node)
+        if isinstance(a, Sym):
+            return a.name
+        if isinstance(a, Var):
+            name = self.loop_names[a]
+            return f"{name}.to(tl.int64)" if wide and not self.wide else name
+        assert isinstance(a, Quotient)
+        num, den = f"({self.expr(a.num, wide)})", self.expr(a.den, wide)
+        den = den if a.den.is_const or a.den.atom is not None else f"({den})"
+        lo = bounds(a.num)[0]
+        if lo is not None and lo >= 0:
+            return f"({num} {a.kind} {den})"
+        remainder = f"(({num} % {den} + {den}) % {den})"
+        return remainder if a.kind == "%" else f"(({num} - {remainder}) // {den})"

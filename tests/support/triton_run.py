@@ -1,0 +1,155 @@
+"""Runs generated Triton kernels without a GPU: by Triton's interpreter on CPU tensors, and through the compiler to a cubin for sm_90."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opforge.runtime.codegen.triton import launch, render_kernel
+from opforge.runtime.ir.facts import evaluate
+from opforge.runtime.ir.nodes import Buffer
+from opforge.runtime.schedule.plan import Kernel, Plan, ViewOf
+
+SIGNATURES = {
+    "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "int8": "*i8", "int16": "*i16", "int32": "*i32",
+    "int64": "*i64", "uint8": "*u8", "bool": "*i8",
+}  # fmt: skip
+
+
+@dataclass
+class Job:
+    """Kernels to run in order over one memory: every global buffer's 1-D storage, in its dtype (aliases share a tensor)."""
+
+    kernels: list[Kernel]
+    layouts: dict[str, Buffer]
+    memory: dict[str, torch.Tensor]
+    sizes: dict[str, int] = field(default_factory=dict)
+    xblock: int | None = None
+
+
+def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
+    """A job for a plan without extern calls. Memory is not reused, only aliased."""
+    memory: dict[str, torch.Tensor] = {}
+    for b, t in zip(plan.inputs, inputs, strict=True):
+        span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+        memory[b.name] = t.as_strided((span,), (1,)).clone()
+    for name, b in plan.layouts.items():
+        if name not in memory and plan.places[name].kind != "alias":
+            assert b.stride is not None
+            span = (
+                1 + sum((n - 1) * s for n, s in zip(b.shape, b.stride, strict=True)) + b.offset
+                if 0 not in b.shape
+                else 0
+            )
+            memory[name] = torch.full((span,), 77, dtype=getattr(torch, b.dtype))
+    for name in plan.layouts:
+        of = name
+        while plan.places[of].kind == "alias":
+            of = plan.places[of].of
+        memory[name] = memory[of]
+    return Job(plan.kernels(), plan.layouts, memory)
+
+
+def results(plan: Plan, memory: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The plan's outputs out of the memory that its kernels left."""
+    return [memory[v.buffer].as_strided(v.shape, v.stride, v.offset) for v in plan.outputs if isinstance(v, ViewOf)]
+
+
+def blocks(kernel: Kernel, sizes: dict[str, int], xblock: int | None = None) -> tuple[int, int, int]:
+    """Number of programs, XBLOCK and RBLOCK for a test: several programs, and several tiles of a loop, where there is enough to do."""
+    shape = launch(kernel)
+    outer, inner = (
+        n if isinstance(n, int) else evaluate(n, {a: sizes[a.name] for a in n.atoms()})
+        for n in (shape.outer, shape.inner)
+    )
+    r = 1 << max(inner - 1, 0).bit_length() if shape.persistent else 256
+    x = 1 if outer <= 1 else xblock or max(1, min(1 << (outer // 3).bit_length(), 2**15 // r))
+    return -(-outer // x), x, r
+
+
+def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
+    """Run jobs in one process under TRITON_INTERPRET=1. Returns each job's memory as its kernels left it."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        plan = []
+        for k, job in enumerate(jobs):
+            steps = []
+            for kernel in job.kernels:
+                (root / f"k{k}_{kernel.name}.py").write_text(render_kernel(kernel, job.layouts))
+                names = [*kernel.reads, *kernel.writes]
+                sizes = [job.sizes[s] for s in kernel.symbols]
+                steps.append([kernel.name, names, sizes, *blocks(kernel, job.sizes, job.xblock)])
+            torch.save(job.memory, root / f"k{k}.pt")
+            plan.append(steps)
+        (root / "plan.json").write_text(json.dumps(plan))
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        command = [sys.executable, "-m", "tests.support.triton_run", folder]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+        if done.returncode:
+            sources = [p.read_text() for p in sorted(root.glob("k*.py")) if f"at {p.stem}\n" in done.stderr]
+            raise AssertionError("\n".join([done.stderr[-3000:], *sources]))
+        return [torch.load(root / f"k{k}.out.pt") for k in range(len(jobs))]
+
+
+def _module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _run(root: Path) -> None:
+    """The interpreter's process."""
+    for k, steps in enumerate(json.loads((root / "plan.json").read_text())):
+        memory = torch.load(root / f"k{k}.pt")
+        for name, names, sizes, programs, x, r in steps:
+            arguments = [memory[n].view(torch.int8) if memory[n].dtype == torch.bool else memory[n] for n in names]
+            if programs == 0:
+                continue
+            try:
+                getattr(_module(root / f"k{k}_{name}.py"), name)[(programs,)](*arguments, *sizes, XBLOCK=x, RBLOCK=r)
+            except Exception:
+                print(f"at k{k}_{name}", file=sys.stderr)
+                raise
+        torch.save(memory, root / f"k{k}.out.pt")
+
+
+def compile_sm90(
+    kernel: Kernel, layouts: dict[str, Buffer], sizes: dict[str, int] | None = None, warps: int = 4
+) -> bytes:
+    """The kernel as a cubin for compute capability 9.0, compiled without a GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{kernel.name}.py"
+        path.write_text(render_kernel(kernel, layouts))
+        function = getattr(_module(path), kernel.name)
+        names = [*kernel.reads, *kernel.writes]
+        _, x, r = blocks(kernel, sizes or {s: 100 for s in kernel.symbols})
+        signature = {n: SIGNATURES[layouts[n].dtype] for n in names}
+        signature |= {s: "i64" for s in kernel.symbols} | {"XBLOCK": "constexpr", "RBLOCK": "constexpr"}
+        constants = {"XBLOCK": x, "RBLOCK": r}
+        source = ASTSource(fn=function, signature=signature, constexprs=constants)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+        return compiled.asm["cubin"]
+
+
+__all__ = ["Job", "blocks", "compile_sm90", "job_of", "launch_interpreted", "results"]
+
+if __name__ == "__main__":
+    _run(Path(sys.argv[1]))

@@ -1,0 +1,226 @@
+"""Triton kernels against the reference interpreter (run by Triton's interpreter on the CPU), and compiled to cubins for sm_90 without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from opforge.errors import UnsupportedError
+from opforge.runtime.codegen.triton import render_kernel
+from opforge.runtime.ir.interpret import interpret
+from opforge.runtime.ir.nodes import Buffer, contiguous_strides
+from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.schedule.plan import Kernel
+from tests.support.loops import Ran, agree, cat, permute, plan_of, pointwise, program_of, reduce, softmax
+from tests.support.plans import kernel
+from tests.support.triton_run import compile_sm90, job_of, launch_interpreted, results
+from tests.unit.codegen.test_cpp import (
+    embedding,
+    exp_sum_neg,
+    gather,
+    index_add,
+    integers,
+    layer_norm,
+    max_pool,
+    pad,
+    rand,
+)
+
+Case = tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]
+
+
+def nan_rows() -> torch.Tensor:
+    x = rand(6, 40)
+    x[2, 7] = x[2, 30] = float("nan")
+    x[3] = float("-inf")
+    return x
+
+
+CASES: dict[str, Case] = {
+    "broadcast": (lambda b, x, y: pointwise(b, s.add, x, y), lambda: [rand(7, 13), rand(13)]),
+    "transcendental": (lambda b, x: pointwise(b, lambda a: s.mul(s.erf(a), s.tanh(a)), x), lambda: [rand(8, 33)]),
+    "softmax rows": (lambda b, x: softmax(b, x, -1), lambda: [rand(11, 129)]),
+    "softmax long rows": (lambda b, x: softmax(b, x, -1), lambda: [rand(2, 5000)]),
+    "softmax middle": (lambda b, x: softmax(b, x, 1), lambda: [rand(5, 33, 7)]),
+    "layer norm": (layer_norm, lambda: [rand(11, 100)]),
+    "sum of all": (lambda b, x: reduce(b, "sum", x, (0, 1)), lambda: [rand(50, 133)]),
+    "sum of columns": (lambda b, x: reduce(b, "sum", x, 0), lambda: [rand(100, 33)]),
+    "sum of first and last": (lambda b, x: reduce(b, "sum", x, (0, 2)), lambda: [rand(10, 13, 18)]),
+    "integer sum": (lambda b, x: reduce(b, "sum", x, 1), lambda: [integers(9, 10, 13, low=-9, dtype=torch.int32)]),
+    "argmax rows": (lambda b, x: reduce(b, "argmax", x, 1), lambda: [rand(10, 333)]),
+    "argmax with nan": (lambda b, x: (reduce(b, "argmax", x, 1), reduce(b, "max", x, 1)), lambda: [nan_rows()]),
+    "argmax ties": (lambda b, x: reduce(b, "argmax", x, 1), lambda: [integers(3, 10, 33).float()]),
+    "argmin long columns": (lambda b, x: reduce(b, "argmin", x, 0), lambda: [integers(50, 5000, 3).float()]),
+    "argmax of bytes": (lambda b, x: reduce(b, "argmax", x, 1), lambda: [integers(9, 10, 33, dtype=torch.uint8)]),
+    "any": (lambda b, x: (reduce(b, "any", x, 1), reduce(b, "all", x, 0)), lambda: [rand(20, 33) > 1.5]),
+    "any long": (lambda b, x: reduce(b, "any", x, 1), lambda: [rand(3, 5000) > 3]),
+    "transpose and add": (
+        lambda b, x, y: pointwise(b, s.add, permute(b, x, (1, 0)), y),
+        lambda: [rand(20, 33), rand(33, 20)],
+    ),
+    "concatenate": (lambda b, x, y: cat(b, [pointwise(b, s.exp, x), y, x], 1), lambda: [rand(7, 13), rand(7, 20)]),
+    "bfloat16": (lambda b, x: softmax(b, x, 1), lambda: [rand(6, 41).bfloat16()]),
+    "bfloat16 rounded at each step": (
+        lambda b, x: pointwise(b, lambda a: s.mul(s.add(a, a), a), x, compute="same"),
+        lambda: [rand(6, 41).bfloat16()],
+    ),
+    "float16": (lambda b, x: softmax(b, x, 1), lambda: [rand(6, 41).half()]),
+    "float64": (lambda b, x: softmax(b, x, 1), lambda: [rand(6, 41).double()]),
+    "mixed integers": (
+        lambda b, x, y: pointwise(b, s.mul, x, y),
+        lambda: [integers(9, 5, 17), integers(9, 5, 17, low=-9, dtype=torch.int32)],
+    ),
+    "floor division": (
+        lambda b, x, y: pointwise(b, s.floordiv, x, y),
+        lambda: [integers(9, 5, 17, low=-9), integers(9, 5, 17, low=1)],
+    ),
+    "comparison": (lambda b, x, y: pointwise(b, s.lt, x, y, promote="bool"), lambda: [rand(5, 17), rand(5, 17)]),
+    "embedding": (embedding, lambda: [rand(50, 37), integers(50, 4, 9, low=-50)]),
+    "gather": (gather, lambda: [rand(20, 37), integers(37, 20, 9)]),
+    "cumulative rows": (lambda b, x: b.scan("sum", x.shape, 1, b.at(x, b.coords(x.shape))), lambda: [rand(5, 133)]),
+    "cumulative columns": (lambda b, x: b.scan("sum", x.shape, 0, b.at(x, b.coords(x.shape))), lambda: [rand(50, 3)]),
+    "cumulative maximum": (lambda b, x: b.scan("max", x.shape, 1, b.at(x, b.coords(x.shape))), lambda: [rand(5, 33)]),
+    "cumulative long": (lambda b, x: b.scan("sum", x.shape, 0, b.at(x, b.coords(x.shape))), lambda: [integers(9, 5000, low=-9).float()]),
+    "index add": (index_add, lambda: [rand(10, 33), integers(10, 70), rand(70, 33)]),
+    "pad": (pad, lambda: [rand(10, 21)]),
+    "pool": (max_pool, lambda: [rand(3, 10, 12)]),
+    "three outputs": (exp_sum_neg, lambda: [rand(10, 21)]),
+    "empty": (lambda b, x: pointwise(b, s.exp, x), lambda: [rand(0, 5)]),
+    "sum of nothing": (lambda b, x: reduce(b, "sum", x, 0), lambda: [rand(0, 5)]),
+    "no dimensions": (lambda b, x: pointwise(b, s.exp, x), lambda: [torch.tensor(2.0)]),
+    "expanded input": (lambda b, x: pointwise(b, s.exp, x), lambda: [rand(8, 1).expand(8, 20)]),
+    "input with an offset": (lambda b, x: softmax(b, x, 1), lambda: [rand(12, 30)[3:, 5:21]]),
+    "channels last": (
+        lambda b, x: softmax(b, x, 1),
+        lambda: [rand(2, 8, 5, 7).to(memory_format=torch.channels_last)],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ran() -> dict[str, Ran | str]:
+    """Every case in one process of Triton's interpreter."""
+    jobs, plans, found = [], [], {}
+    for name, (build, make) in CASES.items():
+        inputs = make()
+        program = program_of(build, inputs)
+        plan = plan_of(program)
+        plans.append((name, program, plan, inputs))
+        jobs.append(job_of(plan, inputs))
+    for (name, program, plan, inputs), memory in zip(plans, launch_interpreted(jobs), strict=True):
+        exact, eager = interpret(program, list(inputs), exact=True), interpret(program, list(inputs))
+        found[name] = Ran(results(plan, memory), exact, eager, plan, "")
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted(ran: dict[str, Ran], name: str) -> None:
+    agree(ran[name])
+
+
+COMPILED = [
+    "broadcast",
+    "softmax rows",
+    "softmax long rows",
+    "layer norm",
+    "sum of columns",
+    "argmax with nan",
+    "pad",
+    "gather",
+    "bfloat16",
+]
+COMPILED += ["transpose and add", "cumulative long", "index add", "any", "float16", "argmin long columns"]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_for_sm90(name: str) -> None:
+    build, make = CASES[name]
+    plan = plan_of(program_of(build, make()))
+    for k in plan.kernels():
+        assert compile_sm90(k, plan.layouts)[:4] == b"\x7fELF"
+
+
+# -- single kernels ----------------------------------------------------------------------------------------------------
+def layouts(**shapes: tuple[str, tuple[Any, ...]]) -> dict[str, Buffer]:
+    return {n: Buffer(n, shape, dtype, contiguous_strides(shape)) for n, (dtype, shape) in shapes.items()}
+
+
+ROWS = {"x": "float32", "y": "float32"}
+
+
+def rows(*phases: tuple[str, list[str]], outer: str = "o0<4", **more: Any) -> Kernel:
+    return kernel("k", outer, phases, ROWS, **more)
+
+
+def test_persistent_rows_are_read_once() -> None:
+    phases = (
+        ("r0<37", ["reduce m max x[o0, r0]"]),
+        ("r1<37", ["reduce t sum exp(sub(x[o0, r1], m[]))"]),
+        ("r2<37", ["store y[o0, r2] div(exp(sub(x[o0, r2], m[])), t[])"]),
+    )
+    source = render_kernel(rows(*phases), layouts(x=("float32", (4, 37)), y=("float32", (4, 37))))
+    assert source.count("tl.load(") == 1
+    assert source.count("tp.exp(") == 1
+    assert "for " not in source
+
+
+def test_long_rows_are_looped() -> None:
+    phases = (("r0<5000", ["reduce m max x[o0, r0]"]), ("", ["store y[o0, 0] m[]"]))
+    source = render_kernel(rows(*phases), layouts(x=("float32", (4, 5000)), y=("float32", (4, 1))))
+    assert "for roffset in range(0, 5000, RBLOCK):\n" in source
+    assert 'm_acc = tl.full([XBLOCK, RBLOCK], float("-inf"), tl.float32)\n' in source
+
+
+def test_tile_stays_in_registers() -> None:
+    fill = ("r0<37", ["store t[r0] exp(x[o0, r0])", "reduce m sum exp(x[o0, r0])"])
+    use = ("r1<37", ["store y[o0, r1] div(t[r1], m[])"])
+    table = layouts(x=("float32", (4, 37)), y=("float32", (4, 37)))
+    assert render_kernel(rows(fill, use, scratch="t: float32[37]"), table).count("tp.exp(") == 1
+    flipped = ("r1<37", ["store y[o0, r1] div(t[36 - r1], m[])"])
+    with pytest.raises(UnsupportedError, match="scratch tile 't' is read at other points than those that are stored"):
+        render_kernel(rows(fill, flipped, scratch="t: float32[37]"), table)
+
+
+def test_tile_is_computed_again() -> None:
+    """In a looped kernel, and where the tile is read in another order (but then not where a store may be in place)."""
+    long = layouts(x=("float32", (4, 5000)), y=("float32", (4, 5000)), z=("float32", (4,)))
+    fill, use = ("r0<5000", ["store t[r0] exp(x[o0, r0])"]), ("r1<5000", ["store y[o0, r1] neg(t[r1])"])
+    source = render_kernel(rows(fill, use, scratch="t: float32[5000]"), long)
+    assert source.count("tp.exp(") == 1
+    assert source.count("for roffset") == 1
+    flipped = ("r1<5000", ["reduce m sum mul(t[r1], t[4999 - r1])"])
+    source = render_kernel(
+        kernel(
+            "k",
+            "o0<4",
+            [fill, flipped, ("", ["store z[o0] m[]"])],
+            {**ROWS, "z": "float32"},
+            scratch="t: float32[5000]",
+        ),
+        long,
+    )
+    assert source.count("tp.exp(") == 2
+    scan = ("r0<5000", ["scan sum t[r0] x[o0, r0]"])
+    with pytest.raises(UnsupportedError, match="scratch tile 't' cannot be computed again"):
+        render_kernel(rows(scan, use, scratch="t: float32[5000]"), long)
+
+
+def test_64_bit_coordinates_only_where_needed() -> None:
+    body = ("", ["store y[o0] exp(x[o0])"])
+    small = render_kernel(rows(body, outer="o0<1000"), layouts(x=("float32", (1000,)), y=("float32", (1000,))))
+    large = render_kernel(
+        rows(body, outer="o0<3000000000"), layouts(x=("float32", (3000000000,)), y=("float32", (3000000000,)))
+    )
+    assert "int64" not in small
+    assert "xindex = tl.program_id(0).to(tl.int64) * XBLOCK" in large
+
+
+def test_no_atomic_for_products() -> None:
+    k = kernel("k", "o0<4", [("", ["store prod y[at(i[o0], 0, 3)] x[o0]"])], {**ROWS, "i": "int64"})
+    with pytest.raises(UnsupportedError, match="an indexed update by 'prod' of float32 has no Triton atomic"):
+        render_kernel(k, layouts(x=("float32", (4,)), y=("float32", (4,)), i=("int64", (4,))))
