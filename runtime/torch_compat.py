@@ -20,7 +20,9 @@ def operator_schemas(namespaces: tuple[str, ...]) -> list[str]:
     return sorted(found)
 
 # Dispatch: fake tensors that the traced program runs on, the shape environment of their sizes, and Dynamo's state of the running
-# compile (its fake mode, and the symbols that it chose for each input). [2.11, 2.13]
+# compile (its fake mode, and the symbols that it chose for each input), and the dispatcher in which C++ kernels that read sizes as plain
+# integers are replaced by Python ones. [2.11, 2.13]
+from torch._dispatch.python import enable_python_dispatcher  # noqa: E402, F401
 from torch._guards import TracingContext  # noqa: E402, F401
 from torch._ops import HigherOrderOperator, OpOverload  # noqa: E402, F401
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402, F401
@@ -40,3 +42,11 @@ def disable_autocast() -> object:
     import torch
 
     return torch._C._DisableAutocast()
+
+
+def symbol_hint(size: object, symbol: object) -> int | None:
+    """The value that a size symbol had in the example inputs; None for one that came from data. `size` is a SymInt that mentions it. [2.11, 2.13]"""
+    env = size.node.shape_env  # type: ignore[attr-defined]
+    values = getattr(env, "backed_var_to_val", None)  # `var_to_val` before 2.12
+    value = (env.var_to_val if values is None else values).get(symbol)
+    return None if value is None else int(value)

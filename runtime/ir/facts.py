@@ -104,6 +104,9 @@ def in_range(e: Expr, n: Size) -> bool:
 
 def plausible(e: Expr, n: Size) -> bool:
     """For a size known only at run time: is the index in range for the sizes seen while tracing (the facts behind it are guards)?"""
+    atom = e.atom
+    if isinstance(atom, Val) and atom.lo == 0 and atom.hi is None and not expr(n).is_const:
+        return True  # an indirect index into a dimension of unknown size: the promise that comes with it has no number to state
     hints: dict[Atom, int | Expr] = {}
     for source in (e, expr(n)):
         for a in source.atoms():

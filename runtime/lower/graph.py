@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ..ir.nodes import DTYPES, Buffer, Output, Program, Ref, Size
+from ...generated.ops import EXTERN
+from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..observe.counters import count_extern
+from ..torch_compat import OpOverload
 from .builder import Builder, Tensor
 from .names import unlinear
 from .sizes import Sizes
@@ -129,7 +131,7 @@ class _Lowerer:
     def size_value(self, node: fx.Node, val: int | torch.SymInt) -> None:
         index = self.sizes.index(val)
         reads_data = any(isinstance(self.env[a], Tensor) for a in node.all_input_nodes)
-        if reads_data and not isinstance(index, int) and isinstance(node.target, torch._ops.OpOverload):
+        if reads_data and not isinstance(index, int) and isinstance(node.target, OpOverload):
             unbacked = [n for n in _names(index) if n.startswith("u")]
             if unbacked and not any(n in _names(d) for a in node.all_input_nodes for d in getattr(self.env[a], "shape", ()) for n in unbacked):
                 raise UnsupportedError(f"{node.target} makes a size ({index}) from data")
@@ -137,7 +139,7 @@ class _Lowerer:
 
     def tensor_call(self, node: fx.Node, val: Any) -> Any:
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload):
+        if not isinstance(target, OpOverload):
             raise UnsupportedError(f"{target} is not an operator overload")
         name = str(target)
         b = self.b
@@ -145,12 +147,13 @@ class _Lowerer:
         reason = self.why_extern(node, val)
         lowering = b.lowerings.get(name)
         if reason is None and lowering is None:
-            reason = "no lowering"
+            reason = EXTERN.get(name, "no lowering")
         if reason is None:
             mark = b.mark()
             try:
                 result = lowering(b, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()})  # type: ignore[misc]
                 self.check(result, val)
+                self.lay_out(result, val, mark)
                 return result
             except UnsupportedError as error:
                 b.rewind(mark)
@@ -208,6 +211,17 @@ class _Lowerer:
             if not isinstance(r, Tensor) or r.dtype != _DTYPE_NAMES[v.dtype] or r.shape != self.sizes.shape(v.shape):
                 raise UnsupportedError(f"lowered to {r} where {_DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
 
+    def lay_out(self, result: Any, val: Any, mark: int) -> None:
+        """Note the strides that eager gives the results, where they are dense but not row-major."""
+        for r, v in zip(_leaves(result), _leaves(val), strict=True):
+            if not isinstance(v, torch.Tensor) or v.ndim < 2 or v.is_contiguous() or not _dense(v):
+                continue
+            for k in range(len(self.b.items) - 1, mark - 1, -1):
+                item = self.b.items[k]
+                if isinstance(item, Nest) and item.name == r.name:
+                    self.b.items[k] = replace(item, stride=self.sizes.shape(v.stride()))
+                    break
+
     # -- eager kernels -------------------------------------------------------------------------------------------------
     def extern(self, node: fx.Node, val: Any, name: str) -> Any:
         args = tuple(self.extern_argument(a) for a in node.args)
@@ -229,8 +243,11 @@ class _Lowerer:
 
     def extern_argument(self, a: Any) -> Any:
         if isinstance(a, fx.Node):
-            value = self.argument(a)
-            return _refs(value)
+            fake = a.meta.get("val")
+            if isinstance(fake, torch.Tensor) and isinstance(self.env[a], Tensor) and fake.layout == torch.strided:
+                stride = self.sizes.shape(fake.stride())
+                return Ref(self.env[a].name, None if 0 in stride else stride)
+            return _refs(self.argument(a))
         if isinstance(a, (list, tuple)):
             return [self.extern_argument(x) for x in a]
         if isinstance(a, slice):
@@ -272,6 +289,16 @@ class _Opaque:
         self.what = what
 
 
+def _dense(t: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or repetition, in some order of the dimensions (known sizes only)."""
+    step = 1
+    for s, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if isinstance(n, int) and n != 1):
+        if s != step:
+            return False
+        step *= n
+    return all(isinstance(n, int) for n in t.shape)
+
+
 def _refs(value: Any) -> Any:
     if isinstance(value, Tensor):
         return Ref(value.name)
@@ -297,7 +324,8 @@ def _origin(name: str, node: fx.Node) -> str:
     trace = node.meta.get("stack_trace")
     if not trace:
         return packet
-    line = trace.rstrip().rsplit("\n", 1)[-1].strip()
+    lines = [text for text in map(str.strip, trace.splitlines()) if text.strip("^~ ")]
+    line = lines[-1] if lines else ""
     return f"{packet}: {line[:100]}".replace("\\", "/").replace("*/", "* /")
 
 

@@ -8,8 +8,9 @@ import sympy
 import torch
 
 from ...errors import UnsupportedError
-from ..ir.index import Expr, expr, size as canonical, sym
+from ..ir.index import Expr, Sym, expr, size as canonical, sym
 from ..ir.nodes import Size
+from ..torch_compat import symbol_hint
 
 
 class Sizes:
@@ -18,14 +19,26 @@ class Sizes:
     def __init__(self) -> None:
         self.symbols: dict[str, Expr] = {}
         self._memo: dict[sympy.Expr, Size] = {}
+        self._hinted: set[str] = set()
 
     def index(self, value: Any) -> Size:
         """A size, stride or integer argument."""
         if type(value) is int:
             return value
         if isinstance(value, torch.SymInt):
-            return self.convert(value.node.expr)
+            found = self.convert(value.node.expr)
+            self._note_hints(value)
+            return found
         return int(value)
+
+    def _note_hints(self, value: torch.SymInt) -> None:
+        """Let each new symbol know the size that it had while tracing: checkers use it, code never does."""
+        for symbol in value.node.expr.free_symbols:
+            if symbol.name not in self._hinted:
+                self._hinted.add(symbol.name)
+                atom = self.symbols[symbol.name].atom
+                assert isinstance(atom, Sym)
+                atom.hint = symbol_hint(value, symbol)
 
     def shape(self, values: Any) -> tuple[Size, ...]:
         return tuple([v if type(v) is int else self.index(v) for v in values])
