@@ -93,7 +93,7 @@ class Pointwise:
             self._shape = list(everything[0].shape)
         else:
             self._shape = broadcast(*(t.shape for t in everything))
-        i = coordinates(tuple(self._shape))
+        i = builder.grid(tuple(self._shape))
         first = next((x for x in promoted if x is not None), None)
         self.common = first.dtype if promote in ("first", "none") and isinstance(first, Tensor) else promoted_dtype(*promoted) if promoted else "bool"
         if promote == "float":
@@ -144,6 +144,7 @@ class Builder:
         self.prefix = "t"
         self.origin = ""
         self._names: dict[str, int] = {}
+        self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
 
     # -- names ---------------------------------------------------------------------------------------------------------
     def fresh(self, name: str) -> str:
@@ -189,11 +190,18 @@ class Builder:
     # -- coordinates and elems -----------------------------------------------------------------------------------------
     def coords(self, shape: Sequence[Size]) -> list[Expr]:
         """The coordinates of a result: `i0`, `i1`, …; 0 where the size is 1."""
-        return list(coordinates(tuple(map(canonical, shape))))
+        return list(self.grid(tuple(map(canonical, shape))))
 
     def rcoords(self, over: Sequence[Size]) -> list[Expr]:
         """The coordinates reduced over, or the domain of a scatter."""
-        return list(coordinates(tuple(map(canonical, over)), "r"))
+        return list(self.grid(tuple(map(canonical, over)), "r"))
+
+    def grid(self, shape: tuple[Size, ...], prefix: str = "i") -> tuple[Expr, ...]:
+        """`coordinates`, remembered: most tensors of a program share a few shapes."""
+        found = self._grids.get((prefix, shape))
+        if found is None:
+            found = self._grids[prefix, shape] = coordinates(shape, prefix)
+        return found
 
     def at(self, t: Any, index: Sequence[Size]) -> Node:
         """The elem of `t` at the coordinates, in the dtype of `t`."""
@@ -247,7 +255,7 @@ class Builder:
             value = s.constant(0, value.dtype)
         if dtype is not None:
             value = s.to_dtype(value, _checked(dtype))
-        return self._add(Nest(self.fresh(self.prefix), shape, value.dtype, coordinates(shape), value, origin=self.origin))
+        return self._add(Nest(self.fresh(self.prefix), shape, value.dtype, self.grid(shape), value, origin=self.origin))
 
     def to(self, t: Tensor, dtype: str) -> Tensor:
         """`t` converted to `dtype`; `t` itself when it has it."""
@@ -268,7 +276,7 @@ class Builder:
         if not rvars:
             return self.define(shape, s.reduction_of_one(kind, value), final)
         name = self.fresh(self.prefix if final == result and not exact else f"{self.prefix}_acc")
-        t = self._add(Nest(name, shape, result, coordinates(shape), value, rvars=rvars, reduce=kind, origin=self.origin))
+        t = self._add(Nest(name, shape, result, self.grid(shape), value, rvars=rvars, reduce=kind, origin=self.origin))
         return self.to(t, final)
 
     def scan(self, kind: str, shape: Sequence[Size], dim: int, value: Any, dtype: str | None = None) -> Tensor:
@@ -280,7 +288,7 @@ class Builder:
         if not shape or shape[dim] == 1:
             return self.define(shape, value, final)
         name = self.fresh(f"{self.prefix}_acc" if final != accumulates else self.prefix)
-        t = self._add(Nest(name, shape, accumulates, coordinates(shape), value, scan=kind, scan_dim=dim, origin=self.origin))
+        t = self._add(Nest(name, shape, accumulates, self.grid(shape), value, scan=kind, scan_dim=dim, origin=self.origin))
         return self.to(t, final)
 
     def scatter(
@@ -289,7 +297,7 @@ class Builder:
         """A copy of `base` in which, for every point of `r` in order (where `when`), the element at `into` is set to or combined with `value`."""
         domain = tuple(x.var for x in map(expr, r) if x.var is not None)
         scatter = Scatter(base.name, tuple(map(expr, into)), mode, domain, when)
-        vars_ = coordinates(base.shape)
+        vars_ = self.grid(base.shape)
         return self._add(
             Nest(self.fresh(self.prefix), base.shape, base.dtype, vars_, s.to_dtype(value, base.dtype), scatter=scatter, origin=self.origin)
         )

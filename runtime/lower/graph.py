@@ -324,7 +324,7 @@ def _origin(name: str, node: fx.Node) -> str:
     trace = node.meta.get("stack_trace")
     if not trace:
         return packet
-    lines = [text for text in map(str.strip, trace.splitlines()) if text.strip("^~ ")]
+    lines = [text for text in map(str.strip, trace.rstrip().rsplit("\n", 2)[1:]) if text.strip("^~ ")]
     line = lines[-1] if lines else ""
     return f"{packet}: {line[:100]}".replace("\\", "/").replace("*/", "* /")
 
