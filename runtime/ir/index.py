@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from math import gcd
+from operator import mul
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -33,6 +34,8 @@ class Var(Atom):
     """A loop variable: 0 <= var < extent."""
 
     __slots__ = ("extent", "name")
+    name: str
+    extent: int | Expr
 
     def __new__(cls, name: str, extent: int | Expr) -> Var:
         text = f"{name}:{extent.key if isinstance(extent, Expr) else extent}"
@@ -52,6 +55,8 @@ class Sym(Atom):
     """A size known only at run time (a symbolic dimension): an integer >= 0."""
 
     __slots__ = ("hint", "name")
+    name: str
+    hint: int | None
 
     def __new__(cls, name: str, hint: int | None = None) -> Sym:
         found = _ATOMS.get(name)
@@ -66,6 +71,9 @@ class Quotient(Atom):
     """`num // den` (kind "//") or `num % den` (kind "%") that could not be simplified away."""
 
     __slots__ = ("den", "kind", "num")
+    kind: str
+    num: Expr
+    den: Expr
 
     def __new__(cls, kind: str, num: Expr, den: Expr) -> Quotient:
         text = f"(({num.key}) {kind} ({den.key}))"
@@ -85,6 +93,9 @@ class Val(Atom):
     """The value of an integer scalar node used as an index (gather, scatter), promised to lie in lo..hi (inclusive)."""
 
     __slots__ = ("hi", "lo", "node")
+    node: Any
+    lo: int | None
+    hi: int | None
 
     def __new__(cls, node: Any, lo: int | None, hi: int | None) -> Val:
         text = f"val({node.key},{lo},{hi})"
@@ -108,6 +119,8 @@ class Expr:
     """A sum of `coefficient * monomial`, kept sorted. Immutable; equal expressions are the same object."""
 
     __slots__ = ("__weakref__", "_key", "_text", "terms")
+    _text: str | None
+    _key: str | None
     terms: tuple[tuple[Monomial, int], ...]
 
     def __new__(cls, terms: tuple[tuple[Monomial, int], ...]) -> Expr:
@@ -267,7 +280,7 @@ def size(value: int | Expr) -> int | Expr:
 
 
 def product(values: Iterable[int | Expr]) -> int | Expr:
-    return size(reduce(lambda a, b: a * b, values, 1))
+    return size(reduce(mul, values, 1))
 
 
 def bounds(e: Expr) -> tuple[int | None, int | None]:

@@ -41,6 +41,10 @@ class Node:
     """
 
     __slots__ = ("__weakref__", "_atoms", "_key", "_loads", "_text", "args", "attr", "dtype", "op")
+    _key: str | None
+    _text: str | None
+    _atoms: frozenset[Var] | None
+    _loads: tuple[Node, ...] | None
     op: str
     args: tuple[Node, ...]
     dtype: str
