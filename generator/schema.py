@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -96,7 +96,8 @@ class SchemaFile:
             if isinstance(chosen, Fault):
                 yield Fault((*path, *chosen.path), chosen.message.replace("@", _where(path)), chosen.on_key)
                 return
-            yield from self._check(value, chosen, path)
+            others = [self.resolve(s) for s in schema["oneOf"]] if isinstance(value, dict) else []
+            yield from self._check_mapping(value, chosen, path, others) if others else self._check(value, chosen, path)
             return
         kinds = _listed(schema.get("type"))
         if kinds and not any(is_type(value, k) for k in kinds):
@@ -143,7 +144,10 @@ class SchemaFile:
             for i, item in enumerate(value):
                 yield from self._check(item, schema["items"], (*path, i))
 
-    def _check_mapping(self, value: dict[str, Any], schema: Schema, path: KeyPath) -> Iterator[Fault]:
+    def _check_mapping(
+        self, value: dict[str, Any], schema: Schema, path: KeyPath, others: Sequence[Schema] = ()
+    ) -> Iterator[Fault]:
+        """`others` are the alternatives of `schema`, to say where an unknown key belongs."""
         known = schema.get("properties", {})
         what = f"in {_where(path)}" if path else f"in {_entry(value)}"
         for key in schema.get("required", ()):
@@ -157,7 +161,8 @@ class SchemaFile:
             if key in known:
                 yield from self._check(item, known[key], (*path, key))
             elif extra is False:
-                hint = did_you_mean(key, [k for k in known if k not in value]) or f"; expected {one_of(known)}"
+                hint = _belongs(key, others)
+                hint = hint or did_you_mean(key, [k for k in known if k not in value]) or f"; expected {one_of(known)}"
                 yield Fault((*path, key), f"unknown key '{key}' {what}{hint}", True)
             else:
                 if "propertyNames" in schema:
@@ -191,6 +196,13 @@ class SchemaFile:
 def is_type(value: Any, kind: str) -> bool:
     """Whether `value` has the JSON type `kind` (a boolean is no number)."""
     return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def _belongs(key: str, others: Sequence[Schema]) -> str:
+    """`; it goes with kind 'view'`, when alternatives that differ in a `const` property know the key."""
+    knowing = [o["properties"] for o in others if key in o.get("properties", ())]
+    constants = [(name, sub["const"]) for known in knowing for name, sub in known.items() if "const" in sub]
+    return f"; it goes with {constants[0][0]} {one_of(c for _, c in constants)}" if constants else ""
 
 
 def _listed(kinds: str | list[str] | None) -> list[str]:

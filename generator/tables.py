@@ -40,7 +40,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Table:
-    """A proved table. `over` maps each predicate to its enum's name, or to `bool`; `gives` is an enum's name or `steps`."""
+    """A proved table. `over` maps each predicate to its enum's name, or to `bool`; `gives` is an enum's name or
+    `steps`.
+    """
 
     name: str
     doc: str
@@ -53,7 +55,9 @@ class Table:
 def build_table(
     entry: Entry, enums: Mapping[str, tuple[str, ...]], steps: tuple[str, ...], diags: Diagnostics
 ) -> Table | None:
-    """The table of an entry, or None after reporting: unknown names, and combinations that no rule or two rules cover."""
+    """The table of an entry, or None after reporting: unknown names, and combinations that no rule or two rules
+    cover.
+    """
     before = len(diags.mistakes)
     domains: dict[str, tuple[Any, ...]] = {}
     for name, kind in entry["over"].items():
@@ -79,7 +83,7 @@ def build_table(
         condition = _condition(entry, ("rules", k, "when"), item["when"], domains, qualified, diags)
         then = item["then"]
         for name in then if isinstance(then, list) else [then]:
-            if name not in results:
+            if results and name not in results:
                 diags.error(
                     entry.pos("rules", k, "then"),
                     f"expected {one_of(results)}, found '{name}'{did_you_mean(name, results)}",
@@ -99,7 +103,9 @@ def combinations(table_over: Mapping[str, tuple[Any, ...]]) -> Iterator[Combinat
 
 
 def _prove(entry: Entry, table: Table, domains: Mapping[str, tuple[Any, ...]], diags: Diagnostics) -> None:
-    """Report every rule pair that meets, every uncovered combination (the first eight), and rules and exclusions that never hold."""
+    """Report every rule pair that meets, every uncovered combination (the first eight), and rules and exclusions that
+    never hold.
+    """
     count = 1
     for values in domains.values():
         count *= len(values)
@@ -191,7 +197,8 @@ def _print(node: ast.expr, domains: Mapping[str, tuple[Any, ...]], qualified: Ma
                 raise _Fault(
                     f"expected a predicate that is an enum, found '{name}'{did_you_mean(name, known)}", node.col_offset
                 )
-            word = {ast.Eq: "==", ast.NotEq: "!=", ast.In: "in", ast.NotIn: "not in"}.get(type(op))
+            words: dict[type, str] = {ast.Eq: "==", ast.NotEq: "!=", ast.In: "in", ast.NotIn: "not in"}
+            relation = words.get(type(op), "")
             if word is None or (word in ("in", "not in")) != isinstance(right, (ast.List, ast.Tuple)):
                 raise _Fault("expected ==, != with a member, or `in`, `not in` with a list of members", node.col_offset)
             members = right.elts if isinstance(right, (ast.List, ast.Tuple)) else [right]

@@ -65,8 +65,10 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[SettingSpec,
             affects=entry["affects"],
             doc=entry["doc"],
         )
-        if bool(s.choices) != (s.type == "choice"):
-            diags.error(entry.pos("type"), f"'choices' goes with type 'choice' and only with it, found type '{s.type}'")
+        if s.type == "choice" and not s.choices:
+            diags.error(entry.pos("type"), "type 'choice' needs the key 'choices'")
+        if s.choices and s.type != "choice":
+            diags.error(entry.key_pos("choices"), f"'choices' goes with type 'choice', found type '{s.type}'")
         expected = "OPFORGE_" + s.field.upper()
         if s.env != expected:
             diags.error(entry.pos("env"), f"expected the environment variable '{expected}', found '{s.env}'")
