@@ -764,25 +764,38 @@ template <class V> OPF_INLINE V v_sign(V a) {
     else if constexpr (is_vector<V>) return v_sub(cast<T>(a > V(T(0))), cast<T>(a < V(T(0))));
     else return V((a > 0) - (a < 0));
 }
+// What the machine's instruction gives: the second one if either is NaN.
+template <class V> OPF_INLINE V least(V a, V b) { return select(a < b, a, b); }
+#if defined(OPF_AVX2)
+OPF_INLINE Vec<float> least(Vec<float> a, Vec<float> b) { return Vec<float>(__builtin_ia32_minps256(a.v, b.v)); }
+OPF_INLINE Vec<double> least(Vec<double> a, Vec<double> b) { return per_half(OPF_HALVES(__builtin_ia32_minpd256(x...)), a, b); }
+#endif
+template <class V> OPF_INLINE V greatest(V a, V b) { return select(a > b, a, b); }
+#if defined(OPF_AVX2)
+OPF_INLINE Vec<float> greatest(Vec<float> a, Vec<float> b) { return Vec<float>(__builtin_ia32_maxps256(a.v, b.v)); }
+OPF_INLINE Vec<double> greatest(Vec<double> a, Vec<double> b) { return per_half(OPF_HALVES(__builtin_ia32_maxpd256(x...)), a, b); }
+#endif
 template <class V> OPF_INLINE V v_maximum(V a, V b) {
+    // A NaN in a comes out of the first step: a reduction whose accumulator is a waits for two instructions only.
     if constexpr (is_mask<V>) return a | b;
-    else if constexpr (is_real<V>) return select(a != a, a, select(a > b, a, b));
-    else return select(a > b, a, b);
+    else if constexpr (is_real<V>) return select(b != b, b, greatest(b, a));
+    else return greatest(a, b);
 }
 template <class V> OPF_INLINE V v_minimum(V a, V b) {
+    // A NaN in a comes out of the first step: a reduction whose accumulator is a waits for two instructions only.
     if constexpr (is_mask<V>) return a & b;
-    else if constexpr (is_real<V>) return select(a != a, a, select(a < b, a, b));
-    else return select(a < b, a, b);
+    else if constexpr (is_real<V>) return select(b != b, b, least(b, a));
+    else return least(a, b);
 }
 template <class V> OPF_INLINE V v_fmax(V a, V b) {
     if constexpr (is_mask<V>) return a | b;
-    else if constexpr (is_real<V>) return select(b != b, a, select(a > b, a, b));
-    else return select(a > b, a, b);
+    else if constexpr (is_real<V>) return select(b != b, a, greatest(a, b));
+    else return greatest(a, b);
 }
 template <class V> OPF_INLINE V v_fmin(V a, V b) {
     if constexpr (is_mask<V>) return a & b;
-    else if constexpr (is_real<V>) return select(b != b, a, select(a < b, a, b));
-    else return select(a < b, a, b);
+    else if constexpr (is_real<V>) return select(b != b, a, least(a, b));
+    else return least(a, b);
 }
 template <class V> OPF_INLINE V v_relu(V a) { return select(a < V(Element<V>(0)), V(Element<V>(0)), a); }
 template <class V> OPF_INLINE V v_heaviside(V a, V b) {
@@ -794,8 +807,17 @@ template <class V> OPF_INLINE V v_truncdiv(V a, V b) {
     if constexpr (is_real<V>) return v_trunc(divide(a, b));
     else return divide(a, b);
 }
+OPF_INLINE bool hany(bool x) { return x; }
+OPF_INLINE bool hany(Mask m);
 template <class V> OPF_INLINE V v_fmod(V a, V b) {
-    if constexpr (is_real<V>) return libm_fmod(a, b);
+    if constexpr (same_type<Element<V>, float>) {
+        // In double the product of a whole quotient below 2**28 with b is exact, and the quotient is never rounded up to a whole number.
+        typedef As<V, double> D;
+        const D x = cast<double>(a), y = cast<double>(b), q = v_trunc(divide(x, y));
+        const V r = v_copysign(cast<float>(v_fma(-q, y, x)), a);
+        const auto far = !(v_abs(q) < D(0x1p28)) | (v_abs(b) == V(inf_of<float>()));
+        return __builtin_expect(hany(far), 0) ? select(far, libm_fmod(a, b), r) : r;
+    } else if constexpr (is_real<V>) return libm_fmod(a, b);
     else return modulo(a, b);
 }
 template <class V> OPF_INLINE V v_remainder(V a, V b) {  // the sign of the divisor, as in Python
@@ -932,19 +954,9 @@ OPF_INLINE int64_t chunk_begin(int64_t n, int parts, int me, int64_t step) {
 // ---- Elementary functions -------------------------------------------------------------------------------------------------------
 // float32: branch-free, and the same operations for one element as for a vector, so that a tail equals the body bit by bit.
 // float64: the C library, lane by lane. Polynomials: specs/polynomials.yaml, fitted by tools/fit_polynomials.py.
-OPF_INLINE float fast_min(float a, float b) { return a < b ? a : b; }  // b if one is NaN, as the machine instruction has it
-OPF_INLINE float fast_max(float a, float b) { return a > b ? a : b; }
-#if defined(OPF_AVX2)
-OPF_INLINE Vec<float> fast_min(Vec<float> a, Vec<float> b) { return Vec<float>(__builtin_ia32_minps256(a.v, b.v)); }
-OPF_INLINE Vec<float> fast_max(Vec<float> a, Vec<float> b) { return Vec<float>(__builtin_ia32_maxps256(a.v, b.v)); }
-#else
-OPF_INLINE Vec<float> fast_min(Vec<float> a, Vec<float> b) { return select(a < b, a, b); }
-OPF_INLINE Vec<float> fast_max(Vec<float> a, Vec<float> b) { return select(a > b, a, b); }
-#endif
-OPF_INLINE bool hany(bool x) { return x; }
 template <class V> using Int = As<V, int32_t>;
 template <class V> constexpr bool is_float32 = same_type<Element<V>, float>;
-template <class V> OPF_INLINE V clamp_keep_nan(V x, float lo, float hi) { return fast_max(V(lo), fast_min(V(hi), x)); }
+template <class V> OPF_INLINE V clamp_keep_nan(V x, float lo, float hi) { return greatest(V(lo), least(V(hi), x)); }
 
 // Adding 1.5 * 2**23 rounds to an integer n, whose low bits are then the low bits of the sum.
 constexpr float ROUNDER = 0x1.8p23f;
@@ -987,7 +999,7 @@ template <class V> OPF_INLINE V v_expm1(V x) {
     else {
         const auto e = exp_reduced(clamp_keep_nan(x, -20.0f, 100.0f));
         // Half of the power of two, because 2**128 is no float; what lies above overflows when doubled.
-        const V s = reinterpret<float>((bits_of(fast_min(V(ROUNDER + 128.0f), e.rounded)) << 23) + Int<V>(0x3f000000));
+        const V s = reinterpret<float>((bits_of(least(V(ROUNDER + 128.0f), e.rounded)) << 23) + Int<V>(0x3f000000));
         const V y = v_fma(e.value, s, s - V(0.5f));
         return select(x > V(0x1.62e43p6f), V(inf_of<float>()), y + y);
     }
@@ -1006,7 +1018,7 @@ template <class V> OPF_INLINE V v_tanh(V x) {
     else {
         const V a = v_abs(x), z = x * x;
         const V near = v_fma(v_fma(v_fma(v_fma(v_fma(V(-0.00569802988f), z, V(0.020632321f)), z, V(-0.0537374355f)), z, V(0.133314118f)), z, V(-0.333332807f)) * z, a, a);
-        const V far = V(1.0f) - divide(V(2.0f), V(1.0f) + exp_plain(fast_min(V(40.0f), a + a)));
+        const V far = V(1.0f) - divide(V(2.0f), V(1.0f) + exp_plain(least(V(40.0f), a + a)));
         return v_copysign(select(a < V(0.625f), near, far), x);
     }
 }
@@ -1118,7 +1130,7 @@ alignas(32) static const float ERF[7][8] = {
 template <class V> OPF_INLINE V v_erf(V x) {
     if constexpr (!is_float32<V>) return libm_erf(x);
     else {
-        const V a = fast_min(V(0x1.fffffep1f), v_abs(x)), whole = v_trunc(a + a);
+        const V a = least(V(0x1.fffffep1f), v_abs(x)), whole = v_trunc(a + a);
         const Int<V> k = cast<int32_t>(whole) & Int<V>(7);  // a NaN gives no index
         const V t = v_fma(whole, V(-0.5f), a) - V(0.25f);
         V p = lookup(ERF[6], k);
@@ -1132,16 +1144,89 @@ template <class V> OPF_INLINE V v_erf(V x) {
         return v_copysign(v_fma(p, base, base), x);
     }
 }
-template <class V> OPF_INLINE V v_tan(V x) { return libm_tan(x); }
-template <class V> OPF_INLINE V v_asin(V x) { return libm_asin(x); }
-template <class V> OPF_INLINE V v_acos(V x) { return libm_acos(x); }
-template <class V> OPF_INLINE V v_sinh(V x) { return libm_sinh(x); }
-template <class V> OPF_INLINE V v_cosh(V x) { return libm_cosh(x); }
+// asin and acos: near zero by the polynomial, near one by that of sqrt((1 - |x|) / 2).
+template <class V> OPF_INLINE V arc_sine_part(V a, V z) { return v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(V(0.045201797f), z, V(0.00864813011f)), z, V(0.0334246159f)), z, V(0.0443129949f)), z, V(0.0750162005f)), z, V(0.166666403f)) * z, a, a); }
+template <class V> OPF_INLINE V v_asin(V x) {
+    if constexpr (!is_float32<V>) return libm_asin(x);
+    else {
+        const V a = v_abs(x), half = v_fma(a, V(-0.5f), V(0.5f));
+        const auto near = a <= V(0.55f);  // beyond, twice the error of p is small beside the difference
+        const V p = arc_sine_part(select(near, a, v_sqrt(half)), select(near, a * a, half));
+        return v_copysign(select(near, p, v_fma(p, V(-2.0f), V(-0x1.777a5cp-25f)) + V(0x1.921fb6p0f)), x);
+    }
+}
+template <class V> OPF_INLINE V v_acos(V x) {
+    if constexpr (!is_float32<V>) return libm_acos(x);
+    else {
+        const V a = v_abs(x), half = v_fma(a, V(-0.5f), V(0.5f));
+        const auto near = a <= V(0.55f);  // beyond, twice the error of p is small beside the difference
+        const V p = arc_sine_part(select(near, x, v_sqrt(half)), select(near, a * a, half));
+        const V far = select(x < V(0.0f), v_fma(p, V(-2.0f), V(-0x1.777a5cp-24f)) + V(0x1.921fb6p1f), p + p);
+        return select(near, V(0x1.921fb6p0f) - (p - V(-0x1.777a5cp-25f)), far);
+    }
+}
+// e**|x| / 2 with the full range of sinh and cosh.
+template <class V> OPF_INLINE V half_exp(V a) {
+    const auto e = exp_reduced(least(V(100.0f), a));
+    return scale_by_power_of_2(V(1.0f) + e.value, e.rounded - V(1.0f));
+}
+template <class V> OPF_INLINE V v_sinh(V x) {
+    if constexpr (!is_float32<V>) return libm_sinh(x);
+    else {
+        const V a = v_abs(x), z = least(V(1.0f), x * x), h = half_exp(a);
+        const V near = v_fma(v_fma(v_fma(v_fma(V(2.78222933e-06f), z, V(0.000198428941f)), z, V(0.00833331048f)), z, V(0.166666672f)) * z, a, a);
+        return v_copysign(select(a < V(1.0f), near, h - divide(V(0.25f), h)), x);
+    }
+}
+template <class V> OPF_INLINE V v_cosh(V x) {
+    if constexpr (!is_float32<V>) return libm_cosh(x);
+    else {
+        const V h = half_exp(v_abs(x));
+        return h + divide(V(0.25f), h);
+    }
+}
 template <class V> OPF_INLINE V v_asinh(V x) { return libm_asinh(x); }
 template <class V> OPF_INLINE V v_acosh(V x) { return libm_acosh(x); }
 template <class V> OPF_INLINE V v_atanh(V x) { return libm_atanh(x); }
-template <class V> OPF_INLINE V v_atan2(V y, V x) { return libm_atan2(y, x); }
-template <class V> OPF_INLINE V v_hypot(V a, V b) { return libm_hypot(a, b); }
+// tan, atan2 and hypot in double, where the polynomials' 30 bits and one rounding at the end suffice.
+template <class V> OPF_INLINE V v_tan(V x) {
+    if constexpr (!is_float32<V>) return libm_tan(x);
+    else {
+        typedef As<V, double> D;
+        typedef As<V, int64_t> I;
+        const D wide = cast<double>(x), rounded = v_fma(wide, D(0x1.45f306dc9c883p-1), D(0x1.8p52)), n = rounded - D(0x1.8p52);
+        const D r = v_fma(n, D(-0x1.1a62633145c07p-54), v_fma(n, D(-0x1.921fb54442d18p0), wide)), z = r * r;
+        const D t = v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(D(0.002045436873311623), z, D(-0.0006056923976758677)), z, D(0.005001900719873741)), z, D(0.00832698162778558)), z, D(0.0219858326635956)), z, D(0.053954467904288574)), z, D(0.13333411654382285)), z, D(0.33333331822189416)) * z, r, r);
+        const auto odd = (bits_of(rounded) & I(1)) != I(0);
+        const V y = cast<float>(divide(select(odd, D(-1.0), t), select(odd, t, D(1.0))));
+        const auto far = !(v_abs(x) <= V(0x1p20f));
+        return __builtin_expect(hany(far), 0) ? select(far, libm_tan(x), y) : y;
+    }
+}
+template <class V> OPF_INLINE V v_atan2(V y, V x) {
+    if constexpr (!is_float32<V>) return libm_atan2(y, x);
+    else {
+        typedef As<V, double> D;
+        const V a = v_abs(y), b = v_abs(x);
+        const auto steep = a > b, both_infinite = (a == V(inf_of<float>())) & (b == V(inf_of<float>()));
+        const D top = cast<double>(select(steep, b, a)), bottom = cast<double>(select(steep, a, b));
+        D t = select(bottom == D(0.0), D(0.0), divide(top, bottom));
+        t = select(both_infinite, D(1.0), t);
+        const D z = t * t;
+        D p = v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(v_fma(D(-0.0017870689), z, D(0.0108854854)), z, D(-0.0311240591)), z, D(0.0579042025)), z, D(-0.0840037689)), z, D(0.109511547)), z, D(-0.142640501)), z, D(0.19998531)), z, D(-0.333332986)) * z, t, t);
+        p = select(steep, D(0x1.921fb54442d18p0) - p, p);
+        p = select(v_signbit(x), D(0x1.921fb54442d18p1) - p, p);
+        return select((x != x) | (y != y), x + y, v_copysign(cast<float>(p), y));
+    }
+}
+template <class V> OPF_INLINE V v_hypot(V a, V b) {
+    if constexpr (!is_float32<V>) return libm_hypot(a, b);
+    else {
+        const auto x = cast<double>(a), y = cast<double>(b);
+        const V r = cast<float>(v_sqrt(v_fma(x, x, y * y)));
+        return select(v_isinf(a) | v_isinf(b), V(inf_of<float>()), r);
+    }
+}
 
 // pow in double: log2(x) there is exact enough that the product with y needs no second part.
 template <class D> OPF_INLINE D log2_wide(D x) {  // positive, finite, not subnormal

@@ -326,7 +326,10 @@ def triton_source() -> str:
 def run_triton(folder: Path, device: str) -> Path:
     """Run all kernels in a process of their own (in the interpreter on the CPU); returns the file with their results by key."""
     (folder / "scalar_kernels.py").write_text(triton_source())
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")]),
+    }
     environment.pop("TRITON_INTERPRET", None)
     if device == "cpu":
         environment["TRITON_INTERPRET"] = "1"

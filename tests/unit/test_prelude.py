@@ -89,7 +89,17 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "t.cpp").write_text(source())
     extra = ["-DOPFORGE_SCALAR"] if request.param == "portable" else []
-    command = ["g++", "-O2", "-march=native", *FLAGS, *extra, "-shared", str(folder / "t.cpp"), "-o", str(folder / "t.so")]
+    command = [
+        "g++",
+        "-O2",
+        "-march=native",
+        *FLAGS,
+        *extra,
+        "-shared",
+        str(folder / "t.cpp"),
+        "-o",
+        str(folder / "t.so"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(folder / "t.so"))
@@ -97,7 +107,9 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def call(library: ctypes.CDLL, name: str, *args: torch.Tensor | int) -> None:
     """Call a kernel with pointers and 64-bit integers."""
-    getattr(library, name)(*(ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_int64(a) for a in args))
+    getattr(library, name)(
+        *(ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_int64(a) for a in args)
+    )
 
 
 def values(dtype: str, n: int, seed: int = 0) -> torch.Tensor:
@@ -228,7 +240,9 @@ def test_every_float16_and_every_rounding(library: ctypes.CDLL) -> None:
     vl = library.lanes()
     # Halfway cases and their neighbours, subnormal results, overflow.
     floats = torch.cat([bits.view(d).float() for d in (torch.float16, torch.bfloat16)])
-    patterns = floats.view(torch.int32).unsqueeze(1) + torch.tensor([0, 1, -1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0x18000])
+    patterns = floats.view(torch.int32).unsqueeze(1) + torch.tensor(
+        [0, 1, -1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0x18000]
+    )
     everything = patterns.flatten().view(torch.float32)
     some = everything[torch.randperm(len(everything), generator=torch.Generator().manual_seed(0))[: 2000 * vl]]
     for other in ("float16", "bfloat16"):
@@ -255,7 +269,10 @@ def _time_to_include(folder: Path) -> float:
     best = 9.0
     for _ in range(5):
         start = time.perf_counter()
-        subprocess.run(["g++", "-O3", "-march=native", *FLAGS, "-c", str(folder / "empty.cpp"), "-o", str(folder / "empty.o")], check=True)
+        subprocess.run(
+            ["g++", "-O3", "-march=native", *FLAGS, "-c", str(folder / "empty.cpp"), "-o", str(folder / "empty.o")],
+            check=True,
+        )
         best = min(best, time.perf_counter() - start)
     return best
 
@@ -268,7 +285,18 @@ def test_inclusion_is_cheap(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", [t.name for t in CPU_TARGETS.values() if t.name != "neon"])
 def test_compiles_for_every_target_of_this_architecture(target: str, tmp_path: Path) -> None:
     kernel = 'extern "C" void k(const bf16* a, const double* b, float* o) { storeu(o, v_pow(v_erf(loadu(a)), cast<float>(loadu(b)))); }'
-    (tmp_path / "t.cpp").write_text(f'#include "prelude.h"\nstatic_assert(VL == {CPU_TARGETS[target].lanes});\n{kernel}\n')
-    command = ["g++", "-O1", *CPU_TARGETS[target].flags, *FLAGS, "-c", str(tmp_path / "t.cpp"), "-o", str(tmp_path / "t.o")]
+    (tmp_path / "t.cpp").write_text(
+        f'#include "prelude.h"\nstatic_assert(VL == {CPU_TARGETS[target].lanes});\n{kernel}\n'
+    )
+    command = [
+        "g++",
+        "-O1",
+        *CPU_TARGETS[target].flags,
+        *FLAGS,
+        "-c",
+        str(tmp_path / "t.cpp"),
+        "-o",
+        str(tmp_path / "t.o"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:2000]
