@@ -199,11 +199,12 @@ def _print(node: ast.expr, domains: Mapping[str, tuple[Any, ...]], qualified: Ma
                 )
             words: dict[type, str] = {ast.Eq: "==", ast.NotEq: "!=", ast.In: "in", ast.NotIn: "not in"}
             relation = words.get(type(op), "")
-            if word is None or (word in ("in", "not in")) != isinstance(right, (ast.List, ast.Tuple)):
+            if not relation or (relation in ("in", "not in")) != isinstance(right, (ast.List, ast.Tuple)):
                 raise _Fault("expected ==, != with a member, or `in`, `not in` with a list of members", node.col_offset)
             members = right.elts if isinstance(right, (ast.List, ast.Tuple)) else [right]
             texts = [_member(m, domains[name], qualified) for m in members]
-            return f"{name} {word} ({', '.join(texts)},)" if "in" in word else f"{name} {word} {texts[0]}"
+            listed = isinstance(right, (ast.List, ast.Tuple))
+            return f"{name} {relation} ({', '.join(texts)},)" if listed else f"{name} {relation} {texts[0]}"
         case ast.Name(id=name):
             if domains.get(name) != (False, True):
                 known = [n for n, d in domains.items() if d == (False, True)]

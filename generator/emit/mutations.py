@@ -1,5 +1,6 @@
-"""Reads specs/mutations.yaml and specs/decompositions.yaml, writes generated/schemas.py (enums, structs), generated/dispatch_tables.py
-(tables, roles, inverses of views), generated/wrapper_steps.py and generated/decompositions.py.
+"""Reads specs/mutations.yaml and specs/decompositions.yaml, writes generated/schemas.py (enums, structs),
+generated/dispatch_tables.py (tables, roles, inverses of views), generated/wrapper_steps.py and
+generated/decompositions.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _TYPES = ("int", "str", "bool", "float", "tuple", "None")
 
 @dataclass(frozen=True)
 class StructSpec:
-    """One dataclass: fields and derived fields as (name, type, doc, default or expression), invariants as (condition, message)."""
+    """One dataclass: fields and derived fields as (name, type, doc, default or expression), invariants as (condition,
+    message).
+    """
 
     name: str
     doc: str
@@ -81,7 +84,9 @@ class Mutations:
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> Mutations:
-    """Check everything: names, operators, that tables are total and unambiguous, that steps declare what their code uses."""
+    """Check everything: names, operators, that tables are total and unambiguous, that steps declare what their code
+    uses.
+    """
     enums = doc.tagged("enum")
     members = {e.id: tuple(e["members"]) for e in enums}
     steps = tuple(s for e in doc.tagged("step") if (s := _step(e, diags)) is not None)
@@ -100,9 +105,15 @@ def _step(entry: Entry, diags: Diagnostics) -> StepSpec | None:
     used = set(re.findall(r"\{(\w+)\}", code))
     declared = {*entry["reads"], *entry["writes"]}
     for name in sorted(used - declared):
-        diags.error(entry.pos("code", at=code.index("{" + name)), f"'{name}' is used but neither read nor written{did_you_mean(name, declared)}")
+        diags.error(
+            entry.pos("code", at=code.index("{" + name)),
+            f"'{name}' is used but neither read nor written{did_you_mean(name, declared)}",
+        )
     for name in sorted(declared - used):
-        diags.error(entry.pos("reads" if name in entry["reads"] else "writes"), f"'{name}' is declared but the code does not use it")
+        diags.error(
+            entry.pos("reads" if name in entry["reads"] else "writes"),
+            f"'{name}' is declared but the code does not use it",
+        )
     try:
         ast.parse(re.sub(r"\{(\w+)\}", r"\1", code))
     except SyntaxError as e:
@@ -127,7 +138,14 @@ def _struct(entry: Entry, names: set[str], members: dict[str, tuple[str, ...]], 
     return StructSpec(entry.id, entry["doc"], tuple(fields), tuple(derived), tuple(invariants))
 
 
-def _check_names(entry: Entry, path: tuple[str | int, ...], text: str, allowed: set[str], enums: dict[str, tuple[str, ...]], diags: Diagnostics) -> None:
+def _check_names(
+    entry: Entry,
+    path: tuple[str | int, ...],
+    text: str,
+    allowed: set[str],
+    enums: dict[str, tuple[str, ...]],
+    diags: Diagnostics,
+) -> None:
     """Every name in an expression is known, or bound by a comprehension in it; members are members."""
     try:
         tree = ast.parse(text, mode="eval")
@@ -139,16 +157,22 @@ def _check_names(entry: Entry, path: tuple[str | int, ...], text: str, allowed: 
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in enums:
             if node.attr not in enums[node.value.id]:
                 valid = enums[node.value.id]
-                diags.error(entry.pos(*path, at=node.col_offset), f"expected {one_of(valid)}, found '{node.attr}'{did_you_mean(node.attr, valid)}")
+                diags.error(
+                    entry.pos(*path, at=node.col_offset),
+                    f"expected {one_of(valid)}, found '{node.attr}'{did_you_mean(node.attr, valid)}",
+                )
         elif isinstance(node, ast.Name) and node.id not in allowed | bound | set(enums):
-            diags.error(entry.pos(*path, at=node.col_offset), f"unknown name '{node.id}'{did_you_mean(node.id, allowed | set(enums))}")
+            diags.error(
+                entry.pos(*path, at=node.col_offset),
+                f"unknown name '{node.id}'{did_you_mean(node.id, allowed | set(enums))}",
+            )
 
 
 class _ToSelf(ast.NodeTransformer):
     def __init__(self, fields: set[str]) -> None:
         self.fields = fields
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id in self.fields and isinstance(node.ctx, ast.Load):
             return ast.Attribute(ast.Name("self", ast.Load()), node.id, ast.Load())
         return node
@@ -170,13 +194,18 @@ def _overload(entry: Entry, key: str, model: Model, diags: Diagnostics) -> Torch
     if len(found) != 1 or name.count(".") != 2:
         packet = ".".join(name.split(".")[:2])
         near = [s.id for s in model.torch.overloads(packet)] or list(model.torch.packets())
-        diags.error(entry.pos(key), f"expected an overload of torch, such as 'aten.view.default', found '{name}'{did_you_mean(name, near)}")
+        diags.error(
+            entry.pos(key),
+            f"expected an overload of torch, such as 'aten.view.default', found '{name}'{did_you_mean(name, near)}",
+        )
         return None
     return found[0]
 
 
 def _parameters(schema: TorchSchema, taken: tuple[str, ...] = ()) -> tuple[str, dict[str, str]]:
-    """Python parameters of an overload with their defaults, and the Python name of each argument (`index_` where `index` is taken)."""
+    """Python parameters of an overload with their defaults, and the Python name of each argument (`index_` where
+    `index` is taken).
+    """
     names = {a.name: a.name + "_" if a.name in taken else a.name for a in schema.args}
     parts, star = [], False
     for a in schema.args:
@@ -237,7 +266,9 @@ class _Printer:
             hint = f"; expected {one_of(overloads)}" if overloads else did_you_mean(name, [*near, *self.helpers])
             raise _Fault(f"unknown operator '{name}'{hint}", offset)
         named = [f"{literal(k.arg)}: {self.show(k.value)}" for k in keywords]
-        return self.operator.format(op=f"torch.ops.{found[0].id}", args=", ".join(shown), tuple=", ".join(shown) + ",", named=", ".join(named))
+        return self.operator.format(
+            op=f"torch.ops.{found[0].id}", args=", ".join(shown), tuple=", ".join(shown) + ",", named=", ".join(named)
+        )
 
 
 class _Fault(Exception):
@@ -269,7 +300,9 @@ def _inverse(entry: Entry, model: Model, diags: Diagnostics) -> InverseSpec | No
     body = _printed(entry, ("body",), entry["body"], printer, diags)
     if body is None:
         return None
-    return InverseSpec(entry.id, entry["doc"], "into_" + _function(entry.id), f"b, base, value, index, {parameters}", body)
+    return InverseSpec(
+        entry.id, entry["doc"], "into_" + _function(entry.id), f"b, base, value, index, {parameters}", body
+    )
 
 
 def build_decompositions(doc: Document, model: Model, diags: Diagnostics) -> tuple[DecompositionSpec, ...]:
@@ -289,7 +322,9 @@ def build_decompositions(doc: Document, model: Model, diags: Diagnostics) -> tup
             condition = _printed(entry, (*at, "if"), str(case["if"]), printer, diags) if "if" in case else ""
             value = _printed(entry, (*at, "is") if at else ("body",), case["is"], printer, diags)
             cases.append((condition or "", value or ""))
-        out.append(DecompositionSpec(entry.id, entry["doc"], _function(entry.id), parameters, when or "True", tuple(cases)))
+        out.append(
+            DecompositionSpec(entry.id, entry["doc"], _function(entry.id), parameters, when or "True", tuple(cases))
+        )
     return tuple(out)
 
 
@@ -301,7 +336,12 @@ def emit(model: Model) -> dict[str, str]:
     out = {}
     for name in ("schemas", "dispatch_tables", "wrapper_steps"):
         path = f"generated/{name}.py"
-        values: dict[str, Any] = {"header": header(path, SPEC), "spec": spec, "literal": literal, "into": _imports(spec, name)}
+        values: dict[str, Any] = {
+            "header": header(path, SPEC),
+            "spec": spec,
+            "literal": literal,
+            "into": _imports(spec, name),
+        }
         out[path] = render(f"{name}.py.j2", **values)
     return out
 
@@ -317,4 +357,6 @@ def emit_decompositions(model: Model) -> dict[str, str]:
     """`generated/decompositions.py`."""
     path = "generated/decompositions.py"
     specs = model.part("decompositions", ())
-    return {path: render("decompositions.py.j2", header=header(path, DECOMPOSITIONS_SPEC), specs=specs)} if specs else {}
+    return (
+        {path: render("decompositions.py.j2", header=header(path, DECOMPOSITIONS_SPEC), specs=specs)} if specs else {}
+    )

@@ -1,4 +1,6 @@
-"""Calling conventions: what a caller passes and gets, as flat lists. Containers are taken apart once; the wrapper does it in source."""
+"""Calling conventions: what a caller passes and gets, as flat lists. Containers are taken apart once; the wrapper
+does it in source.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ _LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float
 
 @dataclass
 class Calling:
-    """`paths[k]` reads flat input k from the tuple `args`; `in_spec` and `out_spec` are pytree specs, None for flat arguments and for a
-    plain tuple or list of outputs (`out_type` then).
+    """`paths[k]` reads flat input k from the tuple `args`; `in_spec` and `out_spec` are pytree specs, None for flat
+    arguments and for a plain tuple or list of outputs (`out_type` then).
     """
 
     paths: tuple[str, ...]
@@ -49,7 +51,9 @@ class Calling:
 
 
 def result_text(spec: Any, names: list[str]) -> str | None:
-    """Source that builds a result of pytree `spec` from leaf expressions (taken off `names`), or None for containers of other kinds."""
+    """Source that builds a result of pytree `spec` from leaf expressions (taken off `names`), or None for containers
+    of other kinds.
+    """
     if spec.is_leaf():
         return names.pop(0)
     children = [result_text(c, names) for c in spec.children()]

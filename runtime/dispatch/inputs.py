@@ -27,7 +27,9 @@ def fake_mode_of(inputs: Sequence[Any]) -> Any:
 
 
 def to_fake(value: Any, fake_mode: Any) -> Any:
-    """The fake tensor of an input; its symbolic sizes and their sources are those that Dynamo chose. Numbers stay as they are."""
+    """The fake tensor of an input; its symbolic sizes and their sources are those that Dynamo chose. Numbers stay as
+    they are.
+    """
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return value
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and hasattr(value, "__tensor_flatten__"):
@@ -63,7 +65,7 @@ class Inputs:
 
     @classmethod
     def of(cls, given: Sequence[Any], copies: frozenset[int]) -> Inputs:
-        """Make fakes of `given`; inputs in `copies` get tensor objects of their own (their metadata will be changed)."""
+        """Make fakes of `given`; inputs in `copies` (their metadata will change) get tensor objects of their own."""
         fake_mode = fake_mode_of(given)
         fakes = [to_fake(v, fake_mode) for v in given]
         same: list[int | None] = [None] * len(fakes)
@@ -81,7 +83,9 @@ class Inputs:
         return cls(list(given), fakes, fake_mode, layouts=layouts, same_as=same)
 
     def overlaps(self, i: int) -> frozenset[int]:
-        """Input `i` and all inputs that share elements with it, directly or by way of another (equal objects counted once)."""
+        """Input `i` and all inputs that share elements with it, directly or by way of another (equal objects counted
+        once).
+        """
         group, todo = {i}, [i]
         key = self.fakes[i].untyped_storage()._cdata
         near = [
@@ -103,7 +107,9 @@ Lift = tuple[str, torch.Tensor]
 
 
 def lifted_attributes(gm: fx.GraphModule) -> list[Lift]:
-    """Parameters, buffers and tensor constants that a graph reads by name (`get_attr`, `call_module`), as (name, tensor), each once."""
+    """Parameters, buffers and tensor constants that a graph reads by name (`get_attr`, `call_module`), as (name,
+    tensor), each once.
+    """
     found: dict[str, torch.Tensor] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr":

@@ -35,7 +35,9 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 env[node] = getattr(this, str(node.target))(*rest, **load(node.kwargs))
             case "call_module":
                 path = str(node.target)
-                own = {name.removeprefix(path + "."): t for name, t in attributes.items() if name.startswith(path + ".")}
+                own = {
+                    name.removeprefix(path + "."): t for name, t in attributes.items() if name.startswith(path + ".")
+                }
                 module = gm.get_submodule(path)
                 env[node] = torch.func.functional_call(module, own, tuple(load(node.args)), load(node.kwargs))
             case "output":

@@ -1,4 +1,6 @@
-"""How inputs enter the graph: each as a placeholder of its own, equal objects once, merged groups as views of one base."""
+"""How inputs enter the graph: each as a placeholder of its own, equal objects once, merged groups as views of one
+base.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from .regions import Layout, Region, Step, Value
 
 @dataclass
 class Entered:
-    """`values[i]` is what input i was when the program began (None for numbers); `graph_inputs` the flat inputs with placeholders of
-    their own; `bases` the merged groups, with their base's value.
+    """`values[i]` is what input i was when the program began (None for numbers); `graph_inputs` the flat inputs with
+    placeholders of their own; `bases` the merged groups, with their base's value.
     """
 
     values: list[Value | None]
@@ -29,7 +31,7 @@ class Entered:
 
 
 def enter_inputs(inputs: Inputs, recorder: Recorder) -> Entered:
-    """Make the placeholders, in the order of the inputs and then the bases, and record every input tensor as a value."""
+    """Make the placeholders, inputs in order and then bases, and record every input tensor as a value."""
     entered = Entered([None] * len(inputs.fakes))
     in_base = frozenset().union(*inputs.merged) if inputs.merged else frozenset()
     for i, value in enumerate(inputs.fakes):
@@ -61,11 +63,15 @@ def _placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
     return node
 
 
-def _enter_base(inputs: Inputs, recorder: Recorder, entered: Entered, k: int, members: list[int]) -> tuple[BaseInfo, Value]:
+def _enter_base(
+    inputs: Inputs, recorder: Recorder, entered: Entered, k: int, members: list[int]
+) -> tuple[BaseInfo, Value]:
     layouts = {i: inputs.layouts[i] for i in members}
     known = {i: layout for i, layout in layouts.items() if layout is not None and layout.plain}
     if len(known) != len(members):
-        raise UnsupportedError(f"inputs {members} share elements, one of them is written, and their sizes are dynamic; mark them static")
+        raise UnsupportedError(
+            f"inputs {members} share elements, one of them is written, and their sizes are dynamic; mark them static"
+        )
     start = min(byte_range(layout)[0] for layout in known.values())
     end = max(byte_range(layout)[1] for layout in known.values())
     # The base has the widest dtype of the group: every offset is a multiple of a narrower one then.
@@ -73,7 +79,9 @@ def _enter_base(inputs: Inputs, recorder: Recorder, entered: Entered, k: int, me
     dtype = known[first].dtype
     size = dtype.itemsize
     if start % size or end % size or any(known[i].dtype.is_complex != dtype.is_complex for i in members):
-        raise UnsupportedError(f"inputs {members} share elements as different dtypes at offsets that no tensor of {dtype} can hold")
+        raise UnsupportedError(
+            f"inputs {members} share elements as different dtypes at offsets that no tensor of {dtype} can hold"
+        )
     length = (end - start) // size
     with inputs.fake_mode, torch.no_grad():
         base = inputs.fakes[first].as_strided((length,), (1,), start // size)
@@ -81,7 +89,10 @@ def _enter_base(inputs: Inputs, recorder: Recorder, entered: Entered, k: int, me
             layout = known[i]
             own = inputs.fakes[i].as_strided(layout.size, layout.stride, layout.offset)
             own._opforge_own = True
-            inputs.fakes[:] = [own if same in (i,) or j == i else t for j, (t, same) in enumerate(zip(inputs.fakes, inputs.same_as, strict=True))]
+            inputs.fakes[:] = [
+                own if same in (i,) or j == i else t
+                for j, (t, same) in enumerate(zip(inputs.fakes, inputs.same_as, strict=True))
+            ]
     node = _placeholder(recorder.graph, f"base{k}", base)
     storage = base.untyped_storage()
     region = Region(storage._cdata, storage, tuple(members))
@@ -98,7 +109,7 @@ def _enter_base(inputs: Inputs, recorder: Recorder, entered: Entered, k: int, me
 
 
 def _member(recorder: Recorder, region: Region, whole: Value, layout: Layout, fake: torch.Tensor) -> Value:
-    """The value of a member: the base viewed as the member's dtype, sliced and shaped where the member is contiguous."""
+    """The value of a member: the base in the member's dtype, sliced and shaped where that is enough."""
     if layout.dtype != whole.layout.dtype:
         step = Step(ROLES["view_dtype"], (None, layout.dtype), {})
         ratio = whole.layout.dtype.itemsize // layout.dtype.itemsize
@@ -107,6 +118,8 @@ def _member(recorder: Recorder, region: Region, whole: Value, layout: Layout, fa
     start = layout.offset - whole.layout.offset
     if fake.is_contiguous():
         part = Layout(layout.dtype, (fake.numel(),), (1,), layout.offset)
-        sliced = Value(region, None, part, whole, Step(ROLES["slice"], (None, 0, start, start + fake.numel()), {}), version=-1)
+        sliced = Value(
+            region, None, part, whole, Step(ROLES["slice"], (None, 0, start, start + fake.numel()), {}), version=-1
+        )
         return Value(region, None, layout, sliced, Step(ROLES["view"], (None, list(layout.size)), {}), version=-1)
     return Value(region, None, layout, whole, Step(ROLES["as_strided"], (), {}), version=-1)

@@ -1,4 +1,6 @@
-"""What the recorded program did to its inputs and what its outputs are, told storage by storage, decided by the generated tables."""
+"""What the recorded program did to its inputs and what its outputs are, told storage by storage, decided by the
+generated tables.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Found:
 
 
 def analyze(inputs: Inputs, recorder: Recorder, entered: Entered, result: list[Any], autocast: bool) -> Found:
-    """Classify every input and output after the run. `result` is the program's flat result. Raises `UnsupportedError`."""
+    """Classify every input and output after the run. `result` is the program's flat result. Raises
+    `UnsupportedError`.
+    """
     return _Analysis(inputs, recorder, entered, result).run(autocast)
 
 
@@ -59,7 +63,9 @@ class _Analysis:
 
     def run(self, autocast: bool) -> Found:
         inputs = self.inputs
-        updated = {i: self._updated(value) for i, value in enumerate(self.entered.values) if self._written_alone(i, value)}
+        updated = {
+            i: self._updated(value) for i, value in enumerate(self.entered.values) if self._written_alone(i, value)
+        }
         bases = [self._base(info, value) for info, value in self.entered.bases]
         given_storage = [i for i, t in enumerate(inputs.fakes) if self._storage_replaced(i, t)]
         everything = [*self.result, *(inputs.fakes[i] for i in given_storage)]
@@ -100,7 +106,9 @@ class _Analysis:
             return False
         return self.recorder.value(t).region.key != before.region.key
 
-    def _input(self, i: int, updated: dict[int, int], bases: list[BaseInfo], storage_from: dict[int, int]) -> InputAliasInfo:
+    def _input(
+        self, i: int, updated: dict[int, int], bases: list[BaseInfo], storage_from: dict[int, int]
+    ) -> InputAliasInfo:
         t, before, layout = self.inputs.fakes[i], self.entered.values[i], self.inputs.layouts[i]
         same = self.inputs.same_as[i]
         static = is_static(self.inputs.given[i])
@@ -134,7 +142,11 @@ class _Analysis:
             for j, other in enumerate(input_info):
                 if not isinstance(self.inputs.fakes[j], torch.Tensor) or j == i or other.same_as is not None:
                     continue
-                if (info.base is not None and info.base == other.base) or (other.mutates_data and j < i) or (info.static and other.static):
+                if (
+                    (info.base is not None and info.base == other.base)
+                    or (other.mutates_data and j < i)
+                    or (info.static and other.static)
+                ):
                     continue
                 if self.inputs.fakes[i].device != self.inputs.fakes[j].device:
                     continue
@@ -145,7 +157,8 @@ class _Analysis:
 
     def _pair(self, i: int, j: int) -> DisjointInfo | None:
         a, b = self.inputs.layouts[i], self.inputs.layouts[j]
-        assert a is not None and b is not None
+        assert a is not None
+        assert b is not None
         spans = []
         for layout in (a, b):
             if any(type(n) is int and n == 0 for n in layout.size):
@@ -192,7 +205,13 @@ class _Analysis:
                 base_is_output=base is not None and base != k,
                 base_saved=shared and base is None and region.key in self.bases,
             )
-            source = first_with[id(t)] if kind is OutputType.SAME_AS_OUTPUT else input_of.get(id(t)) if kind is OutputType.IS_INPUT else None
+            source = (
+                first_with[id(t)]
+                if kind is OutputType.SAME_AS_OUTPUT
+                else input_of.get(id(t))
+                if kind is OutputType.IS_INPUT
+                else None
+            )
             out.append(self._tensor_output(kind, value, source))
         return out
 
@@ -217,8 +236,15 @@ class _Analysis:
 
     def _alias(self, kind: OutputType, value: Value, source: int, origin: Layout) -> OutputAliasInfo:
         if value.layout.conj or value.layout.neg or origin.conj or origin.neg:
-            raise UnsupportedError("an output is a lazily conjugated or negated view of an input or of another output; call resolve_conj() on it")
-        return OutputAliasInfo(kind, source=source, place=self._place(value.layout, origin), requires_dtype_view=value.layout.dtype != origin.dtype)
+            raise UnsupportedError(
+                "an output is a lazily conjugated or negated view of another tensor; call resolve_conj() on it"
+            )
+        return OutputAliasInfo(
+            kind,
+            source=source,
+            place=self._place(value.layout, origin),
+            requires_dtype_view=value.layout.dtype != origin.dtype,
+        )
 
     def _number_output(self, value: Any) -> OutputAliasInfo:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -227,7 +253,9 @@ class _Analysis:
                 return OutputAliasInfo(OutputType.NOT_TENSOR, value=self._return(node))
             value = node
         if value is not None and not isinstance(value, (bool, int, float, complex, str)):
-            raise UnsupportedError(f"an output is a {type(value).__name__}; only tensors, numbers, text and None can be returned")
+            raise UnsupportedError(
+                f"an output is a {type(value).__name__}; only tensors, numbers, text and None can be returned"
+            )
         return OutputAliasInfo(OutputType.NOT_TENSOR, constant=_literal(value))
 
     def _owned(self, value: Value) -> fx.Node:
@@ -264,7 +292,9 @@ class _Analysis:
         if layout.dtype.itemsize != origin.dtype.itemsize:
             first = origin.offset * origin.dtype.itemsize
             if layout.plain and origin.plain and first % layout.dtype.itemsize:
-                raise UnsupportedError(f"an output views {origin.dtype} elements as {layout.dtype} at an offset between elements")
+                raise UnsupportedError(
+                    f"an output views {origin.dtype} elements as {layout.dtype} at an offset between elements"
+                )
             offset = layout.offset - first // layout.dtype.itemsize
         size = tuple(self._number(n) for n in layout.size)
         stride = tuple(self._number(n) for n in layout.stride)
@@ -293,7 +323,7 @@ class _Analysis:
             call = {"size": f"size({dim})", "stride": f"stride({dim})", "offset": "storage_offset()"}[how]
             self.symbols[str(symbol)] = "{" + source.name + "}." + call
         else:
-            self.symbols[str(symbol)] = f"{{out{self._return(known._symbol(symbol))}}}"
+            self.symbols[str(symbol)] = f"{{out{self._return(known.of_symbol(symbol))}}}"
 
 
 def _literal(value: Any) -> str:

@@ -1,5 +1,5 @@
-"""What tracing must know of an operator, all of it derived from the schema that torch registers: what it writes, what it
-aliases, and the functional overload that stands for an in-place or `out=` one.
+"""What tracing must know of an operator, all of it derived from the schema that torch registers: what it writes, what
+it aliases, and the functional overload that stands for an in-place or `out=` one.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from ..torch_compat import HigherOrderOperator, OpOverload
 
 from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import ROLES
+from ..torch_compat import HigherOrderOperator, OpOverload
 
 
 @dataclass(frozen=True)
 class Functional:
-    """The functional overload of a writing one. `results[k]` is the position, among its returns, of the new value of the
-    k-th written argument; `kept[k]` that of the k-th return that is not a written argument.
+    """The functional overload of a writing one. `results[k]` is the position, among its returns, of the new value of
+    the k-th written argument; `kept[k]` that of the k-th return that is not a written argument.
     """
 
     op: OpOverload
@@ -31,9 +31,11 @@ class Functional:
 class OpInfo:
     """One operator as the recorder sees it.
 
-    kind        device: asks a tensor for its device · decompose: `specs/decompositions.yaml` has a body · composite: made of other
-                operators by its own kernel · lift: a constant enters the program · view: a return aliases argument `view_arg` ·
-                metadata: changes sizes or strides of an argument · write: writes to arguments · plain: the rest · higher_order
+    kind        device: asks a tensor for its device · decompose: `specs/decompositions.yaml` has a body · composite:
+                made of other
+                operators by its own kernel · lift: a constant enters the program · view: a return aliases argument
+                `view_arg` · metadata: changes sizes or strides of an argument · write: writes to arguments · plain:
+                the rest · higher_order
     written     schema positions of the written arguments.
     aliased     for each return, the schema position of the written argument that it is, or None.
     keep        never removed as dead code: it has an effect, or takes from the random stream.
@@ -69,7 +71,9 @@ def op_info(op: Any) -> OpInfo:
     view_arg = next((k for k in marked if k not in written), None)
     aliased: list[int | None] = []
     for r in schema.returns:
-        shares = [k for k in written if r.alias_info is not None and _same_set(r.alias_info, schema.arguments[k].alias_info)]
+        shares = [
+            k for k in written if r.alias_info is not None and _same_set(r.alias_info, schema.arguments[k].alias_info)
+        ]
         aliased.append(shares[0] if shares else None)
     keep = not schema.returns or torch.Tag.nondeterministic_seeded in op.tags
     kind = _kind(op, bool(written), view_arg is not None)
@@ -98,7 +102,9 @@ def _kind(op: OpOverload, writes: bool, views: bool) -> str:
 
 @functools.cache
 def functional_of(op: OpOverload) -> Functional | None:
-    """The overload that computes what `op` writes and returns it instead, found by torch's naming rules and compared by schema."""
+    """The overload that computes what `op` writes and returns it instead, found by torch's naming rules and compared
+    by schema.
+    """
     schema = op._schema
     out = [a for a in schema.arguments if a.is_write and a.kwarg_only]
     wanted = [str(a.type) for a in schema.arguments if not (a.is_write and a.kwarg_only)]
@@ -122,7 +128,7 @@ def functional_of(op: OpOverload) -> Functional | None:
 
 
 def _names(name: str, out: bool) -> list[tuple[str, bool]]:
-    """Packet names to try, each with whether its new values come after the returns that the writing overload has too."""
+    """Packet names to try, each with whether its new values come after the writing overload's own returns."""
     if out:
         return [(name, False)]
     if name.startswith("__i") and name.endswith("__"):
@@ -147,8 +153,12 @@ def view_of(op: OpOverload) -> OpOverload | None:
     return None
 
 
-def functional_arguments(info: OpInfo, form: Functional, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments for the functional overload: without those that `out=` writes to, with defaults that only the writing one has."""
+def functional_arguments(
+    info: OpInfo, form: Functional, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments for the functional overload: without those that `out=` writes to, with defaults that only the
+    writing one has.
+    """
     if form.drops_out:
         names = {info.arg_names[k] for k in info.written}
         args = args[: min((len(args), *info.written))]

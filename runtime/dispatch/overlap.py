@@ -1,7 +1,8 @@
-"""Do two tensors of one storage share an element? Decided on their layouts, exactly for the cases that programs have."""
+"""Do two tensors of one storage share an element? Decided on their layouts, exactly where programs need it."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -11,7 +12,9 @@ from .regions import Layout
 
 
 def byte_range(layout: Layout) -> tuple[int, int]:
-    """First byte and the byte past the last that a layout with known, non-negative strides and at least one element touches."""
+    """First byte and the byte past the last that a layout with known, non-negative strides and at least one element
+    touches.
+    """
     size = layout.dtype.itemsize
     last = sum((n - 1) * s for n, s in zip(layout.size, layout.stride, strict=True))
     return layout.offset * size, (layout.offset + last + 1) * size
@@ -30,7 +33,10 @@ def inside(part: Layout, whole: Layout) -> bool:
 def overlaps_itself(layout: Layout) -> bool:
     """Whether two index tuples may name the same element (an expanded tensor, an overlapping `as_strided`)."""
     if not layout.plain:
-        return any(type(s) is int and s == 0 and not (type(n) is int and n <= 1) for n, s in zip(layout.size, layout.stride, strict=True))
+        return any(
+            type(s) is int and s == 0 and not (type(n) is int and n <= 1)
+            for n, s in zip(layout.size, layout.stride, strict=True)
+        )
     reach = 0
     for n, s in sorted(((n, s) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1), key=lambda p: p[1]):
         if s <= reach:
@@ -40,11 +46,15 @@ def overlaps_itself(layout: Layout) -> bool:
 
 
 def is_dense(layout: Layout) -> bool:
-    """Whether the elements fill their range without gaps or overlap, so that a copy can have the same strides and nothing else."""
+    """Whether the elements fill their range without gaps or overlap, so that a copy can have the same strides and
+    nothing else.
+    """
     if not layout.plain:
         return _symbolic_dense(layout)
     expected = 1
-    for n, s in sorted(((n, s) for n, s in zip(layout.size, layout.stride, strict=True) if n != 1), key=lambda p: (p[1], p[0])):
+    for n, s in sorted(
+        ((n, s) for n, s in zip(layout.size, layout.stride, strict=True) if n != 1), key=lambda p: (p[1], p[0])
+    ):
         if s != expected and n != 0:
             return n == 0
         expected *= n
@@ -64,7 +74,7 @@ def _symbolic_dense(layout: Layout) -> bool:
 
 
 def may_overlap(a: Layout, b: Layout) -> bool:
-    """Whether two layouts of one storage may share a byte; unknown sizes count as yes. Layouts are as eager has them."""
+    """Whether two layouts of one storage may share a byte; unknown sizes count as yes."""
     if not (a.plain and b.plain):
         return True
     if math.prod(a.size) == 0 or math.prod(b.size) == 0:
@@ -78,9 +88,13 @@ def may_overlap(a: Layout, b: Layout) -> bool:
 
 
 def _boxes_meet(a: Layout, b: Layout) -> bool:
-    """Two boxes of one grid (columns or blocks of one matrix) are compared dimension by dimension; other pairs count as meeting."""
-    strides = sorted({s for layout in (a, b) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1} | {1}, reverse=True)
-    if any(s <= 0 for s in strides) or any(big % small for big, small in zip(strides, strides[1:], strict=False)):
+    """Two boxes of one grid (columns or blocks of one matrix) are compared dimension by dimension; other pairs count
+    as meeting.
+    """
+    strides = sorted(
+        {s for layout in (a, b) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1} | {1}, reverse=True
+    )
+    if any(s <= 0 for s in strides) or any(big % small for big, small in itertools.pairwise(strides)):
         return True
     starts = [_digits(layout.offset, strides) for layout in (a, b)]
     lengths = [_lengths(layout, strides) for layout in (a, b)]

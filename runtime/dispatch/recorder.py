@@ -1,14 +1,15 @@
-"""The recorder: a dispatch mode that runs a program on fake tensors as eager would, and writes down its functional graph meanwhile.
+"""The recorder: a dispatch mode that runs a program on fake tensors as eager would, and writes down its functional
+graph meanwhile.
 
-Every operator below autograd comes by here once. The fake tensors live through the program's real in-place operations and views, so
-sizes, strides, storage sharing and errors are eager's own; the graph is made functional while it is written: each tensor object has a
-node that holds its present contents (`regions.py`), a write makes a new node and puts it back into the region that the tensor is a view
-of, and other views of that region are made again from it when they are next used.
+Every operator below autograd comes by here once. The fake tensors live through the program's real in-place operations
+and views, so sizes, strides, storage sharing and errors are eager's own; the graph is made functional while it is
+written: each tensor object has a node that holds its present contents (`regions.py`), a write makes a new node and
+puts it back into the region that the tensor is a view of, and other views of that region are made again from it when
+they are next used.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -21,37 +22,29 @@ from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import INVERSES, ROLES
 from .operators import Functional, OpInfo, functional_arguments, op_info, view_of
 from .overlap import inside, is_dense, overlaps_itself
-from .regions import Layout, Regions, Step, Value, same_strides
-from .symbols import Symbols
-
-KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack")
+from .regions import Layout, Step, Value, same_strides
+from .writer import GraphWriter
 
 
-class Restart(Exception):  # noqa: N818 - a signal, caught by `trace`
-    """Tracing must begin again: inputs at `merge` are to be one base, those at `copy` need tensor objects of their own."""
+class Restart(Exception):
+    """Tracing must begin again: inputs at `merge` are to be one base, those at `copy` need tensor objects of their
+    own.
+    """
 
     def __init__(self, merge: frozenset[int] = frozenset(), copy: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self.merge, self.copy = merge, copy
 
 
-class Recorder(TorchDispatchMode):
-    """Records into `graph`. `origin` is the node of the traced program that runs now; `overlaps(i)` gives the inputs that share
-    elements with input i (with i), asked when input i is written.
+class Recorder(GraphWriter, TorchDispatchMode):
+    """Records into `graph`. `origin` is the node of the traced program that runs now; `overlaps(i)` gives the inputs
+    that share elements with input i (with i), asked when input i is written.
     """
 
     supports_higher_order_operators = True
 
     def __init__(self, fake_mode: Any, overlaps: Callable[[int], frozenset[int]]) -> None:
-        super().__init__()
-        self.fake_mode = fake_mode
-        self.graph = fx.Graph()
-        self.constants: dict[str, torch.Tensor] = {}
-        self.regions = Regions()
-        self.symbols = Symbols(self.graph, fake_mode.shape_env)
-        self.origin: fx.Node | None = None
-        self.kept: set[fx.Node] = set()
-        self.makers: dict[int, fx.Node] = {}
+        super().__init__(fake_mode)
         self.written_storages: set[int] = set()
         self._overlaps = overlaps
 
@@ -80,7 +73,9 @@ class Recorder(TorchDispatchMode):
                     return func.decompose(*args, **kwargs)
             case "lift":
                 return self._lift(info, types, args, kwargs)
-        raise UnsupportedError(f"the higher-order operator {func} cannot be traced yet{self.where()}; the graph runs eagerly")
+        raise UnsupportedError(
+            f"the higher-order operator {func} cannot be traced yet{self.where()}; the graph runs eagerly"
+        )
 
     def _plain(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
         out = self.fake_mode.dispatch(info.op, types, args, kwargs)
@@ -98,7 +93,9 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _number(self, info: OpInfo, out: Any, args: Any, kwargs: Any) -> Any:
-        """An operator without tensor results: a number that the graph must compute (`item`), or an effect (an assertion)."""
+        """An operator without tensor results: a number that the graph must compute (`item`), or an effect (an
+        assertion).
+        """
         if isinstance(out, (torch.SymInt, torch.SymFloat, torch.SymBool)) or (out is None and info.keep):
             if isinstance(out, torch.SymInt) and out.node.expr in self.symbols.nodes:
                 return out
@@ -116,7 +113,8 @@ class Recorder(TorchDispatchMode):
 
     def _record_view(self, info: OpInfo, out: Any, parent: Value, args: Any, kwargs: Any) -> None:
         if info.op is ROLES["as_strided"]:
-            # It reads the storage, not the tensor that it is called on; after a write only the region's whole stands for that.
+            # It reads the storage, not the tensor that it is called on; after a write only the region's whole stands
+            # for that.
             value = self._strided(parent, Layout.of(out))
             if parent.region.version == 0:
                 value.node, value.version = self.call(info.op, self.nodes(args), self.nodes(kwargs), out), 0
@@ -125,7 +123,9 @@ class Recorder(TorchDispatchMode):
         single = isinstance(out, torch.Tensor)
         layouts = [Layout.of(t) for t in ((out,) if single else out)]
         if single and layouts[0].key() == parent.layout.key():
-            self.regions.set(out, Value(parent.region, self.current(parent), parent.layout, parent, None, parent.region.version))
+            self.regions.set(
+                out, Value(parent.region, self.current(parent), parent.layout, parent, None, parent.region.version)
+            )
             return
         self.current(parent)
         node = self.call(info.op, self.nodes(args), self.nodes(kwargs), out)
@@ -138,21 +138,34 @@ class Recorder(TorchDispatchMode):
     def _undeclared_alias(self, info: OpInfo, out: Any, t: torch.Tensor, args: Any, kwargs: Any) -> Any:
         """A result that shares an argument's storage although the schema does not say so is a view all the same."""
         for position, a in enumerate(args):
-            if isinstance(a, torch.Tensor) and isinstance(out, torch.Tensor) and a is not t and self.regions.key(a) == self.regions.key(t):
+            if (
+                isinstance(a, torch.Tensor)
+                and isinstance(out, torch.Tensor)
+                and a is not t
+                and self.regions.key(a) == self.regions.key(t)
+            ):
                 view = OpInfo(info.op, "view", info.arg_names, view_arg=position)
                 self._record_view(view, out, self.value(a), args, kwargs)
                 return out
-        raise UnsupportedError(f"{info.op} returns an argument, or a view of one, that its schema does not declare{self.where()}")
+        raise UnsupportedError(
+            f"{info.op} returns an argument, or a view of one, that its schema does not declare{self.where()}"
+        )
 
     def _strided(self, near: Value, layout: Layout) -> Value:
-        """A value of any layout in the region of `near`, to be made by `as_strided` from the region's whole when it is needed."""
+        """A value of any layout in the region of `near`, to be made by `as_strided` from the region's whole when it
+        is needed.
+        """
         root, region = near.root, near.region
         if layout.dtype != root.layout.dtype or layout.conj or layout.neg:
-            raise UnsupportedError(f"a view of {layout} in a storage of {root.layout.dtype}{self.where()} cannot be expressed in a graph")
+            raise UnsupportedError(
+                f"a view of {layout} in a storage of {root.layout.dtype}{self.where()} cannot be expressed in a graph"
+            )
         if not is_dense(root.layout) or not layout.plain or (region.inputs and not inside(layout, root.layout)):
             region.loose = True
         if region.loose and region.key in self.written_storages:
-            raise UnsupportedError(f"as_strided on a tensor that is also written{self.where()} cannot be expressed in a graph")
+            raise UnsupportedError(
+                f"as_strided on a tensor that is also written{self.where()} cannot be expressed in a graph"
+            )
         return Value(region, None, layout, root, Step(ROLES["as_strided"], (), {}), version=-1)
 
     def _lift(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
@@ -164,13 +177,6 @@ class Recorder(TorchDispatchMode):
         value = self.regions.add(out, self._constant(source, out))
         value.region.constant = True
         return out
-
-    def _constant(self, real: torch.Tensor, fake: Any) -> fx.Node:
-        name = f"_constant_{len(self.constants)}"
-        self.constants[name] = real
-        node = self.graph.create_node("get_attr", name, (), {})
-        node.meta["val"] = fake
-        return node
 
     # --- writes
 
@@ -194,14 +200,18 @@ class Recorder(TorchDispatchMode):
             target = info.argument(position, args, kwargs)
             if target is None:
                 continue
-            new = node if isinstance(result, torch.Tensor) else self._item(node, form.results[k], result[form.results[k]])
+            new = (
+                node if isinstance(result, torch.Tensor) else self._item(node, form.results[k], result[form.results[k]])
+            )
             if isinstance(target, torch.Tensor):
                 self.write(target, new)
                 continue
             # A list argument: when it is all that the overload returns, the list itself is the result.
             flat = not isinstance(result[form.results[k]], (tuple, list))
             for j, t in enumerate(target):
-                self.write(t, self._item(node, j, result[j]) if flat else self._item(new, j, result[form.results[k]][j]))
+                self.write(
+                    t, self._item(node, j, result[j]) if flat else self._item(new, j, result[form.results[k]][j])
+                )
 
     def _returns(self, info: OpInfo, form: Functional, node: fx.Node, out: Any, args: Any, kwargs: Any) -> Any:
         if out is None or not info.aliased:
@@ -232,7 +242,9 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedError(f"a write{self.where()} to a tensor whose elements share memory ({value.layout})")
 
     def write(self, t: torch.Tensor, new: fx.Node) -> None:
-        """The contents of `t` are now `new`: convert it to the dtype of `t`, and put it into all that `t` is a view of."""
+        """The contents of `t` are now `new`: convert it to the dtype of `t`, and put it into all that `t` is a view
+        of.
+        """
         value = self.value(t)
         region = value.region
         self.written_storages.add(region.key)
@@ -293,7 +305,9 @@ class Recorder(TorchDispatchMode):
         region = value.region
         views = sum(1 for _, v in self.regions.values.values() if v.region is region)
         if region.inputs or views > 1:
-            raise UnsupportedError(f"out= resizes an input, or a tensor that has views{self.where()}; pass one of the right shape")
+            raise UnsupportedError(
+                f"out= resizes an input, or a tensor that has views{self.where()}; pass one of the right shape"
+            )
         self.regions.by_storage.pop(region.key)
         self.regions.add(t, new)
 
@@ -321,7 +335,9 @@ class Recorder(TorchDispatchMode):
         return t if out is not None else out
 
     def _record_strided(self, t: torch.Tensor, source: Value) -> None:
-        """`t` now lies in the storage of `source` in some way: share the value of a tensor that lies there alike, or view the region."""
+        """`t` now lies in the storage of `source` in some way: share the value of a tensor that lies there alike, or
+        view the region.
+        """
         layout = Layout.of(t)
         for _, known in list(self.regions.values.values()):
             if known.region is source.region and known.layout.key() == layout.key():
@@ -346,145 +362,8 @@ class Recorder(TorchDispatchMode):
         if maker is not None:
             maker.meta["val"] = self.fake_mode.dispatch(ROLES["alias"], (type(t),), (t,), {})
 
-    # --- nodes
-
-    def call(self, op: Any, args: Any, kwargs: Any, val: Any, *, keep: bool = False) -> fx.Node:
-        """A call node with the fake value `val` and the origin's metadata; `keep` saves it from dead-code elimination."""
-        node = self.graph.create_node("call_function", op, args, kwargs)
-        meta = node.meta
-        meta["val"] = val
-        self.makers[id(val)] = node
-        origin = self.origin
-        if origin is not None:
-            for key in KEPT_META:
-                if key in origin.meta:
-                    meta[key] = origin.meta[key]
-            meta["source"] = source_of(origin)
-        if keep:
-            self.kept.add(node)
-        return node
-
-    def dispatch_node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
-        """A call node whose arguments are nodes; its fake value is computed."""
-        args, kwargs = self.nodes(args), self.nodes(kwargs or {})
-        fakes = self.fakes(args)
-        types = tuple({type(f) for f in fakes if isinstance(f, torch.Tensor)})
-        return self.call(op, args, kwargs, self.fake_mode.dispatch(op, types, fakes, self.fakes(kwargs)))
-
-    def reshape(self, node: fx.Node, size: Any) -> fx.Node:
-        """`node` with another shape: a view where its strides allow it, a view of a copy otherwise."""
-        try:
-            return self.dispatch_node(ROLES["view"], (node, list(size)))
-        except RuntimeError:
-            copy = self.dispatch_node(ROLES["clone"], (node,), {"memory_format": torch.contiguous_format})
-            return self.dispatch_node(ROLES["view"], (copy, list(size)))
-
-    def _item(self, node: fx.Node, k: int, val: Any) -> fx.Node:
-        return self.call(operator.getitem, (node, k), {}, val)
-
-    def _track(self, out: Any, node: fx.Node) -> None:
-        if isinstance(out, torch.Tensor):
-            self.regions.add(out, node)
-            self._bind_unbacked(out, node)
-            return
-        for k, t in enumerate(out):
-            if isinstance(t, torch.Tensor):
-                item = self._item(node, k, t)
-                self.regions.add(t, item)
-                self._bind_unbacked(t, item)
-            elif isinstance(t, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                self.symbols.bind(t, self._item(node, k, t))
-            elif isinstance(t, (tuple, list)):
-                self._track(t, self._item(node, k, t))
-
-    def _bind_unbacked(self, t: torch.Tensor, node: fx.Node) -> None:
-        if self.fake_mode.shape_env is not None and any(type(n) is not int for n in t.shape):
-            self.symbols.bind_sizes(t, node)
-            self._forget_unbacked()
-
-    def _forget_unbacked(self) -> None:
-        """Fresh symbols are bound by the node that made them; the shape environment need not wait for anybody to do it."""
-        shape_env = self.fake_mode.shape_env
-        if shape_env is not None and shape_env.pending_fresh_unbacked_symbols:
-            shape_env.pending_fresh_unbacked_symbols.clear()
-
-    def value(self, t: torch.Tensor) -> Value:
-        """The value of `t`; a real tensor that the program holds becomes a constant. Raises `UnsupportedError` for a stranger."""
-        found = self.regions.get(t)
-        if found is not None:
-            return found
-        if hasattr(t, "fake_mode"):
-            raise UnsupportedError(f"a tensor is used{self.where()} that was made outside of the traced program")
-        value = self.regions.add(t, self._constant(t, self.fake_mode.from_tensor(t, static_shapes=True)))
-        value.region.constant = True
-        return value
-
-    def current(self, value: Value) -> fx.Node:
-        """The node of the value's present contents."""
-        return self.regions.current(value, self._replay)
-
-    def _replay(self, value: Value) -> fx.Node:
-        step = value.step
-        assert step is not None and value.parent is not None
-        if step.op is ROLES["as_strided"]:
-            root = value.root
-            whole = self.current(root)
-            offset = value.layout.offset - root.layout.offset + whole.meta["val"].storage_offset()
-            return self.dispatch_node(step.op, (whole, value.layout.size, value.layout.stride, offset))
-        parent = self.current(value.parent)
-        args, kwargs = list(step.args), step.kwargs
-        if step.position < len(args):
-            args[step.position] = parent
-        else:
-            kwargs = {**kwargs, op_info(step.op).arg_names[step.position]: parent}
-        node = self.dispatch_node(step.op, tuple(args), kwargs)
-        return node if step.index is None else self._item(node, step.index, node.meta["val"][step.index])
-
-    def nodes(self, a: Any) -> Any:
-        """`a` with every tensor and symbolic number replaced by its node; containers become tuples, lists and dicts that fx keeps."""
-        if isinstance(a, torch.Tensor):
-            return self.current(self.value(a))
-        if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self.symbols.node(a)
-        if isinstance(a, tuple):
-            return tuple([self.nodes(x) for x in a])
-        if isinstance(a, list):
-            return [self.nodes(x) for x in a]
-        if isinstance(a, dict):
-            return {k: self.nodes(v) for k, v in a.items()}
-        return a
-
-    def fakes(self, a: Any) -> Any:
-        """`a` with every node replaced by its fake value."""
-        return fx.node.map_arg(a, _fake)
-
-    def where(self) -> str:
-        """` (line …)` of the traced program, for messages; empty when unknown."""
-        source = source_of(self.origin) if self.origin is not None else ""
-        return f" ({source})" if source else ""
-
-
-def _fake(node: fx.Node) -> Any:
-    return node.meta["val"]
-
 
 def _tensors(a: Any) -> list[torch.Tensor]:
     if isinstance(a, torch.Tensor):
         return [a]
     return [t for t in a if isinstance(t, torch.Tensor)] if isinstance(a, (list, tuple)) else []
-
-
-def source_of(node: fx.Node) -> str:
-    """`file.py:12 in forward: code` for the user's line that made a node, from its stack trace; kept in its metadata."""
-    known = node.meta.get("source")
-    if known is None:
-        lines = [line.strip() for line in (node.meta.get("stack_trace") or node.stack_trace or "").strip().splitlines()]
-        places = [k for k, line in enumerate(lines) if line.startswith("File ")]
-        known = ""
-        if places:
-            head = lines[places[-1]].removeprefix("File ").split(", ")
-            code = lines[places[-1] + 1] if places[-1] + 1 < len(lines) else ""
-            file = head[0].strip('"').rsplit("/", 1)[-1]
-            known = f"{file}:{head[1].removeprefix('line ')} {head[2] if len(head) > 2 else ''}: {code}"
-        node.meta["source"] = known
-    return known

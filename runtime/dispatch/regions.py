@@ -1,8 +1,9 @@
 """What the traced program's tensors are made of: regions of storage, and values that are views of them.
 
-A `Region` is the piece of storage that one tensor brought into the program: an input, a merged base of inputs that overlap, or a fresh
-result. Its `version` counts the writes to it. A `Value` is one tensor object: the region's whole (no parent), or a view of another value.
-A value's node is right while its version is the region's; after that the node is made again from the parent.
+A `Region` is the piece of storage that one tensor brought into the program: an input, a merged base of inputs that
+overlap, or a fresh result. Its `version` counts the writes to it. A `Value` is one tensor object: the region's whole
+(no parent), or a view of another value. A value's node is right while its version is the region's; after that the
+node is made again from the parent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch import fx
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a tensor lies in its storage: dtype, sizes, strides, offset (in elements), and whether it is a lazy conjugate or negative."""
+    """Where a tensor lies in its storage: dtype, sizes, strides, offset (in elements), and whether it is a lazy
+    conjugate or negative.
+    """
 
     dtype: torch.dtype
     size: tuple[Any, ...]
@@ -51,14 +54,18 @@ def _exprs(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape lay their elements out alike (strides of dimensions of size one do not matter)."""
+    """Whether two tensors of one shape lay their elements out alike (strides of dimensions of size one do not
+    matter).
+    """
     pairs = zip(a.shape, _exprs(a.stride()), _exprs(b.stride()), strict=True)
     return all(x == y or (type(n) is int and n <= 1) for n, x, y in pairs)
 
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """The view that made a value of its parent: `op(*args, **kwargs)`, whose argument `position` is the parent, result `index` of it."""
+    """The view that made a value of its parent: `op(*args, **kwargs)`, whose argument `position` is the parent,
+    result `index` of it.
+    """
 
     op: Any
     args: tuple[Any, ...]
@@ -82,7 +89,7 @@ class Region:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """See the module. `layout` is the tensor's place in its storage as eager has it; `step` is None for a pure alias."""
+    """See the module. `layout` is the tensor's place in its storage in eager; `step` is None for a pure alias."""
 
     region: Region
     node: Any
@@ -132,7 +139,9 @@ class Regions:
         return value
 
     def current(self, value: Value, replay: Callable[[Value], fx.Node]) -> fx.Node:
-        """The node that holds the value's present contents; `replay(value)` makes it again from the parent after a write elsewhere."""
+        """The node that holds the value's present contents; `replay(value)` makes it again from the parent after a
+        write elsewhere.
+        """
         region = value.region
         if value.version != region.version:
             if value.parent is not None:

@@ -11,8 +11,12 @@ from torch.utils import _pytree as pytree
 from ..torch_compat import disable_autocast
 
 
-def reinterpreted(source: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
-    """A tensor of `dtype` in the storage of `source`; `offset` counts elements of `dtype` from the byte where `source` begins."""
+def reinterpreted(
+    source: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """A tensor of `dtype` in the storage of `source`; `offset` counts elements of `dtype` from the byte where
+    `source` begins.
+    """
     first = source.storage_offset() * source.element_size() // dtype.itemsize
     out = torch.empty(0, dtype=dtype, device=source.device)
     out.set_(source.untyped_storage(), first + offset, size, stride)

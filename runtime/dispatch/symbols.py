@@ -1,7 +1,8 @@
-"""Sizes in the graph: every symbolic integer, float or bool that an operator takes becomes a node, made from its expression.
+"""Sizes in the graph: every symbolic integer, float or bool that an operator takes becomes a node, made from its
+expression.
 
-Nothing is traced for arithmetic on sizes while the program runs: the expression that arrives at an operator says it all, and equal
-expressions share one node.
+Nothing is traced for arithmetic on sizes while the program runs: the expression that arrives at an operator says it
+all, and equal expressions share one node.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _UNARY: dict[str, Callable[..., Any]] = {
 
 
 class Symbols:
-    """Nodes for symbolic expressions: `bind` says where a symbol can be read, `node` gives the node of an expression."""
+    """Nodes for symbolic expressions: `bind` says where a symbol can be read, `node` gives an expression's node."""
 
     def __init__(self, graph: fx.Graph, shape_env: Any) -> None:
         self.graph = graph
@@ -63,7 +64,9 @@ class Symbols:
         self.sources: dict[sympy.Symbol, tuple[fx.Node, str, int]] = {}
 
     def bind(self, value: Any, node: fx.Node) -> None:
-        """Remember that `node` (a placeholder, or a call that returned a fresh symbol) is the value of a symbolic number."""
+        """Remember that `node` (a placeholder, or a call that returned a fresh symbol) is the value of a symbolic
+        number.
+        """
         expr = value.node.expr
         if isinstance(expr, sympy.Symbol):
             self.nodes.setdefault(expr, node)
@@ -72,14 +75,25 @@ class Symbols:
 
     def bind_sizes(self, tensor: torch.Tensor, node: fx.Node) -> None:
         """Remember the symbols that are sizes or strides of the tensor `node`."""
-        for how, values in (("size", tensor.shape), ("stride", tensor.stride()), ("offset", (tensor.storage_offset(),))):
+        for how, values in (
+            ("size", tensor.shape),
+            ("stride", tensor.stride()),
+            ("offset", (tensor.storage_offset(),)),
+        ):
             for dim, value in enumerate(values):
                 if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
                     self.sources.setdefault(value.node.expr, (node, how, dim))
 
     def node(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
-        """The node of a symbolic number, or a plain number when its value has become known. Raises `UnsupportedError`."""
+        """The node of a symbolic number, or a plain number when its value has become known. Raises
+        `UnsupportedError`.
+        """
         return self._expr(value.node.expr, type(value))
+
+    def of_symbol(self, symbol: sympy.Symbol) -> fx.Node:
+        """The node of one symbol. Raises `UnsupportedError` when nothing in the graph has it."""
+        node: fx.Node = self._expr(symbol, torch.SymInt)
+        return node
 
     def _expr(self, expr: Any, kind: type) -> Any:
         if isinstance(expr, (sympy.Integer, int)) and not isinstance(expr, bool):
@@ -90,7 +104,9 @@ class Symbols:
             return bool(expr)
         known = self.nodes.get(expr)
         if known is None:
-            known = self.nodes[expr] = self._symbol(expr) if isinstance(expr, sympy.Symbol) else self._compute(expr, kind)
+            known = self.nodes[expr] = (
+                self._symbol(expr) if isinstance(expr, sympy.Symbol) else self._compute(expr, kind)
+            )
         return known
 
     def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
@@ -106,7 +122,9 @@ class Symbols:
             return self._call(_UNARY[name], (self._expr(expr.args[0], torch.SymFloat),), expr, kind)
         target = _BINARY.get(name)
         if target is None:
-            raise UnsupportedError(f"the size expression {expr} uses {name}, which cannot be computed in a graph; mark the dimension static")
+            raise UnsupportedError(
+                f"the size expression {expr} uses {name}, which a graph cannot compute; mark the dimension static"
+            )
         # Fold from the left: sums and products of sympy have any number of terms, in an order that does not vary.
         inner = kind if kind is not torch.SymBool else torch.SymInt
         terms = [self._expr(a, inner) for a in expr.args]

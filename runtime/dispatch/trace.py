@@ -1,8 +1,10 @@
-"""Tracing: a torch-level graph (or any callable) and example inputs in, a functional ATen graph and its metadata out, in one run.
+"""Tracing: a torch-level graph (or any callable) and example inputs in, a functional ATen graph and its metadata out,
+in one run.
 
-Accepts FX graphs from Dynamo, export and `torch.fx`, and plain callables; strided tensors, numbers and size symbols as inputs. Leaves a
-graph of functional ATen operators and views whose nodes carry `meta["val"]` (fake tensor or symbolic number), `stack_trace`,
-`nn_module_stack` and a short `source`. Nothing real is touched: tensors are fake, and modes and random state are put back.
+Accepts FX graphs from Dynamo, export and `torch.fx`, and plain callables; strided tensors, numbers and size symbols
+as inputs. Leaves a graph of functional ATen operators and views whose nodes carry `meta["val"]` (fake tensor or
+symbolic number), `stack_trace`, `nn_module_stack` and a short `source`. Nothing real is touched: tensors are fake,
+and modes and random state are put back.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.schemas import ViewAndMutationMeta
+from ..torch_compat import enable_python_dispatcher
 from .calling import Calling
 from .inputs import Inputs, Lift, lifted_attributes
 from .interpret import run_graph
@@ -24,20 +27,22 @@ from .merge import enter_inputs
 from .metadata import Found, analyze
 from .recorder import Recorder, Restart
 
-# What torch raises for programs that fake tensors cannot run (data-dependent, unsupported) and for programs that eager refuses as well.
-TRACE_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError, AttributeError, KeyError)
+# What torch raises for programs that fake tensors cannot run (data-dependent, unsupported) and for programs that
+# eager refuses as well.
+TRACE_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError)
 
 
 @dataclass
 class Traced:
     """One traced program.
 
-    graph    functional; placeholders are `meta.graph_inputs` and then the merged bases; it returns a tuple of `meta.num_outputs` values:
+    graph    functional; placeholders are `meta.graph_inputs` and then the merged bases; it returns a tuple of
+             `meta.num_outputs` values:
              new contents of written inputs, results, bases of aliases, size symbols.
     meta     what its wrapper has to do.
     calling  how the caller's arguments become flat inputs, and flat outputs what the caller gets.
     lifted   parameters, buffers and constants that the program holds, by name: flat inputs after the caller's.
-    program  runs the flat inputs eagerly, for calls that break an assumption of the trace.
+    program  runs the caller's arguments eagerly, for calls that break an assumption of the trace.
     """
 
     graph: fx.GraphModule
@@ -48,8 +53,9 @@ class Traced:
 
     @property
     def in_place_candidates(self) -> tuple[tuple[int, int], ...]:
-        """(graph output, placeholder) pairs: that output may be written straight into that placeholder's tensor, which is contiguous or
-        strided as its fake value says, if all reads of its old contents come first. Tell `bind` which were.
+        """(graph output, placeholder) pairs: that output may be written straight into that placeholder's tensor,
+        which is contiguous or strided as its fake value says, if all reads of its old contents come first. Tell
+        `bind` which were.
         """
         info = self.meta.input_info
         return tuple(
@@ -60,8 +66,9 @@ class Traced:
 
 
 def trace(gm: Callable[..., Any], example_inputs: Sequence[Any]) -> Traced:
-    """Trace `gm` for inputs like `example_inputs` (positional arguments: real or fake tensors, numbers, size symbols, and containers of
-    them). Raises `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
+    """Trace `gm` for inputs like `example_inputs` (positional arguments: real or fake tensors, numbers, size symbols,
+    and containers of them). Raises `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs
+    that, and raises its own errors.
     """
     calling = Calling.of_inputs(example_inputs)
     flat = calling.flatten(example_inputs)
@@ -75,7 +82,9 @@ def trace(gm: Callable[..., Any], example_inputs: Sequence[Any]) -> Traced:
         except Restart as again:
             copies |= again.copy
             if again.merge:
-                merged = [m for m in merged if not m & again.merge] + [again.merge.union(*(m for m in merged if m & again.merge))]
+                merged = [m for m in merged if not m & again.merge] + [
+                    again.merge.union(*(m for m in merged if m & again.merge))
+                ]
     raise AssertionError("tracing restarts without end")
 
 
@@ -103,7 +112,9 @@ def _trace_once(
     count = len(given) - len(lifted)
     attributes = {name: t for (name, _), t in zip(lifted, inputs.fakes[count:], strict=True)}
     try:
-        with preserved_state(), recorder:
+        # Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run.
+        symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts)
+        with preserved_state(), enable_python_dispatcher() if symbolic else contextlib.nullcontext(), recorder:
             result = _run(gm, calling.unflatten_inputs(inputs.fakes[:count]), attributes, recorder)
     except TRACE_ERRORS as error:
         if isinstance(error, UnsupportedError):
@@ -112,31 +123,30 @@ def _trace_once(
     flat_result = calling.flatten_result(result)
     found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
     graph = finish(recorder, found.outputs)
-    return Traced(graph, found.meta, calling, tuple(lifted), eager_program(gm, calling, lifted))
+    return Traced(graph, found.meta, calling, tuple(lifted), gm.forward if isinstance(gm, torch.nn.Module) else gm)
 
 
 def _run(gm: Callable[..., Any], args: Sequence[Any], attributes: dict[str, Any], recorder: Recorder) -> Any:
     if isinstance(gm, fx.GraphModule):
-        return run_graph(gm, args, attributes, recorder)
+        graph = gm.graph  # of an exported program, it takes its arguments apart and puts its results together itself
+        return graph.process_outputs(run_graph(gm, graph.process_inputs(*args), attributes, recorder))
     if isinstance(gm, torch.nn.Module):
         return torch.func.functional_call(gm, attributes, tuple(args), tie_weights=True)
     return gm(*args)
 
 
-def eager_program(gm: Callable[..., Any], calling: Calling, lifted: Sequence[Lift]) -> Callable[..., Any]:
-    """Runs the caller's arguments eagerly."""
-    del calling, lifted
-    return gm.forward if isinstance(gm, fx.GraphModule) else gm
-
-
 @contextlib.contextmanager
 def preserved_state() -> Iterator[None]:
-    """Put grad mode, autocast (whose weight cache must not see fake tensors) and the random state back, however the block ends."""
+    """Put grad mode, autocast (whose weight cache must not see fake tensors) and the random state back, however the
+    block ends.
+    """
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     grad = torch.is_grad_enabled()
     rng = torch.get_rng_state()
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
     cache = torch.is_autocast_cache_enabled()
+    nesting = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
     torch.set_autocast_cache_enabled(False)
     try:
         yield
@@ -144,13 +154,19 @@ def preserved_state() -> Iterator[None]:
         torch.set_grad_enabled(grad)
         torch.set_rng_state(rng)
         torch.set_autocast_cache_enabled(cache)
+        while torch.autocast_increment_nesting() > nesting:
+            torch.autocast_decrement_nesting()
+            torch.autocast_decrement_nesting()
+        torch.autocast_decrement_nesting()
         for device, enabled, dtype in autocast:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
 
 
 def finish(recorder: Recorder, outputs: Sequence[Any]) -> fx.GraphModule:
-    """The graph module: output node, and without dead code (nodes with effects, and those that take from the random stream, stay)."""
+    """The graph module: output node, and without dead code (nodes with effects, and those that take from the random
+    stream, stay).
+    """
     graph = recorder.graph
     graph.output(tuple(outputs))
     for node in reversed(graph.nodes):

@@ -1,4 +1,6 @@
-"""The wrapper of one graph: straight-line Python source from the generated steps, for exactly the metadata of that graph."""
+"""The wrapper of one graph: straight-line Python source from the generated steps, for exactly the metadata of that
+graph.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ Compiled = Callable[..., Any]
 
 
 def bind(traced: Traced, compiled: Compiled, *, in_graph: Collection[int] = ()) -> Compiled:
-    """What the caller of the program calls. `compiled` takes the graph's placeholders as positional arguments and returns its outputs as
-    a tuple or list; when nothing has to be done around it, it is returned itself. `in_graph`: positions of graph outputs that `compiled`
-    has written into their inputs (`Traced.in_place_candidates`); what it returns there is not looked at.
+    """What the caller of the program calls. `compiled` takes the graph's placeholders as positional arguments and
+    returns its outputs as a tuple or list; when nothing has to be done around it, it is returned itself. `in_graph`:
+    positions of graph outputs that `compiled` has written into their inputs (`Traced.in_place_candidates`); what it
+    returns there is not looked at.
     """
     if passes_through(traced):
         return compiled
@@ -28,7 +31,7 @@ def bind(traced: Traced, compiled: Compiled, *, in_graph: Collection[int] = ()) 
     namespace: dict[str, Any] = {**NAMESPACE, "compiled": compiled, "program": traced.program, "torch": torch}
     namespace |= {f"lifted{k}": tensor for k, (_, tensor) in enumerate(traced.lifted)}
     namespace["out_spec"] = traced.calling.out_spec
-    exec(compile(source, "<opforge wrapper>", "exec"), namespace)  # noqa: S102 - our own text
+    exec(compile(source, "<opforge wrapper>", "exec"), namespace)
     run: Compiled = namespace["run"]
     return run
 
@@ -40,8 +43,8 @@ def passes_through(traced: Traced) -> bool:
 
 
 def emit_wrapper(traced: Traced, compiled_name: str, *, in_graph: Collection[int] = ()) -> str:
-    """Source of `def run(*args)`, which calls `compiled_name`. It reads names of `runtime_support.NAMESPACE`, `torch`, `program`,
-    `out_spec` and `lifted0`, ...; `bind` provides them.
+    """Source of `def run(*args)`, which calls `compiled_name`. It reads names of `runtime_support.NAMESPACE`,
+    `torch`, `program`, `out_spec` and `lifted0`, ...; `bind` provides them.
     """
     if passes_through(traced):
         return f"run = {compiled_name}\n"
@@ -61,7 +64,8 @@ class _Writer:
         bases = self._bases()
         call = self._call()
         symbols = [f"{name} = {self._symbol(source)}" for name, source in meta.symbols]
-        # New contents first; outputs are regenerated while inputs still have their old layout; then layouts and storages change.
+        # New contents first; outputs are regenerated while inputs still have their old layout; then layouts and
+        # storages change.
         contents, layouts = self._input_steps()
         results = [self._output(k, o) for k, o in enumerate(meta.output_info)]
         body = [*checks, *bases, *call, *symbols, *contents, *results, *layouts, self._return()]
@@ -105,6 +109,9 @@ class _Writer:
                 lines.append(f"p{i} = {self.input(i)}.data_ptr()")
             return pointers[i]
 
+        for i, info in enumerate(self.meta.input_info):
+            if info.same_as is not None and i < self.out:
+                lines += [f"if {self.input(i)} is not {self.input(info.same_as)}:", "    return program(*args)"]
         for d in self.meta.disjoint:
             p, q = pointer(d.written), pointer(d.other)
             apart = f" and {q} - {p} != {d.distance}" if d.distance is not None else ""
@@ -139,7 +146,9 @@ class _Writer:
         if flat and not meta.bases and meta.graph_inputs == tuple(range(count)):
             arguments = "*args"
         else:
-            arguments = ", ".join([*(self.input(i) for i in meta.graph_inputs), *(f"base{k}" for k in range(len(meta.bases)))])
+            arguments = ", ".join(
+                [*(self.input(i) for i in meta.graph_inputs), *(f"base{k}" for k in range(len(meta.bases)))]
+            )
         call = f"{self.compiled_name}({arguments})"
         used = bool(meta.num_outputs)
         line = f"out = {call}" if used else call
@@ -180,14 +189,24 @@ class _Writer:
         elif info.source is not None:
             names["base"] = names["source"] = f"out[{info.source}]"
         if info.place is not None:
-            names |= self._layout(info.place, names["source"], dtype=info.place.dtype if info.requires_dtype_view else None)
-        (step,) = output_steps(output=info.output_type, known=info.constant is not None, dtype_view=info.requires_dtype_view)
+            names |= self._layout(
+                info.place, names["source"], dtype=info.place.dtype if info.requires_dtype_view else None
+            )
+        (step,) = output_steps(
+            output=info.output_type, known=info.constant is not None, dtype_view=info.requires_dtype_view
+        )
         return STEPS[step].code.format(**names)
 
     def _layout(self, place: Place, source: str, dtype: str | None = None) -> dict[str, str]:
         """Sizes, strides and the offset as source text; offsets count from the source's first element."""
         first = f"{source}.storage_offset()" if dtype is None else ""
-        offset = str(place.offset) if not first else first if place.offset == 0 else f"{first} + {place.offset}"
+        offset = (
+            str(place.offset)
+            if not first
+            else first
+            if place.offset == 0
+            else f"{first} + {place.offset if isinstance(place.offset, int) else f'({place.offset})'}"
+        )
         out = {"size": _tuple(place.size), "stride": _tuple(place.stride), "offset": offset}
         return out if dtype is None else {**out, "dtype": dtype}
 

@@ -1,0 +1,188 @@
+"""Writes the functional graph while a program runs: nodes, their metadata, and which node holds a tensor now."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...errors import UnsupportedError
+from ...generated.dispatch_tables import ROLES
+from .operators import op_info
+from .regions import Regions, Value
+from .symbols import Symbols
+
+KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack")
+
+
+class GraphWriter:
+    """The graph that is being written.
+
+    origin   the node of the traced program that runs now: its metadata goes to the nodes made meanwhile.
+    kept     nodes that dead-code elimination leaves alone.
+    makers   the node that made a tensor object, by the object's id.
+    """
+
+    def __init__(self, fake_mode: Any) -> None:
+        super().__init__()
+        self.fake_mode = fake_mode
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.regions = Regions()
+        self.symbols = Symbols(self.graph, fake_mode.shape_env)
+        self.origin: fx.Node | None = None
+        self.kept: set[fx.Node] = set()
+        self.makers: dict[int, fx.Node] = {}
+
+    def call(self, op: Any, args: Any, kwargs: Any, val: Any, *, keep: bool = False) -> fx.Node:
+        """A call node with the fake value `val` and the origin's metadata; `keep` saves it from dead-code
+        elimination.
+        """
+        node = self.graph.create_node("call_function", op, args, kwargs)
+        meta = node.meta
+        meta["val"] = val
+        self.makers[id(val)] = node
+        origin = self.origin
+        if origin is not None:
+            for key in KEPT_META:
+                if key in origin.meta:
+                    meta[key] = origin.meta[key]
+            meta["source"] = source_of(origin)
+        if keep:
+            self.kept.add(node)
+        return node
+
+    def dispatch_node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
+        """A call node whose arguments are nodes; its fake value is computed."""
+        args, kwargs = self.nodes(args), self.nodes(kwargs or {})
+        fakes = self.fakes(args)
+        types = tuple({type(f) for f in fakes if isinstance(f, torch.Tensor)})
+        return self.call(op, args, kwargs, self.fake_mode.dispatch(op, types, fakes, self.fakes(kwargs)))
+
+    def reshape(self, node: fx.Node, size: Any) -> fx.Node:
+        """`node` with another shape: a view where its strides allow it, a view of a copy otherwise."""
+        try:
+            return self.dispatch_node(ROLES["view"], (node, list(size)))
+        except RuntimeError:
+            copy = self.dispatch_node(ROLES["clone"], (node,), {"memory_format": torch.contiguous_format})
+            return self.dispatch_node(ROLES["view"], (copy, list(size)))
+
+    def _item(self, node: fx.Node, k: int, val: Any) -> fx.Node:
+        return self.call(operator.getitem, (node, k), {}, val)
+
+    def _track(self, out: Any, node: fx.Node) -> None:
+        if isinstance(out, torch.Tensor):
+            self.regions.add(out, node)
+            self._bind_unbacked(out, node)
+            return
+        for k, t in enumerate(out):
+            if isinstance(t, torch.Tensor):
+                item = self._item(node, k, t)
+                self.regions.add(t, item)
+                self._bind_unbacked(t, item)
+            elif isinstance(t, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                self.symbols.bind(t, self._item(node, k, t))
+            elif isinstance(t, (tuple, list)):
+                self._track(t, self._item(node, k, t))
+
+    def _bind_unbacked(self, t: torch.Tensor, node: fx.Node) -> None:
+        if self.fake_mode.shape_env is not None and any(type(n) is not int for n in t.shape):
+            self.symbols.bind_sizes(t, node)
+            self._forget_unbacked()
+
+    def _forget_unbacked(self) -> None:
+        """Fresh symbols are bound by the node that made them; the shape environment need not wait for anybody to do
+        it.
+        """
+        shape_env = self.fake_mode.shape_env
+        if shape_env is not None and shape_env.pending_fresh_unbacked_symbols:
+            shape_env.pending_fresh_unbacked_symbols.clear()
+
+    def value(self, t: torch.Tensor) -> Value:
+        """The value of `t`; a real tensor that the program holds becomes a constant. Raises `UnsupportedError` for a
+        stranger.
+        """
+        found = self.regions.get(t)
+        if found is not None:
+            return found
+        if hasattr(t, "fake_mode"):
+            raise UnsupportedError(f"a tensor is used{self.where()} that was made outside of the traced program")
+        value = self.regions.add(t, self._constant(t, self.fake_mode.from_tensor(t, static_shapes=True)))
+        value.region.constant = True
+        return value
+
+    def current(self, value: Value) -> fx.Node:
+        """The node of the value's present contents."""
+        return self.regions.current(value, self._replay)
+
+    def _replay(self, value: Value) -> fx.Node:
+        step = value.step
+        assert step is not None
+        assert value.parent is not None
+        if step.op is ROLES["as_strided"]:
+            root = value.root
+            whole = self.current(root)
+            offset = value.layout.offset - root.layout.offset + whole.meta["val"].storage_offset()
+            return self.dispatch_node(step.op, (whole, value.layout.size, value.layout.stride, offset))
+        parent = self.current(value.parent)
+        args, kwargs = list(step.args), step.kwargs
+        if step.position < len(args):
+            args[step.position] = parent
+        else:
+            kwargs = {**kwargs, op_info(step.op).arg_names[step.position]: parent}
+        node = self.dispatch_node(step.op, tuple(args), kwargs)
+        return node if step.index is None else self._item(node, step.index, node.meta["val"][step.index])
+
+    def nodes(self, a: Any) -> Any:
+        """`a` with every tensor and symbolic number replaced by its node; containers become tuples, lists and dicts
+        that fx keeps.
+        """
+        if isinstance(a, torch.Tensor):
+            return self.current(self.value(a))
+        if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.symbols.node(a)
+        if isinstance(a, tuple):
+            return tuple([self.nodes(x) for x in a])
+        if isinstance(a, list):
+            return [self.nodes(x) for x in a]
+        if isinstance(a, dict):
+            return {k: self.nodes(v) for k, v in a.items()}
+        return a
+
+    def fakes(self, a: Any) -> Any:
+        """`a` with every node replaced by its fake value."""
+        return fx.node.map_arg(a, _fake)
+
+    def where(self) -> str:
+        """` (line …)` of the traced program, for messages; empty when unknown."""
+        source = source_of(self.origin) if self.origin is not None else ""
+        return f" ({source})" if source else ""
+
+    def _constant(self, real: torch.Tensor, fake: Any) -> fx.Node:
+        name = f"_constant_{len(self.constants)}"
+        self.constants[name] = real
+        node = self.graph.create_node("get_attr", name, (), {})
+        node.meta["val"] = fake
+        return node
+
+
+def _fake(node: fx.Node) -> Any:
+    return node.meta["val"]
+
+
+def source_of(node: fx.Node) -> str:
+    """`file.py:12 in forward: code`, the user's line that made a node, from its stack trace; kept in its metadata."""
+    known = node.meta.get("source")
+    if known is None:
+        lines = [line.strip() for line in (node.meta.get("stack_trace") or node.stack_trace or "").strip().splitlines()]
+        places = [k for k, line in enumerate(lines) if line.startswith("File ")]
+        known = ""
+        if places:
+            head = lines[places[-1]].removeprefix("File ").split(", ")
+            code = lines[places[-1] + 1] if places[-1] + 1 < len(lines) else ""
+            file = head[0].strip('"').rsplit("/", 1)[-1]
+            known = f"{file}:{head[1].removeprefix('line ')} {head[2] if len(head) > 2 else ''}: {code}"
+        node.meta["source"] = known
+    return known
