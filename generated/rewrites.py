@@ -14,7 +14,13 @@ _ = (Items, p)
 sub_zero = Rule(
     name="sub_zero",
     doc="x - 0 = x",
-    match=Call("aten.sub.Tensor", (("self", Wild("x")), ("other", Lit(0)),)),
+    match=Call(
+        "aten.sub.Tensor",
+        (
+            ("self", Wild("x")),
+            ("other", Lit(0)),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -23,7 +29,13 @@ sub_zero = Rule(
 add_zero_int = Rule(
     name="add_zero_int",
     doc="x + 0 = x for integers (a float -0.0 + 0 is +0.0)",
-    match=Call("aten.add.Tensor", (("self", Wild("x")), ("other", Lit(0)),)),
+    match=Call(
+        "aten.add.Tensor",
+        (
+            ("self", Wild("x")),
+            ("other", Lit(0)),
+        ),
+    ),
     when=lambda m: p.is_int(m["x"]) and p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -32,7 +44,13 @@ add_zero_int = Rule(
 mul_one = Rule(
     name="mul_one",
     doc="x * 1 = x",
-    match=Call("aten.mul.Tensor", (("self", Wild("x")), ("other", Lit(1)),)),
+    match=Call(
+        "aten.mul.Tensor",
+        (
+            ("self", Wild("x")),
+            ("other", Lit(1)),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -41,7 +59,13 @@ mul_one = Rule(
 div_one = Rule(
     name="div_one",
     doc="x / 1 = x",
-    match=Call("aten.div.Tensor", (("self", Wild("x")), ("other", Lit(1)),)),
+    match=Call(
+        "aten.div.Tensor",
+        (
+            ("self", Wild("x")),
+            ("other", Lit(1)),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -50,7 +74,13 @@ div_one = Rule(
 div_power_of_two = Rule(
     name="div_power_of_two",
     doc="x / 2^k = x * 2^-k",
-    match=Call("aten.div.Tensor", (("self", Wild("x")), ("other", Wild("c")),)),
+    match=Call(
+        "aten.div.Tensor",
+        (
+            ("self", Wild("x")),
+            ("other", Wild("c")),
+        ),
+    ),
     when=lambda m: p.is_power_of_two(m["c"]) and p.is_float(m["x"]),
     replace=lambda m, g: g.call("aten.mul.Tensor", m["x"], (1.0 / m["c"])),
 )
@@ -59,7 +89,13 @@ div_power_of_two = Rule(
 pow_one = Rule(
     name="pow_one",
     doc="x ** 1 = x",
-    match=Call("aten.pow.Tensor_Scalar", (("self", Wild("x")), ("exponent", Lit(1)),)),
+    match=Call(
+        "aten.pow.Tensor_Scalar",
+        (
+            ("self", Wild("x")),
+            ("exponent", Lit(1)),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -68,7 +104,13 @@ pow_one = Rule(
 pow_two = Rule(
     name="pow_two",
     doc="x ** 2 = x * x",
-    match=Call("aten.pow.Tensor_Scalar", (("self", Wild("x")), ("exponent", Lit(2)),)),
+    match=Call(
+        "aten.pow.Tensor_Scalar",
+        (
+            ("self", Wild("x")),
+            ("exponent", Lit(2)),
+        ),
+    ),
     when=lambda m: True,
     replace=lambda m, g: g.call("aten.mul.Tensor", m["x"], m["x"]),
 )
@@ -140,7 +182,14 @@ floor_floor = Rule(
 where_same = Rule(
     name="where_same",
     doc="where(c, x, x) = x",
-    match=Call("aten.where.self", (("condition", Wild("c")), ("self", Wild("x")), ("other", Wild("x")),)),
+    match=Call(
+        "aten.where.self",
+        (
+            ("condition", Wild("c")),
+            ("self", Wild("x")),
+            ("other", Wild("x")),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -149,7 +198,13 @@ where_same = Rule(
 maximum_self = Rule(
     name="maximum_self",
     doc="max(x, x) = x",
-    match=Call("aten.maximum.default", (("self", Wild("x")), ("other", Wild("x")),)),
+    match=Call(
+        "aten.maximum.default",
+        (
+            ("self", Wild("x")),
+            ("other", Wild("x")),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -158,7 +213,13 @@ maximum_self = Rule(
 minimum_self = Rule(
     name="minimum_self",
     doc="min(x, x) = x",
-    match=Call("aten.minimum.default", (("self", Wild("x")), ("other", Wild("x")),)),
+    match=Call(
+        "aten.minimum.default",
+        (
+            ("self", Wild("x")),
+            ("other", Wild("x")),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -167,7 +228,24 @@ minimum_self = Rule(
 transpose_transpose = Rule(
     name="transpose_transpose",
     doc="transposing the same two dimensions twice does nothing",
-    match=Call("aten.transpose.int", (("self", Call("aten.transpose.int", (("self", Wild("x")), ("dim0", Wild("a")), ("dim1", Wild("b")),))), ("dim0", Wild("c")), ("dim1", Wild("d")),)),
+    match=Call(
+        "aten.transpose.int",
+        (
+            (
+                "self",
+                Call(
+                    "aten.transpose.int",
+                    (
+                        ("self", Wild("x")),
+                        ("dim0", Wild("a")),
+                        ("dim1", Wild("b")),
+                    ),
+                ),
+            ),
+            ("dim0", Wild("c")),
+            ("dim1", Wild("d")),
+        ),
+    ),
     when=lambda m: p.same_pair(m["a"], m["b"], m["c"], m["d"], p.rank(m["x"])) and p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -185,7 +263,13 @@ t_t = Rule(
 permute_identity = Rule(
     name="permute_identity",
     doc="permute(x, 0 1 2 …) = x",
-    match=Call("aten.permute.default", (("self", Wild("x")), ("dims", Wild("dims")),)),
+    match=Call(
+        "aten.permute.default",
+        (
+            ("self", Wild("x")),
+            ("dims", Wild("dims")),
+        ),
+    ),
     when=lambda m: p.is_identity(m["dims"], p.rank(m["x"])) and p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -194,7 +278,22 @@ permute_identity = Rule(
 permute_permute = Rule(
     name="permute_permute",
     doc="two permutations are one",
-    match=Call("aten.permute.default", (("self", Call("aten.permute.default", (("self", Wild("x")), ("dims", Wild("inner")),))), ("dims", Wild("outer")),)),
+    match=Call(
+        "aten.permute.default",
+        (
+            (
+                "self",
+                Call(
+                    "aten.permute.default",
+                    (
+                        ("self", Wild("x")),
+                        ("dims", Wild("inner")),
+                    ),
+                ),
+            ),
+            ("dims", Wild("outer")),
+        ),
+    ),
     when=lambda m: True,
     replace=lambda m, g: g.call("aten.permute.default", m["x"], p.composed(m["outer"], m["inner"], p.rank(m["x"]))),
 )
@@ -203,7 +302,22 @@ permute_permute = Rule(
 view_view = Rule(
     name="view_view",
     doc="view(view(x, a), b) = view(x, b)",
-    match=Call("aten.view.default", (("self", Call("aten.view.default", (("self", Wild("x")), ("size", Wild("_")),))), ("size", Wild("b")),)),
+    match=Call(
+        "aten.view.default",
+        (
+            (
+                "self",
+                Call(
+                    "aten.view.default",
+                    (
+                        ("self", Wild("x")),
+                        ("size", Wild("_")),
+                    ),
+                ),
+            ),
+            ("size", Wild("b")),
+        ),
+    ),
     when=lambda m: True,
     replace=lambda m, g: g.call("aten.view.default", m["x"], m["b"]),
 )
@@ -212,7 +326,13 @@ view_view = Rule(
 view_same = Rule(
     name="view_same",
     doc="view(x, shape of x) = x",
-    match=Call("aten.view.default", (("self", Wild("x")), ("size", Wild("_")),)),
+    match=Call(
+        "aten.view.default",
+        (
+            ("self", Wild("x")),
+            ("size", Wild("_")),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -221,7 +341,13 @@ view_same = Rule(
 unsafe_view = Rule(
     name="unsafe_view",
     doc="in a functional graph an unsafe view is a view",
-    match=Call("aten._unsafe_view.default", (("self", Wild("x")), ("size", Wild("n")),)),
+    match=Call(
+        "aten._unsafe_view.default",
+        (
+            ("self", Wild("x")),
+            ("size", Wild("n")),
+        ),
+    ),
     when=lambda m: True,
     replace=lambda m, g: g.call("aten.view.default", m["x"], m["n"]),
 )
@@ -230,7 +356,13 @@ unsafe_view = Rule(
 expand_same = Rule(
     name="expand_same",
     doc="expand(x, shape of x) = x",
-    match=Call("aten.expand.default", (("self", Wild("x")), ("size", Wild("_")),)),
+    match=Call(
+        "aten.expand.default",
+        (
+            ("self", Wild("x")),
+            ("size", Wild("_")),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -239,7 +371,16 @@ expand_same = Rule(
 slice_all = Rule(
     name="slice_all",
     doc="x[0:] along any dimension = x",
-    match=Call("aten.slice.Tensor", (("self", Wild("x")), ("dim", Wild("_")), ("start", Wild("_")), ("end", Wild("_")), ("step", Lit(1)),)),
+    match=Call(
+        "aten.slice.Tensor",
+        (
+            ("self", Wild("x")),
+            ("dim", Wild("_")),
+            ("start", Wild("_")),
+            ("end", Wild("_")),
+            ("step", Lit(1)),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -248,7 +389,13 @@ slice_all = Rule(
 clone_same = Rule(
     name="clone_same",
     doc="in a functional graph a copy with the same strides is the value itself",
-    match=Call("aten.clone.default", (("self", Wild("x")), ("memory_format", Wild("_")),)),
+    match=Call(
+        "aten.clone.default",
+        (
+            ("self", Wild("x")),
+            ("memory_format", Wild("_")),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -275,7 +422,13 @@ detach_value = Rule(
 cat_one = Rule(
     name="cat_one",
     doc="cat([x]) = x",
-    match=Call("aten.cat.default", (("tensors", Items((Wild("x"),))), ("dim", Wild("_")),)),
+    match=Call(
+        "aten.cat.default",
+        (
+            ("tensors", Items((Wild("x"),))),
+            ("dim", Wild("_")),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -284,7 +437,22 @@ cat_one = Rule(
 squeeze_unsqueeze = Rule(
     name="squeeze_unsqueeze",
     doc="removing the dimension just added does nothing",
-    match=Call("aten.squeeze.dim", (("self", Call("aten.unsqueeze.default", (("self", Wild("x")), ("dim", Wild("d")),))), ("dim", Wild("d")),)),
+    match=Call(
+        "aten.squeeze.dim",
+        (
+            (
+                "self",
+                Call(
+                    "aten.unsqueeze.default",
+                    (
+                        ("self", Wild("x")),
+                        ("dim", Wild("d")),
+                    ),
+                ),
+            ),
+            ("dim", Wild("d")),
+        ),
+    ),
     when=lambda m: p.same_type(m["x"], m["out"]),
     replace=lambda m, g: m["x"],
 )
@@ -293,36 +461,75 @@ squeeze_unsqueeze = Rule(
 addmm_of_mm_add = Rule(
     name="addmm_of_mm_add",
     doc="mm(a, b) + c = addmm(c, a, b) for a row c, the same sum rounded once less",
-    match=Call("aten.add.Tensor", (("self", Call("aten.mm.default", (("self", Wild("a")), ("mat2", Wild("b")),))), ("other", Wild("c")),)),
-    when=lambda m: p.is_tensor(m["c"]) and p.rank(m["c"]) == 1 and p.is_float(m["a"]) and p.same_dtype(m["a"], m["c"]) and p.users(m["out"]) > 0,
+    match=Call(
+        "aten.add.Tensor",
+        (
+            (
+                "self",
+                Call(
+                    "aten.mm.default",
+                    (
+                        ("self", Wild("a")),
+                        ("mat2", Wild("b")),
+                    ),
+                ),
+            ),
+            ("other", Wild("c")),
+        ),
+    ),
+    when=lambda m: (
+        p.is_tensor(m["c"])
+        and p.rank(m["c"]) == 1
+        and p.is_float(m["a"])
+        and p.same_dtype(m["a"], m["c"])
+        and p.users(m["out"]) > 0
+    ),
     replace=lambda m, g: g.call("aten.addmm.default", m["c"], m["a"], m["b"]),
 )
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    "aten._unsafe_view.default": (unsafe_view, ),
-    "aten.abs.default": (abs_abs, abs_neg, ),
-    "aten.add.Tensor": (add_zero_int, addmm_of_mm_add, ),
-    "aten.alias.default": (alias_value, ),
-    "aten.bitwise_not.default": (bitwise_not_not, ),
-    "aten.cat.default": (cat_one, ),
-    "aten.clone.default": (clone_same, ),
-    "aten.detach.default": (detach_value, ),
-    "aten.div.Tensor": (div_one, div_power_of_two, ),
-    "aten.expand.default": (expand_same, ),
-    "aten.floor.default": (floor_floor, ),
-    "aten.logical_not.default": (not_not, ),
-    "aten.maximum.default": (maximum_self, ),
-    "aten.minimum.default": (minimum_self, ),
-    "aten.mul.Tensor": (mul_one, ),
-    "aten.neg.default": (neg_neg, ),
-    "aten.permute.default": (permute_identity, permute_permute, ),
-    "aten.pow.Tensor_Scalar": (pow_one, pow_two, ),
-    "aten.relu.default": (relu_relu, ),
-    "aten.slice.Tensor": (slice_all, ),
-    "aten.squeeze.dim": (squeeze_unsqueeze, ),
-    "aten.sub.Tensor": (sub_zero, ),
-    "aten.t.default": (t_t, ),
-    "aten.transpose.int": (transpose_transpose, ),
-    "aten.view.default": (view_view, view_same, ),
-    "aten.where.self": (where_same, ),
+    "aten._unsafe_view.default": (unsafe_view,),
+    "aten.abs.default": (
+        abs_abs,
+        abs_neg,
+    ),
+    "aten.add.Tensor": (
+        add_zero_int,
+        addmm_of_mm_add,
+    ),
+    "aten.alias.default": (alias_value,),
+    "aten.bitwise_not.default": (bitwise_not_not,),
+    "aten.cat.default": (cat_one,),
+    "aten.clone.default": (clone_same,),
+    "aten.detach.default": (detach_value,),
+    "aten.div.Tensor": (
+        div_one,
+        div_power_of_two,
+    ),
+    "aten.expand.default": (expand_same,),
+    "aten.floor.default": (floor_floor,),
+    "aten.logical_not.default": (not_not,),
+    "aten.maximum.default": (maximum_self,),
+    "aten.minimum.default": (minimum_self,),
+    "aten.mul.Tensor": (mul_one,),
+    "aten.neg.default": (neg_neg,),
+    "aten.permute.default": (
+        permute_identity,
+        permute_permute,
+    ),
+    "aten.pow.Tensor_Scalar": (
+        pow_one,
+        pow_two,
+    ),
+    "aten.relu.default": (relu_relu,),
+    "aten.slice.Tensor": (slice_all,),
+    "aten.squeeze.dim": (squeeze_unsqueeze,),
+    "aten.sub.Tensor": (sub_zero,),
+    "aten.t.default": (t_t,),
+    "aten.transpose.int": (transpose_transpose,),
+    "aten.view.default": (
+        view_view,
+        view_same,
+    ),
+    "aten.where.self": (where_same,),
 }

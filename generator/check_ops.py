@@ -19,7 +19,7 @@ from .load import Document, Entry
 from .model import Model
 from .torch_schemas import TorchSchema
 
-COMMON = ("op", "doc", "kind", "symbol", "native_if", "let", "tests", "test_dtypes")
+COMMON = ("op", "doc", "kind", "symbol", "native_if", "let", "tests", "test_dtypes", "unspecified")
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pointwise": (("expr",), ("operands", "promoted", "promote", "compute", "dtype", "with")),
     "view": (("shape", "at"), ("dtype", "with")),
@@ -77,6 +77,7 @@ class OpEntry:
     lowerings: tuple[Lowering, ...]
     tests: tuple[str, ...]
     test_dtypes: tuple[str, ...]
+    unspecified: bool
     why: str
 
 
@@ -220,6 +221,7 @@ class _Checker:
             lowerings=tuple(lowerings),
             tests=tuple(map(str, entry.get("tests") or ())),
             test_dtypes=tuple(map(str, entry.get("test_dtypes") or ())),
+            unspecified=bool(entry.get("unspecified")),
             why=str(entry.get("why") or ""),
         )
 

@@ -46,8 +46,8 @@ def literal(value: object) -> str:
     exact.
     """
     if isinstance(value, str):
-        text = repr(value)
-        return text if '"' in value or text[0] == '"' else '"' + text[1:-1].replace("\\'", "'") + '"'
+        quote = "'" if value.count('"') > value.count("'") else '"'
+        return quote + "".join(_character(c, quote) for c in value) + quote
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return f'float("{value}")'
     if isinstance(value, dict):
@@ -58,3 +58,7 @@ def literal(value: object) -> str:
             return f"[{inner}]"
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     return repr(value)
+
+
+def _character(c: str, quote: str) -> str:
+    return f"\\{c}" if c == quote else c if c in "'\"" else repr(c)[1:-1]

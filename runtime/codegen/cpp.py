@@ -36,6 +36,8 @@ class Scope:
     indent: int
     bound: set[Var]
     names: dict[Node, tuple[str, bool]] = field(default_factory=dict)
+    pragma: str = ""  # for the next block opened here
+    sealed: bool = False  # a loop that is collapsed with the next one: nothing may stand between them
     after_writes: bool = False  # values that depend on what this kernel wrote may be read from here on
 
 
@@ -68,16 +70,24 @@ class Writer:
     # -- text ----------------------------------------------------------------------------------------------------------
     def line(self, text: str) -> None:
         scope = self.scopes[-1]
+        if text.startswith("#pragma"):
+            # Values may still be hoisted in front of the loop: the pragma is written with its head.
+            scope.pragma = text
+            return
         scope.lines.append("    " * scope.indent + text)
 
     @contextmanager
-    def block(self, head: str, *bound: Var, after_writes: bool = False) -> Iterator[Scope]:
+    def block(self, head: str, *bound: Var, after_writes: bool = False, sealed: bool = False) -> Iterator[Scope]:
         outer = self.scopes[-1]
-        scope = Scope([], outer.indent + 1, outer.bound | set(bound), after_writes=after_writes or outer.after_writes)
+        pragma, outer.pragma = outer.pragma, ""
+        scope = Scope([], outer.indent + 1, outer.bound | set(bound), sealed=sealed)
+        scope.after_writes = after_writes or outer.after_writes
         self.scopes.append(scope)
         yield scope
         self.scopes.pop()
         pad = "    " * outer.indent
+        if pragma:
+            outer.lines.append(f"{pad}{pragma}")
         outer.lines.append(f"{pad}{head} {{" if head else f"{pad}{{")
         outer.lines += scope.lines
         outer.lines.append(f"{pad}}}")
@@ -122,7 +132,8 @@ class Writer:
         vector = self.per_lane(node)
         for scope in self.scopes:
             if (
-                needs <= scope.bound
+                not scope.sealed
+                and needs <= scope.bound
                 and (not local or scope.after_writes)
                 and (not vector or self.lane_var in scope.bound)
             ):

@@ -34,15 +34,18 @@ class RowWriter(Writer):
             return f"#pragma omp parallel for{depth} schedule(static)" if int(work) >= self.threshold else ""
         return f"#pragma omp parallel for{depth} schedule(static) if ({self.address(work)} >= {self.threshold})"
 
-    def _loops(self, vars_: list[Var], pragma: str, then: Callable[[], None], **kw: bool) -> None:
+    def _loops(self, vars_: list[Var], pragma: str, then: Callable[[], None], sealed: bool = False, **kw: bool) -> None:
+        """Nested loops over `vars_`; a pragma that collapses them seals all but the last."""
         if not vars_:
             then()
             return
         v, rest = vars_[0], vars_[1:]
         if pragma:
             self.line(pragma)
-        with self.block(f"for (int64_t {v.name} = 0; {v.name} < {self.size(v.extent)}; ++{v.name})", v, **kw):
-            self._loops(rest, "", then, **kw)
+        sealed = sealed or "collapse" in pragma
+        head = f"for (int64_t {v.name} = 0; {v.name} < {self.size(v.extent)}; ++{v.name})"
+        with self.block(head, v, sealed=sealed and bool(rest), **kw):
+            self._loops(rest, "", then, sealed, **kw)
 
     def size(self, n: int | Expr) -> str:
         return str(n) if isinstance(n, int) else self.address(n)
@@ -54,7 +57,6 @@ class RowWriter(Writer):
         hi: int | Expr | str,
         body: Callable[[], None],
         pragma: str = "",
-        bound_only: bool = False,
     ) -> None:
         """Whole vectors, then one partial vector if the extent asks for it."""
         self.lane_var = v

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Quotient, Sym
 from ..ir.nodes import Buffer, Output, Ref, Size, contiguous_strides
+from ..schedule.memory import arena_offset, nbytes
 from ..schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 
 
@@ -114,14 +115,12 @@ class WrapperWriter:
         return [*lines, "", "", "workspaces = Workspaces(Space)", "", ""]
 
     def _bytes(self, b: Buffer) -> int:
-        from ..schedule.memory import nbytes
-
         total = nbytes(b)
         assert total is not None
         return total
 
     def _offset(self, name: str) -> int:
-        return self.plan.places[name].offset
+        return arena_offset(self.plan, name)
 
     def _kind(self, name: str) -> str:
         return self.plan.places[name].kind

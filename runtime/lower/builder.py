@@ -42,7 +42,7 @@ class Tensor:
         return self._operator("-", self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return self._operator("+", -self, other)
+        return self._operator("-", other, self)
 
     def __mul__(self, other: Any) -> Any:
         return self._operator("*", self, other)
@@ -54,7 +54,7 @@ class Tensor:
         return self._operator("/", self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return self._operator("/", self.builder.scalar(other, self.dtype), self)
+        return self._operator("/", other, self)
 
     def __pow__(self, other: Any) -> Any:
         return self._operator("**", self, other)
@@ -260,10 +260,6 @@ class Builder:
     def to(self, t: Tensor, dtype: str) -> Tensor:
         """`t` converted to `dtype`; `t` itself when it has it."""
         return t if t.dtype == dtype else self.define(t.shape, self.at(t, self.coords(t.shape)), dtype)
-
-    def scalar(self, value: Any, dtype: str) -> Tensor:
-        """A number as a 0-dim tensor."""
-        return value if isinstance(value, Tensor) else self.define((), value, dtype if isinstance(value, (bool, int)) else float_of(dtype))
 
     def reduce(self, kind: str, shape: Sequence[Size], r: Sequence[Size], value: Any, dtype: str | None = None, exact: bool = False) -> Tensor:
         """The reduction of `value` over `r`. Float16 and bfloat16 accumulate in float32 and are rounded at the end unless `exact`."""

@@ -455,7 +455,7 @@ class KernelCheck:
         mask = always if st.mask is None else self._renamed(st.mask)
         ordered = scatter.mode == "set"
         ok = False
-        for ma, mb in loop_matches(loops, scatter.domain, f"{st.buffer}~", ordered):
+        for ma, mb in loop_matches(loops, scatter.domain, ordered=ordered):
             left, right = (lambda n, m=ma: rebuild(n, _keep, m)), (lambda n, m=mb: rebuild(n, _keep, m))
             wanted_mask = always if scatter.mask is None else right(scatter.mask)
             if not self.values.same(left(mask), wanted_mask) or not self.values.same(

@@ -101,6 +101,7 @@ class Values:
         """True if two coordinates are equal; indirect ones by comparing their values."""
         if a is b:
             return True
+        a, b = self._opened_index(a), self._opened_index(b)
         left, right = _vals(a), _vals(b)
         if not left and not right:
             return equal(a, b)
@@ -118,6 +119,30 @@ class Values:
                 return False
             chosen[v] = of(match)
         return equal(a.subst(chosen), b)
+
+    def _opened_index(self, e: Expr) -> Expr:
+        """Indirect parts that turn out to be coordinates, once plain definitions are expanded, become coordinates."""
+
+        def opened(v: Val) -> Expr:
+            node = self._coordinate_node(v.node)
+            return of(v) if node is None else node
+
+        return e.subst({}, opened)
+
+    def _coordinate_node(self, n: Node) -> Expr | None:
+        """The coordinate that an integer node is after expanding plain definitions (and the wrap of negative positions), or None."""
+        while n.op == "load" and (d := self._definition(n)) is not None and d.kind == "plain":
+            n = _reduced(self.expand(n), frozenset())
+        if n.op == "where" and len(n.args) == 3:
+            condition = n.args[0]
+            if condition.op in _COMPARE:
+                left, right = (self._coordinate_node(x) for x in condition.args)
+                if left is not None and right is not None:
+                    known = _decide(condition.op, *bounds(left - right))
+                    if known is not None:
+                        return self._coordinate_node(n.args[1] if known else n.args[2])
+            return None
+        return _coordinate(n)
 
     def _step(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
         """The pairs that must be equal so that `a` and `b` are; None if they cannot be shown equal."""
@@ -143,6 +168,15 @@ class Values:
             return [] if self._same_loop(a, da, b, db, seen) else self._differ(a, b, keep=True)
         if a.op == "index" and b.op == "index":
             return [] if self.same_index(a.attr, b.attr, seen) else self._differ(a, b)
+        if a.op != b.op:
+            # One side may have lost a part that is decided only inside a definition of the other.
+            if a.dtype == b.dtype == "int64":
+                left, right = self._coordinate_node(a), self._coordinate_node(b)
+                if left is not None and right is not None and equal(left, right):
+                    return []
+            ea, eb = self._opened(a), self._opened(b)
+            if ea is not a or eb is not b:
+                return [(ea, eb, fa, fb)]
         if (
             a.op != b.op
             or a.dtype != b.dtype
@@ -153,13 +187,18 @@ class Values:
             return self._differ(a, b)
         if a.op == "where" and len(a.args) == 3:
             (ca, ta, ea), (cb, tb, eb) = a.args, b.args
-            return [(ca, cb, fa, fb), (ta, tb, fa | _conjuncts(ca), fb | _conjuncts(cb)), (ea, eb, fa, fb)]
+            return [
+                (ca, cb, fa, fb),
+                (ta, tb, fa | _conjuncts(ca), fb | _conjuncts(cb)),
+                (ea, eb, fa | _opposite(ca, fa), fb | _opposite(cb, fb)),
+            ]
         return [(x, y, fa, fb) for x, y in zip(a.args, b.args, strict=True)]
 
-    def _differ(self, a: Node, b: Node, keep: bool = False) -> None:
+    def _differ(self, a: Node, b: Node, keep: bool = False) -> list[tuple] | None:
         """Note the pair for the message; of two reductions, the pair inside them that differs says more."""
         if not keep or self.why is None:
             self.why = (a, b)
+        return None
 
     def _same_place(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
         if a.attr.buffer != b.attr.buffer or len(a.args) != len(b.args) or a.dtype != b.dtype:
@@ -190,6 +229,15 @@ class Values:
         self.expanded[n] = new
         return new
 
+    def _opened(self, n: Node) -> Node:
+        """A condition whose arguments that are plain definitions are replaced by them."""
+        if n.dtype != "bool" or n.op not in (*_AND, *_OR, *_NOT, *_COMPARE):
+            return n
+        args = tuple(
+            self.expand(x) if (d := self._definition(x)) is not None and d.kind == "plain" else self._opened(x) for x in n.args
+        )
+        return n if args == n.args else Node(n.op, args, n.dtype, n.attr)
+
     def _same_loop(self, a: Node, da: Definition, b: Node, db: Definition, seen: set[tuple]) -> bool:
         """Two reductions, or two scans, at two places."""
         if (da.kind, da.how) != (db.kind, db.how) or a.args or b.args:
@@ -201,12 +249,12 @@ class Values:
             (va,), (vb,) = da.loops, db.loops
             if expr(va.extent) != expr(vb.extent) or not equal(expr(at_a.get(va, 0)), expr(at_b.get(vb, 0))):
                 return False
-            z = of(Var(f"{b.attr.buffer}~0", va.extent))
+            z = of(Var(f"~{_fresh(a, b)}", va.extent))
             at_a, at_b = {**at_a, va: z}, {**at_b, vb: z}
             return self.same(rebuild(da.body, _no_change, at_a), rebuild(db.body, _no_change, at_b), seen)
         if da.dtype != db.dtype:
             return False
-        for ma, mb in loop_matches(da.loops, db.loops, f"{b.attr.buffer}~", ordered=da.how in _POSITIONS):
+        for ma, mb in loop_matches(da.loops, db.loops, _fresh(a, b), ordered=da.how in _POSITIONS):
             left, right = rebuild(da.body, _no_change, {**at_a, **ma}), rebuild(db.body, _no_change, {**at_b, **mb})
             if self.same(left, right, seen):
                 return True
@@ -237,22 +285,28 @@ def _vals(e: Expr) -> list[Val]:
     return sorted((a for a in e.atoms() if isinstance(a, Val)), key=lambda v: v.text)
 
 
+def _fresh(a: Node, b: Node) -> int:
+    """The first number from which on `~n` names no variable at the two places. Small numbers, so that equal loops share their expansions."""
+    used = [int(v.name[1:]) for n in (a, b) for v in n.vars() if v.name.startswith("~")]
+    return 1 + max(used, default=-1)
+
+
 # -- loops of two sides ------------------------------------------------------------------------------------------------
 def loop_matches(
-    a: Sequence[Var], b: Sequence[Var], prefix: str, ordered: bool = False
+    a: Sequence[Var], b: Sequence[Var], start: int = 0, ordered: bool = False
 ) -> Iterable[tuple[dict[Atom, int | Expr], dict[Atom, int | Expr]]]:
-    """Ways to read two lists of loops as one: each variable as digits of common new variables named from `prefix`."""
+    """Ways to read two lists of loops as one: each variable as digits of common new variables `~0`, `~1`, …, from `start` on."""
     left = [v for v in a if v.extent != 1]
     right = [v for v in b if v.extent != 1]
     orders: Iterable[Sequence[Var]] = [left] if ordered or len(left) > 4 else permutations(left)
     for order in orders:
-        found = _common_digits(order, right, prefix)
+        found = _common_digits(order, right, start)
         if found is not None:
             yield found
 
 
 def _common_digits(
-    a: Sequence[Var], b: Sequence[Var], prefix: str
+    a: Sequence[Var], b: Sequence[Var], start: int
 ) -> tuple[dict[Atom, int | Expr], dict[Atom, int | Expr]] | None:
     """Split both lists, from the innermost loop, into digits that they share; None if their radices do not fit."""
     ra, rb = list(a), list(b)
@@ -272,7 +326,7 @@ def _common_digits(
                 return None
         else:
             return None
-        z = of(Var(f"{prefix}{count}", digit))
+        z = of(Var(f"~{start + count}", digit))
         count += 1
         ma[ra[-1]] = ma[ra[-1]] + z * step_a
         mb[rb[-1]] = mb[rb[-1]] + z * step_b
@@ -322,6 +376,25 @@ def _conjuncts(n: Node) -> Assumed:
     return frozenset((n,))
 
 
+_COMPLEMENT = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+
+
+def _opposite(n: Node, assumed: Assumed) -> Assumed:
+    """What holds where the condition `n` does not (of coordinates: no NaN is among them)."""
+    if n.op in _COMPLEMENT and all(_coordinate(a) is not None for a in n.args):
+        return frozenset((Node(_COMPLEMENT[n.op], n.args, "bool"),))
+    if n.op in _AND and n.dtype == "bool" and len(n.args) == 2:
+        for known, other in (n.args, n.args[::-1]):
+            if _truth(known, assumed):
+                return _opposite(other, assumed)
+        return frozenset()
+    if n.op in _OR and n.dtype == "bool":
+        return frozenset().union(*(_opposite(a, assumed) for a in n.args))
+    if n.op in _NOT and n.dtype == "bool":
+        return _conjuncts(n.args[0])
+    return frozenset()
+
+
 def _reduced(n: Node, assumed: Assumed) -> Node:
     """Drop what is decided here: branches of a known condition, masks that hold, parts of conditions."""
     while True:
@@ -365,11 +438,11 @@ def _condition(n: Node, assumed: Assumed) -> Node:
         a = _condition(n.args[0], assumed)
         return const(not a.attr, "bool") if a.op == "const" else n
     if n.op in _COMPARE and len(n.args) == 2:
-        a, b = _coordinate(n.args[0]), _coordinate(n.args[1])
-        if a is not None and b is not None:
-            known = _decide(n.op, *bounds(a - b))
-            if known is not None:
-                return const(known, "bool")
+        left, right = _coordinate(n.args[0]), _coordinate(n.args[1])
+        if left is not None and right is not None:
+            decided = _decide(n.op, *bounds(left - right))
+            if decided is not None:
+                return const(decided, "bool")
     return n
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Var, expr, recombine
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Program, Size, contiguous_strides
-from .plan import CopyStep, ExternStep, KernelStep, Phase, Place, Plan, Reduce, Step, ViewOf
+from .kernels import statement_nodes
+from .plan import CopyStep, ExternStep, KernelStep, Phase, Place, Plan, Reduce, Step, Store, ViewOf
 
 ALIGN = 64
 
@@ -144,7 +145,7 @@ def plan_memory(plan: Plan, program: Program) -> None:
                     in_place_candidate(step, name, plan, last, k, size_of) if isinstance(step, KernelStep) else None
                 )
                 if reused is not None:
-                    plan.places[name] = Place("alias", plan.places[reused].offset, reused)
+                    plan.places[name] = Place("alias", 0, reused)
                     size_of[name] = size_of.pop(reused)
                 else:
                     plan.places[name] = Place("arena", arena.take(size))
@@ -153,12 +154,18 @@ def plan_memory(plan: Plan, program: Program) -> None:
         for name in dying.get(k, ()):
             place = plan.places[name]
             if name in size_of:
-                arena.give(place.offset, size_of.pop(name))
+                arena.give(arena_offset(plan, name), size_of.pop(name))
             elif place.kind in ("extern", "own") and name not in held:
                 gone.append(name)
         if gone:
             plan.frees[k] = tuple(sorted(gone))
     plan.arena_bytes = arena.top
+
+
+def arena_offset(plan: Plan, name: str) -> int:
+    """Bytes from the start of the arena, through in-place updates."""
+    place = plan.places[name]
+    return place.offset + (arena_offset(plan, place.of) if place.kind == "alias" else 0)
 
 
 def in_place_candidate(
@@ -168,35 +175,32 @@ def in_place_candidate(
     target = plan.layouts[name]
     phase_of: list[tuple[int, Phase]] = list(enumerate(step.kernel.phases))
     stores = [(i, s) for i, p in phase_of for s in p.body if not isinstance(s, Reduce) and s.buffer == name]
-    if (
-        len(stores) != 1
-        or getattr(stores[0][1], "mode", "set") != "set"
-        or getattr(stores[0][1], "mask", None) is not None
-    ):
+    if len(stores) != 1:
         return None
     at, store = stores[0]
-    where = flat_index(store.index, target)
-    if isinstance(store, Reduce) or not hasattr(store, "mode"):
+    if not isinstance(store, Store) or store.mode != "set" or store.mask is not None:
         return None
+    where = flat_index(store.index, target)
     for other in step.kernel.reads:
         if other not in size_of or last.get(other) != k:
             continue
         layout = plan.layouts[other]
-        if ITEMSIZE[layout.dtype] != ITEMSIZE[target.dtype] or nbytes(layout) != nbytes(target):
+        if (layout.dtype, layout.shape, layout.stride) != (target.dtype, target.shape, target.stride):
             continue
-        if _read_only_there(step, other, layout, at, where):
+        if _read_only_there(step, other, layout, at, store, where):
             return other
     return None
 
 
-def _read_only_there(step: KernelStep, buffer: str, layout: Buffer, at: int, where: Expr) -> bool:
-    from .kernels import statement_nodes
-
+def _read_only_there(step: KernelStep, buffer: str, layout: Buffer, at: int, store: Store, where: Expr) -> bool:
+    """Whether every read of `buffer` is of the element that `store` (in phase `at`) writes, and none comes after it."""
     for i, phase in enumerate(step.kernel.phases):
         for st in phase.body:
             for node in statement_nodes(st):
                 for ld in node.loads():
-                    if ld.attr.buffer == buffer and (i > at or flat_index(ld.attr.index, layout) is not where):
-                        if i >= at or flat_index(ld.attr.index, layout) is not where:
-                            return False
+                    if ld.attr.buffer != buffer:
+                        continue
+                    later = i > at or (i == at and phase.body.index(st) > phase.body.index(store))
+                    if later or flat_index(ld.attr.index, layout) is not where:
+                        return False
     return True

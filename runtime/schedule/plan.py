@@ -116,7 +116,7 @@ Step = KernelStep | ExternStep | CopyStep
 @dataclass(frozen=True)
 class Place:
     """Where a buffer lives. kind: "input", "arena" (byte `offset` in the graph's arena), "own" (its own allocation, e.g. an output),
-    "extern" (allocated by an eager kernel), "alias" (the storage of buffer `of`: an in-place update), "kernel" (never stored)."""
+    "extern" (allocated by an eager kernel), "alias" (`offset` bytes into the place of buffer `of`: an in-place update), "kernel" (never stored)."""
 
     kind: str
     offset: int = 0

@@ -304,8 +304,9 @@ OPS = [
         "aten.empty.memory_format, aten.empty_strided",
         "create",
         ("aten.empty.memory_format", "aten.empty_strided.default"),
+        values=False,
     ),
-    Op("aten.empty_like", "create", ("aten.empty_like.default",)),
+    Op("aten.empty_like", "create", ("aten.empty_like.default",), values=False),
     Op("aten.eye.default", "create", ("aten.eye.default",), tests=("3",)),
     Op("aten.eye.m", "create", ("aten.eye.m",), tests=("3, 5",)),
     Op(
@@ -323,7 +324,10 @@ OPS = [
     Op("aten.linspace.default", "create", ("aten.linspace.default",), tests=("0, 1, 5", "-1.5, 2, 8", "3, 7, 1")),
     Op("aten.logspace.default", "create", ("aten.logspace.default",), tests=("0, 2, 5",)),
     Op(
-        "aten.new_empty, aten.new_empty_strided", "create", ("aten.new_empty.default", "aten.new_empty_strided.default")
+        "aten.new_empty, aten.new_empty_strided",
+        "create",
+        ("aten.new_empty.default", "aten.new_empty_strided.default"),
+        values=False,
     ),
     Op("aten.new_full", "create", ("aten.new_full.default",), tests=("F(2), [3, 4], 2.5",)),
     Op("aten.new_ones", "create", ("aten.new_ones.default",), tests=("F(2), [3, 4]",)),

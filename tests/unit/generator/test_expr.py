@@ -13,7 +13,18 @@ from opforge.generator.diagnostics import Diagnostics
 from opforge.generator.expr.helpers import HELPERS
 from opforge.generator.expr.parse import Text, parse_body, parse_expression
 from opforge.generator.expr.printer import print_body, print_expression
-from opforge.generator.expr.types import ANY, INDEX, INT, NUMBER, accepts, join, list_of, of_schema, optional, parse_type
+from opforge.generator.expr.types import (
+    ANY,
+    INDEX,
+    INT,
+    NUMBER,
+    accepts,
+    join,
+    list_of,
+    of_schema,
+    optional,
+    parse_type,
+)
 from opforge.generator.load import load_text
 from opforge.runtime.lower import names as runtime_names
 
@@ -44,7 +55,9 @@ atoms = (
 
 
 def grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    binary = st.sampled_from(["+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<<", ">>", "and", "or", "<", "==", "in", "is not"])
+    binary = st.sampled_from(
+        ["+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<<", ">>", "and", "or", "<", "==", "in", "is not"]
+    )
     return (
         st.tuples(inner, binary, inner).map(lambda t: f"({t[0]}) {t[1]} ({t[2]})")
         | st.tuples(st.sampled_from(["-", "~", "not "]), inner).map(lambda t: f"{t[0]}({t[1]})")
@@ -165,7 +178,12 @@ def test_only_assignments_ifs_and_returns_are_statements(body: str, message: str
 
 # -- types -------------------------------------------------------------------------------------------------------------
 def test_types_of_torch_schemas() -> None:
-    cases = {"Tensor": "tensor", "SymInt[]?": "optional[list[index]]", "Tensor?[]": "list[optional[tensor]]", "int[1]": "list[int]"}
+    cases = {
+        "Tensor": "tensor",
+        "SymInt[]?": "optional[list[index]]",
+        "Tensor?[]": "list[optional[tensor]]",
+        "int[1]": "list[int]",
+    }
     cases |= {"Scalar": "number", "ScalarType?": "optional[dtype]", "MemoryFormat?": "any", "bool": "bool"}
     assert {k: str(of_schema(k)) for k in cases} == cases
 

@@ -1,0 +1,124 @@
+"""The command line: exit codes, what is printed, and that a user's file becomes a module."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from opforge.cli import app
+from opforge.generator.new_op import KINDS
+
+GOOD = """\
+- op: aten.softplus
+  doc: log(1 + exp(beta * x)) / beta
+  kind: pointwise
+  promote: float
+  expr: log1p(exp(self * beta)) / beta
+"""
+
+
+def opforge(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "opforge", *args], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def test_help_names_the_commands() -> None:
+    text = CliRunner().invoke(app, ["--help"]).output
+    for name in ("generate", "check", "new-op", "schemas", "lines", "keys"):
+        assert name in text
+
+
+def test_check_of_a_right_and_a_wrong_file(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "bad.yaml").write_text(GOOD.replace("beta) / beta", "beta) / beat"))
+    done = opforge("check", "good.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "good.yaml: 1 entry, no mistake\n"), done.stderr
+    done = opforge("check", "bad.yaml", "good.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "bad.yaml:5:36: error: unknown name 'beat'; did you mean 'beta'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_of_our_own_specs(tmp_path: Path) -> None:
+    done = opforge("check", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "no mistake" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["check", "nothere.yaml"], "nothere.yaml:1:1: error: cannot read the file"),
+        (["check", "."], "cannot read the file"),
+        (["check", "good.yaml", "--import", "no_such_module"], "cannot import 'no_such_module'"),
+        (["generate", "good.yaml"], "needs both"),
+        (["generate", "-o", "out"], "needs both"),
+        (["generate", "good.yaml", "-o", "good.yaml/x"], "good.yaml"),
+        (["new-op", "aten.softpluss"], "did you mean 'aten.softplus'?"),
+        (["new-op", "aten.relu"], "'aten.relu' has an entry already: specs/ops/"),
+        (["new-op", "aten.relu", "--kind", "pointwize"], "did you mean 'pointwise'?"),
+    ],
+)
+def test_mistakes_exit_with_2_and_no_traceback(args: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    done = opforge(*args, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_generate_a_module_from_a_users_file(tmp_path: Path) -> None:
+    (tmp_path / "my_ops.yaml").write_text(
+        "- op: my_lib.scaled_sum\n  doc: x + s * y\n  kind: pointwise\n  expr: x + s * y\n"
+    )
+    (tmp_path / "my_lib.py").write_text(
+        "import torch\nlib = torch.library.Library('my_lib', 'DEF')\n"
+        "lib.define('scaled_sum(Tensor x, Tensor y, float s=2.0) -> Tensor')\n"
+    )
+    done = opforge("generate", "my_ops.yaml", "-o", "pkg", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "import the module that registers it (--import)" in done.stderr
+    assert not (tmp_path / "pkg").exists()
+    done = opforge("generate", "my_ops.yaml", "-o", "pkg", "--import", "my_lib", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "wrote my_ops.py\n"), done.stderr
+    text = (tmp_path / "pkg" / "my_ops.py").read_text()
+    assert "# spec: my_lib.scaled_sum\n" in text
+    code = "import opforge.generated.ops as ops, my_ops; my_ops.register(); print('my_lib.scaled_sum.default' in ops.LOWERINGS)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "pkg", capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True\n", done.stderr
+    done = opforge("generate", "my_ops.yaml", "-o", "pkg", "--import", "my_lib", "--check", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_templates_of_new_entries_are_valid(kind: str, tmp_path: Path) -> None:
+    done = opforge("new-op", "aten.cosine_similarity", "--kind", kind, "-o", "new.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "new.yaml").read_text()
+    assert text.startswith("# aten::cosine_similarity(Tensor x1")
+    done = opforge("check", "new.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + text
+
+
+def test_schemas_shows_operators() -> None:
+    lines = CliRunner().invoke(app, ["schemas", "aten.softplus_backward"]).output.splitlines()
+    assert any(line.startswith("aten::softplus_backward(Tensor grad_output") for line in lines)
+    assert len(lines) < 5
+
+
+def test_lines_and_keys_print_tables() -> None:
+    lines = CliRunner().invoke(app, ["lines"]).output
+    assert "hand-written" in lines
+    assert "runtime/build" in lines
+    assert "setting" in CliRunner().invoke(app, ["keys"]).output
+
+
+def test_start_is_quick_and_without_torch() -> None:
+    code = "import sys, opforge.cli; assert 'torch' not in sys.modules and 'yaml' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

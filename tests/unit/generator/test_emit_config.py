@@ -1,0 +1,63 @@
+"""A tiny spec in, exact text out."""
+
+from opforge.generator.diagnostics import Diagnostics
+from opforge.generator.emit import config
+from opforge.generator.load import load_text
+from opforge.generator.model import Model
+from opforge.generator.render import header, literal
+from opforge.generator.run import SPECS_DIR, format_files
+from opforge.generator.torch_schemas import TorchSchemas
+
+SPEC = """\
+- setting: debug.level
+  doc: How much is checked.
+  type: choice
+  default: "1"
+  choices: ["0", "1"]
+  env: OPFORGE_DEBUG_LEVEL
+  affects: debug
+"""
+EXPECTED = """\
+    # spec: debug.level
+    #: How much is checked.
+    debug_level: str = "1"
+
+
+FIELDS: dict[str, Setting] = {
+    # spec: debug.level
+    "debug.level": Setting(
+        name="debug.level",
+        field="debug_level",
+        type="choice",
+        default="1",
+        choices=("0", "1"),
+        env="OPFORGE_DEBUG_LEVEL",
+        affects="debug",
+        doc="How much is checked.",
+    ),
+}
+"""
+
+
+def test_settings_become_fields_and_a_table() -> None:
+    diags = Diagnostics()
+    doc = load_text(SPEC, "config.yaml", diags)
+    model = Model(SPECS_DIR, {"config": doc}, {}, TorchSchemas([]))
+    part = config.build(doc, model, diags)
+    assert not diags, diags.render()
+    text = config.emit(Model(SPECS_DIR, {"config": doc}, {"config": part}, TorchSchemas([])))[config.PATH]
+    formatted = format_files({config.PATH: text})[config.PATH]
+    assert formatted.endswith(EXPECTED)
+    assert formatted.startswith(header(config.PATH, "specs/config.yaml"))
+
+
+def test_no_spec_no_file() -> None:
+    assert config.emit(Model(SPECS_DIR, {}, {}, TorchSchemas([]))) == {}
+
+
+def test_literals_are_what_ruff_would_write() -> None:
+    values = ["it's", 'say "x"', "both ' and \"", "a\nb\\", 1.5, float("inf"), None, True, (1,), [], {"a": ("b",)}]
+    for value in values:
+        text = literal(value)
+        assert eval(text) == value
+        assert format_files({"x.py": f"x = {text}\n"})["x.py"] == f"x = {text}\n"

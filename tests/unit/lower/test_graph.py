@@ -1,0 +1,150 @@
+"""Whole graphs to loop programs: values by the reference interpreter, eager kernels where nothing else works, sizes as symbols."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from opforge.errors import UnsupportedError
+from opforge.runtime.ir.index import Expr
+from opforge.runtime.ir.interpret import interpret
+from opforge.runtime.ir.nodes import Extern, Nest
+from opforge.runtime.ir.verify import verify
+from opforge.runtime.lower.graph import Lowered, lower
+from opforge.runtime.observe import counters
+
+aten = torch.ops.aten
+
+
+def lowered(f: Callable[..., Any], *args: torch.Tensor, mode: str = "fake") -> Lowered:
+    counters.reset()
+    gm = make_fx(f, tracing_mode=mode, _allow_non_fake_inputs=True)(*args)
+    result = lower(gm)
+    verify(result.program)
+    return result
+
+
+def externs(result: Lowered) -> list[str]:
+    return [i.target for i in result.program.items if isinstance(i, Extern)]
+
+
+def same(f: Callable[..., Any], *args: torch.Tensor, mode: str = "fake") -> Lowered:
+    """Lower, interpret, and compare with eager."""
+    result = lowered(f, *args, mode=mode)
+    got = interpret(result.program, [*(a for a in args if isinstance(a, torch.Tensor)), *(t for _, t in result.constants)])
+    want = f(*args)
+    for g, w in zip(got, want if isinstance(want, (tuple, list)) else (want,), strict=True):
+        torch.testing.assert_close(g, w)
+    return result
+
+
+def test_a_chain_becomes_nests_named_after_the_graph() -> None:
+    result = same(lambda x, y: torch.relu(x + y) * 2, torch.randn(3, 4), torch.randn(4))
+    assert [i.name for i in result.program.items] == ["add", "relu", "mul"]  # type: ignore[union-attr]
+    assert all(isinstance(i, Nest) for i in result.program.items)
+
+
+def test_an_operator_without_lowering_is_an_eager_call_with_a_reason() -> None:
+    result = same(lambda x: torch.mm(x, x.t()).exp(), torch.randn(3, 4))
+    assert externs(result) == ["aten.mm.default"]
+    assert counters.snapshot()["reasons"] == {"aten.mm.default: a BLAS call is faster than loops": 1}
+
+
+def test_results_of_an_eager_call_with_several() -> None:
+    result = same(lambda x: (torch.sort(x, 1)[1] + 1, torch.sort(x, 1)[0] * 2), torch.randn(3, 5))
+    assert externs(result) == ["aten.sort.default"] * 2
+
+
+def test_complex_values_pass_through_eager_calls() -> None:
+    result = same(lambda x: torch.view_as_real(torch.fft.rfft(x)).abs(), torch.randn(8))
+    assert any(name.startswith("aten._fft") for name in externs(result))
+
+
+def test_a_view_without_lowering_of_its_own_reads_by_its_strides() -> None:
+    result = same(lambda x: torch.as_strided(x, (3, 2), (1, 4), 1) * 2, torch.randn(3, 4))
+    assert externs(result) == []
+
+
+def test_a_view_that_strides_cannot_explain_is_copied() -> None:
+    result = same(lambda x: torch.as_strided(x.t(), (3, 2), (1, 4), 1) * 2, torch.randn(3, 4))
+    assert externs(result) == ["aten.as_strided_copy.default"]
+
+
+def test_zero_dim_constants_are_in_the_program_and_others_are_inputs() -> None:
+    table = torch.randn(4)
+    result = same(lambda x: x * torch.tensor(2.5) + table, torch.randn(3, 4))
+    assert [t.shape for _, t in result.constants] == [table.shape]
+
+
+def test_sizes_stay_symbols() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n = x.shape[0]
+        return x.reshape(-1, 2).softmax(1), x[: n // 2] * n, torch.arange(n) + 1, torch.cat([x, x], 1)
+
+    result = same(f, torch.randn(6, 4), mode="symbolic")
+    assert externs(result) == []
+    assert result.program.symbols and isinstance(result.program.inputs[0].shape[0], Expr)
+
+
+def test_indirect_reads_of_unknown_sizes() -> None:
+    result = same(lambda t, k: t[k], torch.randn(6, 4), torch.tensor([1, -1, 3]), mode="symbolic")
+    assert externs(result) == []
+
+
+def test_a_size_made_from_data_is_unsupported() -> None:
+    with pytest.raises(UnsupportedError, match="makes a size"):
+        lowered(lambda x: torch.ones(2, 3)[: int(x.sum().item())], torch.ones(2, dtype=torch.int64), mode="symbolic")
+
+
+def test_what_differs_from_the_trace_runs_eagerly() -> None:
+    gm = make_fx(lambda x: torch.exp(x), tracing_mode="fake")(torch.randn(3))
+    node = next(n for n in gm.graph.nodes if n.op == "call_function")
+    node.meta["val"] = node.meta["val"].double()
+    counters.reset()
+    assert [type(i) for i in lower(gm).program.items] == [Extern]
+    (reason,) = counters.snapshot()["reasons"]
+    assert "lowered to exp: float32[3] where float64[3] was traced" in reason
+
+
+def test_strides_of_inputs_outputs_and_eager_arguments() -> None:
+    x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    result = lowered(lambda x, w: torch.conv2d(torch.relu(x), w).transpose(0, 1), x, torch.randn(5, 3, 1, 1))
+    relu, conv = result.program.items[0], next(i for i in result.program.items if isinstance(i, Extern))
+    assert result.program.inputs[0].stride == x.stride()
+    assert isinstance(relu, Nest) and relu.stride == x.stride() == conv.args[0].stride
+    assert result.program.outputs[0].stride == torch.conv2d(x, torch.randn(5, 3, 1, 1)).transpose(0, 1).stride()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), ()])
+def test_empty_and_zero_dim_tensors(shape: tuple[int, ...]) -> None:
+    same(lambda x: ((x + 1).sum(), x.flatten() * 2, x.cumsum(-1) if x.ndim else x), torch.randn(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_transformer_block(dtype: torch.dtype) -> None:
+    w = torch.randn(8, dtype=dtype)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.layer_norm(x, (8,), w, w)
+        q = y.view(2, 5, 2, 4).transpose(1, 2)
+        a = (q * 0.5).softmax(-1)
+        return torch.nn.functional.gelu(a.transpose(1, 2).reshape(2, 5, 8)) + x
+
+    same(f, torch.randn(2, 5, 8, dtype=dtype))
+
+
+def test_lowering_is_fast_and_linear() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(100):
+            x = torch.nn.functional.layer_norm(torch.relu(x.reshape(4, 8)), (8,)).reshape(32) + x
+        return x
+
+    gm = make_fx(f, tracing_mode="fake")(torch.randn(32))
+    lower(gm)
+    start = time.process_time()
+    items = len(lower(gm).program.items)
+    assert items > 1000
+    assert time.process_time() - start < 1.5  # about 0.2 s alone on a machine
