@@ -120,22 +120,13 @@ class _Lowerer:
         if node.target is operator.getitem:
             self.env[node] = self.env[node.args[0]][node.args[1]]
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
-            self.size_value(node, val)
+            self.env[node] = self.sizes.index(val)
         elif val is None or isinstance(val, (bool, float, str)):
             self.env[node] = val
         elif isinstance(val, (torch.SymFloat, torch.SymBool)):
             self.env[node] = _Opaque(f"a symbolic {'float' if isinstance(val, torch.SymFloat) else 'bool'}")
         else:
             self.env[node] = self.tensor_call(node, val)
-
-    def size_value(self, node: fx.Node, val: int | torch.SymInt) -> None:
-        index = self.sizes.index(val)
-        reads_data = any(isinstance(self.env[a], Tensor) for a in node.all_input_nodes)
-        if reads_data and not isinstance(index, int) and isinstance(node.target, OpOverload):
-            unbacked = [n for n in _names(index) if n.startswith("u")]
-            if unbacked and not any(n in _names(d) for a in node.all_input_nodes for d in getattr(self.env[a], "shape", ()) for n in unbacked):
-                raise UnsupportedError(f"{node.target} makes a size ({index}) from data")
-        self.env[node] = index
 
     def tensor_call(self, node: fx.Node, val: Any) -> Any:
         target = node.target
@@ -312,10 +303,6 @@ def _leaves(tree: Any) -> Sequence[Any]:
     if not isinstance(tree, (list, tuple)):
         return (tree,)
     return [leaf for item in tree for leaf in _leaves(item)]
-
-
-def _names(size: Any) -> list[str]:
-    return [a.text for a in size.atoms()] if hasattr(size, "atoms") else []
 
 
 def _origin(name: str, node: fx.Node) -> str:

@@ -35,10 +35,13 @@ class Sizes:
         """Let each new symbol know the size that it had while tracing: checkers use it, code never does."""
         for symbol in value.node.expr.free_symbols:
             if symbol.name not in self._hinted:
+                hint = symbol_hint(value, symbol)
+                if hint is None:
+                    raise UnsupportedError(f"size {symbol.name} is made from data while the graph runs")
                 self._hinted.add(symbol.name)
                 atom = self.symbols[symbol.name].atom
                 assert isinstance(atom, Sym)
-                atom.hint = symbol_hint(value, symbol)
+                atom.hint = hint
 
     def shape(self, values: Any) -> tuple[Size, ...]:
         return tuple([v if type(v) is int else self.index(v) for v in values])
