@@ -2,28 +2,63 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from opforge.cli import app
+from opforge.cli import app, main
+from opforge.generated import ops
+from opforge.generator import ahead, run, user
+from opforge.generator.model import Model
 from opforge.generator.new_op import KINDS
 
 GOOD = """\
 - op: aten.softplus
-  doc: log(1 + exp(beta * x)) / beta
+  doc: The softplus function
   kind: pointwise
   promote: float
   expr: log1p(exp(self * beta)) / beta
 """
 
 
-def opforge(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "opforge", *args], cwd=cwd, capture_output=True, text=True, check=False
-    )
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Opforge = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def base() -> Model:
+    return run.load_model()
+
+
+@pytest.fixture
+def opforge(
+    base: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Opforge:
+    """Run the command line in this process, in `tmp_path`, over specs that are loaded once."""
+    monkeypatch.chdir(tmp_path)
+    for module in (run, ahead):
+        monkeypatch.setattr(module, "load_model", lambda: base)
+    monkeypatch.setattr(user, "_base", lambda: base)
+
+    def call(*args: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["opforge", *args])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return Done(end.value.code if isinstance(end.value.code, int) else 0, out, err)
+
+    return call
 
 
 def test_help_names_the_commands() -> None:
@@ -32,19 +67,19 @@ def test_help_names_the_commands() -> None:
         assert name in text
 
 
-def test_check_of_a_right_and_a_wrong_file(tmp_path: Path) -> None:
+def test_check_of_a_right_and_a_wrong_file(opforge: Opforge, tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(GOOD)
-    (tmp_path / "bad.yaml").write_text(GOOD.replace("beta) / beta", "beta) / beat"))
-    done = opforge("check", "good.yaml", cwd=tmp_path)
+    (tmp_path / "bad.yaml").write_text(GOOD.replace("beta)) / beta\n", "beta)) / beat\n"))
+    done = opforge("check", "good.yaml")
     assert (done.returncode, done.stdout) == (0, "good.yaml: 1 entry, no mistake\n"), done.stderr
-    done = opforge("check", "bad.yaml", "good.yaml", cwd=tmp_path)
+    done = opforge("check", "bad.yaml", "good.yaml")
     assert done.returncode == 2
-    assert "bad.yaml:5:36: error: unknown name 'beat'; did you mean 'beta'?" in done.stderr
+    assert "bad.yaml:5:35: error: unknown name 'beat'; did you mean 'beta'?" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_check_of_our_own_specs(tmp_path: Path) -> None:
-    done = opforge("check", cwd=tmp_path)
+def test_check_of_our_own_specs(opforge: Opforge) -> None:
+    done = opforge("check")
     assert done.returncode == 0, done.stderr
     assert "no mistake" in done.stdout
 
@@ -63,15 +98,15 @@ def test_check_of_our_own_specs(tmp_path: Path) -> None:
         (["new-op", "aten.relu", "--kind", "pointwize"], "did you mean 'pointwise'?"),
     ],
 )
-def test_mistakes_exit_with_2_and_no_traceback(args: list[str], message: str, tmp_path: Path) -> None:
+def test_mistakes_exit_with_2_and_no_traceback(args: list[str], message: str, opforge: Opforge, tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(GOOD)
-    done = opforge(*args, cwd=tmp_path)
+    done = opforge(*args)
     assert done.returncode == 2, done.stdout + done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_generate_a_module_from_a_users_file(tmp_path: Path) -> None:
+def test_generate_a_module_from_a_users_file(opforge: Opforge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_ops.yaml").write_text(
         "- op: my_lib.scaled_sum\n  doc: x + s * y\n  kind: pointwise\n  expr: x + s * y\n"
     )
@@ -79,30 +114,29 @@ def test_generate_a_module_from_a_users_file(tmp_path: Path) -> None:
         "import torch\nlib = torch.library.Library('my_lib', 'DEF')\n"
         "lib.define('scaled_sum(Tensor x, Tensor y, float s=2.0) -> Tensor')\n"
     )
-    done = opforge("generate", "my_ops.yaml", "-o", "pkg", cwd=tmp_path)
+    done = opforge("generate", "my_ops.yaml", "-o", "pkg")
     assert done.returncode == 2
     assert "import the module that registers it (--import)" in done.stderr
     assert not (tmp_path / "pkg").exists()
-    done = opforge("generate", "my_ops.yaml", "-o", "pkg", "--import", "my_lib", cwd=tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = opforge("generate", "my_ops.yaml", "-o", "pkg", "--import", "my_lib")
     assert (done.returncode, done.stdout) == (0, "wrote my_ops.py\n"), done.stderr
     text = (tmp_path / "pkg" / "my_ops.py").read_text()
     assert "# spec: my_lib.scaled_sum\n" in text
-    code = "import opforge.generated.ops as ops, my_ops; my_ops.register(); print('my_lib.scaled_sum.default' in ops.LOWERINGS)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path / "pkg", capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "True\n", done.stderr
-    done = opforge("generate", "my_ops.yaml", "-o", "pkg", "--import", "my_lib", "--check", cwd=tmp_path)
+    monkeypatch.setattr(ops.LOWERINGS, "_found", dict(ops.LOWERINGS._found))
+    import_module("pkg.my_ops").register()
+    assert ops.LOWERINGS["my_lib.scaled_sum.default"].__name__ == "scaled_sum"
+    done = opforge("generate", "my_ops.yaml", "-o", "pkg", "--import", "my_lib", "--check")
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_templates_of_new_entries_are_valid(kind: str, tmp_path: Path) -> None:
-    done = opforge("new-op", "aten.cosine_similarity", "--kind", kind, "-o", "new.yaml", cwd=tmp_path)
+def test_templates_of_new_entries_are_valid(kind: str, opforge: Opforge, tmp_path: Path) -> None:
+    done = opforge("new-op", "aten.cosine_similarity", "--kind", kind, "-o", "new.yaml")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "new.yaml").read_text()
     assert text.startswith("# aten::cosine_similarity(Tensor x1")
-    done = opforge("check", "new.yaml", cwd=tmp_path)
+    done = opforge("check", "new.yaml")
     assert done.returncode == 0, done.stderr + text
 
 
@@ -117,6 +151,16 @@ def test_lines_and_keys_print_tables() -> None:
     assert "hand-written" in lines
     assert "runtime/build" in lines
     assert "setting" in CliRunner().invoke(app, ["keys"]).output
+
+
+def test_as_a_process(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(GOOD.replace("beta)) / beta\n", "beta)) / beat\n"))
+    command = [sys.executable, "-m", "opforge", "check", "bad.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "bad.yaml:5:35: error: unknown name 'beat'; did you mean 'beta'?\n    5 |   expr: log1p("
+    )
 
 
 def test_start_is_quick_and_without_torch() -> None:
