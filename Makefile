@@ -53,7 +53,7 @@ check-generated: $(STAMP)
 	$(PY) -m opforge generate --check
 
 lines: $(STAMP)
-	@$(PY) benchmarks/lines.py
+	@$(PY) -m opforge lines
 
 format: $(STAMP) ## rewrite the sources in house format
 	$(PY) -m ruff check --fix .
