@@ -294,9 +294,7 @@ def rebuild(
     def on_value(v: Val) -> Expr:
         return indirect(memo[v.node], v.lo, v.hi)
 
-    for n in node.walk():
-        if n in memo:
-            continue
+    for n in node.walk(memo.__contains__):
         if n.op == "load":
             index = tuple(e.subst(mapping, on_value) for e in n.attr.index)
             new = Node("load", tuple(memo[a] for a in n.args), n.dtype, LoadAt(n.attr.buffer, index))

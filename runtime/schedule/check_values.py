@@ -58,6 +58,7 @@ class Values:
         self.last = len(program.items) + 1
         self.shared: set[tuple] = set()
         self.expanded: dict[Node, Node] = {}
+        self.memos: dict[tuple, dict[Node, Node]] = {}
         self.why: tuple[Node, Node] | None = None
 
     def add(self, name: str, definition: Definition) -> None:
@@ -238,6 +239,12 @@ class Values:
         )
         return n if args == n.args else Node(n.op, args, n.dtype, n.attr)
 
+    def _moved(self, body: Node, mapping: dict[Atom, int | Expr]) -> Node:
+        """The expression over other variables. What large bodies share (the phases of one kernel) is mapped once."""
+        key = tuple((a.text, expr(e)) for a, e in sorted(mapping.items(), key=lambda p: p[0].text) if expr(e).atom is not a)
+        memo = self.memos.setdefault(key, {})
+        return rebuild(body, _no_change, mapping, memo)
+
     def _same_loop(self, a: Node, da: Definition, b: Node, db: Definition, seen: set[tuple]) -> bool:
         """Two reductions, or two scans, at two places."""
         if (da.kind, da.how) != (db.kind, db.how) or a.args or b.args:
@@ -251,11 +258,11 @@ class Values:
                 return False
             z = of(Var(f"~{_fresh(a, b)}", va.extent))
             at_a, at_b = {**at_a, va: z}, {**at_b, vb: z}
-            return self.same(rebuild(da.body, _no_change, at_a), rebuild(db.body, _no_change, at_b), seen)
+            return self.same(self._moved(da.body, at_a), self._moved(db.body, at_b), seen)
         if da.dtype != db.dtype:
             return False
         for ma, mb in loop_matches(da.loops, db.loops, _fresh(a, b), ordered=da.how in _POSITIONS):
-            left, right = rebuild(da.body, _no_change, {**at_a, **ma}), rebuild(db.body, _no_change, {**at_b, **mb})
+            left, right = self._moved(da.body, {**at_a, **ma}), self._moved(db.body, {**at_b, **mb})
             if self.same(left, right, seen):
                 return True
         return False
