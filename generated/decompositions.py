@@ -24,6 +24,20 @@ def native_batch_norm(input, weight, bias, running_mean, running_var, training, 
     return torch.ops.aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
 
 
+# spec: aten.unsafe_split.Tensor
+def unsafe_split_Tensor(self, split_size, dim=0):  # type: ignore[no-untyped-def]
+    """Its results are views although its schema does not say so."""
+    return torch.ops.aten.split.Tensor(self, split_size, dim)
+
+
+# spec: aten.unsafe_split_with_sizes.default
+def unsafe_split_with_sizes(self, split_sizes, dim=0):  # type: ignore[no-untyped-def]
+    """Its results are views although its schema does not say so."""
+    return torch.ops.aten.split_with_sizes.default(self, split_sizes, dim)
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_batch_norm.default: native_batch_norm,
+    torch.ops.aten.unsafe_split.Tensor: unsafe_split_Tensor,
+    torch.ops.aten.unsafe_split_with_sizes.default: unsafe_split_with_sizes,
 }

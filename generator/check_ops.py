@@ -262,7 +262,8 @@ class _Checker:
             if key in entry and key in needed and entry[key] not in table:
                 self.error(
                     (key,),
-                    f"no {'reduction' if key == 'reduce' else 'scan'} '{entry[key]}'{did_you_mean(entry[key], table)}; there are {one_of(sorted(table))}",
+                    f"no {'reduction' if key == 'reduce' else 'scan'} '{entry[key]}'"
+                    f"{did_you_mean(entry[key], table)}; there are {one_of(sorted(table))}",
                 )
         for k, name in enumerate(entry.get("test_dtypes") or ()):
             if name not in DTYPE_NAMES:

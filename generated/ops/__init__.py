@@ -887,6 +887,9 @@ OPS: dict[str, OpInfo] = {
         ),
     ),
     "aten._to_copy": OpInfo("pointwise", "The same values in another dtype", "compare", ("aten._to_copy.default",)),
+    "aten._unsafe_index_put": OpInfo(
+        "scatter", "Elements at integer tensors set or added to", "index", ("aten._unsafe_index_put.default",)
+    ),
     "aten._upsample_nearest_exact1d.default": OpInfo(
         "gather", "Resized by the nearest element, by centres", "resample", ("aten._upsample_nearest_exact1d.default",)
     ),
@@ -1247,11 +1250,11 @@ OPS: dict[str, OpInfo] = {
     "aten.index_fill.int_Tensor": OpInfo(
         "scatter", "Slices at positions of a dimension filled", "index", ("aten.index_fill.int_Tensor",)
     ),
-    "aten.index_put, aten._unsafe_index_put": OpInfo(
-        "scatter",
-        "Elements at integer tensors set or added to",
+    "aten.index_put": OpInfo(
+        "composite",
+        "Elements at integer tensors, or where one mask holds, set or added to",
         "index",
-        ("aten._unsafe_index_put.default", "aten.index_put.default"),
+        ("aten.index_put.default",),
     ),
     "aten.index_select": OpInfo("gather", "Positions of a dimension", "index", ("aten.index_select.default",)),
     "aten.isinf": OpInfo("pointwise", "Whether infinite", "compare", ("aten.isinf.default",)),

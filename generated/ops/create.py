@@ -4,7 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import greatest, is_float, is_int, promoted_dtype, shape, steps, to, value_of
+from ...runtime.lower.names import dtype, greatest, is_float, is_int, promoted_dtype, shape, steps, to, value_of
 
 
 # spec: aten.full
@@ -174,11 +174,11 @@ def logspace(b, start, end, steps, base=10.0, *, dtype=None, layout=None, device
 def tril(b, self, diagonal=0):
     out = shape(self)
     i = b.coords(out)
-    return b.define(out, s.where(value_of(i[-1]) <= value_of(i[-2]) + diagonal, b.at(self, i), 0))
+    return b.define(out, s.where(value_of(i[-1]) <= value_of(i[-2]) + diagonal, b.at(self, i), to(0, dtype(self))))
 
 
 # spec: aten.triu
 def triu(b, self, diagonal=0):
     out = shape(self)
     i = b.coords(out)
-    return b.define(out, s.where(value_of(i[-1]) >= value_of(i[-2]) + diagonal, b.at(self, i), 0))
+    return b.define(out, s.where(value_of(i[-1]) >= value_of(i[-2]) + diagonal, b.at(self, i), to(0, dtype(self))))

@@ -3,6 +3,8 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
+from ...runtime.lower.names import dtype, is_float
+
 
 # spec: aten._foreach_abs
 def _foreach_abs(b, self):
@@ -271,11 +273,13 @@ def _foreach_clamp_min_List(b, self, other):
 
 # spec: aten._foreach_addcmul.Scalar
 def _foreach_addcmul_Scalar(b, self, tensor1, tensor2, value=1):
+    b.native_if(all([is_float(dtype(x)) for x in self]), "all([is_float(dtype(x)) for x in self])")
     return [b.call("aten.addcmul.default", x, y, z, value=value) for x, y, z in zip(self, tensor1, tensor2)]
 
 
 # spec: aten._foreach_addcmul.ScalarList
 def _foreach_addcmul_ScalarList(b, self, tensor1, tensor2, scalars):
+    b.native_if(all([is_float(dtype(x)) for x in self]), "all([is_float(dtype(x)) for x in self])")
     return [b.call("aten.addcmul.default", x, y, z, value=v) for x, y, z, v in zip(self, tensor1, tensor2, scalars)]
 
 

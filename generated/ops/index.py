@@ -12,6 +12,7 @@ from ...runtime.lower.names import (
     dtype,
     greatest,
     insert,
+    is_bool,
     lt,
     numel,
     promoted_dtype,
@@ -124,38 +125,17 @@ def take(b, self, index):
     return b.define(out, b.at(self, unlinear(at_, shape(self))))
 
 
-# spec: aten.index_put, aten._unsafe_index_put
-def _unsafe_index_put(b, self, indices, values, accumulate=False):
-    b.native_if(
-        all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
-        'all([t is None or dtype(t) in ["int64", "int32"] for t in indices])',
-    )
-    at_dims = [k for k, t in enumerate(indices) if t is not None]
-    common = broadcast(*[shape(t) for t in indices if t is not None])
-    first = at_dims[0] if at_dims[-1] - at_dims[0] == len(at_dims) - 1 else 0
-    rest = dropped(shape(self), at_dims)
-    last = first + len(common)
-    r = b.rcoords(rest[:first] + common + rest[first:])
-    return b.scatter(
-        self,
-        r,
-        b.at(values, broadcasted(r, shape(values))),
-        unreduced(
-            r[:first] + r[last:],
-            [
-                b.index_of(b.at(t, broadcasted(r[first:last], shape(t))), size(self, k))
-                for k, t in enumerate(indices)
-                if t is not None
-            ],
-            at_dims,
-            False,
-        ),
-        mode="sum" if accumulate else "set",
-    )
-
-
-# spec: aten.index_put, aten._unsafe_index_put
+# spec: aten.index_put
 def index_put(b, self, indices, values, accumulate=False):
+    first = indices[0]
+    if first is not None and is_bool(dtype(first)) and len(indices) == 1 and numel(values) == 1 and not accumulate:
+        mask = b.call("aten.view.default", first, shape(first) + [1] * (rank(self) - rank(first)))
+        return b.call("aten.where.self", mask, b.call("aten.view.default", values, []), self)
+    return b.call("aten._unsafe_index_put.default", self, indices, values, accumulate)
+
+
+# spec: aten._unsafe_index_put
+def _unsafe_index_put(b, self, indices, values, accumulate=False):
     b.native_if(
         all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
         'all([t is None or dtype(t) in ["int64", "int32"] for t in indices])',

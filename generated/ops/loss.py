@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, is_int, numel, rank, shape, to
+from ...runtime.lower.names import dtype, is_float, is_int, numel, rank, shape, to
 
 
 # spec: aten.mse_loss
@@ -21,6 +21,7 @@ def mse_loss(b, self, target, reduction=1):
 
 # spec: aten.mse_loss_backward
 def mse_loss_backward(b, grad_output, self, target, reduction):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     share = 2.0 / numel(self) if reduction == 1 else 2.0
     return b.call("aten.mul.Tensor", self - target, share) * grad_output
 

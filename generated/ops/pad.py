@@ -4,7 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import inside, rank, shape, value_of
+from ...runtime.lower.names import dtype, inside, rank, shape, to, value_of
 
 
 # spec: aten.constant_pad_nd
@@ -17,7 +17,7 @@ def constant_pad_nd(b, self, pad, value=0):
     out = [m + x + y for m, x, y in zip(shape(self), before, after)]
     i = b.coords(out)
     place = [x - y for x, y in zip(i, before)]
-    return b.define(out, b.guarded(inside(place, shape(self)), b.at(self, place), fill))
+    return b.define(out, b.guarded(inside(place, shape(self)), b.at(self, place), to(fill, dtype(self))))
 
 
 # spec: aten.reflection_pad1d

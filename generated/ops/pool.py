@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import inside, is_known, prod, promoted_dtype, rank, shape, size, unlinear
+from ...runtime.lower.names import dtype, inside, is_known, prod, promoted_dtype, rank, shape, size, to, unlinear
 
 
 # spec: aten.avg_pool2d
@@ -113,4 +113,4 @@ def im2col(b, self, kernel_size, dilation, padding, stride):
     c = unlinear(i[1], parts)
     w = unlinear(i[2], blocks)
     place = [x * t - p_ + k * d for x, t, p_, k, d in zip(w, stride, padding, c[1:], dilation)]
-    return b.define(out, b.guarded(inside(place, inner), b.at(self, [i[0], c[0], *place]), 0))
+    return b.define(out, b.guarded(inside(place, inner), b.at(self, [i[0], c[0], *place]), to(0, dtype(self))))

@@ -4,7 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, greatest, opmath, promoted_dtype, shape, size, to, value_of
+from ...runtime.lower.names import dtype, greatest, is_float, opmath, promoted_dtype, shape, size, to, value_of
 
 
 # spec: aten.upsample_nearest1d.default
@@ -165,6 +165,7 @@ def upsample_linear1d(b, self, output_size, align_corners, scales=None):
 
 # spec: aten.upsample_bilinear2d.default
 def upsample_bilinear2d(b, self, output_size, align_corners, scales_h=None, scales_w=None):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     h = size(self, 2)
     w = size(self, 3)
     ratio_h = (

@@ -9,6 +9,7 @@ from ...runtime.lower.names import (
     ceildiv,
     drop,
     dropped,
+    dtype,
     greatest,
     inferred,
     insert,
@@ -26,6 +27,7 @@ from ...runtime.lower.names import (
     size,
     sliced,
     swapped,
+    to,
     unreduced,
     value_of,
     within,
@@ -466,6 +468,6 @@ def diag_embed(b, self, offset=0, dim1=-2, dim2=-1):
             & within(i[d1], below, below + size(self, -1))
             & within(i[d2], above, above + size(self, -1)),
             b.at(self, [*dropped(i, [d1, d2]), i[d1] - below]),
-            0,
+            to(0, dtype(self)),
         ),
     )

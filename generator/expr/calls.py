@@ -49,9 +49,13 @@ def check_call(check: Inference, node: ast.Call, scope: Mapping[str, Type]) -> T
     helper = HELPERS.get({"min": "least", "max": "greatest"}.get(name, name))
     if name in ("min", "max") and first is not None and first.kind == "elem":
         return check.error(node.func, f"'{name}' is for indices: use '{name}imum' for elems")
-    if helper is not None and (name in _ON_TENSORS or not on_tensor or names.candidates(name) is None):
-        if scalar is None or not (check.elems or (first is not None and first.kind == "elem")):
-            return _helper(check, node, scope, helper)
+    elementwise = scalar is not None and (check.elems or (first is not None and first.kind == "elem"))
+    if (
+        helper is not None
+        and (name in _ON_TENSORS or not on_tensor or names.candidates(name) is None)
+        and not elementwise
+    ):
+        return _helper(check, node, scope, helper)
     if scalar is not None and not on_tensor and (check.elems or _any_elem(check, node, scope)):
         return _scalar(check, node, scope, scalar)
     candidates = names.candidates(name)
@@ -106,9 +110,7 @@ def _helper(check: Inference, node: ast.Call, scope: Mapping[str, Type], helper:
         return check.error(node, f"'{name}' takes {_count(least, most, many)}, found {len(given)}: {helper.text}")
     for k, (a, t, _) in enumerate(given):
         p = parameters[min(k, most - 1)]
-        if not accepts(p.type, t, bound):
-            check.require(a, t, p.type, f"{name}, '{p.name}': ")
-        elif p.type.kind == "dtype":
+        if not accepts(p.type, t, bound) or p.type.kind == "dtype":
             check.require(a, t, p.type, f"{name}, '{p.name}': ")
     f_result = substitute(helper.result, bound)
     if name == "to" and f_result.numeric and f_result.kind != "any":

@@ -247,7 +247,8 @@ def _by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[
     if len(tensors) > 1 and len(dtypes) > 1:
         mixed = [_tensor((3, 5), torch.int32 if k else dtypes[0]) for k in range(len(tensors))]
         yield _filled(schema, "float and int32", mixed)
-        yield _filled(schema, "int32 and a 0-dim float", [_tensor((), torch.float64) if k else _tensor((3, 5), torch.int32) for k in range(len(tensors))])
+        scalars = [_tensor((), torch.float64) for _ in tensors[1:]]
+        yield _filled(schema, "int32 and a 0-dim float", [_tensor((3, 5), torch.int32), *scalars])
 
 
 def _filled(schema: Any, label: str, tensors: list[torch.Tensor]) -> tuple[str, list[Any], dict[str, Any]]:
@@ -298,6 +299,8 @@ def _value(node: ast.expr, dtype: torch.dtype) -> Any:
         return [_value(e, dtype) for e in node.elts]
     if isinstance(node, ast.Name):
         return getattr(torch, node.id)
+    if isinstance(node, ast.UnaryOp):
+        return -_value(node.operand, dtype)
     if not isinstance(node, ast.Call):
         value = ast.literal_eval(node)
         return getattr(torch, value) if isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype) else value
