@@ -1,8 +1,9 @@
 """Fits the polynomials of the C++ and Triton preludes and writes them to specs/polynomials.yaml.
 
-Run as `python tools/fit_polynomials.py` (about a minute). Each fit is a minimax approximation by weighted least squares whose weights
-grow where the error is great (C. Lawson, 1961), in 40-digit arithmetic; coefficients are rounded to the element type one by one, from the lowest degree up, and the rest is fitted again to take up
-what the rounding left. The error written beside each fit is that of the rounded polynomial evaluated exactly.
+Run as `python tools/fit_polynomials.py` (about a minute). Each fit is a minimax approximation by weighted least squares
+whose weights grow where the error is great (C. Lawson, 1961), in 40-digit arithmetic. Coefficients are rounded to the
+element type one by one, from the lowest degree up, and the rest is fitted again to take up what the rounding left. The
+error written beside each fit is that of the rounded polynomial evaluated exactly.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OUTPUT = Path(__file__).resolve().parent.parent / "specs" / "polynomials.yaml"
 
 @dataclass(frozen=True)
 class Fit:
-    """A polynomial in `x` over [lo, hi] that approximates `f`, where an error counts as much as `weight` says (1: absolute)."""
+    """A polynomial in `x` over [lo, hi] that approximates `f`; `weight` says how much an error counts."""
 
     name: str
     doc: str
@@ -201,7 +202,8 @@ def fits() -> list[Fit]:
             "exp2_wide", "2**r, |r| <= 1/2, in double", lambda r: mp.mpf(2) ** r, lambda r: ONE, -0.5005, 0.5005, 7, 64
         ),
     ]
-    # erf on eight intervals of width 1/2: near zero as x * (1 + p), else as 1 + p, so that p is small and its rounding does not matter.
+    # erf on eight intervals of width 1/2: near zero as x * (1 + p), else as 1 + p, so that p is small and its rounding
+    # does not matter.
     for k in range(8):
         middle = mp.mpf(k) / 2 + mp.mpf(1) / 4
         if k == 0:
@@ -221,8 +223,9 @@ def main() -> int:
     head = [
         "# yaml-language-server: $schema=schema/polynomials.schema.json",
         "#",
-        "# Written by tools/fit_polynomials.py: change that file and run it. Keys: `polynomial` (name), `doc` (what is approximated, over what),",
-        "# `error` (greatest relative error of the function, before rounding in its evaluation), `coefficients` (lowest degree first).",
+        "# Written by tools/fit_polynomials.py: change that file and run it. Keys: `polynomial` (name), `doc` (what is",
+        "# approximated, over what), `error` (greatest relative error of the function, before rounding in evaluation),",
+        "# `coefficients` (lowest degree first).",
     ]
     lines = []
     for spec in fits():

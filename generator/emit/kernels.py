@@ -1,4 +1,4 @@
-"""Reads specs/kernels.yaml and specs/kernels/*.j2, writes generated/kernels/: what every generated kernel includes or imports."""
+"""Reads specs/kernels.yaml and its templates, writes generated/kernels/: what generated kernels include or import."""
 
 from __future__ import annotations
 

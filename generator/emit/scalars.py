@@ -1,4 +1,4 @@
-"""Reads specs/scalars.yaml, writes generated/scalars.py, cpp_scalars.py, triton_scalars.py: the scalar instruction set as tables."""
+"""Reads specs/scalars.yaml, writes generated/{scalars,cpp_scalars,triton_scalars}.py: the scalar instruction set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLASSES = {
 
 @dataclass(frozen=True)
 class ScalarSpec:
-    """One scalar operation. `cpp` and `triton` map a kind (or `any`, the default) to a format string over {0} {1} {2} {T} {A}."""
+    """One scalar operation. `cpp` and `triton` map a kind (or `any`, the default) to a format string (see the spec)."""
 
     name: str
     doc: str
@@ -51,7 +51,10 @@ class ScalarSpec:
 
 @dataclass(frozen=True)
 class ReductionSpec:
-    """One reduction, or one scan (then `horizontal` and `triton` are empty). `identity` maps a kind to a number, `lowest` or `highest`."""
+    """One reduction, or one scan (then `horizontal` and `triton` are empty).
+
+    `identity` maps a kind to a number, `lowest` or `highest`.
+    """
 
     name: str
     doc: str
@@ -196,6 +199,6 @@ def emit(model: Model) -> dict[str, str]:
     out = {}
     for name in ("scalars", "cpp_scalars", "triton_scalars"):
         path = f"generated/{name}.py"
-        values = dict(header=header(path, SPEC), part=part, literal=literal, cpp_identity=cpp_identity)
-        out[path] = render(f"{name}.py.j2", **values)
+        text = render(f"{name}.py.j2", header=header(path, SPEC), part=part, literal=literal, cpp_identity=cpp_identity)
+        out[path] = text
     return out

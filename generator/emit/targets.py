@@ -1,4 +1,4 @@
-"""Reads specs/targets.yaml, writes generated/targets.py: the machines that kernels are generated for, and how dtypes are spelled."""
+"""Reads specs/targets.yaml, writes generated/targets.py: the machines to generate for, and how dtypes are spelled."""
 
 from __future__ import annotations
 

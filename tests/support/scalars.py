@@ -1,6 +1,7 @@
-"""Conformance of every scalar on a target with torch: inputs, kernels for all scalars and dtypes at once, and the judgement.
+"""Conformance of every scalar on a target with torch: inputs, kernels for all scalars and dtypes, and the judgement.
 
-A float32 result may be off from torch's float64 result by the scalar's declared `ulp`, or by twice what torch's own float32 result is off.
+A float32 result may be off from torch's float64 result by the scalar's declared `ulp`, or by twice what torch's own
+float32 result is off.
 Integers, booleans and conversions must be equal.
 """
 
@@ -169,7 +170,7 @@ def _cases(s: Scalar) -> Iterator[Case]:
 
 
 def judge(case: Case, inputs: list[torch.Tensor], got: torch.Tensor, device: str = "cpu") -> None:
-    """Raises AssertionError with an element where `got` is not what the contract allows; `device` is where eager runs."""
+    """Raises AssertionError with an element where `got` breaks the contract; `device` is where eager runs."""
     expected = case.reference([i.to(device) for i in inputs]).cpu()
     assert got.dtype == expected.dtype, f"{case.key}: {got.dtype}"
     if case.scalar.name == "bitcast" and got.dtype.is_floating_point:
@@ -189,7 +190,7 @@ def judge(case: Case, inputs: list[torch.Tensor], got: torch.Tensor, device: str
             (expected.double() - true.double()).abs() / unit * 2, torch.full_like(unit, case.scalar.ulp)
         )
         if not wide:
-            # There is no wider reference: torch's own error (1 ulp as documented, some near a zero of the function) stands beside ours.
+            # There is no wider reference: torch's own error (1 ulp as documented, some near a zero) stands beside ours.
             allowed = allowed + 1.5 + 16 * torch.finfo(torch.float64).eps / unit
         rounded_up = got.isinf() & (true.abs() >= torch.finfo(got.dtype).max) & (got.sign() == true.sign())
         agrees = (got.isnan() & true.isnan()) | (got.double() == true.to(got.dtype).double()) | rounded_up
@@ -199,7 +200,7 @@ def judge(case: Case, inputs: list[torch.Tensor], got: torch.Tensor, device: str
             for t in (*inputs, true):
                 bad = bad & ~((t != 0) & (t.abs() < 2 * torch.finfo(got.dtype).smallest_normal))
         for at in bad.nonzero().flatten().tolist():
-            # torch's float64 may itself be off near a pole or a zero: what remains in doubt is compared with many digits.
+            # torch's float64 may itself be off near a pole or a zero: what is in doubt is compared with many digits.
             bad[at] = not _agrees_exactly(
                 case.scalar,
                 [i[at].item() for i in inputs],
@@ -210,7 +211,8 @@ def judge(case: Case, inputs: list[torch.Tensor], got: torch.Tensor, device: str
         at = int(bad.nonzero()[0])
         values = ", ".join(repr(i[at].item()) for i in inputs)
         raise AssertionError(
-            f"{case.key}({values}) = {got[at].item()!r}, torch gives {expected[at].item()!r}; {int(bad.sum())} of {bad.numel()} are off"
+            f"{case.key}({values}) = {got[at].item()!r}, torch gives {expected[at].item()!r}; "
+            f"{int(bad.sum())} of {bad.numel()} are off"
         )
 
 
@@ -228,7 +230,7 @@ def ulp(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(x, f.eps / 2, dtype=torch.float64), exponent.double())
 
 
-# -- C++ ---------------------------------------------------------------------------------------------------------------------
+# -- C++ ---------------------------------------------------------------------------------------------------------------
 def cpp_source() -> str:
     """One file with two kernels per case: vectors with a partial one at the end, and single elements (`_one`)."""
     lines = ['#include "prelude.h"']
@@ -250,9 +252,7 @@ def cpp_source() -> str:
             lines.append(f"    int64_t i = 0;\n    for (; i + VL <= n; i += VL) storeu(o + i, {body});")
             lines.append(f"    const int live = int(n - i);\n    if (live) storeu(o + i, {tail}, live);\n}}")
             lines.append(f'extern "C" void {case.key}_one({params}) {{')
-            lines.append(
-                f"    for (int64_t i = 0; i < n; ++i) {{ const {out.register} v = {one}; o[i] = cast<{out.memory}>(v); }}\n}}"
-            )
+            lines.append(f"    for (int64_t i = 0; i < n; ++i) o[i] = cast<{out.memory}>({out.register}({one}));\n}}")
     return "\n".join(lines) + "\n"
 
 
@@ -291,7 +291,7 @@ def check_cpp(library: ctypes.CDLL, name: str) -> None:
         assert torch.equal(vector, single), f"{case.key}: vectors and single elements differ"
 
 
-# -- Triton ------------------------------------------------------------------------------------------------------------------
+# -- Triton ------------------------------------------------------------------------------------------------------------
 def triton_source() -> str:
     """A module with one Triton kernel per case, each over one block."""
     lines = [
@@ -324,7 +324,7 @@ def triton_source() -> str:
 
 
 def run_triton(folder: Path, device: str) -> Path:
-    """Run all kernels in a process of their own (in the interpreter on the CPU); returns the file with their results by key."""
+    """Run all kernels in a process of their own (on the CPU: interpreted); returns the file of their results."""
     (folder / "scalar_kernels.py").write_text(triton_source())
     environment = {
         **os.environ,

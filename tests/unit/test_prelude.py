@@ -1,4 +1,4 @@
-"""The C++ prelude beneath the scalars: memory access, conversions, lanes, reductions, and what it costs to include it."""
+"""The C++ prelude beneath the scalars: memory access, conversions, lanes, reductions, and the cost of including it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ HEAD = """
 #include "prelude.h"
 extern "C" int lanes() { return VL; }
 extern "C" int64_t chunk(int64_t n, int parts, int me, int64_t step) { return chunk_begin(n, parts, me, step); }
-extern "C" void halves(const f16* a, float* o, int64_t n) { for (int64_t i = 0; i < n; i += VL) storeu(o + i, loadu(a + i)); }
+extern "C" void halves(const f16* a, float* o, int64_t n) {
+    for (int64_t i = 0; i < n; i += VL) storeu(o + i, loadu(a + i));
+}
 extern "C" void halves_one(const f16* a, float* o, int64_t n) { for (int64_t i = 0; i < n; ++i) o[i] = to_float(a[i]); }
 """
 # Per memory type M with register R, over arrays that a test fills.
 EACH = """
 extern "C" void copy_{d}(const {M}* a, {M}* o, int n) {{ storeu(o, loadu(a, n), n); }}
 extern "C" void whole_{d}(const {M}* a, {M}* o, int n) {{ (void)n; storeu(o, loadu(a, 1)); storeu(o, loadu(a)); }}
-extern "C" void strided_{d}(const {M}* a, {M}* o, int64_t stride, int n) {{ storeu(o, load_strided(a, stride, n)); }}
-extern "C" void gather_{d}(const {M}* a, const int64_t* at, const bool8* live, {M}* o) {{ storeu(o, gather(a, loadu(at), loadu(live))); }}
-extern "C" void scatter_{d}({M}* o, const int64_t* at, const bool8* live, const {M}* a) {{ scatter(o, loadu(at), loadu(a), loadu(live)); }}
+extern "C" void strided_{d}(const {M}* a, {M}* o, int64_t stride, int n) {{
+    storeu(o, load_strided(a, stride, n));
+}}
+extern "C" void gather_{d}(const {M}* a, const int64_t* at, const bool8* live, {M}* o) {{
+    storeu(o, gather(a, loadu(at), loadu(live)));
+}}
+extern "C" void scatter_{d}({M}* o, const int64_t* at, const bool8* live, const {M}* a) {{
+    scatter(o, loadu(at), loadu(a), loadu(live));
+}}
 extern "C" void splat_{d}(const {M}* a, {M}* o) {{ storeu(o, splat<{M}>(cast<{R}>(a[0]))); }}
 extern "C" void best_{d}(const {M}* a, int64_t n, int64_t* o) {{
     auto hi = splat<{R}>(lowest_of<{R}>()), lo = splat<{R}>(highest_of<{R}>());
@@ -284,7 +292,8 @@ def test_inclusion_is_cheap(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", [t.name for t in CPU_TARGETS.values() if t.name != "neon"])
 def test_compiles_for_every_target_of_this_architecture(target: str, tmp_path: Path) -> None:
-    kernel = 'extern "C" void k(const bf16* a, const double* b, float* o) { storeu(o, v_pow(v_erf(loadu(a)), cast<float>(loadu(b)))); }'
+    kernel = 'extern "C" void k(const bf16* a, const double* b, float* o) { storeu(o, v_pow(v_erf(loadu(a)), '
+    kernel += "cast<float>(loadu(b)))); }"
     (tmp_path / "t.cpp").write_text(
         f'#include "prelude.h"\nstatic_assert(VL == {CPU_TARGETS[target].lanes});\n{kernel}\n'
     )
