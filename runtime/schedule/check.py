@@ -255,11 +255,12 @@ class _Checker:
             b = self.memory.layout(name)
             if b.shape != self.buffers[target].shape or b.dtype != self.buffers[target].dtype:
                 continue
-            if self.memory.region(name).storage == self.memory.region(target).storage and equal(
-                self.memory.position(name, at), place
-            ):
-                if name == source or self.values.same(load(name, at, b.dtype), load(source, at, b.dtype)):
-                    return
+            if self.memory.region(name).storage != self.memory.region(target).storage:
+                continue
+            if not equal(self.memory.position(name, at), place):
+                continue
+            if name == source or self.values.same(load(name, at, b.dtype), load(source, at, b.dtype)):
+                return
         self.fail(f"it should hold {source!r}, but no step puts that value there")
 
 

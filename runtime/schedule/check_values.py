@@ -235,13 +235,16 @@ class Values:
         if n.dtype != "bool" or n.op not in (*_AND, *_OR, *_NOT, *_COMPARE):
             return n
         args = tuple(
-            self.expand(x) if (d := self._definition(x)) is not None and d.kind == "plain" else self._opened(x) for x in n.args
+            self.expand(x) if (d := self._definition(x)) is not None and d.kind == "plain" else self._opened(x)
+            for x in n.args
         )
         return n if args == n.args else Node(n.op, args, n.dtype, n.attr)
 
     def _moved(self, body: Node, mapping: dict[Atom, int | Expr]) -> Node:
         """The expression over other variables. What large bodies share (the phases of one kernel) is mapped once."""
-        key = tuple((a.text, expr(e)) for a, e in sorted(mapping.items(), key=lambda p: p[0].text) if expr(e).atom is not a)
+        key = tuple(
+            (a.text, expr(e)) for a, e in sorted(mapping.items(), key=lambda p: p[0].text) if expr(e).atom is not a
+        )
         memo = self.memos.setdefault(key, {})
         return rebuild(body, _no_change, mapping, memo)
 
@@ -254,7 +257,9 @@ class Values:
         at_a, at_b = _mapping(da.coords, a.attr.index), _mapping(db.coords, b.attr.index)
         if da.kind == "scan":
             (va,), (vb,) = da.loops, db.loops
-            if expr(va.extent) != expr(vb.extent) or not equal(expr(at_a.get(va, 0)), expr(at_b.get(vb, 0))):
+            if expr(va.extent) != expr(vb.extent) or not self.same_index(
+                expr(at_a.get(va, 0)), expr(at_b.get(vb, 0)), seen
+            ):
                 return False
             z = of(Var(f"~{_fresh(a, b)}", va.extent))
             at_a, at_b = {**at_a, va: z}, {**at_b, vb: z}

@@ -262,7 +262,7 @@ class Alignment:
         if dropped and not self._worth(keep, dropped):
             return None
         self.outer = keep
-        return {v: g for v, g in taken.items() if g not in dropped or v in self.inner_vars or True}
+        return taken
 
     def _worth(self, keep: list[Var], dropped: list[Var]) -> bool:
         """Dropping outer variables narrows the parallel loops; fine when the nest reduces over what is dropped."""
@@ -300,7 +300,7 @@ class Alignment:
             )
             rest = [v for v in m.inner if v not in inner_now]
             members.append(replace(m, inner=(*inner_now, *rest) if m.scatter is None else m.inner))
-        used = {g for g in taken.values()}
+        used = set(taken.values())
         known = list(dict.fromkeys(v for m in members for v in m.inner))
         for v in (*self.free, *self.inner_vars):
             if v in mapping:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..ir.fold import fold
 from ..ir.index import Expr, Val
 from ..ir.nodes import Extern, Nest, Node, Program, Scatter, identity_mapping, indirect, masked, rebuild, refs
 
@@ -51,10 +52,12 @@ class Inliner:
         if not any(name in self.bodies for name in nest.reads()):
             return nest
         memo: dict[Node, Node] = {}
-        body = rebuild(nest.body, self.expand, {}, memo)
+        # What was data (positions made by a range) may have become coordinates: comparisons of those are decided here.
+        folded: dict[Node, Node] = {}
+        body = fold(rebuild(nest.body, self.expand, {}, memo), folded)
         scatter = nest.scatter
         if scatter is not None:
-            scatter = map_scatter(scatter, lambda n: rebuild(n, self.expand, {}, memo))
+            scatter = map_scatter(scatter, lambda n: fold(rebuild(n, self.expand, {}, memo), folded))
         return replace(nest, body=body, scatter=scatter)
 
 

@@ -42,18 +42,10 @@ def build_kernel(
             p = members.get(ld.attr.buffer)
             if p is None or p.reduces:
                 continue
-            if (
-                p.nest.scan is not None
-                or not _same_point(p, ld)
-                or (p.inner and state.level[p.name] < state.level[m.name])
-            ):
-                if (
-                    p.nest.scan is not None
-                    or not _same_point(p, ld)
-                    or p.name in needed
-                    or _expensive(p, members, costs)
-                ):
-                    state.kept.add(p.name)
+            elsewhere = p.nest.scan is not None or not _same_point(p, ld)
+            later = p.inner and state.level[p.name] < state.level[m.name]
+            if elsewhere or (later and (p.name in needed or _expensive(p, members, costs))):
+                state.kept.add(p.name)
     stored = set(needed) | state.kept
     scratch: list[Buffer] = []
     scratch_of: dict[str, tuple[Var, ...]] = {}

@@ -29,7 +29,7 @@ def strided_view(vars_: tuple[Expr, ...], shape: tuple[Size, ...], body: Node, l
     flat = flat_index(body.attr.index, layout)
     strides: list[Size] = []
     rest = flat
-    for v, n in zip(vars_, shape, strict=True):
+    for v, _ in zip(vars_, shape, strict=True):
         if v.var is None:
             strides.append(1)
             continue

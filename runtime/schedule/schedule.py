@@ -27,7 +27,7 @@ def schedule(
     """
     program = separate_outputs(program)
     items, views = inline(program, costs)
-    realized_views = {n for n in views.bodies}
+    realized_views = set(views.bodies)
     # Which views must become memory: those that strides over a stored buffer cannot express. Decided after layouts; first, the groups.
     fuser = Fuser(fusion)
     wanted = {o.buffer for o in program.outputs if o.buffer is not None} | {s for _, s in program.mutations}
