@@ -181,8 +181,8 @@ class SchemaFile:
         if len(fitting) == 1 or not isinstance(value, dict):
             return fitting[0]
         for key in fitting[0].get("properties", {}):
-            options = [self.resolve(b["properties"].get(key, {})).get("const") for b in fitting]
-            if None not in options:
+            options: list[Any] = [self.resolve(b["properties"].get(key, {})).get("const", "") for b in fitting]
+            if "" not in options:
                 if key not in value:
                     return Fault((), f"missing key '{key}' in {_entry(value)} ({one_of(options)})")
                 if value[key] not in options:

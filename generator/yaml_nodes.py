@@ -92,7 +92,8 @@ def _build(source: Source, diags: Diagnostics) -> tuple[Node | None, list[int]]:
     root: Node | None = None
     stack: list[Node] = []
     documents: list[int] = []
-    for event in yaml.parse(source.text, Loader=_Loader):
+    events: Any = yaml.parse(source.text, Loader=_Loader)
+    for event in events:
         name = type(event).__name__
         if name == "DocumentStartEvent":
             documents.append(event.start_mark.line)

@@ -86,12 +86,12 @@ def _type(value: Mapping[str, Any], schema: SchemaFile) -> str:
         return " or ".join(_type(schema.resolve(branch), schema) for branch in value["oneOf"])
     if "title" in value:
         return str(value["title"])
-    kinds = value.get("type", "any")
-    listed = kinds if isinstance(kinds, list) else [kinds]
+    kinds = value["type"]
+    listed: list[str] = kinds if isinstance(kinds, list) else [kinds]
     if listed == ["array"] and "items" in value:
         item = schema.resolve(value["items"])
         return f"list of {'mappings' if item.get('type') == 'object' else _type(item, schema)}"
-    return " or ".join(_TYPES.get(k, k) for k in listed)
+    return " or ".join(_TYPES[k] for k in listed)
 
 
 def _cell(text: str) -> str:
