@@ -215,7 +215,7 @@ def code_digest() -> str:
     """Digest of opforge's own code and tables that shape what is generated: a changed compiler never meets old artifacts."""
     root = Path(__file__).resolve().parent
     parts = sorted(p for folder in ("ir", "schedule", "codegen", "execute") for p in (root / folder).glob("*.py"))
-    parts += sorted(p for p in (root.parent / "generated").glob("*.py")) + [PRELUDE]
+    parts += [*sorted((root.parent / "generated").glob("*.py")), PRELUDE]
     digest = hashlib.sha256()
     for p in parts:
         digest.update(p.name.encode() + p.read_bytes())

@@ -279,7 +279,7 @@ class Writer:
 
 def _has(e: Expr, v: Var) -> bool:
     c = e.coefficient(v)
-    return c is None or not c == 0
+    return c is None or c != 0
 
 
 def literal(value: int | float | bool, dtype: str) -> str:

@@ -73,7 +73,8 @@ class OuterWriter(RowWriter):
         self.line(f"{run} = {self.tables.combine(s.source.kind, s.value.dtype, run, f'cast<{ctype}>({text})', True)};")
         out = f"cast<{COMPUTE[s.value.dtype]}>({run})"
         where = self._where(s)
-        assert s.where is not None and self.lane_var is not None
+        assert s.where is not None
+        assert self.lane_var is not None
         n = f", {self.count}" if self.count is not None else ""
         if s.where.coefficient(self.lane_var) == 1:
             self.line(f"storeu({s.source.buffer} + {where}, {out}{n});")
@@ -314,7 +315,8 @@ class OuterWriter(RowWriter):
         acc = self.fresh("a")
         if s.source.kind.startswith("arg"):
             self.line(
-                f"auto {acc} = loadu({array}_v + ({lane})); auto {acc}_at = loadu({array} + ({lane})); auto {acc}_any = loadu({array}_any + ({lane}));"
+                f"auto {acc} = loadu({array}_v + ({lane})); auto {acc}_at = loadu({array} + ({lane})); "
+                f"auto {acc}_any = loadu({array}_any + ({lane}));"
             )
             self._accumulate(s, acc, position)
             self.line(

@@ -136,9 +136,10 @@ class RowWriter(Writer):
         v = best_inner(phase)
         rest = [u for u in phase.inner if u is not v]
         lanes = self.choice.mode == "inner" and not scans and self._lanes_fit(phase, v)
-        if parallel and not scans and not any(isinstance(s.source, Store) and s.source.atomic for s in phase.body):
-            if self._parallel_phase(phase, number, v, rest, lanes, reduces):
-                return
+        atomic = any(isinstance(s.source, Store) and s.source.atomic for s in phase.body)
+        spread = parallel and not scans and not atomic
+        if spread and self._parallel_phase(phase, number, v, rest, lanes, reduces):
+            return
         with self.block("", after_writes=number > 0):
             accs = self._open_accumulators(reduces, lanes, self._wide(phase, lanes))
             runs = self._open_scans(scans)
@@ -156,7 +157,7 @@ class RowWriter(Writer):
         for s in phase.body:
             if s.where is not None:
                 c = s.where.coefficient(v)
-                if c is None or (isinstance(s.source, Store) and s.source.atomic and not c == 1):
+                if c is None or (isinstance(s.source, Store) and s.source.atomic and c != 1):
                     return False
         return True
 
@@ -394,7 +395,9 @@ class RowWriter(Writer):
             self.line(f"{at} = cast<{MEMORY[self._stored_dtype(s)]}>({text});")
 
     def _store_vector(self, s: FlatStatement) -> None:
-        assert isinstance(s.source, Store) and s.where is not None and self.lane_var is not None
+        assert isinstance(s.source, Store)
+        assert s.where is not None
+        assert self.lane_var is not None
         text, is_vector = self.value(s.value)
         ctype = COMPUTE[s.value.dtype]
         if not is_vector:
@@ -415,7 +418,7 @@ class RowWriter(Writer):
         if s.mask is not None:
             mtext, mvec = self.value(s.mask)
             mask = mtext if mvec else f"splat<bool>({mtext})"
-        if mask is not None or c is None or not c == 1:
+        if mask is not None or c is None or c != 1:
             live = f"lane_mask({self.count})" if self.count is not None else "all_lanes()"
             live = f"({live} & {mask})" if mask is not None else live
             self.line(f"scatter({buffer}, {self.index_vector(s.where)}, {text}, {live});")

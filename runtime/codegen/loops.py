@@ -233,7 +233,7 @@ def score(phases: tuple[FlatPhase, ...] | list[FlatPhase], v: Var) -> float:
                     total -= 2
                 elif c == 1:
                     total += 1 if key[1] is not st.where else 1.5
-                elif not c == 0:
+                elif c != 0:
                     total -= 1
                 elif key[1] is st.where:
                     total -= 2

@@ -6,6 +6,7 @@ This is how a concatenation writes straight into its slices and padding costs no
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from ..ir.fold import coordinate, fold
 from ..ir.index import Expr, Var, of
@@ -35,7 +36,7 @@ def split(fk: FlatKernel) -> list[FlatKernel]:
 
 def _cut(fk: FlatKernel, v: Var, edges: list[int]) -> list[FlatKernel]:
     found = []
-    for k, (lo, hi) in enumerate(zip(edges, edges[1:], strict=False)):
+    for k, (lo, hi) in enumerate(pairwise(edges)):
         part = Var(f"{v.name}p{k}", hi - lo)
         loops = (part,) if hi - lo > 1 else ()
         found.append(fold_kernel(substitute(fk, {v: of(part) + lo}, {v: loops})))

@@ -239,5 +239,8 @@ class WrapperWriter:
 
 
 def render_wrapper(plan: Plan, parameters: list[str], out_targets: Mapping[str, str]) -> str:
-    """Python source of a module with `call(…)`, which takes the placeholders in order and returns a tuple. Kernel functions are put into the module by the loader under their names."""
+    """Python source of a module with `call(…)`, which takes the placeholders in order and returns a tuple.
+
+    Kernel functions are put into the module by the loader under their names.
+    """
     return WrapperWriter(plan, parameters, out_targets).render()

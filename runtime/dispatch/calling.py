@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from ..torch_compat import pytree
 
 _LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, complex, bool, str, type(None))
 

@@ -180,7 +180,8 @@ class _Analysis:
         input_of = self._input_objects()
         members: dict[int, list[int]] = {}
         for k, (t, value) in enumerate(zip(results, values, strict=True)):
-            if value is not None and id(t) not in first_with:
+            # An input that is returned is no alias of anything; one that gets another storage is looked at for that storage.
+            if value is not None and id(t) not in first_with and (k >= len(self.result) or id(t) not in input_of):
                 first_with[id(t)] = k
                 if not self._input_region(value):
                     members.setdefault(value.region.key, []).append(k)
@@ -197,7 +198,7 @@ class _Analysis:
             replaced = k >= len(self.result)
             kind = output_type(
                 tensor=True,
-                seen=first_with[id(t)] != k,
+                seen=first_with.get(id(t), k) != k,
                 input_object=id(t) in input_of and not replaced,
                 input_storage=in_input,
                 shared=shared,

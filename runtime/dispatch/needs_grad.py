@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from ..torch_compat import pytree
 
 
 def wants_grad(gm: Any, example_inputs: Sequence[Any]) -> bool:

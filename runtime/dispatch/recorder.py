@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UnsupportedError
 from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import INVERSES, ROLES
+from ..torch_compat import TorchDispatchMode
 from .operators import Functional, OpInfo, functional_arguments, op_info, view_of
 from .overlap import inside, is_dense, overlaps_itself
 from .regions import Layout, Step, Value, same_strides
@@ -303,8 +303,8 @@ class Recorder(GraphWriter, TorchDispatchMode):
     def _resized_out(self, t: torch.Tensor, value: Value, new: fx.Node) -> None:
         """An `out=` tensor that eager resized: a fresh one, unless somebody else looks at its storage."""
         region = value.region
-        views = sum(1 for _, v in self.regions.values.values() if v.region is region)
-        if region.inputs or views > 1:
+        others = [v for o, v in self.regions.values.values() if v.region is region and o is not t]
+        if region.inputs or any(0 not in v.layout.size for v in others):
             raise UnsupportedError(
                 f"out= resizes an input, or a tensor that has views{self.where()}; pass one of the right shape"
             )

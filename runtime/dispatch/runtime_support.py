@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from ..torch_compat import disable_autocast
+from ..torch_compat import disable_autocast, pytree
 
 
 def reinterpreted(

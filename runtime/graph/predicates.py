@@ -107,6 +107,6 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 
 NAMES = (
-    "composed", "dtype", "exact_widening", "is_bool", "is_float", "is_identity", "is_int", "is_number", "is_power_of_two", "is_tensor", "rank", "same_dtype",
-    "same_pair", "same_shape", "same_type", "shape", "size", "users",
+    "composed", "dtype", "exact_widening", "is_bool", "is_float", "is_identity", "is_int", "is_number", "is_power_of_two", "is_tensor",
+    "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "size", "users",
 )  # fmt: skip

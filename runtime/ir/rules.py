@@ -38,7 +38,9 @@ def check_scalar(n: Node, fail: Fail) -> None:
                 fail(f"{n.op!r} has arguments of {dtypes[k - 1]} and {dtype}")
         elif not accepts(wanted, dtype):
             fail(f"argument {k} of {n.op!r} is {dtype}, not {wanted}")
-    result = {"same": dtypes[0] if dtypes else n.dtype, "arg1": dtypes[1] if len(dtypes) > 1 else n.dtype}.get(entry.result)
+    result = {"same": dtypes[0] if dtypes else n.dtype, "arg1": dtypes[1] if len(dtypes) > 1 else n.dtype}.get(
+        entry.result
+    )
     result = n.dtype if entry.result == "attr" else result or entry.result
     if n.dtype != result:
         fail(f"{n.op!r} gives {result} here, not {n.dtype}")

@@ -89,7 +89,7 @@ class _Lowerer:
 
     def buffer(self, name: str, val: torch.Tensor) -> Buffer:
         """A buffer as a fake tensor describes it; layouts without strides (sparse) have none."""
-        stride = self.sizes.shape(val.stride()) if val.layout == torch.strided else None
+        stride = self.sizes.strides(val.stride()) if val.layout == torch.strided else None
         return Buffer(name, self.sizes.shape(val.shape), _DTYPE_NAMES[val.dtype], stride)
 
     def constant(self, node: fx.Node) -> None:
@@ -109,7 +109,7 @@ class _Lowerer:
         val = self.env[value] if isinstance(value, fx.Node) else value
         if isinstance(val, Tensor):
             fake = value.meta["val"]
-            return Output(val.name, self.sizes.shape(fake.stride()) if fake.layout == torch.strided else None)
+            return Output(val.name, self.sizes.strides(fake.stride()) if fake.layout == torch.strided else None)
         if isinstance(val, _Opaque):
             raise UnsupportedError(f"output {value} is {val.what}")
         return Output(None, value=val)
@@ -210,7 +210,7 @@ class _Lowerer:
             for k in range(len(self.b.items) - 1, mark - 1, -1):
                 item = self.b.items[k]
                 if isinstance(item, Nest) and item.name == r.name:
-                    self.b.items[k] = replace(item, stride=self.sizes.shape(v.stride()))
+                    self.b.items[k] = replace(item, stride=self.sizes.strides(v.stride()))
                     break
 
     # -- eager kernels -------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class _Lowerer:
         if isinstance(a, fx.Node):
             fake = a.meta.get("val")
             if isinstance(fake, torch.Tensor) and isinstance(self.env[a], Tensor) and fake.layout == torch.strided:
-                stride = self.sizes.shape(fake.stride())
+                stride = self.sizes.strides(fake.stride())
                 return Ref(self.env[a].name, None if 0 in stride else stride)
             return _refs(self.argument(a))
         if isinstance(a, (list, tuple)):
@@ -265,7 +265,7 @@ class _Lowerer:
             return [self.strided(base, fake, v) for v in val]
         if not fake.is_contiguous() or fake.dtype != val.dtype or val.is_conj() or val.is_neg():
             raise UnsupportedError("the base is not dense, or is seen as another dtype")
-        shape, stride = self.sizes.shape(val.shape), self.sizes.shape(val.stride())
+        shape, stride = self.sizes.shape(val.shape), self.sizes.strides(val.stride())
         i = self.b.coords(shape)
         at: Size = self.sizes.index(val.storage_offset() - fake.storage_offset())
         for x, n in zip(i, stride, strict=True):

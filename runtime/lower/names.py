@@ -143,7 +143,7 @@ def dims_of(dims: Any, n: int) -> list[int]:
     return sorted(set(wraps(dims, n))) if n else []
 
 
-def reversed(values: Sequence[Any]) -> list[Any]:  # noqa: A001
+def reversed(values: Sequence[Any]) -> list[Any]:
     return list(values[::-1])
 
 

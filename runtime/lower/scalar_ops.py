@@ -46,9 +46,9 @@ def to_dtype(x: Any, dtype: str) -> Node:
         return x
     if dtype not in DTYPES:
         raise UnsupportedError(f"dtype {dtype} has no loop code")
-    if x.op == "const" and (dtype in FLOATS or dtype == "bool" or x.dtype not in FLOATS):
-        if dtype in FLOATS or dtype == "bool" or _fits(x.attr, dtype):
-            return const(as_dtype(x.attr, dtype), dtype)
+    holds_any = dtype in FLOATS or dtype == "bool"
+    if x.op == "const" and (holds_any or (x.dtype not in FLOATS and _fits(x.attr, dtype))):
+        return const(as_dtype(x.attr, dtype), dtype)
     if x.op == "to_dtype" and x.args[0].dtype == dtype and _widens(dtype, x.dtype):
         return x.args[0]
     return Node("to_dtype", (x,), dtype)
@@ -68,7 +68,7 @@ def _widens(narrow: str, wide: str) -> bool:
         return True
     if narrow in FLOATS:
         return wide in FLOATS and ITEMSIZE[wide] > ITEMSIZE[narrow]
-    return wide in INTS and ITEMSIZE[wide] > ITEMSIZE[narrow] and not (wide == "uint8")
+    return wide in INTS and ITEMSIZE[wide] > ITEMSIZE[narrow] and wide != "uint8"
 
 
 def bitcast(x: Node, dtype: str) -> Node:

@@ -20,6 +20,7 @@ class Sizes:
         self.symbols: dict[str, Expr] = {}
         self._memo: dict[sympy.Expr, Size] = {}
         self._hinted: set[str] = set()
+        self._stride = False
 
     def index(self, value: Any) -> Size:
         """A size, stride or integer argument."""
@@ -42,6 +43,14 @@ class Sizes:
                 atom = self.symbols[symbol.name].atom
                 assert isinstance(atom, Sym)
                 atom.hint = hint
+
+    def strides(self, values: Any) -> tuple[Size, ...]:
+        """As `shape`, for strides: torch writes max(1, n) where an empty dimension must not make them 0."""
+        self._stride = True
+        try:
+            return self.shape(values)
+        finally:
+            self._stride = False
 
     def shape(self, values: Any) -> tuple[Size, ...]:
         return tuple([v if type(v) is int else self.index(v) for v in values])
@@ -75,6 +84,8 @@ class Sizes:
             for _ in range(int(e.exp)):
                 result = result * base
             return result
+        if isinstance(e, sympy.Max) and self._stride and sympy.S.One in e.args and len(e.args) == 2:
+            return self.convert(next(a for a in e.args if a != 1))  # an empty dimension counts as 1: its strides are never used
         # Torch's own function classes have no public home; their names are stable.
         name = type(e).__name__
         if name in ("FloorDiv", "CleanDiv"):

@@ -12,7 +12,7 @@ _externs: Counter[tuple[str, str]] = Counter()
 _fallbacks: Counter[str] = Counter()
 _totals: Counter[str] = Counter()
 _calls: Counter[str] = Counter()
-_seconds: Counter[str] = Counter()
+_seconds: dict[str, float] = defaultdict(float)
 
 
 def count_extern(op: str, reason: str) -> None:
