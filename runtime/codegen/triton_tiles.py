@@ -73,9 +73,9 @@ def recompute_tiles(kernel: Kernel, persistent: bool) -> Kernel:
         for st in phase.body:
             if not isinstance(st, Reduce) and st.buffer in tiles and st.buffer not in keep:
                 # What it holds must be known in terms of what is left.
-                tiles[st.buffer] = replace(
-                    tiles[st.buffer], store=changed(st, {}, _reader(tiles, keep, stored, p, phase))
-                )  # type: ignore[arg-type]
+                new = changed(st, {}, _reader(tiles, keep, stored, p, phase))
+                assert not isinstance(new, Reduce)
+                tiles[st.buffer] = replace(tiles[st.buffer], store=new)
                 continue
             body.append(changed(st, {}, _reader(tiles, keep, stored, p, phase)))
             if not isinstance(st, Reduce) and st.buffer not in tiles:
@@ -124,7 +124,7 @@ def _reader(
             raise UnsupportedError(
                 f"scratch tile {name!r} is read at other points than those that are stored; it cannot be computed again"
             )
-        mapping: dict[Atom, int | Expr] = {v: 0 for v in t.inner}
+        mapping: dict[Atom, int | Expr] = dict.fromkeys(t.inner, 0)
         for place, at in zip(t.store.index, ld.attr.index, strict=True):
             if place.var is not None:
                 mapping[place.var] = at

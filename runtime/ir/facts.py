@@ -117,7 +117,7 @@ def plausible(e: Expr, n: Size) -> bool:
                     hints[s] = s.hint
     if not hints:
         return False
-    sizes = {
+    sizes: dict[Atom, int | Expr] = {
         v: of(Var(v.name, extent))
         for v in variables([e])
         if not isinstance(v.extent, int)

@@ -89,7 +89,7 @@ class Reader:
     def name(self) -> str:
         return self._next("a name", r"[A-Za-z_][\w.]*")
 
-    def int(self) -> int:
+    def integer(self) -> int:
         sign = -1 if self.take("-") else 1
         return sign * int(self._next("an integer", r"\d+"))
 
@@ -143,7 +143,7 @@ class Reader:
                 self.expect("<")
                 found.append(Var(name, size(self.expr())))
             else:
-                found.append(self.int())
+                found.append(self.integer())
             if self.peek() != ")":
                 self.expect(",")
         return found
@@ -176,7 +176,7 @@ class Reader:
             return inner
         word = self.peek()
         if word.isdigit():
-            return expr(self.int())
+            return expr(self.integer())
         if word == "at" and self.peek(1) == "(":
             self.position += 2
             node = self.node()
@@ -192,7 +192,7 @@ class Reader:
         return self.scope[name]
 
     def _bound(self) -> int | None:
-        return None if self.take("None") else self.int()
+        return None if self.take("None") else self.integer()
 
     # -- scalar expressions ----------------------------------------------------------------------------------------
     def node(self) -> Node:

@@ -85,7 +85,9 @@ class _Body:
     """Prints the expressions of one nest with shared parts named."""
 
     def __init__(self, roots: Iterable[Node], buffers: Mapping[str, str]) -> None:
-        self.buffers, self.names, self.lines = buffers, {}, []
+        self.buffers = buffers
+        self.names: dict[Node, str] = {}
+        self.lines: list[str] = []
         uses: dict[Node, int] = {}
         order: dict[Node, None] = {}
         for root in roots:
@@ -219,7 +221,7 @@ def parse(text: str) -> Program:
         kind = r.name()
         if kind == "symbol":
             name = r.name()
-            symbols[name] = of(Sym(name, r.int() if r.take("=") else None))
+            symbols[name] = of(Sym(name, r.integer() if r.take("=") else None))
         elif kind == "input":
             inputs.append(r.buffer())
             buffers[inputs[-1].name] = inputs[-1].dtype
@@ -230,12 +232,11 @@ def parse(text: str) -> Program:
             program.items.append(call)
             buffers.update((b.name, b.dtype) for b in call.outs)
         elif kind == "output":
-            name = r.name() if r.peek() != "value" or r.peek(1) == "" else None
-            value = None
-            if name is None:
+            if r.peek() == "value" and r.peek(1):
                 r.expect("value")
-                value = r.data()
-            outputs.append(Output(name, r.sizes() if r.take("stride") else None, value))
+                outputs.append(Output(None, None, r.data()))
+            else:
+                outputs.append(Output(r.name(), r.sizes() if r.take("stride") else None))
         elif kind == "mutate":
             target = r.name()
             r.expect("=")
@@ -270,7 +271,7 @@ class _NestReader:
         if r.take("scan"):
             self.fields["scan"] = r.name()
             r.expect("dim")
-            self.fields["scan_dim"] = r.int()
+            self.fields["scan_dim"] = r.integer()
         if r.take("from"):
             self.fields["origin"] = r.string()
 

@@ -158,16 +158,15 @@ class _Checker:
     def _within(self, v: ViewOf) -> None:
         """The view must stay inside the memory of its buffer (numbers only: sizes known at run time are proved with the values)."""
         region, base = self.memory.region(v.buffer), self.memory.layout(v.buffer)
-        numbers = (*v.shape, *v.stride, v.offset)
-        if not all(isinstance(n, int) for n in numbers) or any(n == 0 for n in v.shape):
+        numbers = [n for n in (*v.shape, *v.stride, v.offset) if isinstance(n, int)]
+        if len(numbers) != 2 * len(v.shape) + 1 or 0 in numbers[: len(v.shape)]:
             return
+        *_, offset = numbers
+        strides = numbers[len(v.shape) : -1]
         width = _width(base.dtype)
-        last = v.offset + sum((n - 1) * s for n, s in zip(v.shape, v.stride, strict=True))  # type: ignore[operator]
-        if (
-            region.start + v.offset * width < region.lo
-            or region.start + (last + 1) * width > region.hi
-            or min(v.stride, default=0) < 0
-        ):  # type: ignore[type-var]
+        last = offset + sum((n - 1) * s for n, s in zip(numbers[: len(strides)], strides, strict=True))
+        outside = region.start + offset * width < region.lo or region.start + (last + 1) * width > region.hi
+        if outside or min(strides, default=0) < 0:
             self.fail(f"a view of {v.buffer!r} reaches element {last}, beyond the buffer")
 
     # -- mutations and the end -----------------------------------------------------------------------------------------

@@ -151,19 +151,14 @@ class KernelCheck:
             for e, n in zip(a.index, shape, strict=True):
                 if not a.guarded and not in_range(e, n) and not plausible(e, n):
                     self.fail(f"buffer {a.buffer!r} is accessed at {e}, which is not within 0..{n} - 1")
-        for n in dict.fromkeys(
-            n for _, _, st in self.statements() for root in _roots(st) for n in root.walk() if n.op == "load"
-        ):
-            name = n.attr.buffer
-            dtype = (
-                self.registers[name][1].dtype
-                if name in self.registers
-                else self.scratch[name].dtype
-                if name in self.scratch
-                else self.memory.layout(name).dtype
-            )
-            if n.dtype != dtype:
-                self.fail(f"buffer {name!r} is {dtype}, but read as {n.dtype}")
+        for ld in dict.fromkeys(ld for _, _, st in self.statements() for root in _roots(st) for ld in root.loads()):
+            name = ld.attr.buffer
+            if name in self.registers:
+                dtype = self.registers[name][1].dtype
+            else:
+                dtype = (self.scratch[name] if name in self.scratch else self.memory.layout(name)).dtype
+            if ld.dtype != dtype:
+                self.fail(f"buffer {name!r} is {dtype}, but read as {ld.dtype}")
 
     # -- reads ---------------------------------------------------------------------------------------------------------
     def _read(self, name: str) -> None:

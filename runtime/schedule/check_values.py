@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from ..ir.facts import equal, flat, in_range
-from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of, product
-from ..ir.nodes import Extern, Nest, Node, Program, Size, const, rebuild
+from ..ir.facts import equal, flat, in_range, plausible
+from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of
+from ..ir.nodes import Extern, Nest, Node, Program, Size, const, contiguous_strides, rebuild
 
 _AND = ("logical_and", "bitwise_and")
 _OR = ("logical_or", "bitwise_or")
@@ -482,18 +482,18 @@ def _decide(op: str, lo: int | None, hi: int | None) -> bool | None:
 def element(position: Expr, shape: Sequence[Size], strides: Sequence[Size], offset: Size) -> tuple[Expr, ...] | None:
     """Coordinates of the element at a storage position of a strided layout, if its dimensions nest in each other."""
     rest = position - offset
-    order = sorted(
-        (k for k, n in enumerate(shape) if n != 1), key=lambda k: -strides[k] if isinstance(strides[k], int) else k
-    )
-    found = [expr(0)] * len(shape)
-    for place, k in enumerate(order):
-        inner = order[place + 1 :]
-        span = product(shape[j] for j in inner)
-        if not all(isinstance(strides[j], int) for j in (k, *inner)) or isinstance(span, Expr):
+    live = [k for k, n in enumerate(shape) if n != 1]
+    steps = {k: s for k, s in enumerate(strides) if isinstance(s, int)}
+    if tuple(strides) != contiguous_strides(tuple(shape)):
+        if any(k not in steps for k in live):
             return None
-        if strides[k] <= sum((shape[j] - 1) * strides[j] for j in inner):  # type: ignore[operator]
+        live.sort(key=lambda k: -steps[k])
+    found = [expr(0)] * len(shape)
+    for k in live:
+        # A stride of 0 shows one element many times: it has no coordinate of its own.
+        if strides[k] == 0:
             return None
         found[k], rest = rest // strides[k], rest % strides[k]
-    if not all(in_range(e, n) for e, n in zip(found, shape, strict=True)):
+    if not all(in_range(e, n) or plausible(e, n) for e, n in zip(found, shape, strict=True)):
         return None
     return tuple(found) if equal(flat(found, strides, offset), position) else None

@@ -140,9 +140,9 @@ def compile_sm90(
         path.write_text(render_kernel(kernel, layouts))
         function = getattr(_module(path), kernel.name)
         names = [*kernel.reads, *kernel.writes]
-        _, x, r = blocks(kernel, sizes or {s: 100 for s in kernel.symbols})
+        _, x, r = blocks(kernel, sizes or dict.fromkeys(kernel.symbols, 100))
         signature = {n: SIGNATURES[layouts[n].dtype] for n in names}
-        signature |= {s: "i64" for s in kernel.symbols} | {"XBLOCK": "constexpr", "RBLOCK": "constexpr"}
+        signature |= dict.fromkeys(kernel.symbols, "i64") | {"XBLOCK": "constexpr", "RBLOCK": "constexpr"}
         constants = {"XBLOCK": x, "RBLOCK": r}
         source = ASTSource(fn=function, signature=signature, constexprs=constants)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
