@@ -21,7 +21,11 @@ Tensor = torch.Tensor
 
 
 def interpret(
-    program: Program, inputs: Sequence[Tensor], symbols: Mapping[str, int] | None = None, exact: bool = False, check: bool = True
+    program: Program,
+    inputs: Sequence[Tensor],
+    symbols: Mapping[str, int] | None = None,
+    exact: bool = False,
+    check: bool = True,
 ) -> list[Any]:
     """The program's outputs for `inputs` (one tensor per `program.inputs`, the constants included).
 
@@ -33,7 +37,9 @@ def interpret(
 
 
 class _Interpreter:
-    def __init__(self, program: Program, inputs: Sequence[Tensor], symbols: dict[str, int], exact: bool, check: bool) -> None:
+    def __init__(
+        self, program: Program, inputs: Sequence[Tensor], symbols: dict[str, int], exact: bool, check: bool
+    ) -> None:
         if len(inputs) != len(program.inputs):
             raise IRError(f"{len(inputs)} tensors for {len(program.inputs)} inputs")
         self.program, self.symbols, self.exact, self.check = program, symbols, exact, check
@@ -83,7 +89,9 @@ class _Interpreter:
     def reduce(self, kind: str, value: Tensor, dtype: str) -> Tensor:
         if value.shape[-1] == 0 and kind not in ("argmax", "argmin"):
             identity = REDUCTIONS[kind].identity
-            start = identity.get("float" if value.is_floating_point() else "bool" if value.dtype == torch.bool else "int")
+            start = identity.get(
+                "float" if value.is_floating_point() else "bool" if value.dtype == torch.bool else "int"
+            )
             return torch.full(value.shape[:-1], start, dtype=self.dtype(dtype))  # type: ignore[arg-type]
         return _function(str(REDUCTIONS[kind].torch))(value, -1)
 

@@ -10,7 +10,21 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ..ir.index import Expr, expr, proves_nonnegative, size as canonical
-from ..ir.nodes import DTYPES, FLOATS, Buffer, Extern, Nest, Node, Scatter, Size, coordinates, index_node, indirect, load, masked
+from ..ir.nodes import (
+    DTYPES,
+    FLOATS,
+    Buffer,
+    Extern,
+    Nest,
+    Node,
+    Scatter,
+    Size,
+    coordinates,
+    index_node,
+    indirect,
+    load,
+    masked,
+)
 from . import scalar_ops as s
 from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted_dtype
 
@@ -86,7 +100,9 @@ class Pointwise:
 
     __slots__ = ("builder", "operands", "common", "_shape", "_dtype")
 
-    def __init__(self, builder: Builder, promoted: Sequence[Any], plain: Sequence[Any], promote: str, compute: str | None) -> None:
+    def __init__(
+        self, builder: Builder, promoted: Sequence[Any], plain: Sequence[Any], promote: str, compute: str | None
+    ) -> None:
         self.builder = builder
         everything = [x for x in (*promoted, *plain) if isinstance(x, Tensor)]
         if len(everything) == 1:
@@ -95,7 +111,13 @@ class Pointwise:
             self._shape = broadcast(*(t.shape for t in everything))
         i = builder.grid(tuple(self._shape))
         first = next((x for x in promoted if x is not None), None)
-        self.common = first.dtype if promote in ("first", "none") and isinstance(first, Tensor) else promoted_dtype(*promoted) if promoted else "bool"
+        self.common = (
+            first.dtype
+            if promote in ("first", "none") and isinstance(first, Tensor)
+            else promoted_dtype(*promoted)
+            if promoted
+            else "bool"
+        )
         if promote == "float":
             self.common = float_of(self.common)
         self._dtype = {"bool": "bool", "none": None}.get(promote, self.common)
@@ -133,7 +155,9 @@ def _compute(dtype: str, compute: str | None) -> str:
 class Builder:
     """Collects the items of a program. `prefix` names the buffers defined next, `origin` says where they come from."""
 
-    def __init__(self, lowerings: Mapping[str, Callable[..., Any]] | None = None, operators: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, lowerings: Mapping[str, Callable[..., Any]] | None = None, operators: Mapping[str, str] | None = None
+    ) -> None:
         if lowerings is None or operators is None:
             from ...generated import ops
 
@@ -242,7 +266,12 @@ class Builder:
 
     # -- definitions ---------------------------------------------------------------------------------------------------
     def pointwise(
-        self, promoted: Sequence[Any], *, plain: Sequence[Any] = (), promote: str = "default", compute: str | None = None
+        self,
+        promoted: Sequence[Any],
+        *,
+        plain: Sequence[Any] = (),
+        promote: str = "default",
+        compute: str | None = None,
     ) -> Pointwise:
         return Pointwise(self, promoted, plain, promote, compute)
 
@@ -261,7 +290,15 @@ class Builder:
         """`t` converted to `dtype`; `t` itself when it has it."""
         return t if t.dtype == dtype else self.define(t.shape, self.at(t, self.coords(t.shape)), dtype)
 
-    def reduce(self, kind: str, shape: Sequence[Size], r: Sequence[Size], value: Any, dtype: str | None = None, exact: bool = False) -> Tensor:
+    def reduce(
+        self,
+        kind: str,
+        shape: Sequence[Size],
+        r: Sequence[Size],
+        value: Any,
+        dtype: str | None = None,
+        exact: bool = False,
+    ) -> Tensor:
         """The reduction of `value` over `r`. Float16 and bfloat16 accumulate in float32 and are rounded at the end unless `exact`."""
         shape = tuple(map(canonical, shape))
         rvars = tuple(x.var for x in map(expr, r) if x.var is not None)
@@ -284,7 +321,9 @@ class Builder:
         if not shape or shape[dim] == 1:
             return self.define(shape, value, final)
         name = self.fresh(f"{self.prefix}_acc" if final != accumulates else self.prefix)
-        t = self._add(Nest(name, shape, accumulates, self.grid(shape), value, scan=kind, scan_dim=dim, origin=self.origin))
+        t = self._add(
+            Nest(name, shape, accumulates, self.grid(shape), value, scan=kind, scan_dim=dim, origin=self.origin)
+        )
         return self.to(t, final)
 
     def scatter(
@@ -295,10 +334,25 @@ class Builder:
         scatter = Scatter(base.name, tuple(map(expr, into)), mode, domain, when)
         vars_ = self.grid(base.shape)
         return self._add(
-            Nest(self.fresh(self.prefix), base.shape, base.dtype, vars_, s.to_dtype(value, base.dtype), scatter=scatter, origin=self.origin)
+            Nest(
+                self.fresh(self.prefix),
+                base.shape,
+                base.dtype,
+                vars_,
+                s.to_dtype(value, base.dtype),
+                scatter=scatter,
+                origin=self.origin,
+            )
         )
 
-    def extern(self, outs: Sequence[Buffer], target: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], single: bool) -> list[Tensor]:
+    def extern(
+        self,
+        outs: Sequence[Buffer],
+        target: str,
+        args: tuple[Any, ...],
+        kwargs: tuple[tuple[str, Any], ...],
+        single: bool,
+    ) -> list[Tensor]:
         """A call of an eager kernel with results `outs`."""
         self.items.append(Extern(tuple(outs), target, args, kwargs, single, self.origin))
         return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]

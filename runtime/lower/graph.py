@@ -16,10 +16,12 @@ from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
 from .builder import Builder, Tensor
-from .names import unlinear
+from .names import inverse, permuted, unlinear
 from .sizes import Sizes
 
-_DTYPE_NAMES: dict[torch.dtype, str] = {v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]}
+_DTYPE_NAMES: dict[torch.dtype, str] = {
+    v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]
+}
 _NO_MUTATIONS: Mapping[str, int] = {}
 
 
@@ -142,7 +144,9 @@ class _Lowerer:
         if reason is None:
             mark = b.mark()
             try:
-                result = lowering(b, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()})  # type: ignore[misc]
+                result = lowering(
+                    b, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()}
+                )  # type: ignore[misc]
                 self.check(result, val)
                 self.lay_out(result, val, mark)
                 return result
@@ -153,6 +157,7 @@ class _Lowerer:
             return self.view(node, val, name, reason)
         if target._schema.is_mutable:
             raise UnsupportedError(f"{name} writes to its arguments: the graph is not functional")
+        self.need_storage(node, target)
         count_extern(name, reason)
         return self.extern(node, val, name)
 
@@ -255,22 +260,39 @@ class _Lowerer:
                 reason = f"{reason}; {error}"
         namespace, packet, overload = name.split(".")
         copying = getattr(getattr(getattr(torch.ops, namespace), f"{packet}_copy", None), overload, None)
+        self.need_storage(node, node.target)
         if copying is None:
             raise UnsupportedError(f"view {name} cannot be copied: {reason}")
         count_extern(name, reason)
         return self.extern(node, val, str(copying))
 
+    def need_storage(self, node: fx.Node, target: OpOverload) -> None:
+        """An eager kernel that reads its argument's storage by strides of its own needs the very layout that eager would have."""
+        if not any(a.name == "storage_offset" for a in target._schema.arguments):
+            return
+        for a in node.all_input_nodes:
+            fake = a.meta.get("val")
+            if isinstance(fake, torch.Tensor) and not fake.is_contiguous():
+                raise UnsupportedError(f"{target} reads the storage of a tensor that is not contiguous")
+
     def strided(self, base: Tensor, fake: torch.Tensor, val: Any) -> Any:
         if not isinstance(val, torch.Tensor):
             return [self.strided(base, fake, v) for v in val]
-        if not fake.is_contiguous() or fake.dtype != val.dtype or val.is_conj() or val.is_neg():
+        if not (fake.is_contiguous() or _dense(fake)) or fake.dtype != val.dtype or val.is_conj() or val.is_neg():
             raise UnsupportedError("the base is not dense, or is seen as another dtype")
+        # The dimensions of the base from the slowest to the fastest: with them in this order, storage order is row-major order.
+        order = (
+            list(range(fake.ndim))
+            if fake.is_contiguous()
+            else sorted(range(fake.ndim), key=lambda d: (-fake.stride(d), fake.shape[d]))
+        )
         shape, stride = self.sizes.shape(val.shape), self.sizes.strides(val.stride())
         i = self.b.coords(shape)
         at: Size = self.sizes.index(val.storage_offset() - fake.storage_offset())
         for x, n in zip(i, stride, strict=True):
             at = at + x * n
-        return self.b.define(shape, self.b.at(base, unlinear(at, base.shape)))
+        place = unlinear(at, permuted(base.shape, order))
+        return self.b.define(shape, self.b.at(base, permuted(place, inverse(order))))
 
 
 class _Opaque:

@@ -17,7 +17,12 @@ from ..ir.nodes import FLOATS, INTS, Node, Size, index_node
 inf, nan, pi, e = float("inf"), float("nan"), 3.141592653589793, 2.718281828459045
 _SLICE_END = 2**62  # "to the end" in torch's schemas is the largest int64
 _BITS = {"uint8": (0, 8), "int8": (1, 8), "int16": (1, 16), "int32": (1, 32), "int64": (1, 64)}
-_HIGHEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+_HIGHEST = {
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+}
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

@@ -204,7 +204,9 @@ _IDENTITIES: dict[str, Callable[..., Node | None]] = {
     "logical_or": _either, "bitwise_or": _either,
 }  # fmt: skip
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {name: _maker(entry) for name, entry in SCALARS.items() if name not in ("to_dtype", "bitcast")}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: _maker(entry) for name, entry in SCALARS.items() if name not in ("to_dtype", "bitcast")
+}
 ne = _FUNCTIONS["ne"]
 _BY_SYMBOL = {entry.symbol: _FUNCTIONS[name] for name, entry in SCALARS.items() if entry.symbol and entry.arity == 2}
 Node._binary = staticmethod(lambda symbol, a, b: _BY_SYMBOL[symbol](a, b))  # type: ignore[assignment]

@@ -84,12 +84,12 @@ class Sizes:
             for _ in range(int(e.exp)):
                 result = result * base
             return result
-        if isinstance(e, sympy.Max) and self._stride and sympy.S.One in e.args and len(e.args) == 2:
-            return self.convert(next(a for a in e.args if a != 1))  # an empty dimension counts as 1: its strides are never used
         # Torch's own function classes have no public home; their names are stable.
         name = type(e).__name__
         if name in ("FloorDiv", "CleanDiv"):
             return expr(self.convert(e.args[0])) // self.convert(e.args[1])
         if name in ("Mod", "PythonMod"):
             return expr(self.convert(e.args[0])) % self.convert(e.args[1])
+        if name == "Max" and self._stride and len(e.args) == 2 and 1 in e.args:
+            return self.convert(next(a for a in e.args if a != 1))  # the strides of an empty tensor are never used
         raise UnsupportedError(f"size expression {e} ({name}) has no index form")

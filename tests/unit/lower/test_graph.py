@@ -34,7 +34,9 @@ def externs(result: Lowered) -> list[str]:
 def same(f: Callable[..., Any], *args: torch.Tensor, mode: str = "fake") -> Lowered:
     """Lower, interpret, and compare with eager."""
     result = lowered(f, *args, mode=mode)
-    got = interpret(result.program, [*(a for a in args if isinstance(a, torch.Tensor)), *(t for _, t in result.constants)])
+    got = interpret(
+        result.program, [*(a for a in args if isinstance(a, torch.Tensor)), *(t for _, t in result.constants)]
+    )
     want = f(*args)
     for g, w in zip(got, want if isinstance(want, (tuple, list)) else (want,), strict=True):
         torch.testing.assert_close(g, w)
@@ -68,9 +70,19 @@ def test_a_view_without_lowering_of_its_own_reads_by_its_strides() -> None:
     assert externs(result) == []
 
 
-def test_a_view_that_strides_cannot_explain_is_copied() -> None:
+def test_a_view_of_a_transposed_tensor_reads_its_storage_order() -> None:
     result = same(lambda x: torch.as_strided(x.t(), (3, 2), (1, 4), 1) * 2, torch.randn(3, 4))
-    assert externs(result) == ["aten.as_strided_copy.default"]
+    assert externs(result) == []
+
+
+def test_a_view_of_storage_beyond_its_tensor_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="reads the storage"):
+        lowered(lambda x: torch.as_strided(x[:, :2], (3, 2), (1, 4), 1) * 2, torch.randn(3, 4))
+
+
+def test_a_view_as_another_dtype_is_copied() -> None:
+    result = same(lambda x: x.view(torch.int32) + 1, torch.randn(3, 4))
+    assert externs(result) == ["aten.view_copy.dtype"]
 
 
 def test_zero_dim_constants_are_in_the_program_and_others_are_inputs() -> None:
@@ -86,7 +98,8 @@ def test_sizes_stay_symbols() -> None:
 
     result = same(f, torch.randn(6, 4), mode="symbolic")
     assert externs(result) == []
-    assert result.program.symbols and isinstance(result.program.inputs[0].shape[0], Expr)
+    assert result.program.symbols
+    assert isinstance(result.program.inputs[0].shape[0], Expr)
 
 
 def test_indirect_reads_of_unknown_sizes() -> None:
@@ -114,7 +127,8 @@ def test_strides_of_inputs_outputs_and_eager_arguments() -> None:
     result = lowered(lambda x, w: torch.conv2d(torch.relu(x), w).transpose(0, 1), x, torch.randn(5, 3, 1, 1))
     relu, conv = result.program.items[0], next(i for i in result.program.items if isinstance(i, Extern))
     assert result.program.inputs[0].stride == x.stride()
-    assert isinstance(relu, Nest) and relu.stride == x.stride() == conv.args[0].stride
+    assert isinstance(relu, Nest)
+    assert relu.stride == x.stride() == conv.args[0].stride
     assert result.program.outputs[0].stride == torch.conv2d(x, torch.randn(5, 3, 1, 1)).transpose(0, 1).stride()
 
 

@@ -16,11 +16,15 @@ from opforge.runtime.lower.builder import Builder, Tensor
 @pytest.mark.parametrize("a", DTYPES)
 @pytest.mark.parametrize("b", DTYPES)
 def test_promotion_of_dtypes_is_torchs(a: str, b: str) -> None:
-    assert names.promote_types(a, b) == str(torch.promote_types(getattr(torch, a), getattr(torch, b))).removeprefix("torch.")
+    assert names.promote_types(a, b) == str(torch.promote_types(getattr(torch, a), getattr(torch, b))).removeprefix(
+        "torch."
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int64", "bool"])
-@pytest.mark.parametrize("other", [True, 3, 2.5, ("float64", ()), ("int64", ()), ("float32", (2,)), ("uint8", (2,)), ("bfloat16", ())])
+@pytest.mark.parametrize(
+    "other", [True, 3, 2.5, ("float64", ()), ("int64", ()), ("float32", (2,)), ("uint8", (2,)), ("bfloat16", ())]
+)
 def test_promotion_with_numbers_and_zero_dims_is_torchs(dtype: str, other: object) -> None:
     builder = Builder({}, {})
 
@@ -38,7 +42,16 @@ def test_promotion_with_numbers_and_zero_dims_is_torchs(dtype: str, other: objec
 
 @pytest.mark.parametrize(
     ("to", "shape"),
-    [((4, 6), (2, 2, 6)), ((24,), (2, 3, 4)), ((2, 3, 4), (24,)), ((6, 4), (2, 3, 4)), ((8, 3), (4, 6)), ((1, 6, 1), (2, 3)), ((), (1, 1)), ((5, 1), (5,))],
+    [
+        ((4, 6), (2, 2, 6)),
+        ((24,), (2, 3, 4)),
+        ((2, 3, 4), (24,)),
+        ((6, 4), (2, 3, 4)),
+        ((8, 3), (4, 6)),
+        ((1, 6, 1), (2, 3)),
+        ((), (1, 1)),
+        ((5, 1), (5,)),
+    ],
 )
 def test_reshaped_finds_the_same_element(to: tuple[int, ...], shape: tuple[int, ...]) -> None:
     values = torch.arange(torch.Size(shape).numel()).reshape(shape)
@@ -60,7 +73,8 @@ def test_reshaping_keeps_untouched_dimensions_as_they_are() -> None:
 
 def test_a_decision_about_an_unknown_size_is_refused() -> None:
     s0, s1 = sym("s0"), sym("s1")
-    assert names.lt(s0, s0 + 1) and not names.lt(s0 + 1, s0)
+    assert names.lt(s0, s0 + 1)
+    assert not names.lt(s0 + 1, s0)
     with pytest.raises(UnsupportedError, match="not known before the sizes are"):
         names.lt(s0, s1)
     with pytest.raises(UnsupportedError, match="not known to be equal"):
@@ -68,13 +82,17 @@ def test_a_decision_about_an_unknown_size_is_refused() -> None:
     assert names.broadcast([s0, 1], [3]) == [s0, 3]
 
 
-@pytest.mark.parametrize(("start", "end", "n"), [(0, 2**63 - 1, 5), (-2, None, 5), (3, 2, 5), (-9, 9, 5), (None, -1, 5), (6, 9, 5)])
+@pytest.mark.parametrize(
+    ("start", "end", "n"), [(0, 2**63 - 1, 5), (-2, None, 5), (3, 2, 5), (-9, 9, 5), (None, -1, 5), (6, 9, 5)]
+)
 def test_slices_are_pythons(start: int | None, end: int | None, n: int) -> None:
     first, last = names.sliced(start, end, n)
     assert list(range(n))[start:end] == list(range(first, last))
 
 
-@pytest.mark.parametrize(("start", "end", "step"), [(0, 7, 2), (2, 11, 3), (9, 0, -2), (0.5, 2.0, 0.25), (0, 5.5, 1), (3, 3, 1), (5, 2, 1)])
+@pytest.mark.parametrize(
+    ("start", "end", "step"), [(0, 7, 2), (2, 11, 3), (9, 0, -2), (0.5, 2.0, 0.25), (0, 5.5, 1), (3, 3, 1), (5, 2, 1)]
+)
 def test_steps_count_like_arange(start: float, end: float, step: float) -> None:
     expected = len(torch.arange(start, end, step)) if (end - start) * step >= 0 else 0
     assert names.steps(start, end, step) == expected

@@ -50,7 +50,10 @@ def test_python_numbers_alone_stay_python_numbers() -> None:
 
 
 def test_identities_hold_for_signed_zeros() -> None:
-    assert x() * 1 is x() and x() - 0 is x() and x() + -0.0 is x() and x() / 1 is x()
+    assert x() * 1 is x()
+    assert x() - 0 is x()
+    assert x() + -0.0 is x()
+    assert x() / 1 is x()
     assert (x() + 0).op == "add"  # -0.0 + 0.0 is +0.0
     assert (x() - -0.0).op == "sub"  # -0.0 - -0.0 is +0.0
     assert (x() * 0).op == "mul"  # NaN, infinity
@@ -60,7 +63,9 @@ def test_identities_hold_for_signed_zeros() -> None:
 def test_folding_rounds_to_the_dtype_and_wraps_integers() -> None:
     tenth = s.constant(0.1, "float32")
     assert tenth.attr == rounded(0.1, "float32") != 0.1
-    assert s.add(tenth, s.constant(0.2, "float32")).attr == rounded(rounded(0.1, "float32") + rounded(0.2, "float32"), "float32")
+    assert s.add(tenth, s.constant(0.2, "float32")).attr == rounded(
+        rounded(0.1, "float32") + rounded(0.2, "float32"), "float32"
+    )
     assert s.add(s.constant(127, "int8"), s.constant(1, "int8")).attr == -128
     assert wrapped(256, "uint8") == 0
 
@@ -69,7 +74,9 @@ def test_zeros_of_either_sign_are_not_folded_by_extremes() -> None:
     assert s.maximum(s.constant(0.0, "float32"), s.constant(-0.0, "float32")).op == "maximum"
 
 
-@pytest.mark.parametrize(("value", "bits"), [(1.00390625, 1.0), (1.01171875, 1.015625), (3.4e38, float("inf")), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("value", "bits"), [(1.00390625, 1.0), (1.01171875, 1.015625), (3.4e38, float("inf")), (1.0, 1.0)]
+)
 def test_bfloat16_rounds_to_even(value: float, bits: float) -> None:
     assert rounded(value, "bfloat16") == bits
 
