@@ -375,9 +375,9 @@ slice_all = Rule(
         "aten.slice.Tensor",
         (
             ("self", Wild("x")),
-            ("dim", Wild("_")),
-            ("start", Wild("_")),
-            ("end", Wild("_")),
+            ("dim", Wild("d")),
+            ("start", Wild("start")),
+            ("end", Wild("end")),
             ("step", Lit(1)),
         ),
     ),

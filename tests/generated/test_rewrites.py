@@ -34,7 +34,7 @@ CASES = {
     "view_same": {"x": [3, 4], "_": {"value": [3, 4]}},
     "unsafe_view": {"x": [3, 4], "n": {"value": [2, 6]}},
     "expand_same": {"x": [3, 4], "_": {"value": [3, 4]}},
-    "slice_all": {"x": [3, 4], "_": {"value": 0}},
+    "slice_all": {"x": [3, 4], "d": {"value": 1}, "start": {"value": 0}, "end": {"value": 9223372036854775807}},
     "clone_same": {"x": [3, 4], "_": {"value": None}},
     "alias_value": {"x": [3, 4]},
     "detach_value": {"x": [3, 4]},
