@@ -1,8 +1,50 @@
 """The only module that imports private torch names: what each is for, and the versions it was tested on (2.11, 2.13)."""
 
 # Allocation and re-viewing without the dispatcher: a third of the cost of torch.empty_strided / torch.as_strided. [2.11, 2.13]
-from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu  # noqa: E402
-from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor  # noqa: E402, F401
+from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu  # type: ignore[attr-defined]
+from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor  # type: ignore[attr-defined]
+
+# The dispatcher in which C++ kernels that read sizes as plain integers are replaced by Python ones.
+# [2.11, 2.13]
+from torch._dispatch.python import enable_python_dispatcher
+
+# Dynamo's state of the running compile: its fake mode, and the symbols that it chose for each input. [2.11, 2.13]
+from torch._guards import TracingContext
+
+# What a call_function node of a graph may name. [2.11, 2.13]
+from torch._ops import HigherOrderOperator, OpOverload
+
+# Fake tensors that the traced program runs on, and the shape environment of their sizes. [2.11, 2.13]
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+# A graph module that writes its Python only when it is called or printed. [2.11, 2.13]
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+# Nested arguments and results as flat lists. [2.11, 2.13]
+from torch.utils import _pytree as pytree
+
+# The mode whose handler sees every operator that the traced program calls. [2.11, 2.13]
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "LazyGraphModule",
+    "OpOverload",
+    "ShapeEnv",
+    "TorchDispatchMode",
+    "TracingContext",
+    "disable_autocast",
+    "empty_strided_cpu",
+    "enable_python_dispatcher",
+    "operator_schemas",
+    "python_source",
+    "pytree",
+    "reinterpret_tensor",
+    "symbol_hint",
+]
 
 
 def operator_schemas(namespaces: tuple[str, ...]) -> list[str]:
@@ -18,15 +60,6 @@ def operator_schemas(namespaces: tuple[str, ...]) -> list[str]:
         if name in known and schema.name.partition("::")[0] in namespaces:
             found.add(str(schema))
     return sorted(found)
-
-# Dispatch: fake tensors that the traced program runs on, the shape environment of their sizes, and Dynamo's state of the running
-# compile (its fake mode, and the symbols that it chose for each input), and the dispatcher in which C++ kernels that read sizes as plain
-# integers are replaced by Python ones. [2.11, 2.13]
-from torch._dispatch.python import enable_python_dispatcher  # noqa: E402, F401
-from torch._guards import TracingContext  # noqa: E402, F401
-from torch._ops import HigherOrderOperator, OpOverload  # noqa: E402, F401
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402, F401
-from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402, F401
 
 
 def python_source(expr: object) -> str:

@@ -52,19 +52,23 @@ class Calling:
 
 
 def result_text(spec: Any, names: list[str]) -> str | None:
-    """Source that builds a result of pytree `spec` from leaf expressions (taken off `names`), or None for containers
-    of other kinds.
-    """
-    if spec.is_leaf():
-        return names.pop(0)
-    children = [result_text(c, names) for c in spec.children()]
-    if any(c is None for c in children):
+    """Source that builds a result of pytree `spec` from leaf expressions, or None for containers that have no literal."""
+    return _literal(pytree.tree_unflatten(names, spec))
+
+
+def _literal(tree: Any) -> str | None:
+    if isinstance(tree, str):
+        return tree
+    items = [
+        _literal(t) for t in (tree.values() if type(tree) is dict else tree if type(tree) in (list, tuple) else ())
+    ]
+    if any(i is None for i in items):
         return None
-    items = [c for c in children if c is not None]
-    if spec.type is list:
-        return f"[{', '.join(items)}]"
-    if spec.type is tuple:
-        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-    if spec.type is dict and all(isinstance(k, (str, int)) for k in spec.context):
-        return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(spec.context, items, strict=True)) + "}"
+    texts = [i for i in items if i is not None]
+    if type(tree) is list:
+        return f"[{', '.join(texts)}]"
+    if type(tree) is tuple:
+        return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+    if type(tree) is dict and all(type(k) in (str, int) for k in tree):
+        return "{" + ", ".join(f"{k!r}: {t}" for k, t in zip(tree, texts, strict=True)) + "}"
     return None

@@ -19,7 +19,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.schemas import ViewAndMutationMeta
-from ..torch_compat import enable_python_dispatcher
+from ..torch_compat import LazyGraphModule, enable_python_dispatcher
 from .calling import Calling
 from .inputs import Inputs, Lift, lifted_attributes
 from .interpret import run_graph
@@ -172,4 +172,4 @@ def finish(recorder: Recorder, outputs: Sequence[Any]) -> fx.GraphModule:
     for node in reversed(graph.nodes):
         if not node.users and node.op in ("call_function", "get_attr") and node not in recorder.kept:
             graph.erase_node(node)
-    return fx.GraphModule(recorder.constants, graph, class_name="Functional")
+    return LazyGraphModule(recorder.constants, graph, class_name="Functional")

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32)}
+_PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32)
+_DTYPES = {str(d).removeprefix("torch."): d for d in _PLAIN}
 _DTYPES |= {"int64": torch.int64, "uint8": torch.uint8, "bool": torch.bool}
 
 

@@ -91,8 +91,10 @@ def docstrings(tree: ast.Module) -> set[int]:
 
 
 def private(module: str) -> bool:
-    """Whether a dotted name reaches into torch's private parts (dunder names are not private)."""
+    """Whether a dotted name reaches into torch's private parts (dunder names are not; operators of `torch.ops` are public)."""
     names = module.split(".")
+    if names[:2] == ["torch", "ops"]:
+        return False
     return names[0] in ("torch", "functorch") and any(n.startswith("_") and not n.startswith("__") for n in names[1:])
 
 

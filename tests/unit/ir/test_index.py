@@ -76,27 +76,35 @@ def test_simplification_keeps_values_and_bounds_hold(pair: tuple[Expr, object]) 
         exact = f(values)  # type: ignore[operator]
         assert evaluate(e, values) == exact
         assert evaluate(joined, values) == exact
-        assert (lo is None or lo <= exact) and (hi is None or exact <= hi)
+        assert lo is None or lo <= exact
+        assert hi is None or exact <= hi
 
 
 def test_reshape_there_and_back_is_the_identity() -> None:
     i, j, k = var("i0", 12), var("i1", 32), var("i2", 384)
     flat = (i * 32 + j) * 384 + k
-    assert flat // 384 % 32 is j and flat % 384 is k and flat // (384 * 32) is i
+    assert flat // 384 % 32 is j
+    assert flat % 384 is k
+    assert flat // (384 * 32) is i
 
 
 def test_symbolic_sizes_simplify() -> None:
     n = sym("s0")
     i, j = var("i0", n), var("i1", 64)
-    assert (i * 64 + j) // 64 is i and (i * 64 + j) % 64 is j
+    assert (i * 64 + j) // 64 is i
+    assert (i * 64 + j) % 64 is j
     m = var("i2", n)
-    assert (i * n + m) // n is i and (i * n + m) % n is m
-    assert proves_less(m, n) and not proves_less(n, m)
+    assert (i * n + m) // n is i
+    assert (i * n + m) % n is m
+    assert proves_less(m, n)
+    assert not proves_less(n, m)
 
 
 def test_variables_of_one_name_and_other_extent_are_different() -> None:
     a, b = of(Var("q", 100)) // 20, of(Var("q", 200)) // 20
-    assert a is not b and bounds(a) == (0, 4) and bounds(b) == (0, 9)
+    assert a is not b
+    assert bounds(a) == (0, 4)
+    assert bounds(b) == (0, 9)
 
 
 def test_split_indices_recombine() -> None:
@@ -105,8 +113,10 @@ def test_split_indices_recombine() -> None:
 
 
 def test_an_index_of_extent_one_is_zero() -> None:
-    assert var("i", 1).is_const and int(var("i", 1)) == 0
+    assert var("i", 1).is_const
+    assert int(var("i", 1)) == 0
 
 
 def test_symbols_have_no_upper_bound() -> None:
-    assert bounds(sym("s7")) == (0, None) and isinstance(sym("s7").atom, Sym)
+    assert bounds(sym("s7")) == (0, None)
+    assert isinstance(sym("s7").atom, Sym)
