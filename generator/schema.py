@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -189,13 +189,19 @@ class SchemaFile:
                     hint = did_you_mean(value[key], options)
                     return Fault((key,), f"'{key}' must be {one_of(options)}, found {_found(value[key])}{hint}")
                 return fitting[options.index(value[key])]
-        exact = [b for b in fitting if all(key in value for key in b.get("required", ()))]
-        return exact[0] if exact else fitting[0]
+        # Otherwise the alternative that has most of the keys, and of these the one that lacks least.
+        return max(
+            fitting, key=lambda b: (_overlap(value, b["properties"]), -len(set(b.get("required", ())) - set(value)))
+        )
 
 
 def is_type(value: Any, kind: str) -> bool:
     """Whether `value` has the JSON type `kind` (a boolean is no number)."""
     return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def _overlap(value: Mapping[str, Any], known: Collection[str]) -> int:
+    return sum(key in known for key in value)
 
 
 def _belongs(key: str, others: Sequence[Schema]) -> str:

@@ -96,7 +96,8 @@ def _imported(text: str, path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = spec_from_loader(name, _Printed(text, f"<opforge {path.name}>"))
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules[name] = module

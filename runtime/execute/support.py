@@ -18,7 +18,7 @@ class Workspaces:
     One workspace is kept, so that a steady loop allocates nothing; concurrent runs make their own.
     """
 
-    __slots__ = ("make", "kept", "keep")
+    __slots__ = ("keep", "kept", "make")
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..torch_compat import OpOverload
+
 
 @dataclass(frozen=True)
 class Wild:
@@ -68,7 +70,7 @@ def arguments(node: torch.fx.Node) -> dict[str, Any]:
 
 def overload_name(node: torch.fx.Node) -> str | None:
     """`namespace.name.overload` of a call of a torch operator, else None."""
-    if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+    if node.op == "call_function" and isinstance(node.target, OpOverload):
         return str(node.target)
     return None
 

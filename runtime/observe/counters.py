@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from threading import Lock
 from typing import Any
@@ -27,7 +27,9 @@ def count_fallback(reason: str) -> None:
         _fallbacks[reason] += 1
 
 
-def count_graph(kernels: int, externs: Mapping[str, int], seconds: Mapping[str, float], arena_bytes: int, cached: bool) -> None:
+def count_graph(
+    kernels: int, externs: Mapping[str, int], seconds: Mapping[str, float], arena_bytes: int, cached: bool
+) -> None:
     """One compiled graph: its kernels, its calls of eager kernels by operator, seconds by stage, bytes of its arena."""
     with _lock:
         _totals["graphs"] += 1

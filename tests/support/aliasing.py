@@ -52,8 +52,8 @@ def same(expected: Any, actual: Any) -> None:
         if isinstance(x, torch.Tensor):
             assert (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
             assert x.is_conj() == y.is_conj()
-            assert (
-                torch.equal(x, y) or torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
+            assert torch.equal(x, y) or (
+                torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
             )
         else:
             assert x == y

@@ -95,7 +95,8 @@ def run(
 def agree(ran: Ran) -> None:
     """Every output within twice the reference interpreter's own error against float64 (at least one rounding of the largest value)."""
     for got, exact, eager in zip(ran.got, ran.exact, ran.eager, strict=True):
-        assert got.dtype == eager.dtype and got.shape == eager.shape
+        assert got.dtype == eager.dtype
+        assert got.shape == eager.shape
         if not got.is_floating_point():
             assert torch.equal(got, eager)
             continue

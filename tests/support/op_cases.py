@@ -70,7 +70,9 @@ def default_cases(op: torch._ops.OpOverload) -> list[str]:
     return cases
 
 
-def graph_of(op: torch._ops.OpOverload, args: list[Any], kwargs: dict[str, Any]) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+def graph_of(
+    op: torch._ops.OpOverload, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """A functional graph that calls `op` once, with fake values, and the tensors for its placeholders."""
     graph = fx.Graph()
     inputs: list[torch.Tensor] = []

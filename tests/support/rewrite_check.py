@@ -39,9 +39,7 @@ def evaluate(pattern: Pattern, values: dict[str, Any]) -> Any:
     op = getattr(getattr(getattr(torch.ops, namespace), name), which)
     kwarg_only = {a.name for a in op._schema.arguments if a.kwarg_only}
     given = {n: evaluate(p, values) for n, p in pattern.args}
-    args = [
-        given[a.name] if a.name in given else a.default_value for a in op._schema.arguments if a.name not in kwarg_only
-    ]
+    args = [given.get(a.name, a.default_value) for a in op._schema.arguments if a.name not in kwarg_only]
     return op(*args, **{k: v for k, v in given.items() if k in kwarg_only})
 
 
@@ -69,7 +67,9 @@ def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
         expected = program(*tensors.values())
         actual = gm(*tensors.values())
         exact = program(*(t.double() if t.is_floating_point() else t for t in tensors.values()))
-    assert actual.dtype == expected.dtype and actual.shape == expected.shape and actual.stride() == expected.stride()
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    assert actual.stride() == expected.stride()
     if not expected.is_floating_point():
         assert torch.equal(actual, expected)
         return
