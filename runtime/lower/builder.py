@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import UnsupportedError
-from ..ir.index import Expr, expr, proves_nonnegative, size as canonical
+from ..ir.index import Expr, expr, proves_nonnegative
+from ..ir.index import size as canonical
 from ..ir.nodes import (
     DTYPES,
     FLOATS,
@@ -32,7 +33,7 @@ from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted
 class Tensor:
     """A buffer while lowering: `name`, `shape` (ints and `Expr`s), `dtype` (a string) and the builder that defined it."""
 
-    __slots__ = ("name", "shape", "dtype", "builder")
+    __slots__ = ("builder", "dtype", "name", "shape")
 
     def __init__(self, name: str, shape: Iterable[Size], dtype: str, builder: Builder) -> None:
         self.name, self.shape, self.dtype, self.builder = name, tuple(map(canonical, shape)), dtype, builder
@@ -98,7 +99,7 @@ class Tensor:
 class Pointwise:
     """Operands of an elementwise entry, as elems in the dtype that the expression computes in (None stays None)."""
 
-    __slots__ = ("builder", "operands", "common", "_shape", "_dtype")
+    __slots__ = ("_dtype", "_shape", "builder", "common", "operands")
 
     def __init__(
         self, builder: Builder, promoted: Sequence[Any], plain: Sequence[Any], promote: str, compute: str | None
@@ -352,9 +353,10 @@ class Builder:
         args: tuple[Any, ...],
         kwargs: tuple[tuple[str, Any], ...],
         single: bool,
+        effect: bool = False,
     ) -> list[Tensor]:
-        """A call of an eager kernel with results `outs`."""
-        self.items.append(Extern(tuple(outs), target, args, kwargs, single, self.origin))
+        """A call of an eager kernel with results `outs`; with an `effect` it runs even if nothing uses them."""
+        self.items.append(Extern(tuple(outs), target, args, kwargs, single, effect, self.origin))
         return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]
 
 

@@ -12,6 +12,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.ops import EXTERN
+from ..dispatch.operators import op_info
 from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
@@ -120,9 +121,12 @@ class _Lowerer:
     def call(self, node: fx.Node) -> None:
         val = node.meta.get("val")
         if node.target is operator.getitem:
-            self.env[node] = self.env[node.args[0]][node.args[1]]
+            self.env[node] = self.env[node.args[0]][node.args[1]]  # type: ignore[index]
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             self.env[node] = self.sizes.index(val)
+        elif val is None and isinstance(node.target, OpOverload):
+            self.b.origin = _origin(str(node.target), node)
+            self.env[node] = self.extern(node, (), str(node.target))
         elif val is None or isinstance(val, (bool, float, str)):
             self.env[node] = val
         elif isinstance(val, (torch.SymFloat, torch.SymBool)):
@@ -157,7 +161,7 @@ class _Lowerer:
             return self.view(node, val, name, reason)
         if target._schema.is_mutable:
             raise UnsupportedError(f"{name} writes to its arguments: the graph is not functional")
-        self.need_storage(node, target)
+        self.need_storage(node)
         count_extern(name, reason)
         return self.extern(node, val, name)
 
@@ -222,11 +226,12 @@ class _Lowerer:
     def extern(self, node: fx.Node, val: Any, name: str) -> Any:
         args = tuple(self.extern_argument(a) for a in node.args)
         kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
+        effect = op_info(node.target).keep
         if isinstance(val, torch.Tensor):
-            return self.b.extern([self.buffer(self.b.fresh(node.name), val)], name, args, kwargs, single=True)[0]
+            return self.b.extern([self.buffer(self.b.fresh(node.name), val)], name, args, kwargs, True, effect)[0]
         tensors = [v for v in val if isinstance(v, torch.Tensor)]
         outs = [self.buffer(self.b.fresh(f"{node.name}_{k}"), v) for k, v in enumerate(tensors)]
-        handles = iter(self.b.extern(outs, name, args, kwargs, single=False))
+        handles = iter(self.b.extern(outs, name, args, kwargs, False, effect))
         return [next(handles) if isinstance(v, torch.Tensor) else self.plain_result(v, name) for v in val]
 
     def plain_result(self, v: Any, name: str) -> Any:
@@ -260,15 +265,16 @@ class _Lowerer:
                 reason = f"{reason}; {error}"
         namespace, packet, overload = name.split(".")
         copying = getattr(getattr(getattr(torch.ops, namespace), f"{packet}_copy", None), overload, None)
-        self.need_storage(node, node.target)
+        self.need_storage(node)
         if copying is None:
             raise UnsupportedError(f"view {name} cannot be copied: {reason}")
         count_extern(name, reason)
         return self.extern(node, val, str(copying))
 
-    def need_storage(self, node: fx.Node, target: OpOverload) -> None:
+    def need_storage(self, node: fx.Node) -> None:
         """An eager kernel that reads its argument's storage by strides of its own needs the very layout that eager would have."""
-        if not any(a.name == "storage_offset" for a in target._schema.arguments):
+        target = node.target
+        if not isinstance(target, OpOverload) or not any(a.name == "storage_offset" for a in target._schema.arguments):
             return
         for a in node.all_input_nodes:
             fake = a.meta.get("val")
@@ -284,7 +290,7 @@ class _Lowerer:
         order = (
             list(range(fake.ndim))
             if fake.is_contiguous()
-            else sorted(range(fake.ndim), key=lambda d: (-fake.stride(d), fake.shape[d]))
+            else sorted(range(fake.ndim), key=lambda d: (-fake.stride()[d], fake.shape[d]))
         )
         shape, stride = self.sizes.shape(val.shape), self.sizes.strides(val.stride())
         i = self.b.coords(shape)

@@ -11,18 +11,26 @@ from math import ceil
 from typing import Any
 
 from ...errors import UnsupportedError
-from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative, size as canonical
-from ..ir.nodes import FLOATS, INTS, Node, Size, index_node
+from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
+from ..ir.index import size as canonical
+from ..ir.nodes import Node, Size, index_node
+from . import scalar_ops as s
+from .dtypes import (  # noqa: F401  (also names of the language)
+    category,
+    float_of,
+    highest,
+    is_bool,
+    is_float,
+    is_int,
+    is_signed,
+    lowest,
+    opmath,
+    promote_types,
+    sum_dtype,
+)
 
 inf, nan, pi, e = float("inf"), float("nan"), 3.141592653589793, 2.718281828459045
 _SLICE_END = 2**62  # "to the end" in torch's schemas is the largest int64
-_BITS = {"uint8": (0, 8), "int8": (1, 8), "int16": (1, 16), "int32": (1, 32), "int64": (1, 64)}
-_HIGHEST = {
-    "float16": 65504.0,
-    "bfloat16": 3.3895313892515355e38,
-    "float32": 3.4028234663852886e38,
-    "float64": 1.7976931348623157e308,
-}
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
@@ -138,7 +146,7 @@ def wrap(d: int, n: int) -> int:
 
 
 def wraps(dims: Any, n: int) -> list[int]:
-    return [wrap(d, n) for d in ([dims] if isinstance(dims, (int, Expr)) else dims)]
+    return [wrap(known(d), n) for d in ([dims] if isinstance(dims, (int, Expr)) else dims)]
 
 
 def dims_of(dims: Any, n: int) -> list[int]:
@@ -207,10 +215,10 @@ def unreduced(i: Sequence[Size], r: Sequence[Size], dims: Sequence[int], keepdim
 # -- shapes and coordinates --------------------------------------------------------------------------------------------
 def broadcast(*shapes: Sequence[Size]) -> list[Size]:
     """The common shape. Two sizes must be equal expressions, or one of them 1."""
-    n = max((len(s) for s in shapes), default=0)
+    n = max((len(each) for each in shapes), default=0)
     out: list[Size] = [1] * n
-    for s in shapes:
-        for k, x in enumerate(s, n - len(s)):
+    for each in shapes:
+        for k, x in enumerate(each, n - len(each)):
             if out[k] == 1:
                 out[k] = x
             elif x != 1 and x != out[k]:
@@ -328,76 +336,6 @@ def sliced(start: Size | None, end: Size | None, n: Size) -> list[Size]:
     return [first, last] if isinstance(first, Expr) or isinstance(last, Expr) else [first, max(first, last)]
 
 
-# -- dtypes ------------------------------------------------------------------------------------------------------------
-def is_float(d: str) -> bool:
-    return d in FLOATS
-
-
-def is_int(d: str) -> bool:
-    return d in INTS
-
-
-def is_bool(d: str) -> bool:
-    return d == "bool"
-
-
-def is_signed(d: str) -> bool:
-    return d not in ("bool", "uint8")
-
-
-def highest(d: str) -> Any:
-    """The largest finite value of a dtype."""
-    if d in _BITS:
-        signed, bits = _BITS[d]
-        return 2 ** (bits - signed) - 1
-    return True if d == "bool" else _HIGHEST[d]
-
-
-def lowest(d: str) -> Any:
-    if d in _BITS:
-        signed, bits = _BITS[d]
-        return -(2 ** (bits - 1)) if signed else 0
-    return False if d == "bool" else -_HIGHEST[d]
-
-
-def opmath(d: str) -> str:
-    return "float32" if d in ("float16", "bfloat16") else d
-
-
-def float_of(d: str) -> str:
-    return d if d in FLOATS else "float32"
-
-
-def sum_dtype(d: str) -> str:
-    return d if d in FLOATS else "int64"
-
-
-def promote_types(a: str, b: str) -> str:
-    """The dtype that holds two dtypes of equal standing (torch's table)."""
-    if a == b:
-        return a
-    if a == "bool":
-        return b
-    if b == "bool":
-        return a
-    if a in FLOATS or b in FLOATS:
-        if a not in FLOATS:
-            return b
-        if b not in FLOATS:
-            return a
-        if {a, b} == {"float16", "bfloat16"}:
-            return "float32"
-        return max(a, b, key=FLOATS.index)
-    if "uint8" in (a, b):
-        other = b if a == "uint8" else a
-        return "int16" if other == "int8" else other
-    return max(a, b, key=INTS.index)
-
-
-def _category(d: str) -> int:
-    return 2 if d in FLOATS else 0 if d == "bool" else 1
-
-
 def promoted_dtype(*values: Any) -> str:
     """The common dtype of tensors and Python numbers: a 0-dim tensor counts only if its category is higher, a number less still."""
     best: list[str | None] = [None, None, None]
@@ -408,10 +346,8 @@ def promoted_dtype(*values: Any) -> str:
         level = 2 if is_number(x) else 1 if not shape(x) else 0
         best[level] = d if best[level] is None else promote_types(best[level], d)  # type: ignore[arg-type]
     result: str | None = None
-    for d in (best[2], best[1], best[0]):
-        if d is None:
-            continue
-        result = d if result is None else promote_types(d, result) if _category(result) > _category(d) else d
+    for d in filter(None, (best[2], best[1], best[0])):
+        result = d if result is None else promote_types(d, result) if category(result) > category(d) else d
     if result is None:
         raise UnsupportedError("nothing to promote")
     return result
@@ -425,8 +361,6 @@ def value_of(x: Size) -> Node:
 
 def within(x: Size, lo: Size, hi: Size) -> Any:
     """Whether lo <= x < hi, as an elem; True when that is known."""
-    from . import scalar_ops as s
-
     at: Any = True
     if not proves_nonnegative(expr(x) - lo):
         at = s.ge(value_of(x), expr(lo))
@@ -438,8 +372,6 @@ def within(x: Size, lo: Size, hi: Size) -> Any:
 
 def inside(coords: Sequence[Size], shape_: Sequence[Size]) -> Any:
     """Whether every coordinate is within its size, as an elem; True when that is known."""
-    from . import scalar_ops as s
-
     at: Any = True
     for x, n in zip(coords, shape_, strict=True):
         one = within(x, 0, n)
@@ -449,8 +381,6 @@ def inside(coords: Sequence[Size], shape_: Sequence[Size]) -> Any:
 
 def to(x: Any, d: str) -> Any:
     """An elem or a tensor converted to dtype `d`."""
-    from . import scalar_ops as s
-
     return s.to_dtype(x, d) if isinstance(x, Node) or is_number(x) else x.builder.to(x, d)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ..ir.nodes import FLOATS
-from .names import highest, lowest
+from .dtypes import highest, lowest
 
 Number = bool | int | float
 

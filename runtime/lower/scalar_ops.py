@@ -13,7 +13,7 @@ from ...errors import UnsupportedError
 from ...generated.scalars import REDUCTIONS, SCALARS, Scalar
 from ..ir.index import Expr
 from ..ir.nodes import DTYPES, FLOATS, INTS, ITEMSIZE, Node, const, index_node
-from .names import float_of, opmath, promote_types
+from .dtypes import float_of, opmath, promote_types
 from .scalar_fold import ON_NUMBERS, as_dtype, fold
 
 _ACCEPTED = {
@@ -215,7 +215,7 @@ Node._unary = staticmethod(lambda symbol, a: _FUNCTIONS["neg" if symbol == "-" e
 globals().update(_FUNCTIONS)  # an attribute of the module each: generated lowerings call `s.exp(x)`
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
+def __getattr__(name: str) -> Any:
     try:
         return _FUNCTIONS[name]
     except KeyError:

@@ -8,7 +8,8 @@ import sympy
 import torch
 
 from ...errors import UnsupportedError
-from ..ir.index import Expr, Sym, expr, size as canonical, sym
+from ..ir.index import Expr, Sym, expr, sym
+from ..ir.index import size as canonical
 from ..ir.nodes import Size
 from ..torch_compat import symbol_hint
 

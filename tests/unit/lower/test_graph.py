@@ -122,6 +122,15 @@ def test_what_differs_from_the_trace_runs_eagerly() -> None:
     assert "lowered to exp: float32[3] where float64[3] was traced" in reason
 
 
+def test_an_effect_without_results_stays() -> None:
+    gm = make_fx(lambda x: x + 1, tracing_mode="fake")(torch.ones(3))
+    first = next(n for n in gm.graph.nodes if n.op == "call_function")
+    with gm.graph.inserting_before(first):
+        gm.graph.call_function(aten._assert_async.msg, (first.args[0], "negative")).meta["val"] = None
+    calls = [i for i in lower(gm).program.items if isinstance(i, Extern)]
+    assert [(c.target, c.outs, c.effect) for c in calls] == [("aten._assert_async.msg", (), True)]
+
+
 def test_strides_of_inputs_outputs_and_eager_arguments() -> None:
     x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     result = lowered(lambda x, w: torch.conv2d(torch.relu(x), w).transpose(0, 1), x, torch.randn(5, 3, 1, 1))

@@ -1,0 +1,85 @@
+"""What lowerings ask about dtypes: kinds, ranges, promotion. Dtypes are torch's names as strings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ir.nodes import FLOATS, INTS
+
+_BITS = {"uint8": (0, 8), "int8": (1, 8), "int16": (1, 16), "int32": (1, 32), "int64": (1, 64)}
+_HIGHEST = {
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+}
+
+
+def is_float(d: str) -> bool:
+    return d in FLOATS
+
+
+def is_int(d: str) -> bool:
+    return d in INTS
+
+
+def is_bool(d: str) -> bool:
+    return d == "bool"
+
+
+def is_signed(d: str) -> bool:
+    return d not in ("bool", "uint8")
+
+
+def highest(d: str) -> Any:
+    """The largest finite value of a dtype."""
+    if d in _BITS:
+        signed, bits = _BITS[d]
+        return 2 ** (bits - signed) - 1
+    return True if d == "bool" else _HIGHEST[d]
+
+
+def lowest(d: str) -> Any:
+    if d in _BITS:
+        signed, bits = _BITS[d]
+        return -(2 ** (bits - 1)) if signed else 0
+    return False if d == "bool" else -_HIGHEST[d]
+
+
+def opmath(d: str) -> str:
+    return "float32" if d in ("float16", "bfloat16") else d
+
+
+def float_of(d: str) -> str:
+    return d if d in FLOATS else "float32"
+
+
+def sum_dtype(d: str) -> str:
+    return d if d in FLOATS else "int64"
+
+
+def promote_types(a: str, b: str) -> str:
+    """The dtype that holds two dtypes of equal standing (torch's table)."""
+    if a == b:
+        return a
+    if a == "bool":
+        return b
+    if b == "bool":
+        return a
+    if a in FLOATS or b in FLOATS:
+        if a not in FLOATS:
+            return b
+        if b not in FLOATS:
+            return a
+        if {a, b} == {"float16", "bfloat16"}:
+            return "float32"
+        return max(a, b, key=FLOATS.index)
+    if "uint8" in (a, b):
+        other = b if a == "uint8" else a
+        return "int16" if other == "int8" else other
+    return max(a, b, key=INTS.index)
+
+
+def category(d: str) -> int:
+    """0 for bool, 1 for integers, 2 for floats."""
+    return 2 if d in FLOATS else 0 if d == "bool" else 1
