@@ -1,0 +1,64 @@
+"""Print every stage of one small program as markdown: `python tools/print_stages.py > docs/stages.md`."""
+
+from __future__ import annotations
+
+import torch
+
+from opforge.generated.rewrites import RULES
+from opforge.generated.scalars import SCALARS
+from opforge.runtime.codegen.triton import render_kernel
+from opforge.runtime.codegen.unit import render_unit
+from opforge.runtime.codegen.wrapper import render_wrapper
+from opforge.runtime.compile_fx import parameters
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.ir.text import dump
+from opforge.runtime.lower.graph import lower
+from opforge.runtime.schedule.plan import KernelStep
+from opforge.runtime.schedule.schedule import schedule
+
+
+def program(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A residual layer norm, with something for a rewrite to remove."""
+    y = torch.relu(x * 1.0) + x
+    return torch.nn.functional.layer_norm(y, (64,), w, b)
+
+
+def section(title: str, text: str, language: str = "") -> None:
+    print(f"## {title}\n\n```{language}\n{text.strip()}\n```\n")
+
+
+def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]):  # type: ignore[no-untyped-def]
+    section("1. What Dynamo captured", str(gm.code), "python")
+    traced = trace(gm, example_inputs)
+    section("2. The functional graph (dispatch)", str(traced.graph.code), "python")
+    report = rewrite(traced.graph, RULES)
+    applied = "\n".join(f"{rule} at {node}" for rule, node in report.applied) or "(nothing)"
+    section(f"3. Rewrites: {len(report.applied)} applied", applied)
+    lowered = lower(traced.graph)
+    section("4. The loop IR (lower)", dump(lowered.program))
+    plan = schedule(lowered.program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1)
+    lines = []
+    for step in plan.steps:
+        if isinstance(step, KernelStep):
+            k = step.kernel
+            lines.append(f"kernel {k.name}: outer {list(k.outer)}, reads {list(k.reads)}, writes {list(k.writes)}")
+            for n, phase in enumerate(k.phases):
+                lines.append(f"  phase {n}, inner {list(phase.inner)}")
+                lines += [f"    {type(s).__name__.lower()} {getattr(s, 'name', '') or getattr(s, 'buffer', '')}" for s in phase.body]
+        else:
+            lines.append(f"{type(step).__name__} {step}")
+    lines += [f"{name}: {place.kind}" for name, place in plan.places.items()]
+    section("5. The plan (schedule): kernels, phases, places", "\n".join(lines))
+    section("6. C++ (codegen)", render_unit(plan, lanes=8, threads=2, threshold=16384).source, "cpp")
+    for kernel in plan.kernels():
+        section("7. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python")
+    section("8. The wrapper", render_wrapper(plan, parameters(lowered), {}), "python")
+    return gm.forward
+
+
+if __name__ == "__main__":
+    print("# Every stage of one small program\n\nMade by `python tools/print_stages.py > docs/stages.md`.\n")
+    section("0. The program", "y = torch.relu(x * 1.0) + x\nreturn torch.nn.functional.layer_norm(y, (64,), w, b)", "python")
+    with torch.no_grad():
+        torch.compile(program, backend=show)(torch.randn(32, 64), torch.randn(64), torch.randn(64))
