@@ -56,20 +56,63 @@ typedef Native<int32_t, OPF_VL / 2>::N HalfBits;
 #define OPF_LOW 0, 1
 #define OPF_HIGH 2, 3
 #define OPF_ALL 0, 1, 2, 3
+#define OPF_EVEN 0, 2, 4, 6
 #elif OPF_VL == 8
 #define OPF_LOW 0, 1, 2, 3
 #define OPF_HIGH 4, 5, 6, 7
 #define OPF_ALL 0, 1, 2, 3, 4, 5, 6, 7
+#define OPF_EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #elif OPF_VL == 16
 #define OPF_LOW 0, 1, 2, 3, 4, 5, 6, 7
 #define OPF_HIGH 8, 9, 10, 11, 12, 13, 14, 15
 #define OPF_ALL 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+#define OPF_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #else
 #error "the number of lanes must be 4, 8 or 16"
 #endif
 template <class N> OPF_INLINE auto low_half(N v) { return __builtin_shufflevector(v, v, OPF_LOW); }
 template <class N> OPF_INLINE auto high_half(N v) { return __builtin_shufflevector(v, v, OPF_HIGH); }
 template <class H> OPF_INLINE auto join_halves(H a, H b) { return __builtin_shufflevector(a, b, OPF_ALL); }
+
+// Lane by lane conversion of native vectors. Compilers take some pairs apart into scalars, so those go in steps or by instruction.
+template <class N, class M> OPF_INLINE N lanes_as(M v) {
+    typedef __typeof__(v[0]) From;
+    typedef __typeof__((*(N*)0)[0]) To;
+    constexpr int lanes = sizeof(M) / sizeof(From), from = sizeof(From), to = sizeof(To);
+    constexpr bool plus = From(-1) > From(0);
+    typedef typename Native<int32_t, lanes>::N Ints;
+    if constexpr (same_type<From, To>) return v;
+    else if constexpr ((from < 4 && (to == 8 || Kind<To>::real)) || (to < 4 && (from == 8 || Kind<From>::real))) return lanes_as<N>(lanes_as<Ints>(v));
+#if defined(OPF_AVX2)
+    else if constexpr (from == 1 && to == 4) {
+        typedef Native<int64_t, 2>::N Two;
+        typedef char Bytes __attribute__((vector_size(16)));
+        const auto w = (Bytes)Two{__builtin_bit_cast(int64_t, v), 0};
+        if constexpr (plus) return (N)__builtin_ia32_pmovzxbd256(w);
+        else return (N)__builtin_ia32_pmovsxbd256(w);
+    } else if constexpr (from == 2 && to == 4 && plus) return (N)__builtin_ia32_pmovzxwd256((typename Native<int16_t, 8>::N)v);
+    else if constexpr (from == 2 && to == 4) return (N)__builtin_ia32_pmovsxwd256(v);
+    else if constexpr (same_type<From, int32_t> && same_type<To, int64_t>) return (N)__builtin_ia32_pmovsxdq256(v);
+    else if constexpr (same_type<From, int32_t> && same_type<To, double>) return __builtin_ia32_cvtdq2pd256(v);
+    else if constexpr (same_type<From, float> && same_type<To, double>) return __builtin_ia32_cvtps2pd256(v);
+    else if constexpr (same_type<From, int64_t> && same_type<To, double>) {
+        // Both halves of the integer in the low bits of a double of fixed exponent; the sum rounds once.
+        const auto high = (v >> 32 & 0xffffffff) ^ 0x4530000080000000, low = (v & 0xffffffff) | 0x4330000000000000;
+        return ((N)high - (0x1p84 + 0x1p63 + 0x1p52)) + (N)low;
+    }
+#endif
+    else if constexpr ((from == 4 && to == 1) || (from == 1 && to == 4)) return lanes_as<N>(__builtin_convertvector(v, typename Native<int16_t, lanes>::N));
+    else return __builtin_convertvector(v, N);
+}
+// The low 32 bits of the 64-bit lanes of two halves.
+template <class H> OPF_INLINE MaskBits low_words(H a, H b) {
+    typedef typename Native<int32_t, OPF_VL>::N N;
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return __builtin_shufflevector((N)a, (N)b, OPF_EVEN);
+#else
+    return join_halves(__builtin_convertvector(a, HalfBits), __builtin_convertvector(b, HalfBits));
+#endif
+}
 
 struct Mask {  // lanes are 0 or -1
     MaskBits v;
@@ -109,12 +152,12 @@ template <class T> struct Vec<T, false> {
     OPF_FRIEND Vec operator>>(Vec a, int n) { return Vec((N)(a.v >> n)); }
     OPF_FRIEND Vec shift_right_unsigned(Vec a, int n) { return Vec((N)((U)a.v >> n)); }
     OPF_FRIEND Vec operator-(Vec a) { return Vec((N)-(U)a.v); }
-    OPF_FRIEND Mask operator==(Vec a, Vec b) { return Mask(__builtin_convertvector(a.v == b.v, MaskBits)); }
-    OPF_FRIEND Mask operator!=(Vec a, Vec b) { return Mask(__builtin_convertvector(a.v != b.v, MaskBits)); }
-    OPF_FRIEND Mask operator<(Vec a, Vec b) { return Mask(__builtin_convertvector(a.v < b.v, MaskBits)); }
-    OPF_FRIEND Mask operator<=(Vec a, Vec b) { return Mask(__builtin_convertvector(a.v <= b.v, MaskBits)); }
-    OPF_FRIEND Mask operator>(Vec a, Vec b) { return Mask(__builtin_convertvector(a.v > b.v, MaskBits)); }
-    OPF_FRIEND Mask operator>=(Vec a, Vec b) { return Mask(__builtin_convertvector(a.v >= b.v, MaskBits)); }
+    OPF_FRIEND Mask operator==(Vec a, Vec b) { return Mask(lanes_as<MaskBits>(a.v == b.v)); }
+    OPF_FRIEND Mask operator!=(Vec a, Vec b) { return Mask(lanes_as<MaskBits>(a.v != b.v)); }
+    OPF_FRIEND Mask operator<(Vec a, Vec b) { return Mask(lanes_as<MaskBits>(a.v < b.v)); }
+    OPF_FRIEND Mask operator<=(Vec a, Vec b) { return Mask(lanes_as<MaskBits>(a.v <= b.v)); }
+    OPF_FRIEND Mask operator>(Vec a, Vec b) { return Mask(lanes_as<MaskBits>(a.v > b.v)); }
+    OPF_FRIEND Mask operator>=(Vec a, Vec b) { return Mask(lanes_as<MaskBits>(a.v >= b.v)); }
 };
 
 template <class T> struct Vec<T, true> {
@@ -136,22 +179,22 @@ template <class T> struct Vec<T, true> {
     OPF_FRIEND Vec shift_right_unsigned(Vec a, int n) { return Vec((N)((U)a.lo >> n), (N)((U)a.hi >> n)); }
     OPF_FRIEND Vec operator-(Vec a) { return Vec((N)-(U)a.lo, (N)-(U)a.hi); }
     OPF_FRIEND Mask operator==(Vec a, Vec b) {
-        return Mask(join_halves(__builtin_convertvector(a.lo == b.lo, HalfBits), __builtin_convertvector(a.hi == b.hi, HalfBits)));
+        return Mask(low_words(a.lo == b.lo, a.hi == b.hi));
     }
     OPF_FRIEND Mask operator!=(Vec a, Vec b) {
-        return Mask(join_halves(__builtin_convertvector(a.lo != b.lo, HalfBits), __builtin_convertvector(a.hi != b.hi, HalfBits)));
+        return Mask(low_words(a.lo != b.lo, a.hi != b.hi));
     }
     OPF_FRIEND Mask operator<(Vec a, Vec b) {
-        return Mask(join_halves(__builtin_convertvector(a.lo < b.lo, HalfBits), __builtin_convertvector(a.hi < b.hi, HalfBits)));
+        return Mask(low_words(a.lo < b.lo, a.hi < b.hi));
     }
     OPF_FRIEND Mask operator<=(Vec a, Vec b) {
-        return Mask(join_halves(__builtin_convertvector(a.lo <= b.lo, HalfBits), __builtin_convertvector(a.hi <= b.hi, HalfBits)));
+        return Mask(low_words(a.lo <= b.lo, a.hi <= b.hi));
     }
     OPF_FRIEND Mask operator>(Vec a, Vec b) {
-        return Mask(join_halves(__builtin_convertvector(a.lo > b.lo, HalfBits), __builtin_convertvector(a.hi > b.hi, HalfBits)));
+        return Mask(low_words(a.lo > b.lo, a.hi > b.hi));
     }
     OPF_FRIEND Mask operator>=(Vec a, Vec b) {
-        return Mask(join_halves(__builtin_convertvector(a.lo >= b.lo, HalfBits), __builtin_convertvector(a.hi >= b.hi, HalfBits)));
+        return Mask(low_words(a.lo >= b.lo, a.hi >= b.hi));
     }
 };
 
@@ -172,8 +215,23 @@ template <class T> OPF_INLINE Reg<T> splat(Scalar<T> x) { return Reg<T>(x); }
 
 // Lane access goes through memory: only for what has no vector form.
 template <class T> struct Lanes { alignas(64) T x[OPF_VL]; };
-template <class T> OPF_INLINE Lanes<T> to_lanes(Vec<T> v) { Lanes<T> l; __builtin_memcpy(l.x, &v, sizeof v); return l; }
-template <class T> OPF_INLINE Vec<T> from_lanes(const Lanes<T>& l) { Vec<T> v; __builtin_memcpy(&v, l.x, sizeof v); return v; }
+// One native vector at a time: a copy of the whole struct would go through memory.
+template <class T> OPF_INLINE Vec<T> load_bits(const void* p) {
+    Vec<T> v;
+    if constexpr (sizeof(T) == 8) {
+        __builtin_memcpy(&v.lo, p, sizeof v.lo);
+        __builtin_memcpy(&v.hi, (const char*)p + sizeof v.lo, sizeof v.hi);
+    } else __builtin_memcpy(&v.v, p, sizeof v.v);
+    return v;
+}
+template <class T> OPF_INLINE void store_bits(void* p, Vec<T> v) {
+    if constexpr (sizeof(T) == 8) {
+        __builtin_memcpy(p, &v.lo, sizeof v.lo);
+        __builtin_memcpy((char*)p + sizeof v.lo, &v.hi, sizeof v.hi);
+    } else __builtin_memcpy(p, &v.v, sizeof v.v);
+}
+template <class T> OPF_INLINE Lanes<T> to_lanes(Vec<T> v) { Lanes<T> l; store_bits(l.x, v); return l; }
+template <class T> OPF_INLINE Vec<T> from_lanes(const Lanes<T>& l) { return load_bits<T>(l.x); }
 OPF_INLINE Lanes<int32_t> to_lanes(Mask m) { return to_lanes(Vec<int32_t>(m.v)); }
 template <class R, class F, class... V> OPF_INLINE Vec<R> each_lane(F f, V... v) {
     Lanes<R> out;
@@ -200,9 +258,9 @@ template <class T> using IntOf = typename SameSize<T>::I;
 template <class T> OPF_INLINE Vec<IntOf<T>> mask_as(Mask m) {
     typedef typename Vec<IntOf<T>>::N I;
     if constexpr (sizeof(T) == 8)
-        return Vec<IntOf<T>>(__builtin_convertvector(low_half(m.v), I), __builtin_convertvector(high_half(m.v), I));
+        return Vec<IntOf<T>>(lanes_as<I>(low_half(m.v)), lanes_as<I>(high_half(m.v)));
     else
-        return Vec<IntOf<T>>(__builtin_convertvector(m.v, I));
+        return Vec<IntOf<T>>(lanes_as<I>(m.v));
 }
 template <class T> OPF_INLINE Vec<T> select(Mask m, Vec<T> a, Vec<T> b) {
     const auto w = mask_as<T>(m);
@@ -213,6 +271,17 @@ template <class T> OPF_INLINE Vec<T> select(Mask m, Vec<T> a, Vec<T> b) {
 }
 OPF_INLINE Mask select(Mask m, Mask a, Mask b) { return (m & a) | (~m & b); }
 template <class T> requires(!is_vector<T>) OPF_INLINE T select(bool m, T a, T b) { return m ? a : b; }
+OPF_INLINE bool hany(bool x) { return x; }
+OPF_INLINE bool hany(Mask m) {
+#if defined(OPF_AVX2)
+    return __builtin_ia32_movmskps256((Vec<float>::N)m.v) != 0;
+#else
+    const auto l = to_lanes(m);
+    int32_t any = 0;
+    for (int i = 0; i < OPF_VL; ++i) any |= l.x[i];
+    return any != 0;
+#endif
+}
 
 // ---- Conversions ------------------------------------------------------------------------------------------------------
 template <class To, class From> OPF_INLINE To bit_cast(From x) { return __builtin_bit_cast(To, x); }
@@ -245,12 +314,12 @@ OPF_INLINE f16 to_f16(float x) {
 
 typedef Native<uint16_t, OPF_VL>::N HalfWords;
 typedef Native<uint32_t, OPF_VL>::N Words;
-OPF_INLINE Vec<float> from_bf16(HalfWords h) { return Vec<float>((Vec<float>::N)(__builtin_convertvector(h, Words) << 16)); }
+OPF_INLINE Vec<float> from_bf16(HalfWords h) { return Vec<float>((Vec<float>::N)(lanes_as<Words>(h) << 16)); }
 OPF_INLINE HalfWords bf16_bits(Vec<float> x) {
     const Words u = (Words)x.v;
     const Words rounded = u + 0x7fffu + ((u >> 16) & 1u);
     const Words nan = u | 0x400000u;
-    return __builtin_convertvector((x.v == x.v ? rounded : nan) >> 16, HalfWords);
+    return lanes_as<HalfWords>((x.v == x.v ? rounded : nan) >> 16);
 }
 #if defined(OPF_AVX2) && defined(__F16C__)
 OPF_INLINE Vec<float> from_f16(HalfWords h) { return Vec<float>(__builtin_ia32_vcvtph2ps256((Native<int16_t, 8>::N)h)); }
@@ -283,19 +352,34 @@ template <class To, class From> requires(!is_vector<From>) OPF_INLINE To cast(Fr
     else if constexpr (Kind<From>::real && sizeof(To) < 4) return To(int32_t(x));
     else return To(x);
 }
+template <class To, class From> OPF_CALL Vec<To> cast_each(Vec<From> x) { return each_lane<To>([](From a) { return To(a); }, x); }
 template <class To, class From> OPF_INLINE Reg<To> cast(Vec<From> x) {
     typedef Reg<To> R;
+    typedef Scalar<To> S;
+    constexpr bool wide = sizeof(From) == 8, to_wide = sizeof(S) == 8;
     if constexpr (same_type<R, Vec<From>>) return x;
     else if constexpr (same_type<R, Mask>) return x != Vec<From>(From(0));
-    else if constexpr (Kind<From>::real && sizeof(Scalar<To>) < 4) return cast<To>(cast<int32_t>(x));
-    else if constexpr (sizeof(From) == 8 && sizeof(Scalar<To>) == 8)
-        return R(__builtin_convertvector(x.lo, typename R::N), __builtin_convertvector(x.hi, typename R::N));
-    else if constexpr (sizeof(From) == 8) {
-        typedef typename Native<Scalar<To>, OPF_VL / 2>::N H;
-        return R(join_halves(__builtin_convertvector(x.lo, H), __builtin_convertvector(x.hi, H)));
-    } else if constexpr (sizeof(Scalar<To>) == 8)
-        return R(__builtin_convertvector(low_half(x.v), typename R::N), __builtin_convertvector(high_half(x.v), typename R::N));
-    else return R(__builtin_convertvector(x.v, typename R::N));
+#if defined(OPF_AVX2)
+    // No instruction of this target converts 64-bit integers: within 53 bits they go by way of the bits of a double.
+    else if constexpr (same_type<S, int64_t> && Kind<From>::real) {
+        const Vec<double> d = cast<double>(x), t(__builtin_ia32_roundpd256(d.lo, 11), __builtin_ia32_roundpd256(d.hi, 11));
+        if (__builtin_expect(hany(!((d > Vec<double>(-0x1p51)) & (d < Vec<double>(0x1p51)))), 0)) return cast_each<int64_t>(x);
+        const auto bits = [](Vec<double>::N a) { return (typename R::N)(a + 0x1.8p52) - 0x4338000000000000; };
+        return R(bits(t.lo), bits(t.hi));
+    } else if constexpr (same_type<From, int64_t> && same_type<S, float>) {
+        if (__builtin_expect(hany(!((x > Vec<From>(-(1L << 53))) & (x < Vec<From>(1L << 53)))), 0)) return cast_each<float>(x);
+        return cast<float>(cast<double>(x));
+    }
+#endif
+    else if constexpr (wide && to_wide) return R(lanes_as<typename R::N>(x.lo), lanes_as<typename R::N>(x.hi));
+    else if constexpr (same_type<From, int64_t> && sizeof(S) <= 4 && !Kind<S>::real) return cast<To>(Vec<int32_t>(low_words(x.lo, x.hi)));
+    else if constexpr (wide && sizeof(S) < 4) return cast<To>(cast<int32_t>(x));
+    else if constexpr (wide) {
+        typedef typename Native<S, OPF_VL / 2>::N H;
+        return R(join_halves(lanes_as<H>(x.lo), lanes_as<H>(x.hi)));
+    } else if constexpr (to_wide && sizeof(From) < 4) return cast<To>(cast<int32_t>(x));
+    else if constexpr (to_wide) return R(lanes_as<typename R::N>(low_half(x.v)), lanes_as<typename R::N>(high_half(x.v)));
+    else return R(lanes_as<typename R::N>(x.v));
 }
 template <class To> OPF_INLINE Reg<To> cast(Mask m) {
     if constexpr (same_type<Reg<To>, Mask>) return m;
@@ -311,8 +395,10 @@ template <class To, class From> OPF_INLINE auto convert(From x) {
 }
 // reinterpret<To>: the same bits as an element type of equal size.
 template <class To, class From> OPF_INLINE auto reinterpret(From x) {
+    typedef Reg<To> R;
     if constexpr (!is_vector<From>) return __builtin_bit_cast(To, x);
-    else return __builtin_bit_cast(Reg<To>, x);
+    else if constexpr (sizeof(To) == 8) return R((typename R::N)x.lo, (typename R::N)x.hi);
+    else return R((typename R::N)x.v);
 }
 template <class T> constexpr T inf_of() { return T(__builtin_inf()); }
 template <class T> constexpr T nan_of() { return T(__builtin_nan("")); }
@@ -330,26 +416,69 @@ template <> constexpr bool highest_of<bool>() { return true; }
 
 // ---- Loads and stores -------------------------------------------------------------------------------------------------
 // `n` (1..VL) limits an access to the first n lanes; the other lanes of a load are zero. Nothing else is touched.
-template <class T> OPF_INLINE Vec<T> load_bits(const void* p) { Vec<T> v; __builtin_memcpy(&v, p, sizeof v); return v; }
-template <class T> OPF_INLINE Vec<T> load_bits(const void* p, int n) {
-    Lanes<T> l{};
 #if defined(OPF_AVX2)
-    if constexpr (sizeof(T) == 4)
-        return Vec<T>((typename Vec<T>::N)__builtin_ia32_maskloadd256((const Native<int32_t, 8>::N*)p, lane_mask(n).v));
+OPF_INLINE Vec<int64_t> lane_mask_wide(int n) { return mask_as<int64_t>(lane_mask(n)); }
 #endif
-    __builtin_memcpy(l.x, p, n * sizeof(T));
-    return from_lanes(l);
+// `bytes` < 16 from the start of a block of 16, by two loads or stores that overlap.
+typedef unsigned __int128 Block;
+template <class W> OPF_INLINE W peek(const void* p, int at) { W w; __builtin_memcpy(&w, (const char*)p + at, sizeof w); return w; }
+template <class W> OPF_INLINE void poke(void* p, int at, W w) { __builtin_memcpy((char*)p + at, &w, sizeof w); }
+OPF_INLINE Block load_bytes(const void* p, int bytes) {
+    if (bytes >= 8) return peek<uint64_t>(p, 0) | Block(peek<uint64_t>(p, bytes - 8)) << 8 * (bytes - 8);
+    if (bytes >= 4) return peek<uint32_t>(p, 0) | uint64_t(peek<uint32_t>(p, bytes - 4)) << 8 * (bytes - 4);
+    if (bytes >= 2) return peek<uint16_t>(p, 0) | uint32_t(peek<uint16_t>(p, bytes - 2)) << 8 * (bytes - 2);
+    return bytes ? peek<uint8_t>(p, 0) : 0;
 }
-template <class V> OPF_INLINE void store_bits(void* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
+OPF_INLINE void store_bytes(void* p, Block b, int bytes) {
+    if (bytes >= 8) poke(p, 0, uint64_t(b)), poke(p, bytes - 8, uint64_t(b >> 8 * (bytes - 8)));
+    else if (bytes >= 4) poke(p, 0, uint32_t(b)), poke(p, bytes - 4, uint32_t(b >> 8 * (bytes - 4)));
+    else if (bytes >= 2) poke(p, 0, uint16_t(b)), poke(p, bytes - 2, uint16_t(b >> 8 * (bytes - 2)));
+    else if (bytes) poke(p, 0, uint8_t(b));
+}
+template <class T> OPF_INLINE Vec<T> load_bits(const void* p, int n) {
+    constexpr int size = sizeof(typename Native<T, OPF_VL>::N);
+#if defined(OPF_AVX2)
+    typedef typename Vec<T>::N N;
+    if constexpr (sizeof(T) == 4) return Vec<T>((N)__builtin_ia32_maskloadd256((const Native<int32_t, 8>::N*)p, lane_mask(n).v));
+    else if constexpr (sizeof(T) == 8) {
+        typedef Native<long long, 4>::N L;
+        const auto m = lane_mask_wide(n);
+        return Vec<T>((N)__builtin_ia32_maskloadq256((const L*)p, (L)m.lo), (N)__builtin_ia32_maskloadq256((const L*)p + 1, (L)m.hi));
+    }
+#endif
+    if constexpr (size <= 16) {
+        const Block b = load_bytes(p, n * int(sizeof(T)) < size ? n * int(sizeof(T)) : 0);
+        if (n * int(sizeof(T)) == size) return load_bits<T>(p);
+        return load_bits<T>(&b);
+    } else {
+        Lanes<T> l{};
+        __builtin_memcpy(l.x, p, n * sizeof(T));
+        return from_lanes(l);
+    }
+}
 template <class T> OPF_INLINE void store_bits(void* p, Vec<T> v, int n) {
+    constexpr int size = sizeof(typename Native<T, OPF_VL>::N);
 #if defined(OPF_AVX2)
     if constexpr (sizeof(T) == 4) {
         __builtin_ia32_maskstored256((Native<int32_t, 8>::N*)p, lane_mask(n).v, (Native<int32_t, 8>::N)v.v);
         return;
+    } else if constexpr (sizeof(T) == 8) {
+        typedef Native<long long, 4>::N L;
+        const auto m = lane_mask_wide(n);
+        __builtin_ia32_maskstoreq256((L*)p, (L)m.lo, (L)v.lo);
+        __builtin_ia32_maskstoreq256((L*)p + 1, (L)m.hi, (L)v.hi);
+        return;
     }
 #endif
-    const Lanes<T> l = to_lanes(v);
-    __builtin_memcpy(p, l.x, n * sizeof(T));
+    if constexpr (size <= 16) {
+        Block b = 0;
+        store_bits(&b, v);
+        if (n * int(sizeof(T)) == size) store_bits(p, v);
+        else store_bytes(p, b, n * int(sizeof(T)));
+    } else {
+        const Lanes<T> l = to_lanes(v);
+        __builtin_memcpy(p, l.x, n * sizeof(T));
+    }
 }
 template <class T> struct Stored { typedef T S; };
 template <> struct Stored<bf16> { typedef uint16_t S; };
@@ -359,14 +488,14 @@ template <> struct Stored<bool> { typedef uint8_t S; };
 template <class T> OPF_INLINE Reg<T> decode(Vec<typename Stored<T>::S> v) {
     if constexpr (same_type<T, bf16>) return from_bf16(v.v);
     else if constexpr (same_type<T, f16>) return from_f16(v.v);
-    else if constexpr (same_type<Reg<T>, Mask>) return Mask(__builtin_convertvector(v.v, MaskBits) != 0);
+    else if constexpr (same_type<Reg<T>, Mask>) return Mask(lanes_as<MaskBits>(v.v) != 0);
     else return v;
 }
 template <class T> OPF_INLINE Vec<typename Stored<T>::S> encode(Reg<T> v) {
     typedef Vec<typename Stored<T>::S> S;
     if constexpr (same_type<T, bf16>) return S(bf16_bits(v));
     else if constexpr (same_type<T, f16>) return S(f16_bits(v));
-    else if constexpr (same_type<Reg<T>, Mask>) return S(__builtin_convertvector(v.v & 1, typename S::N));
+    else if constexpr (same_type<Reg<T>, Mask>) return S(lanes_as<typename S::N>(v.v & 1));
     else return v;
 }
 template <class T> OPF_INLINE Reg<T> loadu(const T* p) { return decode<T>(load_bits<typename Stored<T>::S>(p)); }
@@ -807,8 +936,6 @@ template <class V> OPF_INLINE V v_truncdiv(V a, V b) {
     if constexpr (is_real<V>) return v_trunc(divide(a, b));
     else return divide(a, b);
 }
-OPF_INLINE bool hany(bool x) { return x; }
-OPF_INLINE bool hany(Mask m);
 template <class V> OPF_INLINE V v_fmod(V a, V b) {
     if constexpr (same_type<Element<V>, float>) {
         // In double the product of a whole quotient below 2**28 with b is exact, and the quotient is never rounded up to a whole number.
@@ -859,7 +986,7 @@ template <class V> OPF_INLINE V v_gcd(V a, V b) {
 }
 
 // ---- Across lanes (always in the same tree order) and across threads ----------------------------------------------------------
-template <class T, class F> OPF_INLINE T fold_lanes(Lanes<T> l, F f) {
+template <class T, class F> OPF_INLINE T fold_lanes(Lanes<T>&& l, F f) {
     for (int half = OPF_VL / 2; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) l.x[i] = f(l.x[i], l.x[i + half]);
     return l.x[0];
@@ -869,13 +996,6 @@ template <class T> OPF_INLINE T hprod(Vec<T> v) { return fold_lanes(to_lanes(v),
 template <class T> OPF_INLINE T hmax(Vec<T> v) { return fold_lanes(to_lanes(v), [](T a, T b) { return v_maximum(a, b); }); }
 template <class T> OPF_INLINE T hmin(Vec<T> v) { return fold_lanes(to_lanes(v), [](T a, T b) { return v_minimum(a, b); }); }
 template <class T> OPF_INLINE T hxor(Vec<T> v) { return fold_lanes(to_lanes(v), [](T a, T b) { return T(a ^ b); }); }
-OPF_INLINE bool hany(Mask m) {
-#if defined(OPF_AVX2)
-    return __builtin_ia32_movmskps256((Vec<float>::N)m.v) != 0;
-#else
-    return fold_lanes(to_lanes(m), [](int32_t a, int32_t b) { return a | b; }) != 0;
-#endif
-}
 OPF_INLINE bool hall(Mask m) { return !hany(~m); }
 OPF_INLINE bool hmax(Mask m) { return hany(m); }
 OPF_INLINE bool hmin(Mask m) { return hall(m); }
