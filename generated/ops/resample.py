@@ -4,7 +4,19 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, greatest, is_float, opmath, promoted_dtype, shape, size, to, value_of
+from ...runtime.lower.names import (
+    dtype,
+    greatest,
+    is_float,
+    is_known,
+    le,
+    opmath,
+    promoted_dtype,
+    shape,
+    size,
+    to,
+    value_of,
+)
 
 
 # spec: aten.upsample_nearest1d.default
@@ -12,6 +24,10 @@ def upsample_nearest1d(b, self, output_size, scales=None):
     inner = shape(self)[2:]
     scales_ = [scales]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    whole = [
+        is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
+        for m, o, scale in zip(inner, output_size, scales_)
+    ]
     out = shape(self)[:2] + output_size
     i = b.coords(out)
     return b.define(
@@ -21,8 +37,10 @@ def upsample_nearest1d(b, self, output_size, scales=None):
             [
                 *i[:2],
                 *[
-                    b.place_of(s.minimum(to(s.floor(to(value_of(x), "float32") * q), "int64"), value_of(m - 1)), m)
-                    for x, q, m in zip(i[2:], ratio, inner)
+                    x // (o // m)
+                    if exact
+                    else b.place_of(s.minimum(to(s.floor(to(value_of(x), "float32") * q), "int64"), value_of(m - 1)), m)
+                    for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
         ),
@@ -34,6 +52,10 @@ def _upsample_nearest_exact1d(b, self, output_size, scales=None):
     inner = shape(self)[2:]
     scales_ = [scales]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    whole = [
+        is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
+        for m, o, scale in zip(inner, output_size, scales_)
+    ]
     out = shape(self)[:2] + output_size
     i = b.coords(out)
     return b.define(
@@ -43,10 +65,12 @@ def _upsample_nearest_exact1d(b, self, output_size, scales=None):
             [
                 *i[:2],
                 *[
-                    b.place_of(
+                    x // (o // m)
+                    if exact
+                    else b.place_of(
                         s.minimum(to(s.floor((to(value_of(x), "float32") + 0.5) * q), "int64"), value_of(m - 1)), m
                     )
-                    for x, q, m in zip(i[2:], ratio, inner)
+                    for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
         ),
@@ -58,6 +82,10 @@ def upsample_nearest2d(b, self, output_size, scales_h=None, scales_w=None):
     inner = shape(self)[2:]
     scales_ = [scales_h, scales_w]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    whole = [
+        is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
+        for m, o, scale in zip(inner, output_size, scales_)
+    ]
     out = shape(self)[:2] + output_size
     i = b.coords(out)
     return b.define(
@@ -67,8 +95,10 @@ def upsample_nearest2d(b, self, output_size, scales_h=None, scales_w=None):
             [
                 *i[:2],
                 *[
-                    b.place_of(s.minimum(to(s.floor(to(value_of(x), "float32") * q), "int64"), value_of(m - 1)), m)
-                    for x, q, m in zip(i[2:], ratio, inner)
+                    x // (o // m)
+                    if exact
+                    else b.place_of(s.minimum(to(s.floor(to(value_of(x), "float32") * q), "int64"), value_of(m - 1)), m)
+                    for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
         ),
@@ -80,6 +110,10 @@ def _upsample_nearest_exact2d(b, self, output_size, scales_h=None, scales_w=None
     inner = shape(self)[2:]
     scales_ = [scales_h, scales_w]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    whole = [
+        is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
+        for m, o, scale in zip(inner, output_size, scales_)
+    ]
     out = shape(self)[:2] + output_size
     i = b.coords(out)
     return b.define(
@@ -89,10 +123,12 @@ def _upsample_nearest_exact2d(b, self, output_size, scales_h=None, scales_w=None
             [
                 *i[:2],
                 *[
-                    b.place_of(
+                    x // (o // m)
+                    if exact
+                    else b.place_of(
                         s.minimum(to(s.floor((to(value_of(x), "float32") + 0.5) * q), "int64"), value_of(m - 1)), m
                     )
-                    for x, q, m in zip(i[2:], ratio, inner)
+                    for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
         ),
@@ -104,6 +140,10 @@ def upsample_nearest3d(b, self, output_size, scales_d=None, scales_h=None, scale
     inner = shape(self)[2:]
     scales_ = [scales_d, scales_h, scales_w]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    whole = [
+        is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
+        for m, o, scale in zip(inner, output_size, scales_)
+    ]
     out = shape(self)[:2] + output_size
     i = b.coords(out)
     return b.define(
@@ -113,8 +153,10 @@ def upsample_nearest3d(b, self, output_size, scales_d=None, scales_h=None, scale
             [
                 *i[:2],
                 *[
-                    b.place_of(s.minimum(to(s.floor(to(value_of(x), "float32") * q), "int64"), value_of(m - 1)), m)
-                    for x, q, m in zip(i[2:], ratio, inner)
+                    x // (o // m)
+                    if exact
+                    else b.place_of(s.minimum(to(s.floor(to(value_of(x), "float32") * q), "int64"), value_of(m - 1)), m)
+                    for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
         ),
@@ -126,6 +168,10 @@ def _upsample_nearest_exact3d(b, self, output_size, scales_d=None, scales_h=None
     inner = shape(self)[2:]
     scales_ = [scales_d, scales_h, scales_w]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    whole = [
+        is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
+        for m, o, scale in zip(inner, output_size, scales_)
+    ]
     out = shape(self)[:2] + output_size
     i = b.coords(out)
     return b.define(
@@ -135,10 +181,12 @@ def _upsample_nearest_exact3d(b, self, output_size, scales_d=None, scales_h=None
             [
                 *i[:2],
                 *[
-                    b.place_of(
+                    x // (o // m)
+                    if exact
+                    else b.place_of(
                         s.minimum(to(s.floor((to(value_of(x), "float32") + 0.5) * q), "int64"), value_of(m - 1)), m
                     )
-                    for x, q, m in zip(i[2:], ratio, inner)
+                    for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
         ),
