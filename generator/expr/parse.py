@@ -172,7 +172,9 @@ def _allowed(source: Text, root: ast.AST, whitelist: tuple[type, ...]) -> bool:
     for node, parent, depth in _walk(root):
         place = node if hasattr(node, "lineno") else parent
         if depth > MAX_DEPTH:
-            source.error(place if place is not None else 0, f"nested deeper than {MAX_DEPTH} levels: split it with 'let'")
+            source.error(
+                place if place is not None else 0, f"nested deeper than {MAX_DEPTH} levels: split it with 'let'"
+            )
             return False
         if parent in skip:
             skip.add(node)
@@ -198,6 +200,8 @@ def _fault(node: ast.AST, whitelist: tuple[type, ...]) -> str | None:
         return "a comprehension has one 'for'"
     if isinstance(node, ast.comprehension) and node.is_async:
         return "'async' is not part of the expression language"
+    if isinstance(node, ast.comprehension) and not _target(node.target, nested=True):
+        return "a comprehension binds names, as in 'for a, b in zip(l, m)'"
     if isinstance(node, ast.Slice) and node.step is not None:
         return "a slice has no step here: use reversed(l)"
     if isinstance(node, ast.keyword) and node.arg is None:
@@ -209,7 +213,7 @@ def _fault(node: ast.AST, whitelist: tuple[type, ...]) -> str | None:
     return None
 
 
-def _target(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) or (
-        isinstance(node, ast.Tuple) and all(isinstance(e, ast.Name) for e in node.elts)
-    )
+def _target(node: ast.expr, nested: bool = False) -> bool:
+    if isinstance(node, ast.Tuple):
+        return all(_target(e, nested) if nested else isinstance(e, ast.Name) for e in node.elts)
+    return isinstance(node, ast.Name)
