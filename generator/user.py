@@ -13,11 +13,11 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import SpecError
-from .check_ops import OpEntry
 from .diagnostics import Diagnostics
 from .emit.lowerings import function_name, module_text
 from .load import load_spec
 from .model import Model
+from .op_entries import OpEntry
 from .render import header, literal
 from .run import format_files, load_model, load_user_model
 from .torch_schemas import TorchSchemas, torch_lines

@@ -142,13 +142,17 @@ def compile_traced(traced: Traced, cfg: Config, clock: Clock) -> tuple[Compiled,
         cache = Cache.current(cfg)
         entry = cache.get(digest)
     if entry is None:
-        files, meta, artifacts = build(lowered, cfg, target, clock)
+        files, built, artifacts = build(lowered, cfg, target, clock)
         with clock.stage("cache"):
-            entry = cache.put(digest, files, meta)
+            entry = cache.put(digest, files, built)
     else:
-        texts = [(entry.path / name).read_text() for name in ("kernels.cpp", "wrapper.py")]
         artifacts = Artifacts(
-            *texts, "", entry.meta["kernels"], entry.meta["externs"], entry.meta["arena_bytes"], cached=True
+            cpp=(entry.path / "kernels.cpp").read_text(),
+            wrapper=(entry.path / "wrapper.py").read_text(),
+            kernels=entry.meta["kernels"],
+            externs=entry.meta["externs"],
+            arena_bytes=entry.meta["arena_bytes"],
+            cached=True,
         )
     meta = entry.meta
     artifacts.program = lowered.program

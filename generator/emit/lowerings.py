@@ -7,12 +7,13 @@ import builtins
 from collections.abc import Iterable
 from keyword import iskeyword
 
-from ..check_ops import Lowering, OpEntry, Section, symbol_overload
+from ..check_ops import symbol_overload
 from ..expr.helpers import IMPORTED
 from ..expr.infer import LOCALS
 from ..expr.printer import print_body, print_expression
 from ..expr.types import DTYPE_NUMBERS
 from ..model import Model
+from ..op_entries import Lowering, OpEntry, Section
 from ..render import header, literal
 from ..torch_schemas import TorchArg, TorchSchema
 
@@ -198,7 +199,9 @@ def _default(arg: TorchArg) -> str:
 # -- the table ---------------------------------------------------------------------------------------------------------
 def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, str]]:
     """`LOWERINGS`, `OPERATORS` and `EXTERN` as plain dicts; a lowering is named `module:function`."""
-    lowerings, operators, extern = {}, {}, {}
+    lowerings: dict[str, str] = {}
+    operators: dict[str, str] = {}
+    extern: dict[str, str] = {}
     for e in entries:
         for w in e.lowerings:
             lowerings[w.schema.id] = f"{module or e.family}:{function_name(w.schema)}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..check_ops import OpEntry
 from ..model import Model
+from ..op_entries import OpEntry
 from ..render import header, literal
 
 PATH = "tests/generated/test_ops.py"

@@ -35,6 +35,8 @@ _ON_TENSORS = frozenset(
     ]
 )
 """Helpers that win over operators of the same name when they are given a tensor."""
+_ITERATING = frozenset(["list", "sum", "sorted", "all", "any"])
+"""Helpers that go through their argument, so that an iterator will do."""
 
 
 def check_call(check: Inference, node: ast.Call, scope: Mapping[str, Type]) -> Type:
@@ -43,7 +45,9 @@ def check_call(check: Inference, node: ast.Call, scope: Mapping[str, Type]) -> T
     names = check.function.names
     if name is None:
         return check.error(node.func, "only a name can be called")
-    first = check._silent(_first(node), scope) if node.args else None
+    if name in LAZY or name in _ITERATING:
+        check.iterated.update(node.args)
+    first = check.peek(_first(node), scope) if node.args else None
     on_tensor = first is not None and first.has_tensor
     scalar = names.scalars.get(name)
     helper = HELPERS.get({"min": "least", "max": "greatest"}.get(name, name))
@@ -78,7 +82,7 @@ def _first(node: ast.Call) -> ast.expr:
 
 
 def _any_elem(check: Inference, node: ast.Call, scope: Mapping[str, Type]) -> bool:
-    return any(check._silent(a, scope).kind == "elem" for a in node.args if not isinstance(a, ast.Starred))
+    return any(check.peek(a, scope).kind == "elem" for a in node.args if not isinstance(a, ast.Starred))
 
 
 def arguments(check: Inference, node: ast.Call, scope: Mapping[str, Type]) -> list[tuple[ast.expr, Type, bool]]:
@@ -94,13 +98,11 @@ def arguments(check: Inference, node: ast.Call, scope: Mapping[str, Type]) -> li
 
 def _helper(check: Inference, node: ast.Call, scope: Mapping[str, Type], helper: Helper) -> Type:
     name = helper.name
-    if name in LAZY or name in ("list", "len", "sum", "sorted", "all", "any"):
-        check.iterated.update(node.args)
     given = arguments(check, node, scope)
     _print_helper(check, node, helper)
-    for k in node.keywords:
-        check.infer(k.value, scope)
-        check.error(k.value, f"'{name}' takes no keyword arguments: {helper.text}")
+    for keyword in node.keywords:
+        check.infer(keyword.value, scope)
+        check.error(keyword.value, f"'{name}' takes no keyword arguments: {helper.text}")
     bound: dict[str, Type] = {}
     parameters = list(helper.parameters)
     many = parameters[-1].many
@@ -140,8 +142,8 @@ def _print_helper(check: Inference, node: ast.Call, helper: Helper) -> None:
 
 def _scalar(check: Inference, node: ast.Call, scope: Mapping[str, Type], sig: ScalarSig) -> Type:
     given = arguments(check, node, scope)
-    for k in node.keywords:
-        check.error(k.value, f"the scalar '{sig.name}' takes no keyword arguments")
+    for keyword in node.keywords:
+        check.error(keyword.value, f"the scalar '{sig.name}' takes no keyword arguments")
     check.resolved[node] = As(check.function.scalar(sig.name))
     count = sig.operands + sig.takes_dtype
     if not any(star for _, _, star in given) and len(given) != count:

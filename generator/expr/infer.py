@@ -7,13 +7,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from keyword import iskeyword
 
-from ..diagnostics import did_you_mean
+from ..diagnostics import Mistake, did_you_mean
 from .helpers import COMPARISONS, CONSTANTS, HELPERS
 from .ops import VERBATIM, Names, suggestions
 from .parse import Text
 from .printer import As, symbol_of
 from .types import (
-    ANY, BOOL, DTYPE, DTYPE_NAMES, ELEM, INDEX, INT, NONE, NUMBER, STR, TENSOR, Type, accepts, item_of, join, list_of, optional, strip,
+    ANY,
+    BOOL,
+    DTYPE,
+    DTYPE_NAMES,
+    ELEM,
+    INDEX,
+    INT,
+    NONE,
+    NUMBER,
+    STR,
+    TENSOR,
+    Type,
+    accepts,
+    item_of,
+    join,
+    list_of,
+    optional,
+    strip,
 )  # fmt: skip
 
 LOCALS = ("b", "s", "p", "i", "r", "out", "value")
@@ -73,6 +90,7 @@ class Inference:
         self.source, self.function, self.resolved, self.elems = source, function, resolved, elems
         self.fixed = fixed or {}
         self.iterated: set[ast.AST] = set()
+        self.seen: dict[ast.AST, tuple[Type, list[Mistake]]] = {}
 
     # -- entry points --------------------------------------------------------------------------------------------------
     def expect(self, node: ast.expr, scope: Scope, want: Type) -> Type:
@@ -84,9 +102,10 @@ class Inference:
     def require(self, node: ast.expr, have: Type, want: Type, what: str = "") -> bool:
         """Record a mistake unless `have` may stand for `want`."""
         if want.kind == "dtype" and have.kind == "str" and isinstance(node, ast.Constant):
-            if node.value in DTYPE_NAMES:
+            name = str(node.value)
+            if name in DTYPE_NAMES:
                 return True
-            self.error(node, f"{what}expected a dtype, found '{node.value}'{did_you_mean(node.value, DTYPE_NAMES)}")
+            self.error(node, f"{what}expected a dtype, found '{name}'{did_you_mean(name, DTYPE_NAMES)}")
             return False
         if (
             want.kind in ("optional", "union")
@@ -115,8 +134,17 @@ class Inference:
     # -- expressions ---------------------------------------------------------------------------------------------------
     def infer(self, node: ast.expr, scope: Scope) -> Type:
         """The type of `node`; `any` after a mistake, so that it is reported once."""
-        method = getattr(self, f"_{type(node).__name__.lower()}")
-        result: Type = method(node, scope)
+        mistakes = self.source.diags.mistakes
+        if node in self.seen:
+            result, found = self.seen[node]
+            mistakes += found
+            self.source.failed |= bool(found)
+            return result
+        before = len(mistakes)
+        result = getattr(self, f"_{type(node).__name__.lower()}")(node, scope)
+        if isinstance(node, ast.Call):
+            # What a call means depends on its first argument, which is then looked at again: without this, twice per level.
+            self.seen[node] = result, mistakes[before:]
         return result
 
     def _constant(self, node: ast.Constant, scope: Scope) -> Type:
@@ -163,7 +191,7 @@ class Inference:
 
     def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, scope: Scope) -> Type:
         g = node.generators[0]
-        inner = {**scope, **self.targets(g.target, g.iter, scope)}
+        inner: Mapping[str, Type] = {**scope, **self.targets(g.target, g.iter, scope)}
         for c in g.ifs:
             self.condition(c, inner)
             inner = self.narrowed(c, inner, True)
@@ -180,7 +208,7 @@ class Inference:
             and source.func.id in ("zip", "enumerate")
         ):
             self.infer(source, scope)  # reports mistakes
-            items = [item_of(self._silent(a, scope)) or ANY for a in source.args if not isinstance(a, ast.Starred)]
+            items = [item_of(self.peek(a, scope)) or ANY for a in source.args if not isinstance(a, ast.Starred)]
             item = Type("tuple", tuple([INT, *items][:2] if source.func.id == "enumerate" else items))
         else:
             t = self.infer(source, scope)
@@ -192,7 +220,7 @@ class Inference:
             )
         return self.bind(target, item)
 
-    def _silent(self, node: ast.expr, scope: Scope) -> Type:
+    def peek(self, node: ast.expr, scope: Scope) -> Type:
         """The type of something checked already."""
         before, failed = len(self.source.diags.mistakes), self.source.failed
         t = self.infer(node, scope)

@@ -36,7 +36,7 @@ class OuterWriter(RowWriter):
         reduces = [s for s in phase.body if isinstance(s.source, Reduce)]
         scans = [s for s in phase.body if isinstance(s.source, Scan)]
         position = self._position(phase)
-        accs = {}
+        accs: dict[str, str] = {}
         # Registers of this shape are vectors, named like the register itself: declared in the scope of the outer point.
         for s in reduces:
             accs |= self._open_accumulators([s], True)

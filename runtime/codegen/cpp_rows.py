@@ -370,6 +370,7 @@ class RowWriter(Writer):
 
     # -- stores --------------------------------------------------------------------------------------------------------
     def _stored_dtype(self, s: FlatStatement) -> str:
+        assert not isinstance(s.source, Reduce)
         buffer = s.source.buffer
         tile = self.tile_shapes.get(buffer)
         return tile.dtype if tile is not None else self.layouts[buffer].dtype

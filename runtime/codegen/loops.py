@@ -223,6 +223,7 @@ def score(phases: tuple[FlatPhase, ...] | list[FlatPhase], v: Var) -> float:
         for st in p.body:
             accesses = [(n.attr.buffer, n.attr.index[0]) for n in st.value.loads() if n.attr.index]
             if st.where is not None:
+                assert not isinstance(st.source, Reduce)
                 accesses.append((st.source.buffer, st.where))
             for key in accesses:
                 if key in seen:

@@ -13,6 +13,8 @@ from operator import mul
 from typing import Any
 from weakref import WeakValueDictionary
 
+from .monomials import divide_monomial, merge, operand, print_expr, term_key
+
 IntLike = "int | Expr"
 
 
@@ -86,7 +88,7 @@ class Quotient(Atom):
 
     @property
     def pretty(self) -> str:
-        return f"({_operand(self.num)} {self.kind} {_operand(self.den)})"
+        return f"({operand(self.num)} {self.kind} {operand(self.den)})"
 
 
 class Val(Atom):
@@ -157,7 +159,7 @@ class Expr:
     def text(self) -> str:
         """For readers: variables by name only."""
         if self._text is None:
-            self._text = _print(self)
+            self._text = print_expr(self)
         return self._text
 
     @property
@@ -190,7 +192,7 @@ class Expr:
 
     def __mul__(self, other: int | Expr) -> Expr:
         right = expr(other)
-        return _sum((_merge(m1, m2), c1 * c2) for m1, c1 in self.terms for m2, c2 in right.terms)
+        return _sum((merge(m1, m2), c1 * c2) for m1, c1 in self.terms for m2, c2 in right.terms)
 
     __rmul__ = __mul__
 
@@ -331,7 +333,7 @@ def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     rest: list[tuple[Monomial, int]] = []
     b_mono, b_coef = b.terms[0] if len(b.terms) == 1 else (None, 0)
     for monomial, c in a.terms:
-        divided = _divide_monomial(monomial, b_mono) if b_mono is not None else None
+        divided = divide_monomial(monomial, b_mono) if b_mono is not None else None
         if divided is not None and b_coef and c % b_coef == 0:
             q.append((divided, c // b_coef))
         elif divided is not None and not monomial and b_coef > 0 and abs(c) >= b_coef:
@@ -397,30 +399,8 @@ def _sum(terms: Iterable[tuple[Monomial, int]]) -> Expr:
         total[m] = total.get(m, 0) + c
     kept = [(m, c) for m, c in total.items() if c]
     if len(kept) > 1:
-        kept.sort(key=_term_key)
+        kept.sort(key=term_key)
     return Expr(tuple(kept))
-
-
-def _term_key(term: tuple[Monomial, int]) -> tuple[int, str]:
-    monomial = term[0]
-    return (1 if not monomial else 0, "*".join(a.text for a in monomial))
-
-
-def _merge(a: Monomial, b: Monomial) -> Monomial:
-    if not a:
-        return b
-    if not b:
-        return a
-    return tuple(sorted(a + b, key=lambda x: x.text))
-
-
-def _divide_monomial(m: Monomial, by: Monomial) -> Monomial | None:
-    rest = list(m)
-    for a in by:
-        if a not in rest:
-            return None
-        rest.remove(a)
-    return tuple(rest)
 
 
 def _mentions(atom: Atom, var: Atom) -> bool:
@@ -502,24 +482,3 @@ def _subst_atom(
     if isinstance(a, Val) and on_value is not None:
         return on_value(a)
     return of(a)
-
-
-def _operand(e: Expr) -> str:
-    return e.text if e.is_const or e.atom is not None else f"({e.text})"
-
-
-def _print(e: Expr) -> str:
-    if not e.terms:
-        return "0"
-    out = ""
-    for monomial, c in e.terms:
-        body = "*".join(a.pretty for a in monomial)
-        if not monomial:
-            piece = str(abs(c))
-        elif abs(c) == 1:
-            piece = body
-        else:
-            piece = f"{abs(c)}*{body}"
-        sign = "-" if c < 0 else ("+" if out else "")
-        out += f" {sign} {piece}" if out else f"{sign}{piece}"
-    return out

@@ -18,18 +18,7 @@ Size = int | Expr
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("uint8", "int8", "int16", "int32", "int64")
 DTYPES = (*FLOATS, *INTS, "bool")
-ITEMSIZE = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "uint8": 1,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "bool": 1,
-}
+ITEMSIZE = dict(zip(DTYPES, (2, 2, 4, 8, 1, 1, 2, 4, 8, 1), strict=True))
 
 
 class Node:

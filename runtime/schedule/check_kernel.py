@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from ..ir.facts import covers, equal, flat, in_range, is_injective, plausible
@@ -21,22 +20,10 @@ from ..ir.nodes import (
     load,
     rebuild,
 )
+from .check_access import Access, Box, keep, mapped, roots, same_index, short, show, vars_of, volume
 from .check_memory import Memory
 from .check_values import Definition, Values, invert, loop_matches
 from .plan import Kernel, Reduce, Scan, Statement, Store
-
-Box = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Access:
-    """A load or a store. `phase` and `at` (the statement's number in its phase) say when it happens for one outer point."""
-
-    buffer: str
-    index: tuple[Expr, ...]
-    phase: int
-    at: int
-    guarded: bool = False
 
 
 class KernelCheck:
@@ -86,7 +73,7 @@ class KernelCheck:
                     self.fail(f"register {st.name!r} is defined twice")
                 self.registers[st.name] = (p, st)
             loops = {*self.kernel.outer, *self.kernel.phases[p].inner}
-            for n in dict.fromkeys(n for root in _roots(st) for n in root.walk()):
+            for n in dict.fromkeys(n for root in roots(st) for n in root.walk()):
                 if n.op == "load":
                     self.loads.append(Access(n.attr.buffer, n.attr.index, p, k, bool(n.args)))
                     self._scoped(n.attr.index, loops, n.attr.buffer)
@@ -151,7 +138,7 @@ class KernelCheck:
             for e, n in zip(a.index, shape, strict=True):
                 if not a.guarded and not in_range(e, n) and not plausible(e, n):
                     self.fail(f"buffer {a.buffer!r} is accessed at {e}, which is not within 0..{n} - 1")
-        for ld in dict.fromkeys(ld for _, _, st in self.statements() for root in _roots(st) for ld in root.loads()):
+        for ld in dict.fromkeys(ld for _, _, st in self.statements() for root in roots(st) for ld in root.loads()):
             name = ld.attr.buffer
             if name in self.registers:
                 dtype = self.registers[name][1].dtype
@@ -172,9 +159,9 @@ class KernelCheck:
             if a.phase > last.phase:
                 if not all(self._same_outer(a, w) for w in writes):
                     self.fail(
-                        f"buffer {name!r} is read in phase {a.phase} at [{_show(a.index)}], which another outer iteration writes"
+                        f"buffer {name!r} is read in phase {a.phase} at [{show(a.index)}], which another outer iteration writes"
                     )
-            elif (a.phase, a.at) > (last.phase, last.at) and all(_same_index(a.index, w.index) for w in writes):
+            elif (a.phase, a.at) > (last.phase, last.at) and all(same_index(a.index, w.index) for w in writes):
                 continue
             else:
                 self.fail(
@@ -189,7 +176,7 @@ class KernelCheck:
         parts: list[tuple[Expr, Size]] = []
         shape = self.memory.layout(a.buffer).shape
         for x, y, n in zip(a.index, b.index, shape, strict=True):
-            if _vars(x) <= outer and not any(isinstance(t, Val) for t in x.atoms()) and equal(x, y):
+            if vars_of(x) <= outer and not any(isinstance(t, Val) for t in x.atoms()) and equal(x, y):
                 parts.append((x, n))
         index, dims = tuple(p[0] for p in parts), tuple(p[1] for p in parts)
         return is_injective(flat(index, contiguous_strides(dims)), self.kernel.outer)
@@ -215,7 +202,7 @@ class KernelCheck:
         a, b = self.memory.layout(old), self.memory.layout(new)
         for r in (x for x in self.loads if x.buffer == old):
             for w in (x for x in self.stores if x.buffer == new):
-                what = f"buffer {old!r} is read at [{_show(r.index)}] in phase {r.phase}, but {new!r} is written over it in phase {w.phase}"
+                what = f"buffer {old!r} is read at [{show(r.index)}] in phase {r.phase}, but {new!r} is written over it in phase {w.phase}"
                 if r.phase > w.phase:
                     self.fail(f"{what}, which comes first")
                 if ITEMSIZE.get(a.dtype) != ITEMSIZE.get(b.dtype):
@@ -226,7 +213,7 @@ class KernelCheck:
                     if not equal(
                         self.memory.position(old, r.index), self.memory.position(new, w.index)
                     ) or not self._injective(w):
-                        self.fail(f"{what} at [{_show(w.index)}], which is not the same element")
+                        self.fail(f"{what} at [{show(w.index)}], which is not the same element")
                 elif (a.shape, a.stride, a.offset) != (b.shape, b.stride, b.offset) or self.memory.region(
                     old
                 ).start != self.memory.region(new).start:
@@ -292,14 +279,14 @@ class KernelCheck:
             box = self._box(w, shape)
             if box is None:
                 self.fail(
-                    f"buffer {name!r} is stored at [{_show(w.index)}] in phase {w.phase}, which is not proven to write each element once"
+                    f"buffer {name!r} is stored at [{show(w.index)}] in phase {w.phase}, which is not proven to write each element once"
                 )
             if any(
                 all(lo < hi2 and lo2 < hi for (lo, hi), (lo2, hi2) in zip(box, other, strict=True)) for other in found
             ):
-                self.fail(f"buffer {name!r} is stored twice in a part of it, by phase {w.phase} at [{_show(w.index)}]")
+                self.fail(f"buffer {name!r} is stored twice in a part of it, by phase {w.phase} at [{show(w.index)}]")
             found.append(box)
-        if sum(_volume(b) for b in found) == _volume(tuple((0, n) for n in shape if isinstance(n, int))):
+        if sum(volume(b) for b in found) == volume(tuple((0, n) for n in shape if isinstance(n, int))):
             return None
         return "; ".join(" x ".join(f"{lo}:{hi}" for lo, hi in b) for b in found)
 
@@ -308,7 +295,7 @@ class KernelCheck:
         loops = {v for v in (*self.kernel.outer, *self.kernel.phases[w.phase].inner) if v.extent != 1}
         sides: list[tuple[int, int]] = []
         for e, n in zip(w.index, shape, strict=True):
-            mine = _vars(e)
+            mine = vars_of(e)
             if w.guarded or not isinstance(n, int) or not mine <= loops or any(isinstance(a, Val) for a in e.atoms()):
                 return None
             loops -= mine
@@ -366,7 +353,7 @@ class KernelCheck:
             found = invert(index, shape, loops)
             if found is None or (isinstance(st, Store) and (st.mode != "set" or st.mask is not None)):
                 self.fail(
-                    f"buffer {st.buffer!r} is not in the program, and its store at [{_show(st.index)}] cannot be read as a definition"
+                    f"buffer {st.buffer!r} is not in the program, and its store at [{show(st.index)}] cannot be read as a definition"
                 )
             coords, loops_at = found
             if tile is not None:
@@ -377,10 +364,10 @@ class KernelCheck:
                 along = expr(loops_at[inner[-1]]).var if inner else None
                 if along is None:
                     self.fail(f"the scan into {st.buffer!r} has no loop to run along")
-                body = rebuild(value, _keep, loops_at)
+                body = rebuild(value, keep, loops_at)
                 self._define(st.buffer, Definition("scan", order, coords, body, st.kind, (along,), value.dtype))
             else:
-                body = rebuild(value, _keep, loops_at)
+                body = rebuild(value, keep, loops_at)
                 self._define(st.buffer, Definition("plain", order, coords, body, dtype=value.dtype))
 
     def _renamed(self, n: Node) -> Node:
@@ -419,7 +406,7 @@ class KernelCheck:
     def _difference(self) -> str:
         if self.values.why is None:
             return "no common form"
-        a, b = (_short(n) for n in self.values.why)
+        a, b = (short(n) for n in self.values.why)
         return f"{a} instead of {b}"
 
     def _scan(self, st: Scan, index: tuple[Expr, ...], value: Node, inner: tuple[Var, ...]) -> None:
@@ -428,12 +415,12 @@ class KernelCheck:
             self.fail(f"buffer {st.buffer!r} is not the {st.kind} scan that the program defines")
         along = inner[-1]
         if index[nest.scan_dim].var is not along or any(
-            along in _vars(e) for k, e in enumerate(index) if k != nest.scan_dim
+            along in vars_of(e) for k, e in enumerate(index) if k != nest.scan_dim
         ):
             self.fail(f"buffer {st.buffer!r}: the scan does not run along dimension {nest.scan_dim}")
         body = self.values.table[st.buffer].body
         assert body is not None
-        if not self.values.same(value, rebuild(body, _keep, identity_mapping(nest.vars, index))):
+        if not self.values.same(value, rebuild(body, keep, identity_mapping(nest.vars, index))):
             self.fail(
                 f"buffer {st.buffer!r}: the scan runs over another value than the program's ({self._difference()})"
             )
@@ -451,14 +438,14 @@ class KernelCheck:
         ordered = scatter.mode == "set"
         ok = False
         for ma, mb in loop_matches(loops, scatter.domain, ordered=ordered):
-            left, right = (lambda n, m=ma: rebuild(n, _keep, m)), (lambda n, m=mb: rebuild(n, _keep, m))
+            left, right = (lambda n, m=ma: rebuild(n, keep, m)), (lambda n, m=mb: rebuild(n, keep, m))
             wanted_mask = always if scatter.mask is None else right(scatter.mask)
             if not self.values.same(left(mask), wanted_mask) or not self.values.same(
                 left(value), right(self.values.nests[st.buffer].body)
             ):
                 continue
-            ours = [_mapped(e, ma) for e in index]
-            theirs = [_mapped(e, mb) for e in scatter.index]
+            ours = [mapped(e, ma) for e in index]
+            theirs = [mapped(e, mb) for e in scatter.index]
             if all(self.values.same_index(x, y) for x, y in zip(ours, theirs, strict=True)):
                 ok = True
                 break
@@ -475,50 +462,3 @@ class KernelCheck:
             self.fail(
                 f"buffer {st.buffer!r} may be updated twice in one element by loops that run side by side (neither atomic nor serial)"
             )
-
-
-def _keep(_: Node) -> None:
-    return None
-
-
-def _mapped(e: Expr, mapping: Mapping) -> Expr:
-    return e.subst(mapping, lambda v: indirect(rebuild(v.node, _keep, mapping), v.lo, v.hi))
-
-
-def _roots(st: Statement) -> list[Node]:
-    roots = [st.value]
-    if isinstance(st, Store) and st.mask is not None:
-        roots.append(st.mask)
-    if not isinstance(st, Reduce):
-        roots += [a.node for e in st.index for a in sorted(e.atoms(), key=lambda a: a.text) if isinstance(a, Val)]
-    return roots
-
-
-def _vars(e: Expr) -> set[Var]:
-    found: set[Var] = set()
-    for a in e.atoms():
-        if isinstance(a, Var):
-            found.add(a)
-        elif isinstance(a, Val):
-            found |= a.node.vars()
-    return found
-
-
-def _same_index(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
-    return all(equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _volume(box: Sequence[tuple[int, int]]) -> int:
-    total = 1
-    for lo, hi in box:
-        total *= hi - lo
-    return total
-
-
-def _show(index: Sequence[Expr]) -> str:
-    return ", ".join(e.text for e in index)
-
-
-def _short(n: Node) -> str:
-    text = n.text
-    return text if len(text) <= 120 else f"{text[:117]}…"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ..ir.index import Expr, Quotient, Var, expr, of, size
+from ..ir.index import Atom, Expr, Quotient, Var, expr, of, size
 from ..ir.nodes import Extern, Nest, Node, Scatter, rebuild
 from .inline import map_scatter
 
@@ -136,10 +136,10 @@ def _start(group: Group, nest: Nest) -> None:
     """A group of one nest: canonical names o0… for outer and r0… for inner variables."""
     if nest.scatter is not None:
         group.closed = True
-        mapping = {v: of(Var(f"r{k}", v.extent)) for k, v in enumerate(nest.scatter.domain)}
+        inner = tuple(Var(f"r{k}", v.extent) for k, v in enumerate(nest.scatter.domain))
+        mapping: dict[Atom, Expr] = {v: of(r) for v, r in zip(nest.scatter.domain, inner, strict=True)}
         scatter = map_scatter(nest.scatter, lambda n: substitute(n, mapping))
         scatter = replace(scatter, index=tuple(e.subst(mapping) for e in scatter.index))
-        inner = tuple(Var(f"r{k}", v.extent) for k, v in enumerate(nest.scatter.domain))
         group.members.append(Member(nest, nest.vars, inner, substitute(nest.body, mapping), scatter))
         return
     scanned = nest.vars[nest.scan_dim].var if nest.scan is not None else None
@@ -222,7 +222,7 @@ class Alignment:
 
     def _split_nest(self, v: Var, low: int) -> None:
         hi, lo = self._new_var("n", size(expr(v.extent) // low)), self._new_var("n", low)
-        mapping = {v: of(hi) * low + of(lo)}
+        mapping: dict[Atom, Expr] = {v: of(hi) * low + of(lo)}
         self.body = substitute(self.body, mapping)
         self.index = tuple(e.subst(mapping) for e in self.index)
         for vars_ in (self.free, self.inner_vars):
@@ -288,7 +288,7 @@ class Alignment:
         return taken
 
     def _commit(self, taken: dict[Var, Var]) -> bool:
-        mapping: dict[Var, Expr] = {v: of(g) for v, g in taken.items()}
+        mapping: dict[Atom, Expr] = {v: of(g) for v, g in taken.items()}
         # Group variables that are inner from now on keep their objects, so that access through them stays elementwise.
         outer = set(self.outer)
         unchanged = tuple(self.outer) == self.group.outer

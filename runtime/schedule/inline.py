@@ -75,9 +75,9 @@ def _keep(_: Node) -> None:
     return None
 
 
-def node_cost(node: Node, costs: Callable[[str], int]) -> int:
+def node_cost(node: Node, costs: Callable[[str], float]) -> float:
     """Arithmetic cost of one evaluation; a load counts 1."""
-    total = 0
+    total = 0.0
     for n in node.walk():
         if n.op == "load":
             total += 1
@@ -98,7 +98,7 @@ def eliminate_dead(program: Program) -> list[Nest | Extern]:
     return kept[::-1]
 
 
-def inline(program: Program, costs: Callable[[str], int]) -> tuple[list[Nest | Extern], Inliner]:
+def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest | Extern], Inliner]:
     """Return the items left, with substituted bodies, and the inliner (it knows the views that externs and outputs refer to)."""
     items = eliminate_dead(program)
     pinned = {o.buffer for o in program.outputs} | {src for _, src in program.mutations}
@@ -150,7 +150,7 @@ def inline(program: Program, costs: Callable[[str], int]) -> tuple[list[Nest | E
     return left, views
 
 
-def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], int]) -> bool:
+def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], float]) -> bool:
     """Whether substituting `nest` loses nothing: one use at no more points than it has, or so cheap that storing costs more."""
     cost = node_cost(nest.body, costs)
     loads = len({n.attr for n in nest.body.loads()})
@@ -161,9 +161,10 @@ def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], i
     if all(_guarded(nest.name, c) for c in consumers):
         return True  # a slice of a concatenation or the inside of a padding: evaluated at its own points only
     mine = points_of(nest)
-    return all(
-        isinstance(mine, int) and isinstance(points_of(c), int) and points_of(c) <= mine for c in consumers
-    ) or all(points_of(c) == mine for c in consumers)
+    others = [points_of(c) for c in consumers]
+    if all(isinstance(mine, int) and isinstance(n, int) and n <= mine for n in others):
+        return True
+    return all(n == mine for n in others)
 
 
 def _guarded(name: str, consumer: Nest) -> bool:

@@ -27,7 +27,7 @@ def build_kernel(
     name: str,
     needed: set[str],
     layouts: dict[str, Buffer],
-    costs: Callable[[str], int],
+    costs: Callable[[str], float],
     itemsize: Callable[[str], int],
 ) -> Kernel:
     """`needed`: buffers of the group that something outside reads. Values that only the group reads get no memory of their own."""
@@ -187,7 +187,7 @@ def _level(m: Member, members: dict[str, Member], level: dict[str, int]) -> int:
     return found
 
 
-def _expensive(p: Member, members: dict[str, Member], costs: Callable[[str], int]) -> bool:
+def _expensive(p: Member, members: dict[str, Member], costs: Callable[[str], float]) -> bool:
     return node_cost(p.body, costs) > RECOMPUTE
 
 

@@ -16,7 +16,7 @@ from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 def schedule(
     program: Program,
     *,
-    costs: Callable[[str], int] = lambda _: 1,
+    costs: Callable[[str], float] = lambda _: 1,
     fusion: bool = True,
     out_variants: Callable[[Extern], bool] = lambda _: False,
 ) -> Plan:

@@ -127,6 +127,7 @@ def test_generator_does_not_import_what_it_generates() -> None:
     wrong = [
         f"{place(p, line)}: {m}"
         for p in sources("generator")
+        if p != ROOT / "generator" / "user.py"  # adds a user's operators to the tables of the running process
         for line, m in imports(p)
         if m.startswith("opforge.generated")
     ]

@@ -1,0 +1,51 @@
+"""What a checked operator entry is: its overloads, their functions and sections, as the printers take them."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from .expr.infer import Function
+from .expr.printer import As
+from .torch_schemas import TorchSchema
+
+
+@dataclass(frozen=True)
+class Section:
+    """A checked expression (or a body) and how its nodes print."""
+
+    tree: ast.expr | list[ast.stmt]
+    resolved: dict[ast.AST, As]
+    text: str = ""
+
+
+@dataclass
+class Lowering:
+    """One overload's function, checked: everything that the printer needs."""
+
+    schema: TorchSchema
+    function: Function
+    sections: dict[str, Section] = field(default_factory=dict)
+    lets: list[tuple[str, Section]] = field(default_factory=list)
+    withs: list[tuple[str, Section]] = field(default_factory=list)
+    cases: list[tuple[Section | None, Section]] = field(default_factory=list)
+    promoted: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
+    words: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OpEntry:
+    """One entry: the overloads that it covers, and their functions (none for an extern)."""
+
+    id: str
+    doc: str
+    kind: str
+    family: str
+    symbol: str
+    schemas: tuple[TorchSchema, ...]
+    lowerings: tuple[Lowering, ...]
+    tests: tuple[str, ...]
+    test_dtypes: tuple[str, ...]
+    unspecified: bool
+    why: str

@@ -1,0 +1,51 @@
+"""Products of atoms (`Monomial`): their order, product and quotient, and the text of a sum of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .index import Expr, Monomial
+
+
+def term_key(term: tuple[Monomial, int]) -> tuple[int, str]:
+    monomial = term[0]
+    return (1 if not monomial else 0, "*".join(a.text for a in monomial))
+
+
+def merge(a: Monomial, b: Monomial) -> Monomial:
+    if not a:
+        return b
+    if not b:
+        return a
+    return tuple(sorted(a + b, key=lambda x: x.text))
+
+
+def divide_monomial(m: Monomial, by: Monomial) -> Monomial | None:
+    rest = list(m)
+    for a in by:
+        if a not in rest:
+            return None
+        rest.remove(a)
+    return tuple(rest)
+
+
+def operand(e: Expr) -> str:
+    return e.text if e.is_const or e.atom is not None else f"({e.text})"
+
+
+def print_expr(e: Expr) -> str:
+    if not e.terms:
+        return "0"
+    out = ""
+    for monomial, c in e.terms:
+        body = "*".join(a.pretty for a in monomial)
+        if not monomial:
+            piece = str(abs(c))
+        elif abs(c) == 1:
+            piece = body
+        else:
+            piece = f"{abs(c)}*{body}"
+        sign = "-" if c < 0 else ("+" if out else "")
+        out += f" {sign} {piece}" if out else f"{sign}{piece}"
+    return out
