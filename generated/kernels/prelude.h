@@ -1328,7 +1328,8 @@ template <class V> OPF_INLINE V v_atan2(V y, V x) {
     else {
         typedef As<V, double> D;
         const V a = v_abs(y), b = v_abs(x);
-        const auto steep = a > b, both_infinite = (a == V(inf_of<float>())) & (b == V(inf_of<float>()));
+        const auto steep = a > b;
+        const auto both_infinite = (a == V(inf_of<float>())) & (b == V(inf_of<float>()));
         const D top = cast<double>(select(steep, b, a)), bottom = cast<double>(select(steep, a, b));
         D t = select(bottom == D(0.0), D(0.0), divide(top, bottom));
         t = select(both_infinite, D(1.0), t);
@@ -1372,7 +1373,8 @@ template <class V> OPF_INLINE V pow_float(V x, V y) {
     l = select(l < D(-1000.0), D(-1000.0), select(l > D(1000.0), D(1000.0), l));
     V r = cast<float>(exp2_wide(l));
     const V half = y * V(0.5f);
-    const auto whole = v_trunc(y) == y, odd = whole & (v_trunc(half) != half);
+    const auto whole = v_trunc(y) == y;
+    const auto odd = whole & (v_trunc(half) != half);
     r = select(odd, v_copysign(r, x), r);
     r = select((x < zero) & !whole & (a < inf), V(nan_of<float>()), r);
     const auto is_one = (x == one) | (y == zero) | ((a == one) & (v_abs(y) == inf));
