@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,7 +131,10 @@ def build_model(
         # A part built from an incomplete one would only repeat its mistakes.
         if kind.name not in good or any(broken.get(n) or (n in good and n not in model.parts) for n in kind.needs):
             continue
-        part = kind.build(good[kind.name], model, diags) if kind.build else good[kind.name].entries
+        with warnings.catch_warnings():
+            # Python's parser warns of odd literals in an expression; they are mistakes or right, never warnings.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            part = kind.build(good[kind.name], model, diags) if kind.build else good[kind.name].entries
         model = replace(model, parts={**model.parts, kind.name: part})
     return model
 

@@ -69,3 +69,11 @@ def test_installed_torch_agrees_where_specs_name_operators() -> None:
             if theirs and not same(schema, theirs[0]):
                 wrong.append(f"{schema.text}\n{theirs[0].text}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_snapshot_is_what_its_version_of_torch_gives() -> None:
+    import torch
+
+    if not torch.__version__.startswith("2.13."):
+        pytest.skip(f"the snapshot was made with torch 2.13, this is {torch.__version__}")
+    assert torch_lines() == SNAPSHOT.read_text().splitlines(), "run `opforge schemas --refresh`"
