@@ -114,6 +114,10 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     folded: dict[str, str] = {}
     for v in names:
         folded.setdefault(v.lower(), v)
+    # Two letters exchanged is the commonest slip, and difflib rates it below a letter left out.
+    for v in folded:
+        if sorted(v) == sorted(name.lower()):
+            return folded[v]
     close = get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
     return folded[close[0]] if close else None
 

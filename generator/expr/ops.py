@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..torch_schemas import TorchSchema, TorchSchemas
 from .types import TENSOR, Type, of_schema
 
-VERBATIM = frozenset("+ - * / ** & | < <= > >=".split())
+VERBATIM = frozenset(["+", "-", "*", "/", "**", "&", "|", "<", "<=", ">", ">="])
 """Operators that the runtime's tensor handle has itself; others print as calls."""
 
 

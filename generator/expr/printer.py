@@ -91,7 +91,7 @@ class _Printer:
 
     def target(self, node: ast.expr) -> str:
         if isinstance(node, ast.Tuple):
-            inner = ", ".join(self.target(e) for e in node.elts)
+            inner = ", ".join(f"({self.target(e)})" if isinstance(e, ast.Tuple) else self.target(e) for e in node.elts)
             return f"({inner},)" if len(node.elts) == 1 else inner
         return self.at(node, 0)
 

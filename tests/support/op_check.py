@@ -94,7 +94,9 @@ def _compiled(cases: list[Case], fresh: bool) -> list[list[Any]]:
 
     torch._dynamo.reset()
     try:
-        return torch.compile(program, backend="opforge", fullgraph=True, dynamic=False)([(c.args, c.kwargs) for c in cases])
+        return torch.compile(program, backend="opforge", fullgraph=True, dynamic=False)(
+            [(c.args, c.kwargs) for c in cases]
+        )
     except Exception as error:
         if len(cases) == 1:
             raise AssertionError(f"{cases[0].overload}({cases[0].label}) does not compile: {error}") from error
@@ -116,7 +118,10 @@ def _differences(case: Case, result: list[Any]) -> Iterator[str]:
                 yield f"{where}: result {k} is {ours}, eager {eager}"
         elif ours.shape != eager.shape or ours.dtype != eager.dtype:
             yield f"{where}: result {k} is {ours.dtype}{list(ours.shape)}, eager {eager.dtype}{list(eager.shape)}"
-        elif case.values and (fault := _difference(ours, eager, exact[k] if exact is not None else None, extra[k])) is not None:
+        elif (
+            case.values
+            and (fault := _difference(ours, eager, exact[k] if exact is not None else None, extra[k])) is not None
+        ):
             yield f"{where}: result {k} {fault}"
 
 
@@ -152,12 +157,24 @@ def _float64_error(case: Case) -> list[float]:
     def narrow(v: Any) -> Any:
         if isinstance(v, list):
             return [narrow(x) for x in v]
-        return v.float() if isinstance(v, torch.Tensor) and v.dtype == torch.float64 else torch.float32 if v is torch.float64 else v
+        return (
+            v.float()
+            if isinstance(v, torch.Tensor) and v.dtype == torch.float64
+            else torch.float32
+            if v is torch.float64
+            else v
+        )
 
     def wide(v: Any) -> Any:
         if isinstance(v, list):
             return [wide(x) for x in v]
-        return v.double() if isinstance(v, torch.Tensor) and v.dtype == torch.float32 else torch.float64 if v is torch.float32 else v
+        return (
+            v.double()
+            if isinstance(v, torch.Tensor) and v.dtype == torch.float32
+            else torch.float64
+            if v is torch.float32
+            else v
+        )
 
     args, kwargs = narrow(case.args), {k: narrow(v) for k, v in case.kwargs.items()}
     try:
@@ -189,7 +206,9 @@ def _reference(case: Case) -> list[Any] | None:
 
         return widen
 
-    has_float = any(isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in _leaves([*case.args, *case.kwargs.values()]))
+    has_float = any(
+        isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in _leaves([*case.args, *case.kwargs.values()])
+    )
     for everything in (False,) if has_float else (True, False):
         f = widened(everything)
         try:
@@ -236,7 +255,9 @@ def _by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[
     tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type) and not a.has_default_value()]
     layouts: dict[str, Callable[[int, torch.dtype], torch.Tensor]] = {
         "(3, 5)": lambda k, d: _tensor((3, 5), d),
-        "broadcast, transposed": lambda k, d: _tensor((5, 3), d).t() if k == 0 else _tensor((5,) if k == 1 else (3, 1), d),
+        "broadcast, transposed": lambda k, d: (
+            _tensor((5, 3), d).t() if k == 0 else _tensor((5,) if k == 1 else (3, 1), d)
+        ),
         "0-dim": lambda k, d: _tensor((), d),
         "empty": lambda k, d: _tensor((0, 5), d),
     }
@@ -279,7 +300,11 @@ def _from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str
     """The arguments of a spec's `tests` line, once per dtype of its `F` tensors; with the first dtype also in another layout."""
     tree = ast.parse(f"f({text})", mode="eval").body
     assert isinstance(tree, ast.Call)
-    swept = dtypes if any(isinstance(n, ast.Call) and n.func.id == "F" for n in ast.walk(tree) if n is not tree) else dtypes[:1]  # type: ignore[attr-defined]
+    swept = (
+        dtypes
+        if any(isinstance(n, ast.Call) and n.func.id == "F" for n in ast.walk(tree) if n is not tree)
+        else dtypes[:1]
+    )  # type: ignore[attr-defined]
     for d in swept:
         yield f"{text} {d}", [_value(a, d) for a in tree.args], {str(k.arg): _value(k.value, d) for k in tree.keywords}
     if len(dtypes) > 1:
@@ -303,7 +328,11 @@ def _value(node: ast.expr, dtype: torch.dtype) -> Any:
         return -_value(node.operand, dtype)
     if not isinstance(node, ast.Call):
         value = ast.literal_eval(node)
-        return getattr(torch, value) if isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype) else value
+        return (
+            getattr(torch, value)
+            if isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
+            else value
+        )
     assert isinstance(node.func, ast.Name)
     sizes = [int(ast.literal_eval(a)) for a in node.args]
     if node.func.id in ("I", "S"):

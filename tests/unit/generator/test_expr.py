@@ -96,6 +96,7 @@ def test_printing_a_parsed_text_is_canonical_and_keeps_its_meaning(text: str) ->
         "[*l, 1, l[1:], l[:2], l[a:b]]",
         "self[*i[:d], i[d] + 1, *i[d + 1:]]",
         "[n if k in dims else 1 for k, n in enumerate(shape(self)) if n is not None]",
+        "[a + n for k, (a, n) in enumerate(zip(l, m))]",
         "sum.dim_IntList(x, [dim], keepdim=True)",
         '"tanh" if x == "none" else (1,)',
     ],

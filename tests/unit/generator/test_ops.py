@@ -137,7 +137,7 @@ def test_a_reduction_with_a_finish() -> None:
           over: kept(shape(self), dims)
           reduce: sum
           at: self[*unreduced(i, r, dims, keepdim)]
-          dtype: dtype(self) if dtype is None else dtype
+          dtype: dtype or dtype(self)
           finish: value / prod(kept(shape(self), dims))
         """
     )
@@ -148,8 +148,8 @@ def test_a_reduction_with_a_finish() -> None:
             out = reduced(shape(self), dims, keepdim)
             i = b.coords(out)
             r = b.rcoords(kept(shape(self), dims))
-            value = b.at(b.reduce("sum", out, r, b.at(self, unreduced(i, r, dims, keepdim)), dtype_of(self) if dtype is None else dtype, exact=True), i)
-            return b.define(out, value / prod(kept(shape(self), dims)), dtype_of(self) if dtype is None else dtype)
+            value = b.at(b.reduce("sum", out, r, b.at(self, unreduced(i, r, dims, keepdim)), dtype or dtype_of(self), exact=True), i)
+            return b.define(out, value / prod(kept(shape(self), dims)), dtype or dtype_of(self))
         """
     )
 
@@ -407,6 +407,6 @@ def test_spec_text_is_never_evaluated(tmp_path: Path, library: torch.library.Lib
     path = tmp_path / "my_ops.yaml"
     path.write_text(SHRINK.replace("sign(x)", '__import__("os").system("true")'))
     with pytest.raises(
-        SpecError, match="an attribute is not part of the expression language|only a name can be called"
+        SpecError, match=r"an attribute is not part of the expression language|only a name can be called"
     ):
         load_user_specs(path)
