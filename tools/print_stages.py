@@ -45,7 +45,10 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]):  # type:
             lines.append(f"kernel {k.name}: outer {list(k.outer)}, reads {list(k.reads)}, writes {list(k.writes)}")
             for n, phase in enumerate(k.phases):
                 lines.append(f"  phase {n}, inner {list(phase.inner)}")
-                lines += [f"    {type(s).__name__.lower()} {getattr(s, 'name', '') or getattr(s, 'buffer', '')}" for s in phase.body]
+                lines += [
+                    f"    {type(s).__name__.lower()} {getattr(s, 'name', '') or getattr(s, 'buffer', '')}"
+                    for s in phase.body
+                ]
         else:
             lines.append(f"{type(step).__name__} {step}")
     lines += [f"{name}: {place.kind}" for name, place in plan.places.items()]
@@ -59,6 +62,8 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]):  # type:
 
 if __name__ == "__main__":
     print("# Every stage of one small program\n\nMade by `python tools/print_stages.py > docs/stages.md`.\n")
-    section("0. The program", "y = torch.relu(x * 1.0) + x\nreturn torch.nn.functional.layer_norm(y, (64,), w, b)", "python")
+    section(
+        "0. The program", "y = torch.relu(x * 1.0) + x\nreturn torch.nn.functional.layer_norm(y, (64,), w, b)", "python"
+    )
     with torch.no_grad():
         torch.compile(program, backend=show)(torch.randn(32, 64), torch.randn(64), torch.randn(64))

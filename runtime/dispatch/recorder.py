@@ -279,7 +279,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         if value.written is not None and value.written[1] is before:
             before = value.written[0]  # this view was the last to be written: all that it wrote is written over
         inverse = INVERSES.get(step.op)
-        if inverse is None:
+        if inverse is None or overlaps_itself(parent.layout):
             return self._put_back_strided(value, new)
         args = list(step.args)
         args[step.position] = before

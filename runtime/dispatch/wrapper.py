@@ -39,7 +39,8 @@ def bind(traced: Traced, compiled: Compiled, *, in_graph: Collection[int] = ()) 
 def passes_through(traced: Traced) -> bool:
     """Whether the compiled graph alone is the program."""
     calling = traced.calling
-    return traced.meta.passes_through and not traced.lifted and calling.in_spec is None and calling.out_spec is None
+    plain = calling.in_spec is None and calling.out_spec is None and calling.out_type is tuple
+    return traced.meta.passes_through and not traced.lifted and plain
 
 
 def emit_wrapper(traced: Traced, compiled_name: str, *, in_graph: Collection[int] = ()) -> str:
