@@ -124,7 +124,9 @@ def _op_pos(entry: Entry, k: int) -> Any:
 def _unknown_op(entry: Entry, k: int, name: str, model: Model, diags: Diagnostics) -> None:
     parts = name.split(".")
     if len(parts) not in (2, 3):
-        diags.error(_op_pos(entry, k), f"expected an operator as in 'aten.add' or 'aten.add.Tensor', found '{name}'")
+        diags.error(
+            _op_pos(entry, k), f"expected an operator, 'namespace.name' or 'namespace.name.overload', found '{name}'"
+        )
         return
     packet = ".".join(parts[:2])
     overloads = [s.overload for s in model.torch.get(packet)]

@@ -196,7 +196,7 @@ def _overload(entry: Entry, key: str, model: Model, diags: Diagnostics) -> Torch
         near = [s.id for s in model.torch.overloads(packet)] or list(model.torch.packets())
         diags.error(
             entry.pos(key),
-            f"expected an overload of torch, such as 'aten.view.default', found '{name}'{did_you_mean(name, near)}",
+            f"expected an overload of torch, 'namespace.name.overload', found '{name}'{did_you_mean(name, near)}",
         )
         return None
     return found[0]

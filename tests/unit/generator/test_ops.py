@@ -271,7 +271,7 @@ def composite(body: str, op: str = "aten.silu") -> str:
         ),
         (
             pointwise("self", op="add"),
-            "1:7: error: expected an operator as in 'aten.add' or 'aten.add.Tensor', found 'add'",
+            "1:7: error: expected an operator, 'namespace.name' or 'namespace.name.overload', found 'add'",
         ),
         (pointwise("self", op="aten.add_.Tensor"), "has no overload that a graph can hold"),
         (pointwise("self * alhpa", op="aten.add"), "4:16: error: unknown name 'alhpa'; did you mean 'alpha'?"),
