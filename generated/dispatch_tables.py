@@ -40,14 +40,17 @@ def mutation_type(
     data: bool,
     metadata: bool,
     storage: bool,
+    version: bool,
 ) -> MutationType:
     """The mutation type of an input, from what the recorder saw."""
     if metadata and storage:
         raise MetadataError(
             "mutation_type: The layout of a tensor that got another storage is part of that storage's description."
         )
-    if (not data) and (not metadata) and (not storage):
+    if (not data) and (not metadata) and (not storage) and (not version):
         return MutationType.NOT_MUTATED
+    if (not data) and (not metadata) and (not storage) and version:
+        return MutationType.VERSION
     if data and (not metadata) and (not storage):
         return MutationType.DATA
     if (not data) and metadata and (not storage):
@@ -122,6 +125,7 @@ def input_steps(
         mutation
         in (
             MutationType.NOT_MUTATED,
+            MutationType.VERSION,
             MutationType.METADATA,
             MutationType.STORAGE,
         )
@@ -133,7 +137,7 @@ def input_steps(
         return ()
     if (mutation == MutationType.DATA) and (not in_graph) and (not merged):
         return ("copy_back",)
-    if (mutation == MutationType.DATA) and in_graph and (not merged):
+    if (mutation == MutationType.VERSION) or ((mutation == MutationType.DATA) and in_graph and (not merged)):
         return ("bump_version",)
     if (mutation == MutationType.METADATA) or ((mutation == MutationType.DATA_AND_METADATA) and merged):
         return ("as_strided_back",)

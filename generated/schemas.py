@@ -18,6 +18,8 @@ class MutationType(Enum):
 
     NOT_MUTATED = "not_mutated"
     """Nothing that a caller could see."""
+    VERSION = "version"
+    """Only the version counter moved (`squeeze_` of a tensor without such dimensions, a write of no elements)."""
     DATA = "data"
     """Elements were written, in place or through a view."""
     METADATA = "metadata"

@@ -28,7 +28,7 @@ STEPS: dict[str, Step] = {
     # spec: bump_version
     "bump_version": Step(
         "bump_version",
-        "The graph has written the input itself; autograd is told, as it is by an in-place operator.",
+        "Autograd is told of a write, as it is by an in-place operator (the graph has written the input itself, or nothing is left to write).",
         (),
         ("input",),
         "increment_version({input})",

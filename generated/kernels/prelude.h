@@ -898,11 +898,15 @@ template <class V> OPF_INLINE V least(V a, V b) { return select(a < b, a, b); }
 #if defined(OPF_AVX2)
 OPF_INLINE Vec<float> least(Vec<float> a, Vec<float> b) { return Vec<float>(__builtin_ia32_minps256(a.v, b.v)); }
 OPF_INLINE Vec<double> least(Vec<double> a, Vec<double> b) { return per_half(OPF_HALVES(__builtin_ia32_minpd256(x...)), a, b); }
+#elif defined(OPF_AVX512)
+OPF_INLINE Vec<float> least(Vec<float> a, Vec<float> b) { return Vec<float>(__builtin_ia32_minps512_mask(a.v, b.v, a.v, -1, 4)); }
 #endif
 template <class V> OPF_INLINE V greatest(V a, V b) { return select(a > b, a, b); }
 #if defined(OPF_AVX2)
 OPF_INLINE Vec<float> greatest(Vec<float> a, Vec<float> b) { return Vec<float>(__builtin_ia32_maxps256(a.v, b.v)); }
 OPF_INLINE Vec<double> greatest(Vec<double> a, Vec<double> b) { return per_half(OPF_HALVES(__builtin_ia32_maxpd256(x...)), a, b); }
+#elif defined(OPF_AVX512)
+OPF_INLINE Vec<float> greatest(Vec<float> a, Vec<float> b) { return Vec<float>(__builtin_ia32_maxps512_mask(a.v, b.v, a.v, -1, 4)); }
 #endif
 template <class V> OPF_INLINE V v_maximum(V a, V b) {
     // A NaN in a comes out of the first step: a reduction whose accumulator is a waits for two instructions only.
@@ -1086,6 +1090,12 @@ template <class V> OPF_INLINE V scale_by_power_of_2(V x, V rounded) {
     const Int<V> half = (bits_of(rounded) << 22) & Int<V>(int32_t(0xff800000)), rest = (bits_of(rounded) << 23) - half;
     return x * reinterpret<float>(half + Int<V>(0x3f800000)) * reinterpret<float>(rest + Int<V>(0x3f800000));
 }
+#if defined(OPF_AVX512)
+OPF_INLINE Vec<float> scale_by_power_of_2(Vec<float> x, Vec<float> rounded) {
+    const Vec<float> n = rounded - Vec<float>(ROUNDER);
+    return Vec<float>(__builtin_ia32_scalefps512_mask(x.v, n.v, x.v, -1, 4));
+}
+#endif
 // e**x - 1 for the remainder r = x - n ln(2), and n (with ROUNDER added).
 template <class V> struct Reduced { V value, rounded; };
 template <class V> OPF_INLINE Reduced<V> exp_reduced(V x) {
@@ -1234,18 +1244,23 @@ template <class V> OPF_INLINE V v_atan(V x) {
 // Eight polynomials, one per interval of width 1/2: their coefficients are looked up within one register.
 #if defined(OPF_AVX2)
 OPF_INLINE Vec<float> lookup(const float* table, Vec<int32_t> k) { return Vec<float>(__builtin_ia32_permvarsf256(load_bits<float>(table).v, k.v)); }
+#elif defined(OPF_AVX512)
+OPF_INLINE Vec<float> lookup(const float* table, Vec<int32_t> k) {
+    const Vec<float> t = load_bits<float>(table);
+    return Vec<float>(__builtin_ia32_permvarsf512_mask(t.v, k.v, t.v, -1));
+}
 #else
 OPF_INLINE Vec<float> lookup(const float* table, Vec<int32_t> k) { return each_lane<float>([=](int32_t i) { return table[i]; }, k); }
 #endif
 OPF_INLINE float lookup(const float* table, int32_t k) { return table[k]; }
-alignas(32) static const float ERF[7][8] = {
-    {0.10530556f, -0.288844377f, -0.0770998672f, -0.0133283287f, -0.00146271684f, -0.000100621903f, -4.30275986e-06f, -1.13724525e-07f},
-    {-0.181165487f, 0.642931402f, 0.23652117f, 0.0527748391f, 0.00714230025f, 0.00058629422f, 2.91936431e-05f, 8.81886251e-07f},
-    {-0.335350931f, -0.482198119f, -0.295652211f, -0.0923561901f, -0.01607012f, -0.00161227025f, -9.48721354e-05f, -3.30646344e-06f},
-    {0.104691572f, 0.0267346688f, 0.167525753f, 0.0901775584f, 0.0217269603f, 0.00275820959f, 0.000195219545f, 7.91175444e-06f},
-    {0.0890168399f, 0.150696516f, -0.00611661468f, -0.0481064394f, -0.0190897994f, -0.00325759058f, -0.000286050112f, -1.37686611e-05f},
-    {-0.0349676125f, -0.0513454601f, -0.0468072481f, 0.00597077794f, 0.0105813714f, 0.00282580336f, 0.000332612632f, 2.02049196e-05f},
-    {-0.0179708935f, -0.0269037392f, 0.0204506312f, 0.00906109717f, -0.00276326202f, -0.00166912249f, -0.000275029626f, -2.08710026e-05f},
+alignas(64) static const float ERF[7][16] = {  // twice, to fill the register of a wider target
+    {0.10530556f, -0.288844377f, -0.0770998672f, -0.0133283287f, -0.00146271684f, -0.000100621903f, -4.30275986e-06f, -1.13724525e-07f, 0.10530556f, -0.288844377f, -0.0770998672f, -0.0133283287f, -0.00146271684f, -0.000100621903f, -4.30275986e-06f, -1.13724525e-07f},
+    {-0.181165487f, 0.642931402f, 0.23652117f, 0.0527748391f, 0.00714230025f, 0.00058629422f, 2.91936431e-05f, 8.81886251e-07f, -0.181165487f, 0.642931402f, 0.23652117f, 0.0527748391f, 0.00714230025f, 0.00058629422f, 2.91936431e-05f, 8.81886251e-07f},
+    {-0.335350931f, -0.482198119f, -0.295652211f, -0.0923561901f, -0.01607012f, -0.00161227025f, -9.48721354e-05f, -3.30646344e-06f, -0.335350931f, -0.482198119f, -0.295652211f, -0.0923561901f, -0.01607012f, -0.00161227025f, -9.48721354e-05f, -3.30646344e-06f},
+    {0.104691572f, 0.0267346688f, 0.167525753f, 0.0901775584f, 0.0217269603f, 0.00275820959f, 0.000195219545f, 7.91175444e-06f, 0.104691572f, 0.0267346688f, 0.167525753f, 0.0901775584f, 0.0217269603f, 0.00275820959f, 0.000195219545f, 7.91175444e-06f},
+    {0.0890168399f, 0.150696516f, -0.00611661468f, -0.0481064394f, -0.0190897994f, -0.00325759058f, -0.000286050112f, -1.37686611e-05f, 0.0890168399f, 0.150696516f, -0.00611661468f, -0.0481064394f, -0.0190897994f, -0.00325759058f, -0.000286050112f, -1.37686611e-05f},
+    {-0.0349676125f, -0.0513454601f, -0.0468072481f, 0.00597077794f, 0.0105813714f, 0.00282580336f, 0.000332612632f, 2.02049196e-05f, -0.0349676125f, -0.0513454601f, -0.0468072481f, 0.00597077794f, 0.0105813714f, 0.00282580336f, 0.000332612632f, 2.02049196e-05f},
+    {-0.0179708935f, -0.0269037392f, 0.0204506312f, 0.00906109717f, -0.00276326202f, -0.00166912249f, -0.000275029626f, -2.08710026e-05f, -0.0179708935f, -0.0269037392f, 0.0204506312f, 0.00906109717f, -0.00276326202f, -0.00166912249f, -0.000275029626f, -2.08710026e-05f},
 };
 template <class V> OPF_INLINE V v_erf(V x) {
     if constexpr (!is_float32<V>) return libm_erf(x);

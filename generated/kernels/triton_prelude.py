@@ -159,7 +159,9 @@ def sqrt(a):
 
 @triton.jit
 def ldexp(a, n):
-    return a * libdevice.exp2(n)
+    # In two factors, because 2**n may be a subnormal number where the product is none.
+    half = tl.floor(n * 0.5)
+    return a * libdevice.exp2(half) * libdevice.exp2(tl.where(isinf(n), n, n - half))
 
 
 @triton.jit

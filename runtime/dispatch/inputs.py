@@ -62,6 +62,7 @@ class Inputs:
     merged: list[frozenset[int]] = field(default_factory=list)
     layouts: list[Layout | None] = field(default_factory=list)
     same_as: list[int | None] = field(default_factory=list)
+    versions: list[int | None] = field(default_factory=list)
 
     @classmethod
     def of(cls, given: Sequence[Any], copies: frozenset[int]) -> Inputs:
@@ -80,7 +81,12 @@ class Inputs:
             own._opforge_own = True
             fakes = [own if t is fakes[k] else t for t in fakes]
         layouts = [Layout.of(t) if isinstance(t, torch.Tensor) else None for t in fakes]
-        return cls(list(given), fakes, fake_mode, layouts=layouts, same_as=same)
+        versions = [_version(t) for t in fakes]
+        return cls(list(given), fakes, fake_mode, layouts=layouts, same_as=same, versions=versions)
+
+    def version_moved(self, i: int) -> bool:
+        """Whether the program bumped the version counter of input `i`."""
+        return _version(self.fakes[i]) != self.versions[i]
 
     def overlaps(self, i: int) -> frozenset[int]:
         """Input `i` and all inputs that share elements with it, directly or by way of another (equal objects counted
@@ -101,6 +107,10 @@ class Inputs:
                     group.add(j)
                     todo.append(j)
         return frozenset(group)
+
+
+def _version(t: Any) -> int | None:
+    return t._version if isinstance(t, torch.Tensor) and not t.is_inference() else None
 
 
 Lift = tuple[str, torch.Tensor]

@@ -114,14 +114,16 @@ class _Analysis:
         static = is_static(self.inputs.given[i])
         if before is None or layout is None or same is not None:
             base = self._base_of(same if same is not None else i)
-            return InputAliasInfo(mutation_type(False, False, False), same_as=same, static=static, base=base)
+            return InputAliasInfo(mutation_type(False, False, False, False), same_as=same, static=static, base=base)
         base = self._base_of(i)
         data = i in updated or (base is not None and bases[base].updated is not None)
         replaced = i in storage_from
         after = Layout.of(t)
         metadata = not replaced and after.key() != layout.key()
         return InputAliasInfo(
-            mutation_type=mutation_type(data, metadata, replaced),
+            mutation_type=mutation_type(
+                data, metadata, replaced, version=base is None and self.inputs.version_moved(i)
+            ),
             updated=updated.get(i),
             place_after=self._place(after, layout) if metadata else None,
             storage_from=storage_from.get(i),

@@ -291,7 +291,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         root = value.root
         layout = value.layout
         if layout.dtype != root.layout.dtype or not is_dense(root.layout):
-            raise UnsupportedError(f"a write{self.where()} to a view made by {value.step.op}, which has no inverse")  # type: ignore[union-attr]
+            raise UnsupportedError(f"a write{self.where()} to {layout}, a view of {root.layout}, cannot be put back")
         region = value.region
         region.version -= 1
         before = self.current(root)

@@ -94,4 +94,5 @@ def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> int | None:
-    return a.data_ptr() - b.data_ptr() if _shares(a, b) else None
+    offsets = [t.storage_offset() * t.element_size() for t in (a, b)]
+    return offsets[0] - offsets[1] if _shares(a, b) else None
