@@ -262,10 +262,15 @@ class _Analysis:
         return OutputAliasInfo(OutputType.NOT_TENSOR, constant=_literal(value))
 
     def _owned(self, value: Value) -> fx.Node:
-        """The node of a fresh output; constants of the program are copied, so that a caller cannot write to them."""
-        node = self.recorder.current(value)
+        """The node of a fresh output. Constants of the program are copied, so that a caller cannot write to them; strides of
+        dimensions of size one, about which writes do not care, become eager's.
+        """
+        recorder = self.recorder
+        node = recorder.current(value)
         if value.region.constant and value.region.version == 0:
-            return self.recorder.dispatch_node(ROLES["clone"], (node,))
+            node = recorder.dispatch_node(ROLES["clone"], (node,))
+        if Layout.of(node.meta["val"]).strides_key() != value.layout.strides_key():
+            node = recorder.dispatch_node(ROLES["as_strided"], (node, value.layout.size, value.layout.stride))
         return node
 
     def _is_whole(self, value: Value | None) -> bool:

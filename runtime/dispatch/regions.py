@@ -45,6 +45,10 @@ class Layout:
             return (self.dtype, self.size, self.stride, self.offset, self.conj, self.neg)
         return (self.dtype, _exprs(self.size), _exprs(self.stride), _exprs((self.offset,)), self.conj, self.neg)
 
+    def strides_key(self) -> tuple[Any, ...]:
+        """Hashable; the strides as they are known."""
+        return _exprs(self.stride)
+
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.size)} stride {list(self.stride)} offset {self.offset}"
 

@@ -219,6 +219,30 @@ def random_writes(x):
     return y.uniform_(), x.normal_()
 
 
+@case(matrix)
+def write_through_row_of_expanded(x):
+    # The parent shares memory with itself: its own scatter would be refused by eager.
+    x.expand(2, 3, 4)[1].mul_(2)
+    return x + 0
+
+
+@case(matrix, square)
+def write_nothing(x, y):
+    # Only the version counters move.
+    x[3:].add_(1)
+    y.squeeze_()
+    return x.sum() + y.sum()
+
+
+@case(matrix)
+def write_one_row_of_strides_that_do_not_matter(x):
+    y = torch.zeros_like(x[:1])
+    torch.add(y, 1, out=y)
+    y.t_()
+    y.neg_()
+    return [y]
+
+
 # --- inputs that share memory
 
 

@@ -98,12 +98,12 @@ def test_wrong_result() -> None:
 
 
 def test_generated_tables_decide_every_combination() -> None:
-    for data, metadata, storage in itertools.product((False, True), repeat=3):
+    for data, metadata, storage, version in itertools.product((False, True), repeat=4):
         if metadata and storage:
             with pytest.raises(MetadataError, match="another storage"):
-                mutation_type(data, metadata, storage)
+                mutation_type(data, metadata, storage, version)
         else:
-            assert isinstance(mutation_type(data, metadata, storage), MutationType)
+            assert isinstance(mutation_type(data, metadata, storage, version), MutationType)
     decided = 0
     for flags in itertools.product((False, True), repeat=8):
         try:
