@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -145,7 +146,9 @@ def _parse(source: Text, text: str, mode: str, lead: int) -> ast.AST | None:
         source.error(0, f"longer than {MAX_LENGTH} characters: split it with 'let'")
         return None
     try:
-        return ast.parse(text, mode=mode)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `1if x` is only odd spacing to Python
+            return ast.parse(text, mode=mode)
     except SyntaxError as error:
         line = error.lineno or 1
         start = sum(len(row) + 1 for row in text.split("\n")[: line - 1])
