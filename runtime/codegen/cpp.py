@@ -25,7 +25,6 @@ TILE = 256  # outer elements handled together when a column is reduced
 BLOCK = (
     64  # lane-wise partial sums are flushed after this many additions: keeps float error near that of a pairwise sum
 )
-UNROLL = 4
 
 
 @dataclass
@@ -303,7 +302,6 @@ __all__ = [
     "COMPUTE",
     "ITEMSIZE",
     "MEMORY",
-    "UNROLL",
     "FlatPhase",
     "FlatStatement",
     "Kernel",
