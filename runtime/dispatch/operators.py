@@ -18,13 +18,15 @@ from ..torch_compat import HigherOrderOperator, OpOverload
 @dataclass(frozen=True)
 class Functional:
     """The functional overload of a writing one. `results[k]` is the position, among its returns, of the new value of
-    the k-th written argument; `kept[k]` that of the k-th return that is not a written argument.
+    the k-th written argument; `kept[k]` that of the k-th return that is not a written argument. `order[k]` is the
+    position, among the writing one's arguments, of its k-th argument; () where both have the same order.
     """
 
     op: OpOverload
     results: tuple[int, ...]
     kept: tuple[int, ...]
     drops_out: bool
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def functional_of(op: OpOverload) -> Functional | None:
     """
     schema = op._schema
     out = [a for a in schema.arguments if a.is_write and a.kwarg_only]
-    wanted = [str(a.type) for a in schema.arguments if not (a.is_write and a.kwarg_only)]
+    wanted = [(a.name, str(a.type)) for a in schema.arguments if not (a.is_write and a.kwarg_only)]
     written = [a for a in schema.arguments if a.is_write]
     if not written or (out and len(out) != len(written)):
         return None
@@ -120,11 +122,23 @@ def functional_of(op: OpOverload) -> Functional | None:
         for overload in sorted(packet.overloads(), key=lambda o: (o != op._overloadname, o)):
             found = getattr(packet, overload)
             s = found._schema
-            if s.is_mutable or [str(a.type) for a in s.arguments] != wanted or len(s.returns) != fresh + len(written):
+            if s.is_mutable or len(s.returns) != fresh + len(written):
+                continue
+            order = _order(wanted, [(a.name, str(a.type)) for a in s.arguments])
+            if order is None:
                 continue
             first = fresh if appended else 0
-            return Functional(found, tuple(range(first, first + len(written))), tuple(range(fresh)), bool(out))
+            return Functional(found, tuple(range(first, first + len(written))), tuple(range(fresh)), bool(out), order)
     return None
+
+
+def _order(wanted: list[tuple[str, str]], found: list[tuple[str, str]]) -> tuple[int, ...] | None:
+    """Where each argument of the functional overload stands in the writing one; () for the same types in the same
+    order, None where they are other arguments.
+    """
+    if [t for _, t in wanted] == [t for _, t in found]:
+        return ()
+    return tuple(wanted.index(a) for a in found) if sorted(wanted) == sorted(found) else None
 
 
 def _names(name: str, out: bool) -> list[tuple[str, bool]]:
@@ -167,4 +181,4 @@ def functional_arguments(
         if a.kwarg_only or a.name in kwargs or a.has_default_value() or not own.has_default_value():
             break
         args = (*args, own.default_value)
-    return args, kwargs
+    return tuple(args[k] for k in form.order) or args, kwargs

@@ -43,6 +43,7 @@ FUNCTIONAL = {
     aten.max.dim_max: aten.max.dim,
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
     aten._foreach_add_.List: aten._foreach_add.List,
+    aten.polygamma_.default: aten.polygamma.default,
     aten._fused_adam_.default: aten._fused_adam.default,
     aten.copy_.default: aten.copy.default,
 }
@@ -61,18 +62,30 @@ def test_views_of_metadata_operators() -> None:
     assert view_of(aten.resize_.default) is None
 
 
+# Torch has no overload that returns what these write, or only one by another name: such a graph runs eagerly.
+NO_FUNCTIONAL_OVERLOAD = {
+    "aten._cummax_helper.default",
+    "aten._cummin_helper.default",
+    "aten._fill_mem_eff_dropout_mask_.default",
+    "aten._flash_attention_forward_no_dropout_inplace.default",
+    "aten._slow_conv2d_backward.grad_input",
+    "aten.adaptive_avg_pool3d_backward.grad_input",
+    "aten.range.out_",
+    "aten.record_stream.default",
+}
+
+
 def test_nearly_all_in_place_operators_have_a_functional_overload() -> None:
     without = []
-    for name in torch.ops.aten:
-        packet = getattr(torch.ops.aten, name)
+    packets = {n[6:].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")}
+    for packet in (getattr(aten, name) for name in sorted(packets)):
         for overload in packet.overloads():
             op = getattr(packet, overload)
             if overload.endswith("out") or not torch._C._dispatch_has_kernel(op.name()):
                 continue  # TorchScript's own overloads on numbers and lists have no kernel
             if op_info(op).kind == "write" and functional_of(op) is None:
                 without.append(str(op))
-    # It fills only part of its output: no functional form can exist.
-    assert [n for n in without if not n.startswith("aten._flash_attention_forward_no_dropout_inplace")] == []
+    assert set(without) <= NO_FUNCTIONAL_OVERLOAD
 
 
 VIEWS = {
