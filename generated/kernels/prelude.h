@@ -525,6 +525,118 @@ template <class T> OPF_INLINE void scatter(T* p, Vec<int64_t> index, Reg<T> v, M
         if (on.x[i]) __builtin_memcpy(p + at.x[i], &bits.x[i], sizeof(T));
 }
 
+// ---- Transposes -------------------------------------------------------------------------------------------------------
+// Square blocks of SQUARE<T> elements a side go through registers: rows are interleaved until they are columns, first inside 16 bytes
+// (where one instruction does it on every target), then whole 16-byte parts.
+template <int LANES, int BYTES> struct Zip;
+template <> struct Zip<2, 8> {
+    typedef Native<int64_t, 2>::N N;
+    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 2); }
+    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 1, 3); }
+};
+template <> struct Zip<4, 8> {
+    typedef Native<int64_t, 4>::N N;
+    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 4, 2, 6); }
+    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 1, 5, 3, 7); }
+    OPF_INLINE N low_parts(N a, N b) { return __builtin_shufflevector(a, b, 0, 1, 4, 5); }
+    OPF_INLINE N high_parts(N a, N b) { return __builtin_shufflevector(a, b, 2, 3, 6, 7); }
+};
+template <> struct Zip<8, 8> {
+    typedef Native<int64_t, 8>::N N;
+    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14); }
+    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15); }
+    OPF_INLINE N low_parts(N a, N b) { return __builtin_shufflevector(a, b, 0, 1, 8, 9, 2, 3, 10, 11); }
+    OPF_INLINE N high_parts(N a, N b) { return __builtin_shufflevector(a, b, 4, 5, 12, 13, 6, 7, 14, 15); }
+};
+template <> struct Zip<4, 4> {
+    typedef Native<int32_t, 4>::N N;
+    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+};
+template <> struct Zip<8, 4> {
+    typedef Native<int32_t, 8>::N N;
+    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); }
+    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); }
+    OPF_INLINE N low_parts(N a, N b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11); }
+    OPF_INLINE N high_parts(N a, N b) { return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
+};
+template <> struct Zip<16, 4> {
+    typedef Native<int32_t, 16>::N N;
+    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29); }
+    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31); }
+    OPF_INLINE N low_parts(N a, N b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23); }
+    OPF_INLINE N high_parts(N a, N b) { return __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31); }
+};
+template <> struct Zip<8, 2> {
+    typedef Native<int16_t, 8>::N N;
+    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+};
+template <> struct Zip<16, 2> {
+    typedef Native<int16_t, 16>::N N;
+    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27); }
+    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31); }
+    OPF_INLINE N low_parts(N a, N b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23); }
+    OPF_INLINE N high_parts(N a, N b) { return __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31); }
+};
+template <> struct Zip<16, 1> {
+    typedef Native<int8_t, 16>::N N;
+    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
+    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
+};
+constexpr int square_of(int bytes) {
+    const int lanes = bytes == 8 ? OPF_VL / 2 : OPF_VL;
+    return lanes * bytes < 16 ? 16 / bytes : lanes;
+}
+// dst[c * ds + r] = src[r * ss + c] for r, c < square_of(BYTES).
+template <int BYTES> OPF_INLINE void transpose_square(void* dst, int64_t ds, const void* src, int64_t ss) {
+    constexpr int n = square_of(BYTES), inside = 16 / BYTES;
+    typedef Zip<n, BYTES> Z;
+    typename Z::N a[n], b[n];
+#pragma GCC unroll 16
+    for (int r = 0; r < n; ++r) __builtin_memcpy(&a[r], (const char*)src + r * ss * BYTES, sizeof a[r]);
+#pragma GCC unroll 4
+    for (int step = 1; step < inside; step *= 2) {
+#pragma GCC unroll 16
+        for (int r = 0; r < n; ++r) {
+            const int group = r / inside * inside, i = r % inside;
+            const auto x = a[group + i / 2], y = a[group + i / 2 + inside / 2];
+            b[r] = i % 2 ? Z::high(x, y) : Z::low(x, y);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < n; ++r) a[r] = b[r];
+    }
+    if constexpr (n > inside) {
+        constexpr int parts = n / inside;
+#pragma GCC unroll 4
+        for (int step = 1; step < parts; step *= 2) {
+#pragma GCC unroll 16
+            for (int r = 0; r < n; ++r) {
+                const int part = r / inside, i = r % inside;
+                const auto x = a[part / 2 * inside + i], y = a[(part / 2 + parts / 2) * inside + i];
+                b[r] = part % 2 ? Z::high_parts(x, y) : Z::low_parts(x, y);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < n; ++r) a[r] = b[r];
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < n; ++r) __builtin_memcpy((char*)dst + r * ds * BYTES, &a[r], sizeof a[r]);
+}
+// dst[c * ds + r] = src[r * ss + c] for r < rows, c < columns. The elements' bits are moved as they are.
+template <class T> OPF_CALL void transpose(T* dst, int64_t ds, const T* src, int64_t ss, int64_t rows, int64_t columns) {
+    constexpr int n = square_of(sizeof(T));
+    int64_t r = 0;
+    for (; r + n <= rows; r += n) {
+        int64_t c = 0;
+        for (; c + n <= columns; c += n) transpose_square<sizeof(T)>(dst + c * ds + r, ds, src + r * ss + c, ss);
+        for (; c < columns; ++c)
+            for (int64_t k = r; k < r + n; ++k) dst[c * ds + k] = src[k * ss + c];
+    }
+    for (; r < rows; ++r)
+        for (int64_t c = 0; c < columns; ++c) dst[c * ds + r] = src[r * ss + c];
+}
+
 // ---- Functions of the C library, lane by lane -----------------------------------------------------------------------------------
 OPF_INLINE float libm_exp(float a) { return __builtin_expf(a); }
 OPF_CALL Vec<float> libm_exp(Vec<float> a) {

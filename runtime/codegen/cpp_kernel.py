@@ -1,9 +1,10 @@
-"""The C++ function of one kernel. See `cpp.Writer` for values and addresses, `cpp_rows` and `cpp_outer` for loops.
+"""The C++ function of one kernel. See `cpp.Writer` for values and addresses, `cpp_rows`, `cpp_outer` and `cpp_tiles` for loops.
 
-Four shapes of code, chosen by `plan_loops`:
+Five shapes of code:
   rows    lanes run over the innermost loop of each phase; registers are scalars            (softmax, layer norm)
   lanes   lanes run over an outer variable, whose loop is outside the phases; registers are vectors   (pointwise, pooling)
   tile    as `lanes`, but the outer variable is cut in tiles and runs inside the phases; registers are small arrays   (column sums)
+  cross   as `lanes`, in square tiles, where buffers are read or written across the lanes   (transposes)
   scalar  no lanes
 """
 
@@ -15,7 +16,7 @@ from ..ir.index import product
 from ..ir.nodes import Buffer
 from ..schedule.plan import Kernel
 from .cpp import MEMORY
-from .cpp_outer import OuterWriter
+from .cpp_tiles import TileWriter
 from .loops import flatten
 from .split import split
 from .tables import CppTables
@@ -39,13 +40,16 @@ def render_kernel(
     return f'{head}extern "C" __attribute__((visibility("default"))) void {kernel.name}({", ".join(params)}) {{\n{text}\n}}\n'
 
 
-class KernelWriter(OuterWriter):
+class KernelWriter(TileWriter):
     """Chooses the shape."""
 
     def body(self) -> list[str]:
         """The lines between the braces."""
         mode = self._mode()
-        if mode == "rows":
+        crossing = self.find_crossing() if mode == "lanes" else None
+        if crossing is not None:
+            self._crossed(crossing)
+        elif mode == "rows":
             self._rows()
         elif mode == "lanes":
             self._lanes()
