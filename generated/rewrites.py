@@ -4,10 +4,10 @@
 """Graph rewrites by the overload that they begin with."""
 
 from ..runtime.graph import predicates as p
-from ..runtime.graph.patterns import Call, Items, Lit, Rule, Wild
+from ..runtime.graph.patterns import Call, Items, Lit, Part, Rule, Wild
 
 __all__ = ["RULES"]
-_ = (Items, p)
+_ = (Items, Part, p)
 
 
 # spec: sub_zero
@@ -487,6 +487,50 @@ addmm_of_mm_add = Rule(
     replace=lambda m, g: g.call("aten.addmm.default", m["c"], m["a"], m["b"]),
 )
 
+# spec: max_pool2d_values
+max_pool2d_values = Rule(
+    name="max_pool2d_values",
+    doc="the values of max_pool2d_with_indices, whose indices nothing reads, are max_pool2d",
+    match=Part(
+        Call(
+            "aten.max_pool2d_with_indices.default",
+            (
+                ("self", Wild("x")),
+                ("kernel_size", Wild("k")),
+                ("stride", Wild("s")),
+                ("padding", Wild("p")),
+                ("dilation", Wild("d")),
+                ("ceil_mode", Wild("c")),
+            ),
+        ),
+        0,
+    ),
+    when=lambda m: p.only_result_used(m["out"]),
+    replace=lambda m, g: g.call("aten.max_pool2d.default", m["x"], m["k"], m["s"], m["p"], m["d"], m["c"]),
+)
+
+# spec: max_pool3d_values
+max_pool3d_values = Rule(
+    name="max_pool3d_values",
+    doc="the values of max_pool3d_with_indices, whose indices nothing reads, are max_pool3d",
+    match=Part(
+        Call(
+            "aten.max_pool3d_with_indices.default",
+            (
+                ("self", Wild("x")),
+                ("kernel_size", Wild("k")),
+                ("stride", Wild("s")),
+                ("padding", Wild("p")),
+                ("dilation", Wild("d")),
+                ("ceil_mode", Wild("c")),
+            ),
+        ),
+        0,
+    ),
+    when=lambda m: p.only_result_used(m["out"]),
+    replace=lambda m, g: g.call("aten.max_pool3d.default", m["x"], m["k"], m["s"], m["p"], m["d"], m["c"]),
+)
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "aten._unsafe_view.default": (unsafe_view,),
     "aten.abs.default": (
@@ -509,6 +553,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.expand.default": (expand_same,),
     "aten.floor.default": (floor_floor,),
     "aten.logical_not.default": (not_not,),
+    "aten.max_pool2d_with_indices.default[0]": (max_pool2d_values,),
+    "aten.max_pool3d_with_indices.default[0]": (max_pool3d_values,),
     "aten.maximum.default": (maximum_self,),
     "aten.minimum.default": (minimum_self,),
     "aten.mul.Tensor": (mul_one,),

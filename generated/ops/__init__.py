@@ -280,6 +280,8 @@ LOWERINGS = Lowerings(
         "aten.masked_fill.Tensor": "compare:masked_fill_Tensor",
         "aten.max.default": "reduction:max_default",
         "aten.max.dim": "reduction:max_dim",
+        "aten.max_pool2d.default": "pool:max_pool2d",
+        "aten.max_pool3d.default": "pool:max_pool3d",
         "aten.maximum.default": "arithmetic:maximum",
         "aten.mean.default": "reduction:mean",
         "aten.mean.dim": "reduction:mean_dim",
@@ -1338,6 +1340,7 @@ OPS: dict[str, OpInfo] = {
     "aten.max.dim": OpInfo(
         "composite", "Greatest element of a dimension and its position", "reduction", ("aten.max.dim",)
     ),
+    "aten.max_pool2d": OpInfo("reduction", "Greatest element of windows", "pool", ("aten.max_pool2d.default",)),
     "aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten._adaptive_avg_pool3d, aten.adaptive_max_pool2d, aten.fractional_max_pool2d, aten.max_unpool2d": OpInfo(
         "extern",
         "Pooling with positions",
@@ -1351,6 +1354,7 @@ OPS: dict[str, OpInfo] = {
             "aten.max_unpool2d.default",
         ),
     ),
+    "aten.max_pool3d": OpInfo("reduction", "Greatest element of windows", "pool", ("aten.max_pool3d.default",)),
     "aten.maximum": OpInfo("pointwise", "The greater one; NaN if one is NaN", "arithmetic", ("aten.maximum.default",)),
     "aten.mean.default": OpInfo("reduction", "Mean of all elements", "reduction", ("aten.mean.default",)),
     "aten.mean.dim": OpInfo("reduction", "Mean over dimensions", "reduction", ("aten.mean.dim",)),

@@ -3,7 +3,19 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, inside, is_known, prod, promoted_dtype, rank, shape, size, to, unlinear
+from ...runtime.lower.names import (
+    dtype,
+    inside,
+    is_known,
+    lowest,
+    prod,
+    promoted_dtype,
+    rank,
+    shape,
+    size,
+    to,
+    unlinear,
+)
 
 
 # spec: aten.avg_pool2d
@@ -68,6 +80,54 @@ def avg_pool3d(
         i,
     )
     return b.define(out, value / n, promoted_dtype(self))
+
+
+# spec: aten.max_pool2d
+def max_pool2d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_mode=False):
+    b.native_if(not ceil_mode and dtype(self) != "bool", 'not ceil_mode and dtype(self) != "bool"')
+    lead = rank(self) - 2
+    inner = shape(self)[lead:]
+    kernel = kernel_size * 2 if len(kernel_size) == 1 else kernel_size
+    step = kernel if len(stride) == 0 else stride * 2 if len(stride) == 1 else stride
+    pad = padding * 2 if len(padding) == 1 else padding
+    gap = dilation * 2 if len(dilation) == 1 else dilation
+    out = shape(self)[:lead] + [
+        (m + 2 * p_ - d * (k - 1) - 1) // t + 1 for m, k, t, p_, d in zip(inner, kernel, step, pad, gap)
+    ]
+    i = b.coords(out)
+    r = b.rcoords(kernel)
+    place = [x * t - p_ + y * d for x, t, p_, y, d in zip(i[lead:], step, pad, r, gap)]
+    return b.reduce(
+        "max",
+        out,
+        r,
+        b.guarded(inside(place, inner), b.at(self, [*i[:lead], *place]), lowest(dtype(self))),
+        dtype(self),
+    )
+
+
+# spec: aten.max_pool3d
+def max_pool3d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_mode=False):
+    b.native_if(not ceil_mode and dtype(self) != "bool", 'not ceil_mode and dtype(self) != "bool"')
+    lead = rank(self) - 3
+    inner = shape(self)[lead:]
+    kernel = kernel_size * 3 if len(kernel_size) == 1 else kernel_size
+    step = kernel if len(stride) == 0 else stride * 3 if len(stride) == 1 else stride
+    pad = padding * 3 if len(padding) == 1 else padding
+    gap = dilation * 3 if len(dilation) == 1 else dilation
+    out = shape(self)[:lead] + [
+        (m + 2 * p_ - d * (k - 1) - 1) // t + 1 for m, k, t, p_, d in zip(inner, kernel, step, pad, gap)
+    ]
+    i = b.coords(out)
+    r = b.rcoords(kernel)
+    place = [x * t - p_ + y * d for x, t, p_, y, d in zip(i[lead:], step, pad, r, gap)]
+    return b.reduce(
+        "max",
+        out,
+        r,
+        b.guarded(inside(place, inner), b.at(self, [*i[:lead], *place]), lowest(dtype(self))),
+        dtype(self),
+    )
 
 
 # spec: aten._adaptive_avg_pool2d

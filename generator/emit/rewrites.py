@@ -16,17 +16,18 @@ TESTS = "tests/generated/test_rewrites.py"
 SPEC = "specs/rewrites.yaml"
 PREDICATES = (
     "composed", "dtype", "exact_widening", "is_bool", "is_float", "is_identity", "is_int", "is_number", "is_power_of_two", "is_tensor",
-    "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "size", "users",
+    "only_result_used", "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "size", "users",
 )  # fmt: skip
 _ALLOWED = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
     ast.Call, ast.Name, ast.Load, ast.Constant, ast.List, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod,
+    ast.Subscript,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RuleSpec:
-    """One rule, printed: `head` is the overload that the match begins with."""
+    """One rule, printed: `head` is the overload that the match begins with, `[k]` added where it takes one result."""
 
     name: str
     doc: str
@@ -109,6 +110,8 @@ class _Printer:
         if isinstance(node, ast.List):
             inner = "".join(f"{self.pattern(e)}, " for e in node.elts).rstrip()
             return f"Items(({inner}))"
+        if isinstance(node, ast.Subscript):
+            return self.part(node)
         if isinstance(node, ast.Call):
             schema = self.overload(node.func)
             if not self.head:
@@ -117,6 +120,21 @@ class _Printer:
             args = "".join(f"({literal(name)}, {self.pattern(value)}), " for name, value in named).rstrip()
             return f"Call({literal(schema.id)}, ({args}))"
         raise _Fault(f"a pattern is a name, a literal, a list or a call, found '{ast.unparse(node)}'", node.col_offset)
+
+    def part(self, node: ast.Subscript) -> str:
+        """`call(...)[k]`: one of the results of a call that has several."""
+        k = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if not isinstance(node.value, ast.Call) or not isinstance(k, int):
+            raise _Fault("a subscript takes a result of a call, as in 'topk(x, n)[0]'", node.col_offset)
+        schema = self.overload(node.value.func)
+        count = len(schema.returns)
+        if not 0 <= k < count or count == 1:
+            raise _Fault(f"'{schema.id}' has {count} result{'s' * (count != 1)}, found '[{k}]'", node.col_offset)
+        outermost = not self.head
+        call = self.pattern(node.value)
+        if outermost:
+            self.head = f"{schema.id}[{k}]"
+        return f"Part({call}, {k})"
 
     def overload(self, func: ast.expr) -> Any:
         name = ast.unparse(func)

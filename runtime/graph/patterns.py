@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,20 @@ class Call:
     args: tuple[tuple[str, Pattern], ...]
 
 
-Pattern = Wild | Lit | Items | Call
+@dataclass(frozen=True)
+class Part:
+    """Matches the `index`-th result of a call that has several."""
+
+    call: Call
+    index: int
+
+    @property
+    def op(self) -> str:
+        """What `head` gives for a node that this matches."""
+        return f"{self.call.op}[{self.index}]"
+
+
+Pattern = Wild | Lit | Items | Call | Part
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class Rule:
 
     name: str
     doc: str
-    match: Call
+    match: Call | Part
     when: Callable[[dict[str, Any]], bool]
     replace: Callable[[dict[str, Any], Any], Any]
 
@@ -75,6 +89,14 @@ def overload_name(node: torch.fx.Node) -> str | None:
     return None
 
 
+def head(node: torch.fx.Node) -> str | None:
+    """`overload_name`, or that of the call whose k-th result the node takes, followed by `[k]`."""
+    if node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+        inner = overload_name(node.args[0])
+        return None if inner is None else f"{inner}[{node.args[1]}]"
+    return overload_name(node)
+
+
 def match(pattern: Pattern, value: Any, found: dict[str, Any]) -> bool:
     """Whether `value` (an FX argument) has the form of `pattern`; fills `found` with what the wildcards stand for."""
     if isinstance(pattern, Wild):
@@ -94,8 +116,10 @@ def match(pattern: Pattern, value: Any, found: dict[str, Any]) -> bool:
             and len(value) == len(pattern.items)
             and all(match(p, v, found) for p, v in zip(pattern.items, value, strict=True))
         )
-    if not isinstance(value, torch.fx.Node) or overload_name(value) != pattern.op:
+    if not isinstance(value, torch.fx.Node) or head(value) != pattern.op:
         return False
+    if isinstance(pattern, Part):
+        return match(pattern.call, value.args[0], found)
     given = arguments(value)
     named = dict(pattern.args)
     for arg in value.target._schema.arguments:  # type: ignore[union-attr]

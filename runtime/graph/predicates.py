@@ -75,6 +75,11 @@ def users(x: Any) -> int:
     return len(x.users)
 
 
+def only_result_used(x: Any) -> bool:
+    """Whether nothing reads the other results of the call that `x` is a result of."""
+    return all(user is x or not user.users for user in x.args[0].users)
+
+
 def exact_widening(narrow: Any, wide: Any) -> bool:
     """Whether every value of dtype(narrow) is a value of dtype(wide)."""
     return torch.promote_types(dtype(narrow), dtype(wide)) == dtype(wide)
@@ -108,5 +113,5 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 NAMES = (
     "composed", "dtype", "exact_widening", "is_bool", "is_float", "is_identity", "is_int", "is_number", "is_power_of_two", "is_tensor",
-    "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "size", "users",
+    "only_result_used", "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "size", "users",
 )  # fmt: skip

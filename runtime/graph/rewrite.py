@@ -14,7 +14,7 @@ import torch
 
 from ...errors import OpforgeError
 from . import predicates
-from .patterns import Rule, match, overload_name
+from .patterns import Rule, head, match, overload_name
 
 LIMIT = 16  # rewrites per node of the graph before the rules are taken to loop
 
@@ -49,7 +49,7 @@ class Builder:
 
 
 def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]]) -> Report:
-    """Apply `rules` (by the overload name of their head) to the graph in place."""
+    """Apply `rules` (by what `head` gives for their first node) to the graph in place."""
     graph, report = gm.graph, Report()
     budget = LIMIT * (len(graph.nodes) + 16)
     recent: list[str] = []
@@ -59,7 +59,7 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]]) -> Re
             current = work.pop()
             if getattr(current, "_erased", False):
                 continue
-            for rule in rules.get(overload_name(current) or "", ()):
+            for rule in rules.get(head(current) or "", ()):
                 found: dict[str, Any] = {"out": current}
                 if not match(rule.match, current, found) or not rule.when(found):
                     continue
@@ -100,5 +100,5 @@ def _agrees(old: torch.fx.Node, new: Any) -> bool:
 
 def _eliminate_dead(graph: torch.fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
-        if not node.users and overload_name(node) is not None and not node.is_impure():
+        if not node.users and head(node) is not None and not node.is_impure():
             graph.erase_node(node)

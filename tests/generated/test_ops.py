@@ -796,6 +796,22 @@ OPS = [
     ),
     Op("aten.avg_pool3d", "reduction", ("aten.avg_pool3d.default",), tests=("F(2, 3, 4, 6, 4), [2, 2, 2]",)),
     Op("aten.im2col", "view", ("aten.im2col.default",), tests=("F(2, 3, 6, 5), [3, 2], [1, 1], [1, 0], [2, 1]",)),
+    Op(
+        "aten.max_pool2d",
+        "reduction",
+        ("aten.max_pool2d.default",),
+        tests=(
+            "F(2, 3, 8, 6), [2, 2]",
+            "F(2, 3, 7, 7), [3, 3], [2, 2], [1, 1]",
+            "F(3, 9, 7), [3, 2], [1], [1, 0], [2, 1]",
+        ),
+    ),
+    Op(
+        "aten.max_pool3d",
+        "reduction",
+        ("aten.max_pool3d.default",),
+        tests=("F(2, 3, 4, 6, 4), [2, 2, 2]", "F(3, 5, 5, 6), [3], [2], [1]"),
+    ),
     Op("aten.all.default", "reduction", ("aten.all.default",), tests=("B(3, 5)", "F(4)")),
     Op(
         "aten.all.dim, aten.all.dims",

@@ -41,6 +41,22 @@ CASES = {
     "cat_one": {"x": [3, 4], "_": {"value": 0}},
     "squeeze_unsqueeze": {"x": [3, 4], "d": {"value": 1}},
     "addmm_of_mm_add": {"a": [3, 4], "b": [4, 5], "c": [5]},
+    "max_pool2d_values": {
+        "x": [1, 2, 9, 8],
+        "k": {"value": [3, 2]},
+        "s": {"value": [2, 1]},
+        "p": {"value": [1, 1]},
+        "d": {"value": [1, 1]},
+        "c": {"value": False},
+    },
+    "max_pool3d_values": {
+        "x": [1, 2, 5, 6, 7],
+        "k": {"value": [3, 2, 2]},
+        "s": {"value": [2, 1, 2]},
+        "p": {"value": [1, 1, 0]},
+        "d": {"value": [1, 1, 1]},
+        "c": {"value": False},
+    },
 }
 
 

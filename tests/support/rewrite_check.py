@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from opforge.runtime.graph.patterns import Call, Items, Lit, Pattern, Rule, Wild
+from opforge.runtime.graph.patterns import Call, Items, Lit, Part, Pattern, Rule, Wild
 from opforge.runtime.graph.rewrite import rewrite
 
 
@@ -34,6 +34,8 @@ def evaluate(pattern: Pattern, values: dict[str, Any]) -> Any:
         return pattern.value
     if isinstance(pattern, Items):
         return [evaluate(p, values) for p in pattern.items]
+    if isinstance(pattern, Part):
+        return evaluate(pattern.call, values)[pattern.index]
     assert isinstance(pattern, Call)
     namespace, name, which = pattern.op.split(".")
     op = getattr(getattr(getattr(torch.ops, namespace), name), which)
