@@ -1,0 +1,68 @@
+"""A plan as text for readers: kernels with their loops, calls of eager kernels, and where every buffer lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..ir.index import Expr, Var
+from ..ir.nodes import Buffer, Size
+from .plan import CopyStep, ExternStep, Kernel, KernelStep, Place, Plan, Reduce, Scan, Statement
+
+__all__ = ["plan_text"]
+
+
+def plan_text(plan: Plan) -> str:
+    """One line for each step, loop and statement, then one for each place of memory; ends with a newline."""
+    lines: list[str] = []
+    for number, step in enumerate(plan.steps):
+        if isinstance(step, KernelStep):
+            lines += _kernel(step.kernel)
+        elif isinstance(step, ExternStep):
+            made = ", ".join(b.name for b in step.call.outs)
+            lines.append(f"extern {step.call.target}({', '.join(step.call.reads())}) -> {made}")
+        elif isinstance(step, CopyStep):
+            lines.append(f"copy {step.source} -> {step.target}")
+        if dead := plan.frees.get(number):
+            lines.append(f"free {', '.join(dead)}")
+    lines.append(f"memory: arena of {plan.arena_bytes} bytes")
+    lines += [f"  {name}: {_place(place)}{_layout(plan.layouts.get(name))}" for name, place in plan.places.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _kernel(k: Kernel) -> Iterator[str]:
+    order = " in order" if k.serial else ""
+    yield f"kernel {k.name}({', '.join((*k.reads, *k.symbols))}) -> {', '.join(k.writes)}: for {_loops(k.outer)}{order}"
+    for tile in k.scratch:
+        yield f"  tile {tile.name}{_layout(tile)}"
+    for phase in k.phases:
+        yield f"  for {_loops(phase.inner)}"
+        yield from (f"    {_statement(s)}" for s in phase.body)
+
+
+def _loops(loops: tuple[Var, ...]) -> str:
+    return ", ".join(f"{v.name}<{_size(v.extent)}" for v in loops) or "one point"
+
+
+def _statement(s: Statement) -> str:
+    if isinstance(s, Reduce):
+        return f"reduce {s.name} by {s.kind}"
+    index = ", ".join(str(e) for e in s.index)
+    how = f"scan {s.kind}" if isinstance(s, Scan) else "store" if s.mode == "set" else f"update {s.mode}"
+    return f"{how} {s.buffer}[{index}]"
+
+
+def _place(place: Place) -> str:
+    if place.kind == "alias":
+        return f"alias of {place.of}" + (f" + {place.offset} bytes" if place.offset else "")
+    return f"arena + {place.offset} bytes" if place.kind == "arena" else place.kind
+
+
+def _layout(b: Buffer | None) -> str:
+    if b is None:
+        return ""
+    stride = f" stride [{', '.join(_size(n) for n in b.stride)}]" if b.stride is not None else ""
+    return f", {b.dtype}[{', '.join(_size(n) for n in b.shape)}]{stride}"
+
+
+def _size(n: Size | Expr) -> str:
+    return str(n)

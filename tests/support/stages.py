@@ -1,0 +1,71 @@
+"""Every stage of one small program as text, for a fixed machine: AVX2, two threads, the default settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge.errors import UnsupportedError
+from opforge.generated.rewrites import RULES
+from opforge.generated.scalars import SCALARS
+from opforge.generated.targets import CPU_TARGETS
+from opforge.runtime.codegen.triton import render_kernel
+from opforge.runtime.codegen.unit import render_unit
+from opforge.runtime.codegen.wrapper import render_wrapper
+from opforge.runtime.compile_fx import parameters
+from opforge.runtime.config import Config
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.dispatch.wrapper import emit_wrapper
+from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.ir.verify import verify
+from opforge.runtime.lower.graph import lower
+from opforge.runtime.schedule.check import check
+from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.schedule.schedule import schedule
+from opforge.runtime.schedule.text import plan_text
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Texts of one compiled graph. `run` is what the dispatch layer puts around `call`, the generated graph wrapper."""
+
+    run: str
+    call: str
+    plan: str
+    cpp: str
+    triton: tuple[str, ...]
+
+
+def stages(program: Callable[..., Any], inputs: list[Any], *, dynamic: bool = False) -> Stages:
+    """The stages of the one graph that Dynamo captures. Both checkers must accept it. Nothing is built or run by it."""
+    found: list[Stages] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        traced = trace(gm, example_inputs)
+        rewrite(traced.graph, RULES)
+        lowered = lower(traced.graph)
+        loops = separate_outputs(lowered.program)
+        verify(loops)
+        plan = schedule(loops, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1)
+        check(loops, plan)
+        unit = render_unit(plan, lanes=CPU_TARGETS["avx2"].lanes, threads=2, threshold=Config().parallel_threshold)
+        triton = tuple(_triton(k, plan.layouts) for k in plan.kernels())
+        call = render_wrapper(plan, parameters(lowered), {})
+        found.append(Stages(emit_wrapper(traced, "call"), call, plan_text(plan), unit.source, triton))
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*inputs)
+    (only,) = found
+    return only
+
+
+def _triton(kernel: Any, layouts: Any) -> str:
+    try:
+        return render_kernel(kernel, layouts)
+    except UnsupportedError as error:
+        return f"# not in Triton: {error}\n"
