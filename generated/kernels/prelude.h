@@ -315,11 +315,21 @@ OPF_INLINE f16 to_f16(float x) {
 typedef Native<uint16_t, OPF_VL>::N HalfWords;
 typedef Native<uint32_t, OPF_VL>::N Words;
 OPF_INLINE Vec<float> from_bf16(HalfWords h) { return Vec<float>((Vec<float>::N)(lanes_as<Words>(h) << 16)); }
-OPF_INLINE HalfWords bf16_bits(Vec<float> x) {
+OPF_INLINE Words nearest_bf16(Vec<float> x) {  // the upper half of each word is the answer
     const Words u = (Words)x.v;
     const Words rounded = u + 0x7fffu + ((u >> 16) & 1u);
     const Words nan = u | 0x400000u;
-    return lanes_as<HalfWords>((x.v == x.v ? rounded : nan) >> 16);
+    return x.v == x.v ? rounded : nan;
+}
+OPF_INLINE HalfWords bf16_bits(Vec<float> x) {
+    const Words w = nearest_bf16(x) >> 16;
+#if defined(OPF_AVX2)
+    typedef Native<int32_t, 4>::N Quad;
+    const Native<int32_t, 8>::N s = (Native<int32_t, 8>::N)w;
+    return (HalfWords)__builtin_ia32_packusdw128(Quad(__builtin_shufflevector(s, s, 0, 1, 2, 3)), Quad(__builtin_shufflevector(s, s, 4, 5, 6, 7)));
+#else
+    return lanes_as<HalfWords>(w);
+#endif
 }
 #if defined(OPF_AVX2) && defined(__F16C__)
 OPF_INLINE Vec<float> from_f16(HalfWords h) { return Vec<float>(__builtin_ia32_vcvtph2ps256((Native<int16_t, 8>::N)h)); }
@@ -389,7 +399,7 @@ template <class To> OPF_INLINE Reg<To> cast(Mask m) {
 // convert<To>: the value as dtype To has it, still in the register that holds To (a bf16 is a rounded float).
 template <class To, class From> OPF_INLINE auto convert(From x) {
     if constexpr (!is_vector<From>) return cast<Scalar<To>>(cast<To>(x));
-    else if constexpr (same_type<To, bf16>) return from_bf16(bf16_bits(cast<float>(x)));
+    else if constexpr (same_type<To, bf16>) return Vec<float>((Vec<float>::N)(nearest_bf16(cast<float>(x)) & 0xffff0000u));
     else if constexpr (same_type<To, f16>) return from_f16(f16_bits(cast<float>(x)));
     else return cast<To>(x);
 }
