@@ -541,58 +541,58 @@ template <class T> OPF_INLINE void scatter(T* p, Vec<int64_t> index, Reg<T> v, M
 template <int LANES, int BYTES> struct Zip;
 template <> struct Zip<2, 8> {
     typedef Native<int64_t, 2>::N N;
-    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 2); }
-    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 1, 3); }
+    OPF_INLINE N low(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 2); }
+    OPF_INLINE N high(const N& a, const N& b) { return __builtin_shufflevector(a, b, 1, 3); }
 };
 template <> struct Zip<4, 8> {
     typedef Native<int64_t, 4>::N N;
-    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 4, 2, 6); }
-    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 1, 5, 3, 7); }
-    OPF_INLINE N low_parts(N a, N b) { return __builtin_shufflevector(a, b, 0, 1, 4, 5); }
-    OPF_INLINE N high_parts(N a, N b) { return __builtin_shufflevector(a, b, 2, 3, 6, 7); }
+    OPF_INLINE N low(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 4, 2, 6); }
+    OPF_INLINE N high(const N& a, const N& b) { return __builtin_shufflevector(a, b, 1, 5, 3, 7); }
+    OPF_INLINE N low_parts(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 1, 4, 5); }
+    OPF_INLINE N high_parts(const N& a, const N& b) { return __builtin_shufflevector(a, b, 2, 3, 6, 7); }
 };
 template <> struct Zip<8, 8> {
     typedef Native<int64_t, 8>::N N;
-    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14); }
-    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15); }
-    OPF_INLINE N low_parts(N a, N b) { return __builtin_shufflevector(a, b, 0, 1, 8, 9, 2, 3, 10, 11); }
-    OPF_INLINE N high_parts(N a, N b) { return __builtin_shufflevector(a, b, 4, 5, 12, 13, 6, 7, 14, 15); }
+    OPF_INLINE N low(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14); }
+    OPF_INLINE N high(const N& a, const N& b) { return __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15); }
+    OPF_INLINE N low_parts(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 1, 8, 9, 2, 3, 10, 11); }
+    OPF_INLINE N high_parts(const N& a, const N& b) { return __builtin_shufflevector(a, b, 4, 5, 12, 13, 6, 7, 14, 15); }
 };
 template <> struct Zip<4, 4> {
     typedef Native<int32_t, 4>::N N;
-    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
-    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+    OPF_INLINE N low(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+    OPF_INLINE N high(const N& a, const N& b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
 };
 template <> struct Zip<8, 4> {
     typedef Native<int32_t, 8>::N N;
-    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); }
-    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); }
-    OPF_INLINE N low_parts(N a, N b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11); }
-    OPF_INLINE N high_parts(N a, N b) { return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
+    OPF_INLINE N low(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); }
+    OPF_INLINE N high(const N& a, const N& b) { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); }
+    OPF_INLINE N low_parts(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11); }
+    OPF_INLINE N high_parts(const N& a, const N& b) { return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
 };
 template <> struct Zip<16, 4> {
     typedef Native<int32_t, 16>::N N;
-    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29); }
-    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31); }
-    OPF_INLINE N low_parts(N a, N b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23); }
-    OPF_INLINE N high_parts(N a, N b) { return __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31); }
+    OPF_INLINE N low(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29); }
+    OPF_INLINE N high(const N& a, const N& b) { return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31); }
+    OPF_INLINE N low_parts(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23); }
+    OPF_INLINE N high_parts(const N& a, const N& b) { return __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31); }
 };
 template <> struct Zip<8, 2> {
     typedef Native<int16_t, 8>::N N;
-    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
-    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+    OPF_INLINE N low(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+    OPF_INLINE N high(const N& a, const N& b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
 };
 template <> struct Zip<16, 2> {
     typedef Native<int16_t, 16>::N N;
-    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27); }
-    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31); }
-    OPF_INLINE N low_parts(N a, N b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23); }
-    OPF_INLINE N high_parts(N a, N b) { return __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31); }
+    OPF_INLINE N low(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27); }
+    OPF_INLINE N high(const N& a, const N& b) { return __builtin_shufflevector(a, b, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31); }
+    OPF_INLINE N low_parts(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23); }
+    OPF_INLINE N high_parts(const N& a, const N& b) { return __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31); }
 };
 template <> struct Zip<16, 1> {
     typedef Native<int8_t, 16>::N N;
-    OPF_INLINE N low(N a, N b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
-    OPF_INLINE N high(N a, N b) { return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
+    OPF_INLINE N low(const N& a, const N& b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
+    OPF_INLINE N high(const N& a, const N& b) { return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
 };
 constexpr int square_of(int bytes) {
     const int lanes = bytes == 8 ? OPF_VL / 2 : OPF_VL;
@@ -633,18 +633,21 @@ template <int BYTES> OPF_INLINE void transpose_square(void* dst, int64_t ds, con
 #pragma GCC unroll 16
     for (int r = 0; r < n; ++r) __builtin_memcpy((char*)dst + r * ds * BYTES, &a[r], sizeof a[r]);
 }
-// dst[c * ds + r] = src[r * ss + c] for r < rows, c < columns. The elements' bits are moved as they are.
+// dst[c * ds + r] = src[r * ss + c] for r < rows, c < columns. The elements' bits are moved as they are; the last squares overlap others.
 template <class T> OPF_CALL void transpose(T* dst, int64_t ds, const T* src, int64_t ss, int64_t rows, int64_t columns) {
-    constexpr int n = square_of(sizeof(T));
-    int64_t r = 0;
-    for (; r + n <= rows; r += n) {
-        int64_t c = 0;
-        for (; c + n <= columns; c += n) transpose_square<sizeof(T)>(dst + c * ds + r, ds, src + r * ss + c, ss);
-        for (; c < columns; ++c)
-            for (int64_t k = r; k < r + n; ++k) dst[c * ds + k] = src[k * ss + c];
+    constexpr int64_t n = square_of(sizeof(T));
+    if (rows < n || columns < n) {
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t c = 0; c < columns; ++c) dst[c * ds + r] = src[r * ss + c];
+        return;
     }
-    for (; r < rows; ++r)
-        for (int64_t c = 0; c < columns; ++c) dst[c * ds + r] = src[r * ss + c];
+    for (int64_t at_r = 0; at_r < rows; at_r += n) {
+        const int64_t r = at_r + n <= rows ? at_r : rows - n;
+        for (int64_t at_c = 0; at_c < columns; at_c += n) {
+            const int64_t c = at_c + n <= columns ? at_c : columns - n;
+            transpose_square<sizeof(T)>(dst + c * ds + r, ds, src + r * ss + c, ss);
+        }
+    }
 }
 
 // ---- Functions of the C library, lane by lane -----------------------------------------------------------------------------------

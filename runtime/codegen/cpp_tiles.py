@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ..ir.index import Expr, Var, of
+from ..ir.index import Expr, Var, of, product
 from ..ir.nodes import ITEMSIZE, Node
 from ..schedule.plan import Reduce, Scan, Store
 from .cpp import COMPUTE, MEMORY
@@ -21,9 +21,11 @@ from .loops import FlatStatement
 
 LINE = 64  # bytes that travel together between the caches
 EDGES = (
-    16,
+    64,
     32,
-)  # points on the side of a tile: least (so that its turns are whole vectors), most (so that arrays stay in the first cache)
+    16,
+)  # points on the side of a tile: long runs of memory for few page changes, if the arrays leave room in the first cache
+ROOM = 32768  # bytes for the arrays of a tile
 
 
 @dataclass
@@ -53,7 +55,7 @@ class TileWriter(OuterWriter):
         statements = [s for p in fk.phases for s in p.body]
         if any(isinstance(s.source, (Reduce, Scan)) for s in statements):
             return None
-        accesses = {(b, e): size for b, e, size in self._accesses(statements)}
+        accesses = {(buffer, e): size for buffer, e, size in self._accesses(statements)}
         best: tuple[int, Var] | None = None
         for u in fk.outer:
             if u is w or (isinstance(u.extent, int) and u.extent < self.lanes):
@@ -65,11 +67,17 @@ class TileWriter(OuterWriter):
                 best = count, u
         if best is None:
             return None
-        u = best[1]
-        smallest = min(size for (_, e), size in accesses.items() if _across(e, u, w, size))
-        found = Crossing(u, min(max(LINE // smallest, EDGES[0]), EDGES[1]))
-        self._turned(found, statements, u, w)
+        found = Crossing(best[1], EDGES[-1])
+        self._turned(found, statements, best[1], w)
+        found.edge = next((n for n in EDGES if self._fits(found, n)), EDGES[-1])
         return found
+
+    def _fits(self, found: Crossing, edge: int) -> bool:
+        """Whether the arrays of such tiles have room, and every thread has work."""
+        bytes_ = sum({key: ITEMSIZE[n.dtype] for n, key in found.loads.items()}.values())
+        bytes_ += sum(ITEMSIZE[self._stored_dtype(s)] for s in found.stores)
+        tiles = product(v.extent if v not in (found.rows, self.choice.var) else _ceil(v, edge) for v in self.fk.outer)
+        return bytes_ * edge * edge <= ROOM and (not isinstance(tiles, int) or tiles >= 2 * self.threads)
 
     def _accesses(self, statements: list[FlatStatement]) -> Iterator[tuple[str, Expr, int]]:
         for s in statements:
@@ -215,6 +223,10 @@ class TileWriter(OuterWriter):
             text = f"splat<{COMPUTE[s.value.dtype]}>({text})"
         n = f", {self.count}" if self.count is not None else ""
         self.line(f"storeu({name} + row + {self.lane_text()}, {text}{n});")
+
+
+def _ceil(v: Var, edge: int) -> int | Expr:
+    return -(-v.extent // edge) if isinstance(v.extent, int) else v.extent
 
 
 def _whole(v: Var, edge: int) -> bool:
