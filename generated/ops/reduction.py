@@ -259,8 +259,10 @@ def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
     less = 1 if correction is None else correction
     x = to(self, opmath(dtype(self)))
     apart = x - b.call("aten.mean.dim", x, dims, True)
+    if is_known(n) and n - less > 0:
+        return to(b.call("aten.sum.dim_IntList", apart * apart / (n - less), dims, keepdim), dtype(self))
     total = b.call("aten.sum.dim_IntList", apart * apart, dims, keepdim)
-    return to(total / (n - less if not is_known(n) or n - less > 0 else 0), dtype(self))
+    return to(total / (n - less if not is_known(n) else 0), dtype(self))
 
 
 # spec: aten.std.correction
@@ -277,17 +279,19 @@ def std_correction(b, self, dim=None, *, correction=None, keepdim=False):
 # spec: aten.var_mean.correction
 def var_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
     dims = dims_of(dim, rank(self))
-    return b.call("aten.var.correction", self, dim, correction=correction, keepdim=keepdim), b.call(
-        "aten.mean.dim", self, dims, keepdim
-    )
+    center = b.call("aten.mean.dim", self, dims, True)
+    return b.call(
+        "aten.var.correction", self, dim, correction=correction, keepdim=keepdim
+    ), center if keepdim else b.call("aten.squeeze.dims", center, dims)
 
 
 # spec: aten.std_mean.correction
 def std_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
     dims = dims_of(dim, rank(self))
-    return b.call("aten.std.correction", self, dim, correction=correction, keepdim=keepdim), b.call(
-        "aten.mean.dim", self, dims, keepdim
-    )
+    center = b.call("aten.mean.dim", self, dims, True)
+    return b.call(
+        "aten.std.correction", self, dim, correction=correction, keepdim=keepdim
+    ), center if keepdim else b.call("aten.squeeze.dims", center, dims)
 
 
 # spec: aten.linalg_vector_norm

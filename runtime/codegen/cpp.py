@@ -23,7 +23,7 @@ MEMORY = {
 COMPUTE = {**MEMORY, "float16": "float", "bfloat16": "float", "bool": "bool"}
 TILE = 256  # outer elements handled together when a column is reduced
 BLOCK = (
-    64  # lane-wise partial sums are flushed after this many additions: keeps float error near that of a pairwise sum
+    32  # lane-wise partial sums are flushed after this many additions: keeps float error near that of a pairwise sum
 )
 
 
