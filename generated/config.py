@@ -76,8 +76,8 @@ class Config:
     #: Run the loop-IR verifier and the plan checker on every graph.
     debug_verify: bool = False
     # spec: progress
-    #: Show progress on the terminal while compiling.
-    progress: bool = False
+    #: Show stage and kernels of a compilation that takes over 2 s; auto does it on a terminal, on also writes lines elsewhere.
+    progress: str = "auto"
     # spec: dump_dir
     #: Folder that receives every stage of every compiled graph as text, and sources that failed to build; "" means none.
     dump_dir: str = ""
@@ -264,12 +264,12 @@ FIELDS: dict[str, Setting] = {
     "progress": Setting(
         name="progress",
         field="progress",
-        type="bool",
-        default=False,
-        choices=(),
+        type="choice",
+        default="auto",
+        choices=("auto", "on", "off"),
         env="OPFORGE_PROGRESS",
         affects="debug",
-        doc="Show progress on the terminal while compiling.",
+        doc="Show stage and kernels of a compilation that takes over 2 s; auto does it on a terminal, on also writes lines elsewhere.",
     ),
     # spec: dump_dir
     "dump_dir": Setting(

@@ -5,30 +5,29 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import BuildError, OpforgeWarning, UnsupportedError
+from ..errors import BuildError, CacheError, OpforgeWarning, UnsupportedError
 from ..generated.rewrites import RULES
 from ..generated.scalars import SCALARS
 from ..generated.targets import CPU_TARGETS, CpuTarget
 from . import config
 from .build.cache import Cache, key
 from .build.compiler import compile_cpp, compiler_id
+from .build.scratch import warn_once
 from .build.toolchain import host_target
 from .codegen.unit import PRELUDE, render_unit
 from .codegen.wrapper import render_wrapper
 from .config import Config
 from .dispatch.needs_grad import wants_grad
 from .dispatch.trace import Traced, trace
-from .dispatch.wrapper import bind
+from .dispatch.wrapper import bind, emit_wrapper
 from .execute.load import load_library, load_wrapper
 from .graph.rewrite import rewrite
 from .ir.index import Expr, Sym
@@ -36,10 +35,12 @@ from .ir.text import dump
 from .ir.verify import verify
 from .lower.graph import Lowered, lower
 from .observe import counters
+from .observe.watch import Watch
 from .schedule.check import check
 from .schedule.outputs import separate_outputs
-from .schedule.plan import ExternStep
+from .schedule.plan import ExternStep, Kernel, Plan
 from .schedule.schedule import schedule
+from .schedule.text import plan_text
 
 Compiled = Callable[..., Any]
 
@@ -103,24 +104,19 @@ def _warn_once(text: str) -> None:
         )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
 def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config) -> Compiled:
-    clock = Clock()
-    with clock.stage("trace"):
-        traced = trace(gm, example_inputs)
-    call, artifacts = compile_traced(traced, cfg, clock)
-    run = bind(traced, call)
-    artifacts.seconds = clock.seconds
+    watch = Watch(cfg.progress, cfg.dump_dir)
+    try:
+        watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)))
+        with watch.stage("trace"):
+            traced = trace(gm, example_inputs)
+        watch.text("functional_graph.py", lambda: str(traced.graph.code))
+        call, artifacts = compile_traced(traced, cfg, watch)
+        run = bind(traced, call)
+        watch.text("dispatch.py", lambda: emit_wrapper(traced, "compiled"))
+    finally:
+        watch.close()
+    artifacts.seconds = watch.seconds
     counters.count_graph(
         artifacts.kernels, artifacts.externs, artifacts.seconds, artifacts.arena_bytes, artifacts.cached
     )
@@ -129,39 +125,62 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
     return run
 
 
-def compile_traced(traced: Traced, cfg: Config, clock: Clock) -> tuple[Compiled, Artifacts]:
+def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled, Artifacts]:
     """Compile the functional graph. The result takes the graph's own placeholders, one argument each, and returns a tuple."""
     if cfg.rewrites:
-        with clock.stage("rewrite"):
-            rewrite(traced.graph, RULES)
-    with clock.stage("lower"):
+        with watch.stage("rewrite"):
+            report = rewrite(traced.graph, RULES)
+        watch.text("rewritten_graph.py", lambda: _rewritten(report.applied, traced))
+    with watch.stage("lower"):
         lowered = lower(traced.graph)
+    watch.text("loop_ir.txt", lambda: dump(lowered.program))
+    try:
+        return _realize(lowered, cfg, watch)
+    except (OSError, CacheError) as error:
+        raise BuildError(f"no folder takes the compiled graph: {error}") from error
+
+
+def _rewritten(applied: Sequence[tuple[str, str]], traced: Traced) -> str:
+    return "".join(f"# {rule} at {node}\n" for rule, node in applied) + str(traced.graph.code)
+
+
+def _realize(lowered: Lowered, cfg: Config, watch: Watch) -> tuple[Compiled, Artifacts]:
+    """The compiled graph out of the cache, or made and put there."""
     target = cpu_target(cfg)
-    with clock.stage("cache"):
+    with watch.stage("cache"):
         digest = key(cache_parts(lowered, cfg, target))
         cache = Cache.current(cfg)
         entry = cache.get(digest)
     if entry is None:
-        files, built, artifacts = build(lowered, cfg, target, clock)
-        with clock.stage("cache"):
+        files, built, artifacts = build(lowered, cfg, target, watch)
+        with watch.stage("cache"):
             entry = cache.put(digest, files, built)
     else:
         artifacts = Artifacts(
-            cpp=(entry.path / "kernels.cpp").read_text(),
-            wrapper=(entry.path / "wrapper.py").read_text(),
+            cpp=entry.file("kernels.cpp").read_text(),
+            wrapper=entry.file("wrapper.py").read_text(),
             kernels=entry.meta["kernels"],
             externs=entry.meta["externs"],
             arena_bytes=entry.meta["arena_bytes"],
             cached=True,
         )
+        if watch.dump:
+            _dump_code(plan_of(lowered, cfg), artifacts.cpp, artifacts.wrapper, watch)
     meta = entry.meta
     artifacts.program = lowered.program
-    with clock.stage("load"):
+    with watch.stage("load"):
         module = load_wrapper(entry.path / "wrapper.py", name=f"opforge_{digest[:16]}")
         for name, tensor in lowered.constants:
             setattr(module, name, tensor)
         if meta["symbols"]:
-            library = load_library(entry.path / "kernels.so")
+            try:
+                library = load_library(entry.path / "kernels.so")
+            except BuildError as error:
+                # A folder mounted noexec, or a library that this one was linked with is gone.
+                if not cfg.cache:
+                    raise
+                warn_once("load", entry.path, f"{error}; it is compiled again, for this process only")
+                return _realize(lowered, replace(cfg, cache=False), watch)
             for name, (symbol, pointers, sizes) in meta["symbols"].items():
                 function = library[symbol]
                 function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
@@ -170,27 +189,57 @@ def compile_traced(traced: Traced, cfg: Config, clock: Clock) -> tuple[Compiled,
     return module.call, artifacts
 
 
+def plan_of(lowered: Lowered, cfg: Config) -> Plan:
+    """The schedule of a lowered program."""
+    return schedule(separate_outputs(lowered.program), costs=_cost, fusion=cfg.fusion)
+
+
+def _cost(op: str) -> float:
+    return SCALARS[op].cost if op in SCALARS else 1
+
+
+def _dump_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
+    watch.text("plan.txt", lambda: plan_text(plan))
+    watch.text("kernels.cpp", lambda: cpp)
+    watch.text("kernels_triton.py", lambda: "\n\n".join(_triton(k, plan) for k in plan.kernels()))
+    watch.text("graph.py", lambda: wrapper)
+
+
+def _triton(kernel: Kernel, plan: Plan) -> str:
+    from .codegen.triton import render_kernel  # only readers of a dump want it here
+
+    try:
+        return render_kernel(kernel, plan.layouts)
+    except UnsupportedError as error:
+        return f"# {kernel.name} cannot be said in Triton: {error}\n"
+
+
 def build(
-    lowered: Lowered, cfg: Config, target: CpuTarget, clock: Clock
+    lowered: Lowered, cfg: Config, target: CpuTarget, watch: Watch
 ) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
     """Schedule, generate and compile; returns the cache entry's files and metadata."""
     program = separate_outputs(lowered.program)
     if cfg.debug_verify:
-        with clock.stage("verify"):
+        with watch.stage("verify"):
             verify(program)
-    with clock.stage("schedule"):
-        plan = schedule(program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1, fusion=cfg.fusion)
+    with watch.stage("schedule"):
+        plan = schedule(program, costs=_cost, fusion=cfg.fusion)
     if cfg.debug_verify:
-        with clock.stage("verify"):
+        with watch.stage("verify"):
             check(program, plan)
-    with clock.stage("codegen"):
+    with watch.stage("codegen"):
         unit = render_unit(plan, lanes=target.lanes, threads=torch.get_num_threads(), threshold=cfg.parallel_threshold)
         wrapper = render_wrapper(plan, parameters(lowered), {})
+    if watch.dump:
+        _dump_code(plan, unit.source, wrapper, watch)
     files: dict[str, Any] = {"wrapper.py": wrapper.encode(), "kernels.cpp": unit.source.encode()}
     if unit.symbols:
-        with clock.stage("build"):
+        count = len(set(unit.symbols.values()))
+        watch.progress.kernels(0, count)
+        with watch.stage("build"):
             source = unit.source.replace('#include "prelude.h"\n', PRELUDE.read_text(), 1)
             files["kernels.so"] = compile_cpp(source, name="kernels", cfg=cfg)
+        watch.progress.kernels(count, count)
     externs: dict[str, int] = {}
     for step in plan.steps:
         if isinstance(step, ExternStep):

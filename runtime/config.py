@@ -185,7 +185,11 @@ def _parse_str(setting: Setting, raw: object) -> str | None:
 
 def _parse_choice(setting: Setting, raw: object) -> str | None:
     text = str(raw) if isinstance(raw, (str, int)) and not isinstance(raw, bool) else None
-    return text if text in (setting.choices or ()) else None
+    if text in (setting.choices or ()):
+        return text
+    # A setting with the choices on and off takes every word for yes and no.
+    word = _parse_bool(setting, raw) if {"on", "off"} <= set(setting.choices or ()) else None
+    return None if word is None else ("on" if word else "off")
 
 
 def _parse_path(setting: Setting, raw: object) -> str | None:

@@ -28,11 +28,21 @@ def scratch_dir() -> Path:
 def keep_source(source: str, name: str, dump_dir: str) -> Path:
     """Writes a source that failed to build to `dump_dir`, or to a temporary folder that stays; returns its path.
 
-    The file is named by `name` and content, so that the same failure is kept once per process. Raises `OSError`.
+    The file is named by `name` and content, so that the same failure is kept once per process. A `dump_dir` that does
+    not take it gives one warning. Raises `OSError` when the temporary folder does not take it either.
     """
-    folder = Path(dump_dir) if dump_dir else _process_dir("opforge-failed-", remove=False)
+    file = f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.cpp"
+    if dump_dir:
+        try:
+            return _write_source(Path(dump_dir), file, source)
+        except OSError as error:
+            warn_once("dump", dump_dir, f"opforge: cannot keep a source in {dump_dir}: {error}")
+    return _write_source(_process_dir("opforge-failed-", remove=False), file, source)
+
+
+def _write_source(folder: Path, file: str, source: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.cpp"
+    path = folder / file
     path.write_text(source)
     return path
 

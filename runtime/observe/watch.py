@@ -1,0 +1,40 @@
+"""One compilation as seen from outside: seconds by stage, progress on the terminal, and the texts for `dump_dir`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from .dump import Dump
+from .progress import Progress
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """Passed through all stages of one graph's compilation; made of the settings `progress` and `dump_dir`."""
+
+    def __init__(self, progress: str, dump_dir: str) -> None:
+        self.seconds: dict[str, float] = {}
+        self.progress = Progress(progress)
+        self.dump = Dump(dump_dir)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time what is inside as `name` (added up when a stage is entered again)."""
+        start = time.perf_counter()
+        try:
+            with self.progress.stage(name):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def text(self, name: str, make: Callable[[], str]) -> None:
+        """What a stage made, as a file of that name where `dump_dir` is set."""
+        self.dump.text(name, make)
+
+    def close(self) -> None:
+        """Take the progress line away and write the texts; to be called however compiling ended."""
+        self.progress.close()
+        self.dump.write()
