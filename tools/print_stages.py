@@ -14,8 +14,8 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.text import dump
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.plan import KernelStep
 from opforge.runtime.schedule.schedule import schedule
+from opforge.runtime.schedule.text import plan_text
 
 
 def program(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -38,21 +38,7 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]):  # type:
     lowered = lower(traced.graph)
     section("4. The loop IR (lower)", dump(lowered.program))
     plan = schedule(lowered.program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1)
-    lines = []
-    for step in plan.steps:
-        if isinstance(step, KernelStep):
-            k = step.kernel
-            lines.append(f"kernel {k.name}: outer {list(k.outer)}, reads {list(k.reads)}, writes {list(k.writes)}")
-            for n, phase in enumerate(k.phases):
-                lines.append(f"  phase {n}, inner {list(phase.inner)}")
-                lines += [
-                    f"    {type(s).__name__.lower()} {getattr(s, 'name', '') or getattr(s, 'buffer', '')}"
-                    for s in phase.body
-                ]
-        else:
-            lines.append(f"{type(step).__name__} {step}")
-    lines += [f"{name}: {place.kind}" for name, place in plan.places.items()]
-    section("5. The plan (schedule): kernels, phases, places", "\n".join(lines))
+    section("5. The plan (schedule): kernels, loops, places", plan_text(plan))
     section("6. C++ (codegen)", render_unit(plan, lanes=8, threads=2, threshold=16384).source, "cpp")
     for kernel in plan.kernels():
         section("7. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python")

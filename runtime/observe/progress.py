@@ -93,8 +93,8 @@ class Progress:
         columns = (parts.SpinnerColumn(), parts.TextColumn("{task.description}"), parts.TimeElapsedColumn())
         line = parts.Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
         task = line.add_task(self._message(), total=None)
-        line.start()
         line.tasks[0].start_time = line.get_time() - (time.monotonic() - self._start)
+        line.start()
         self._line, self._task = line, task
 
     def _update(self) -> None:
