@@ -1,10 +1,11 @@
-"""The C++ function of one kernel. See `cpp.Writer` for values and addresses, `cpp_rows`, `cpp_outer` and `cpp_tiles` for loops.
+"""The C++ function of one kernel. See `cpp.Writer` for values and addresses, `cpp_rows`, `cpp_outer`, `cpp_tiles` and `cpp_strips` for loops.
 
-Five shapes of code:
+Six shapes of code:
   rows    lanes run over the innermost loop of each phase; registers are scalars            (softmax, layer norm)
   lanes   lanes run over an outer variable, whose loop is outside the phases; registers are vectors   (pointwise, pooling)
   tile    as `lanes`, but the outer variable is cut in tiles and runs inside the phases; registers are small arrays   (column sums)
   cross   as `lanes`, in square tiles, where buffers are read or written across the lanes   (transposes)
+  strips  as `rows`, in groups of rows, where buffers are read across the rows   (softmax of a sum with a transpose)
   scalar  no lanes
 """
 
@@ -16,7 +17,7 @@ from ..ir.index import product
 from ..ir.nodes import Buffer
 from ..schedule.plan import Kernel
 from .cpp import MEMORY
-from .cpp_tiles import TileWriter
+from .cpp_strips import StripWriter
 from .loops import flatten
 from .split import split
 from .tables import CppTables
@@ -40,15 +41,16 @@ def render_kernel(
     return f'{head}extern "C" __attribute__((visibility("default"))) void {kernel.name}({", ".join(params)}) {{\n{text}\n}}\n'
 
 
-class KernelWriter(TileWriter):
+class KernelWriter(StripWriter):
     """Chooses the shape."""
 
     def body(self) -> list[str]:
         """The lines between the braces."""
         mode = self._mode()
-        crossing = self.find_crossing() if mode == "lanes" else None
-        if crossing is not None:
+        if (crossing := self.find_crossing() if mode == "lanes" else None) is not None:
             self._crossed(crossing)
+        elif (strips := self.find_strips()) is not None:
+            self._grouped_rows(strips)
         elif mode == "rows":
             self._rows()
         elif mode == "lanes":

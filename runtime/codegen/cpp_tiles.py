@@ -60,7 +60,7 @@ class TileWriter(OuterWriter):
         for u in fk.outer:
             if u is w or (isinstance(u.extent, int) and u.extent < self.lanes):
                 continue
-            count = sum(_across(e, u, w, size) for (_, e), size in accesses.items())
+            count = sum(across(e, u, w, size) for (_, e), size in accesses.items())
             if count and (
                 best is None or count >= best[0]
             ):  # of equals the innermost: nearest in memory for the others
@@ -76,7 +76,9 @@ class TileWriter(OuterWriter):
         """Whether the arrays of such tiles have room, and every thread has work."""
         bytes_ = sum({key: ITEMSIZE[n.dtype] for n, key in found.loads.items()}.values())
         bytes_ += sum(ITEMSIZE[self._stored_dtype(s)] for s in found.stores)
-        tiles = product(v.extent if v not in (found.rows, self.choice.var) else _ceil(v, edge) for v in self.fk.outer)
+        tiles = product(
+            v.extent if v not in (found.rows, self.choice.var) else ceil_div(v, edge) for v in self.fk.outer
+        )
         return bytes_ * edge * edge <= ROOM and (not isinstance(tiles, int) or tiles >= 2 * self.threads)
 
     def _accesses(self, statements: list[FlatStatement]) -> Iterator[tuple[str, Expr, int]]:
@@ -96,7 +98,7 @@ class TileWriter(OuterWriter):
                 for n in root.loads():
                     loaded.add(n.attr.buffer)
                     e = n.attr.index[0]
-                    if not n.args and not self.local(n) and e.coefficient(u) == 1 and _across(e, u, w, 1):
+                    if not n.args and not self.local(n) and e.coefficient(u) == 1 and across(e, u, w, 1):
                         found.loads[n] = n.attr.buffer, e
         for s in statements:
             assert isinstance(s.source, Store)
@@ -107,7 +109,7 @@ class TileWriter(OuterWriter):
             # An array empties at the end of the tile: nobody may read the buffer before, nor write it in between.
             if s.source.buffer in loaded or len(writers) > 1:
                 continue
-            if s.where.coefficient(u) == 1 and _across(s.where, u, w, 1):
+            if s.where.coefficient(u) == 1 and across(s.where, u, w, 1):
                 found.stores.append(s)
             elif s.value in found.loads and s.value.dtype == self._stored_dtype(s) and s.where.coefficient(w) == 1:
                 found.copies.append(s)
@@ -225,7 +227,7 @@ class TileWriter(OuterWriter):
         self.line(f"storeu({name} + row + {self.lane_text()}, {text}{n});")
 
 
-def _ceil(v: Var, edge: int) -> int | Expr:
+def ceil_div(v: Var, edge: int) -> int | Expr:
     return -(-v.extent // edge) if isinstance(v.extent, int) else v.extent
 
 
@@ -233,7 +235,7 @@ def _whole(v: Var, edge: int) -> bool:
     return isinstance(v.extent, int) and v.extent % edge == 0
 
 
-def _across(e: Expr, u: Var, w: Var, size: int) -> bool:
+def across(e: Expr, u: Var, w: Var, size: int) -> bool:
     """Whether neighbours along `u` share a cache line, and neighbours along `w` do not lie side by side."""
     cu, cw = e.coefficient(u), e.coefficient(w)
     if cu is None or cw is None or not cu.is_const or not 0 < int(cu) * size <= LINE // 2:

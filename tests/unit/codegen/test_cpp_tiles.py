@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from opforge.runtime.ir.index import Sym, of
 from opforge.runtime.ir.nodes import Buffer, Output, Program, contiguous_strides, index_node
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.builder import Builder, Tensor
-from tests.support.loops import agree, cat, permute, plan_of, pointwise, run
+from tests.support.loops import agree, cat, permute, plan_of, pointwise, reduce, run, softmax
 
 
 def rand(*shape: int) -> torch.Tensor:
@@ -97,6 +98,19 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = 
     ),
     "an input with an offset": (add_transposed, lambda: [rand(70, 90), rand(95, 80)[5:, 3:73]]),
     "every second column": (add_transposed, lambda: [rand(70, 90), rand(90, 140)[:, ::2]]),
+    "softmax of a sum with a transpose": (
+        lambda b, x, y: softmax(b, add_transposed(b, x, y), 1),
+        lambda: [rand(70, 90), rand(90, 70)],
+    ),
+    "softmax of a transpose": (lambda b, x: softmax(b, permute(b, x, (1, 0)), 1), lambda: [rand(130, 90)]),
+    "sum of a product with a transpose": (
+        lambda b, x, y: reduce(b, "sum", pointwise(b, s.mul, x, permute(b, y, (0, 2, 1))), 2),
+        lambda: [rand(3, 50, 90).bfloat16(), rand(3, 90, 50).bfloat16()],
+    ),
+    "argmax beside a transpose": (
+        lambda b, x, y: reduce(b, "argmax", add_transposed(b, x, y), 1),
+        lambda: [rand(70, 90), rand(90, 70)],
+    ),
     "empty": (add_transposed, lambda: [rand(0, 20), rand(20, 0)]),
 }
 
@@ -107,7 +121,9 @@ def test_kernel(name: str) -> None:
     agree(run(build, inputs()))
 
 
-@pytest.mark.parametrize("name", ["partial tiles", "written across", "bfloat16", "int8", "int64", "pad"])
+@pytest.mark.parametrize(
+    "name", ["partial tiles", "written across", "bfloat16", "int8", "int64", "pad", "softmax of a sum with a transpose"]
+)
 @pytest.mark.parametrize("lanes", [4, 16])
 def test_kernel_with_other_lane_counts(name: str, lanes: int) -> None:
     build, inputs = CASES[name]
@@ -123,12 +139,14 @@ def test_kernel_with_other_lane_counts(name: str, lanes: int) -> None:
         ("one transposed twice", 1, 1),
         ("under a mask", 0, 0),
         ("less than a vector", 0, 0),
+        ("softmax of a sum with a transpose", 1, 1),
+        ("sum of a product with a transpose", 1, 1),
     ],
 )
 def test_what_is_turned_round(name: str, arrays: int, turns: int) -> None:
     build, inputs = CASES[name]
     source = run(build, inputs()).source
-    assert source.count("alignas(64)") == arrays
+    assert len(re.findall(r"(?:turned|strips)\d+\[", source)) == arrays
     assert source.count("transpose(") == turns
 
 
