@@ -36,7 +36,7 @@ class Crossing:
     edge: int
     loads: dict[Node, tuple[str, Expr]] = field(default_factory=dict)
     stores: list[FlatStatement] = field(default_factory=list)
-    copies: list[FlatStatement] = field(default_factory=list)  # read across and stored as they are: no array between
+    copies: list[FlatStatement] = field(default_factory=list)  # all that a kernel does, if not empty: no array between
     arrays: dict[tuple[str, Expr], str] = field(default_factory=dict)
     outs: dict[int, str] = field(default_factory=dict)  # by the identity of a statement in `stores`
 
@@ -111,8 +111,16 @@ class TileWriter(OuterWriter):
                 continue
             if s.where.coefficient(u) == 1 and across(s.where, u, w, 1):
                 found.stores.append(s)
-            elif s.value in found.loads and s.value.dtype == self._stored_dtype(s) and s.where.coefficient(w) == 1:
+            elif (
+                s.value in found.loads
+                and s.value.dtype == self._stored_dtype(s)
+                and s.where.coefficient(w) == 1
+                and s.where.coefficient(u) is not None
+            ):
                 found.copies.append(s)
+        if len(found.copies) < len(statements):
+            # A buffer may lie where another one that dies here did: only arrays read early and write late.
+            found.copies.clear()
 
     # -- code ----------------------------------------------------------------------------------------------------------
     def _crossed(self, plan: Crossing) -> None:
@@ -145,7 +153,6 @@ class TileWriter(OuterWriter):
             assert c is not None
             return self.address(c)
 
-        copied = {id(s) for s in plan.copies}
         for s in plan.copies:
             assert s.where is not None
             assert isinstance(s.source, Store)
@@ -154,9 +161,9 @@ class TileWriter(OuterWriter):
                 f"transpose({s.source.buffer} + {corner(s.where)}, {jump(s.where, u)}, "
                 f"{buffer} + {corner(e)}, {jump(e, w)}, {counts[w]}, {counts[u]});"
             )
-        rest = [[s for s in p.body if id(s) not in copied] for p in self.fk.phases]
-        if not any(rest):
+        if plan.copies:
             return
+        rest = [p.body for p in self.fk.phases]
         for root in (r for body in rest for s in body for r in ((s.value,) if s.mask is None else (s.value, s.mask))):
             for n in root.loads():
                 key = plan.loads.get(n)

@@ -58,6 +58,10 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = 
     "less than a vector": (add_transposed, lambda: [rand(70, 3), rand(3, 70)]),
     "to channels last": (lambda b, x: permute(b, x, (0, 2, 3, 1)), lambda: [rand(3, 33, 7, 9)]),
     "from channels last": (lambda b, x: permute(b, x, (0, 3, 1, 2)), lambda: [rand(3, 7, 9, 33)]),
+    "a copy beside work": (
+        lambda b, x, y: (pointwise(b, s.exp, add_transposed(b, x, y)), permute(b, y, (1, 0))),
+        lambda: [rand(70, 90), rand(90, 70)],
+    ),
     "copy then work": (
         lambda b, x: pointwise(b, s.exp, permute(b, x, (0, 2, 1))),
         lambda: [rand(3, 40, 50)],
@@ -135,6 +139,7 @@ def test_kernel_with_other_lane_counts(name: str, lanes: int) -> None:
     [
         ("whole tiles", 1, 1),
         ("to channels last", 0, 1),  # straight from the one layout to the other
+        ("a copy beside work", 1, 1),
         ("several transposed", 2, 2),
         ("one transposed twice", 1, 1),
         ("under a mask", 0, 0),
