@@ -21,7 +21,19 @@ from ..errors import SpecError
 from . import check_ops
 from .check import check_document, check_tag
 from .diagnostics import Diagnostics
-from .emit import config, docs, kernels, lowerings, mutations, op_tests, rewrites, scalar_tests, scalars, targets
+from .emit import (
+    config,
+    docs,
+    kernels,
+    lowerings,
+    mutations,
+    op_tests,
+    recompute,
+    rewrites,
+    scalar_tests,
+    scalars,
+    targets,
+)
 from .load import Document, load_spec
 from .model import Emit, Model, SpecKind
 from .render import header
@@ -38,6 +50,7 @@ SPECS: tuple[SpecKind, ...] = (
     SpecKind("polynomials", ("polynomial",)),
     SpecKind("kernels", ("kernel",), needs=("scalars", "targets")),
     SpecKind("ops", ("op",), check_ops.build, needs=("scalars",)),
+    SpecKind("recompute", ("recompute",), recompute.build, needs=("ops",)),
     SpecKind("decompositions", ("decomposition",), mutations.build_decompositions),
     SpecKind("rewrites", ("rule",), rewrites.build),
     SpecKind("mutations", ("enum", "struct", "table", "step", "role", "inverse"), mutations.build),
@@ -52,6 +65,7 @@ EMITTERS: dict[str, Emit] = {
     "kernels": kernels.emit,
     "lowerings": lowerings.emit,
     "op_tests": op_tests.emit,
+    "recompute": recompute.emit,
     "rewrites": rewrites.emit,
     "mutations": mutations.emit,
     "decompositions": mutations.emit_decompositions,

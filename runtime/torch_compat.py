@@ -43,6 +43,7 @@ __all__ = [
     "python_source",
     "pytree",
     "reinterpret_tensor",
+    "size_hint",
     "symbol_hint",
 ]
 
@@ -83,3 +84,11 @@ def symbol_hint(size: object, symbol: object) -> int | None:
     values = getattr(env, "backed_var_to_val", None)  # `var_to_val` before 2.12
     value = (env.var_to_val if values is None else values).get(symbol)
     return None if value is None else int(value)
+
+
+def size_hint(size: object, unknown: int) -> int:
+    """The value that a size (int or SymInt) had in the example inputs; `unknown` for one that comes from data. [2.11, 2.13]"""
+    node = getattr(size, "node", None)
+    if node is None:
+        return int(size)  # type: ignore[call-overload,no-any-return]
+    return int(node.hint) if node.has_hint() else unknown

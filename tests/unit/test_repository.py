@@ -21,6 +21,7 @@ RANK = {
             ("torch_compat", "config", "observe"),
             ("ir",),
             ("frontend",),
+            ("partition",),
             ("dispatch",),
             ("graph",),
             ("lower",),

@@ -1,0 +1,153 @@
+"""Which forward values are not computed a second time, and what keeping a value costs.
+
+Keeping a value costs its bytes for as long as the backward has not used it, and a write and a read. Computing it again costs reading its
+operands, unless they are kept anyway. The cut weighs bytes against bytes; what it cannot see is banned here:
+
+heavy      an operator that is slower than reading its result back (`specs/recompute.yaml`).
+fixed      a second run would give something else (random numbers, sizes from data).
+shrinks    a reduction that reads more than `SHRINKS` times the bytes that it gives.
+far        a value that is also read by a cheap node `FAR` or more heavy kernels later. Such a value (a residual stream) cannot share a
+           kernel with its readers; computed again it would lie in memory from its first use in the backward to its last.
+long       the end of a chain of `CHAIN` pointwise nodes: a backward kernel cannot hold more in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .classes import OpClass
+from .facts import Facts
+
+SHRINKS = 4
+FAR = 2
+CHAIN = 32
+
+#: Weight per byte: of a value that is in memory anyway, of one that would need a write of its own, of a copy of part of a tensor.
+IN_MEMORY, WRITTEN, COPIED = 4, 5, 6
+
+
+@dataclass
+class Rules:
+    """For one choice of what to keep. `banned`: not computed again, but by the forward; `unsaveable`: not kept; `weight`: of keeping it."""
+
+    banned: list[bool]
+    unsaveable: list[bool]
+    weight: list[int]
+
+
+def default_rules(f: Facts) -> Rules:
+    """Everything that the forward computed and that the backward reads is kept, but for views (their base is) and checkpointed regions."""
+    rules = Rules([False] * len(f.nodes), [False] * len(f.nodes), _weights(f, plain=False))
+    for v, n in enumerate(f.nodes):
+        cheap = f.kind[v] in (OpClass.CONSTANT, OpClass.SYMBOL, OpClass.VIEW)
+        rules.banned[v] = not cheap and not n.meta.get("backward", False)
+    _regions(f, rules)
+    return rules
+
+
+def min_cut_rules(f: Facts) -> Rules:
+    """What pays: fewest bytes, with all bans."""
+    rules = hard_rules(f, plain=False)
+    _soft(f, rules)
+    _regions(f, rules)
+    return rules
+
+
+def hard_rules(f: Facts, *, plain: bool) -> Rules:
+    """Only what is heavy or cannot be computed twice is banned. `plain`: every byte weighs the same."""
+    rules = Rules([False] * len(f.nodes), [False] * len(f.nodes), _weights(f, plain=plain))
+    for v, kind in enumerate(f.kind):
+        if kind is OpClass.PART:
+            rules.banned[v] = rules.banned[f.inputs[v][0]]
+        else:
+            rules.banned[v] = kind >= OpClass.HEAVY or f.raw[v]
+    return rules
+
+
+def finish(f: Facts, rules: Rules) -> Rules:
+    """Apply the tags of checkpointed regions to rules that were changed."""
+    _regions(f, rules)
+    return rules
+
+
+def _weights(f: Facts, *, plain: bool) -> list[int]:
+    """What keeping each value costs, in quarter bytes."""
+    out = []
+    for v, size in enumerate(f.size):
+        kind = f.kind[v]
+        if plain:
+            rate = IN_MEMORY
+        elif kind is OpClass.VIEW or f.raw[v]:
+            rate = COPIED
+        elif kind >= OpClass.HEAVY or kind is OpClass.PART or _read_later(f, v):
+            rate = IN_MEMORY
+        else:
+            rate = WRITTEN
+        out.append(1 if f.is_symbol(v) else size * rate + 1)
+    return out
+
+
+def _read_later(f: Facts, v: int) -> bool:
+    """Whether the forward has the value in memory: a heavy node reads it, or one that runs after another heavy node."""
+    for u in f.users[v]:
+        if f.required[u] and not f.backward[u]:
+            if f.level[u] > f.level[v]:
+                return True
+            if f.kind[u] is OpClass.VIEW and _read_later(f, u):
+                return True
+    return False
+
+
+def _soft(f: Facts, rules: Rules) -> None:
+    """Bans of what may be computed twice but would not pay."""
+    depth = [0] * len(f.nodes)
+    for v, kind in enumerate(f.kind):
+        if rules.banned[v] or kind in (OpClass.INPUT, OpClass.CONSTANT, OpClass.SYMBOL):
+            continue
+        if kind is OpClass.PART:
+            rules.banned[v] = rules.banned[f.inputs[v][0]]
+        operands = [u for u in f.inputs[v] if not f.is_symbol(u) or f.kind[u] > OpClass.SYMBOL]
+        depth[v] = max((0 if rules.banned[u] else depth[u] for u in operands), default=0)
+        if kind not in (OpClass.POINTWISE, OpClass.REDUCTION):
+            continue
+        depth[v] += 1
+        read = sum(f.size[u] for u in operands)
+        if (
+            (kind is OpClass.REDUCTION and read > SHRINKS * f.size[v])
+            or depth[v] > CHAIN
+            or (f.required[v] and _read_far(f, v))
+        ):
+            rules.banned[v] = True
+            depth[v] = 0
+
+
+def _read_far(f: Facts, v: int) -> bool:
+    """Whether a cheap node several levels later reads it, or a view of it."""
+    stack = [v]
+    while stack:
+        for u in f.users[stack.pop()]:
+            if f.backward[u] or f.kind[u] >= OpClass.HEAVY:
+                continue
+            if f.kind[u] is OpClass.VIEW:
+                stack.append(u)
+            elif f.level[u] >= f.level[v] + FAR:
+                return True
+    return False
+
+
+def _regions(f: Facts, rules: Rules) -> None:
+    """Checkpointed regions: their nodes are computed again and not kept, but for what leaves the region and what cannot run twice."""
+    leaving = set()
+    for v, tag in enumerate(f.tag):
+        if tag is None or f.backward[v] or not f.tensor[v]:
+            continue
+        readers = (u for u in f.users[v] if f.required[u] and not f.backward[u] and f.kind[u] is not OpClass.SYMBOL)
+        if any(f.tag[u] != tag for u in readers):
+            root = f.root[v]
+            leaving.add(root if f.tag[root] == tag and f.tensor[root] else v)
+    for v, tag in enumerate(f.tag):
+        if tag is None or f.backward[v] or f.kind[v] <= OpClass.SYMBOL:
+            continue
+        fixed = f.kind[v] >= OpClass.FIXED or (f.kind[v] is OpClass.PART and f.kind[f.inputs[v][0]] >= OpClass.FIXED)
+        rules.banned[v] = fixed or v in leaving
+        rules.unsaveable[v] = not rules.banned[v] and not f.output[v]

@@ -1,0 +1,184 @@
+"""What the partitioner knows of a joint graph, as arrays over node numbers (graph order): operands, users, sizes, classes, sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..torch_compat import size_hint
+from .classes import OpClass, class_of
+
+#: Elements assumed along a size that comes from data.
+UNKNOWN_SIZE = 4096
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of a tensor's elements (sizes by their hints), 8 of a number; of a list or tuple the sum, 0 of anything else."""
+    if isinstance(value, torch.Tensor):
+        count = 1
+        for n in value.shape:
+            count *= n if type(n) is int else size_hint(n, UNKNOWN_SIZE)
+        return count * value.element_size()
+    if isinstance(value, (list, tuple)):
+        return sum(bytes_of(v) for v in value)
+    return 8 if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)) else 0
+
+
+@dataclass
+class Facts:
+    """One joint graph. All lists are indexed by node number; the output node has none.
+
+    backward    must run in the backward: needs a tangent, or is random, heavy or an effect and was recorded there.
+    wanted      forward values that the live nodes of the backward read, or that are gradients themselves; sorted.
+    required    needed by a forward output (or an effect of the forward).
+    root        what a view views in the end; itself for anything else.
+    level       heavy nodes on the longest path to it: consumers of a higher level run after some heavy kernel, so never in one with it.
+    tag         the checkpointed region, or None.
+    output      whether it is an output of the forward.
+    raw         whether it is an input that is overwritten after the forward.
+    """
+
+    nodes: list[fx.Node]
+    index: dict[fx.Node, int]
+    inputs: list[list[int]]
+    users: list[list[int]]
+    kind: list[OpClass]
+    size: list[int]
+    tensor: list[bool]
+    backward: list[bool]
+    live: list[bool]
+    required: list[bool]
+    root: list[int]
+    level: list[int]
+    tag: list[Any]
+    output: list[bool]
+    raw: list[bool]
+    outputs: list[int | None]
+    gradients: list[int | None]
+    output_args: list[Any]
+    gradient_args: list[Any]
+    primals: list[int] = field(default_factory=list)
+    tangents: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+
+    def saveable(self, v: int) -> bool:
+        """Whether a value can be handed from one graph to the other: a tensor or a number."""
+        return (
+            self.tensor[v]
+            or self.kind[v] is OpClass.SYMBOL
+            or (
+                isinstance(
+                    self.nodes[v].meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+                )
+            )
+        )
+
+    def is_symbol(self, v: int) -> bool:
+        """Whether the value is a number, not a tensor."""
+        return not self.tensor[v]
+
+
+def gather(joint: fx.GraphModule, num_primals: int, num_forward_outputs: int, never_saved_raw: frozenset[int]) -> Facts:
+    """Collect the facts of a joint graph, in time linear in its nodes and edges."""
+    nodes = [n for n in joint.graph.nodes if n.op != "output"]
+    end = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
+    outs, grads = end.args[0]  # type: ignore[misc]
+    if len(outs) != num_forward_outputs:  # type: ignore[arg-type]
+        raise ValueError(f"the joint graph has {len(outs)} forward outputs, not {num_forward_outputs}")  # type: ignore[arg-type]
+    index = {n: k for k, n in enumerate(nodes)}
+    inputs = [[index[a] for a in n.all_input_nodes] for n in nodes]
+    users: list[list[int]] = [[] for _ in nodes]
+    for v, operands in enumerate(inputs):
+        for u in operands:
+            users[u].append(v)
+    kind = [class_of(n) for n in nodes]
+    for v, n in enumerate(nodes):
+        if kind[v] is OpClass.PART and kind[inputs[v][0]] is OpClass.VIEW:
+            kind[v] = OpClass.VIEW
+        elif kind[v] is OpClass.PART and not isinstance(n.meta.get("val"), torch.Tensor):
+            kind[v] = OpClass.SYMBOL if kind[inputs[v][0]] is OpClass.SYMBOL else OpClass.PART
+    placeholders = [v for v, n in enumerate(nodes) if n.op == "placeholder"]
+    primals, tangents = placeholders[:num_primals], placeholders[num_primals:]
+    tensor = [isinstance(n.meta.get("val"), torch.Tensor) for n in nodes]
+    facts = Facts(
+        nodes,
+        index,
+        inputs,
+        users,
+        kind,
+        [bytes_of(n.meta.get("val")) for n in nodes],
+        tensor,
+        backward=[False] * len(nodes),
+        live=[False] * len(nodes),
+        required=[False] * len(nodes),
+        root=list(range(len(nodes))),
+        level=[0] * len(nodes),
+        tag=[n.meta.get("recompute") for n in nodes],
+        output=[False] * len(nodes),
+        raw=[False] * len(nodes),
+        outputs=[index[o] if isinstance(o, fx.Node) else None for o in outs],  # type: ignore[union-attr]
+        gradients=[index[g] if isinstance(g, fx.Node) else None for g in grads],  # type: ignore[union-attr]
+        output_args=list(outs),  # type: ignore[arg-type]
+        gradient_args=list(grads),  # type: ignore[arg-type]
+        primals=primals,
+        tangents=tangents,
+    )
+    for k in never_saved_raw:
+        facts.raw[primals[k]] = True
+    _sides(facts)
+    _layout(facts)
+    return facts
+
+
+def _sides(f: Facts) -> None:
+    """Which nodes run in the backward, which values it wants, and what the forward needs."""
+    for v in f.tangents:
+        f.backward[v] = True
+    for v, n in enumerate(f.nodes):
+        recorded = n.meta.get("backward", False)
+        if any(f.backward[u] for u in f.inputs[v]) or (recorded and f.kind[v] >= OpClass.HEAVY):
+            f.backward[v] = True
+    for o in f.outputs:
+        if o is not None:
+            if f.backward[o]:
+                raise ValueError(f"the forward output '{f.nodes[o].name}' needs the backward")
+            f.output[o] = f.required[o] = True
+    wanted = set()
+    for g in f.gradients:
+        if g is not None:
+            if f.backward[g]:
+                f.live[g] = True
+            else:
+                wanted.add(g)
+    for v in range(len(f.nodes) - 1, -1, -1):
+        kept = f.kind[v] in (OpClass.FIXED, OpClass.EFFECT)
+        if f.backward[v]:
+            f.live[v] = f.live[v] or kept
+            if f.live[v]:
+                for u in f.inputs[v]:
+                    if f.backward[u]:
+                        f.live[u] = True
+                    else:
+                        wanted.add(u)
+        else:
+            f.required[v] = f.required[v] or kept
+            if f.required[v]:
+                for u in f.inputs[v]:
+                    f.required[u] = True
+    f.wanted = sorted(wanted)
+
+
+def _layout(f: Facts) -> None:
+    """Roots of views, and levels."""
+    for v, operands in enumerate(f.inputs):
+        kind = f.kind[v]
+        if kind is OpClass.VIEW:
+            base = next(
+                (u for u in operands if f.tensor[u] or isinstance(f.nodes[u].meta.get("val"), (list, tuple))), v
+            )
+            f.root[v] = f.root[base]
+        if operands:
+            f.level[v] = max(f.level[u] for u in operands) + (kind >= OpClass.HEAVY)
