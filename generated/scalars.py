@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DIGEST = "bbb9d3af754f7b6c"
+DIGEST = "173dc571c0acda5e"
 """Changes whenever a scalar, a reduction or a scan changes: part of every cache key."""
 
 

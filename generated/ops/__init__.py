@@ -13,6 +13,7 @@ LOWERINGS = Lowerings(
         "aten.__rshift__.Scalar": "compare:__rshift___Scalar",
         "aten.__rshift__.Tensor": "compare:__rshift___Tensor",
         "aten._adaptive_avg_pool2d.default": "pool:_adaptive_avg_pool2d",
+        "aten._adaptive_avg_pool2d_backward.default": "backward_spatial:_adaptive_avg_pool2d_backward",
         "aten._foreach_abs.default": "foreach:_foreach_abs",
         "aten._foreach_acos.default": "foreach:_foreach_acos",
         "aten._foreach_add.List": "foreach:_foreach_add_List",
@@ -79,6 +80,7 @@ LOWERINGS = Lowerings(
         "aten._log_softmax.default": "norm:_log_softmax",
         "aten._log_softmax_backward_data.default": "norm:_log_softmax_backward_data",
         "aten._native_batch_norm_legit.no_stats": "norm:_native_batch_norm_legit_no_stats",
+        "aten._native_batch_norm_legit_functional.default": "backward:_native_batch_norm_legit_functional",
         "aten._native_batch_norm_legit_no_training.default": "norm:_native_batch_norm_legit_no_training",
         "aten._prelu_kernel.default": "activation:_prelu_kernel",
         "aten._prelu_kernel_backward.default": "activation:_prelu_kernel_backward",
@@ -91,8 +93,11 @@ LOWERINGS = Lowerings(
         "aten._unsafe_index_put.default": "index:_unsafe_index_put",
         "aten._unsafe_view.default": "view:_unsafe_view",
         "aten._upsample_nearest_exact1d.default": "resample:_upsample_nearest_exact1d",
+        "aten._upsample_nearest_exact1d_backward.default": "backward_spatial:_upsample_nearest_exact1d_backward",
         "aten._upsample_nearest_exact2d.default": "resample:_upsample_nearest_exact2d",
+        "aten._upsample_nearest_exact2d_backward.default": "backward_spatial:_upsample_nearest_exact2d_backward",
         "aten._upsample_nearest_exact3d.default": "resample:_upsample_nearest_exact3d",
+        "aten._upsample_nearest_exact3d_backward.default": "backward_spatial:_upsample_nearest_exact3d_backward",
         "aten.abs.default": "arithmetic:abs_default",
         "aten.acos.default": "math:acos",
         "aten.acosh.default": "math:acosh",
@@ -124,8 +129,11 @@ LOWERINGS = Lowerings(
         "aten.atan2.default": "arithmetic:atan2",
         "aten.atanh.default": "math:atanh",
         "aten.avg_pool2d.default": "pool:avg_pool2d",
+        "aten.avg_pool2d_backward.default": "backward_spatial:avg_pool2d_backward",
         "aten.avg_pool3d.default": "pool:avg_pool3d",
+        "aten.avg_pool3d_backward.default": "backward_spatial:avg_pool3d_backward",
         "aten.binary_cross_entropy.default": "loss:binary_cross_entropy",
+        "aten.binary_cross_entropy_backward.default": "backward_loss:binary_cross_entropy_backward",
         "aten.binary_cross_entropy_with_logits.default": "loss:binary_cross_entropy_with_logits",
         "aten.bitwise_and.Scalar": "compare:bitwise_and_Scalar",
         "aten.bitwise_and.Scalar_Tensor": "compare:bitwise_and_Scalar_Tensor",
@@ -169,6 +177,7 @@ LOWERINGS = Lowerings(
         "aten.detach_copy.default": "compare:detach_copy",
         "aten.diag_embed.default": "view:diag_embed",
         "aten.diagonal.default": "view:diagonal",
+        "aten.diagonal_backward.default": "backward:diagonal_backward",
         "aten.diagonal_copy.default": "view:diagonal_copy",
         "aten.diagonal_scatter.default": "index:diagonal_scatter",
         "aten.digamma.default": "math:digamma",
@@ -180,6 +189,7 @@ LOWERINGS = Lowerings(
         "aten.elu.default": "activation:elu",
         "aten.elu_backward.default": "activation:elu_backward",
         "aten.embedding.default": "index:embedding",
+        "aten.embedding_dense_backward.default": "backward:embedding_dense_backward",
         "aten.empty.memory_format": "create:empty_memory_format",
         "aten.empty_like.default": "create:empty_like",
         "aten.empty_strided.default": "create:empty_strided",
@@ -228,6 +238,7 @@ LOWERINGS = Lowerings(
         "aten.hardtanh_backward.default": "activation:hardtanh_backward",
         "aten.heaviside.default": "arithmetic:heaviside",
         "aten.huber_loss.default": "loss:huber_loss",
+        "aten.huber_loss_backward.default": "backward_loss:huber_loss_backward",
         "aten.hypot.default": "arithmetic:hypot",
         "aten.i0.default": "math:i0",
         "aten.im2col.default": "pool:im2col",
@@ -281,7 +292,9 @@ LOWERINGS = Lowerings(
         "aten.max.default": "reduction:max_default",
         "aten.max.dim": "reduction:max_dim",
         "aten.max_pool2d.default": "pool:max_pool2d",
+        "aten.max_pool2d_with_indices_backward.default": "backward_spatial:max_pool2d_with_indices_backward",
         "aten.max_pool3d.default": "pool:max_pool3d",
+        "aten.max_pool3d_with_indices_backward.default": "backward_spatial:max_pool3d_with_indices_backward",
         "aten.maximum.default": "arithmetic:maximum",
         "aten.mean.default": "reduction:mean",
         "aten.mean.dim": "reduction:mean_dim",
@@ -298,8 +311,12 @@ LOWERINGS = Lowerings(
         "aten.nansum.default": "reduction:nansum",
         "aten.narrow_copy.default": "view:narrow_copy",
         "aten.native_batch_norm.default": "norm:native_batch_norm",
+        "aten.native_batch_norm_backward.default": "backward:native_batch_norm_backward",
+        "aten.native_dropout_backward.default": "backward:native_dropout_backward",
         "aten.native_group_norm.default": "norm:native_group_norm",
+        "aten.native_group_norm_backward.default": "backward:native_group_norm_backward",
         "aten.native_layer_norm.default": "norm:native_layer_norm",
+        "aten.native_layer_norm_backward.default": "backward:native_layer_norm_backward",
         "aten.ne.Scalar": "compare:ne_Scalar",
         "aten.ne.Tensor": "compare:ne_Tensor",
         "aten.neg.default": "arithmetic:neg",
@@ -309,6 +326,9 @@ LOWERINGS = Lowerings(
         "aten.new_ones.default": "create:new_ones",
         "aten.new_zeros.default": "create:new_zeros",
         "aten.nextafter.default": "arithmetic:nextafter",
+        "aten.nll_loss2d_backward.default": "backward_loss:nll_loss2d_backward",
+        "aten.nll_loss2d_forward.default": "loss:nll_loss2d_forward",
+        "aten.nll_loss_backward.default": "backward_loss:nll_loss_backward",
         "aten.nll_loss_forward.default": "loss:nll_loss_forward",
         "aten.norm.Scalar": "reduction:norm_Scalar",
         "aten.norm.ScalarOpt_dim": "reduction:norm_ScalarOpt_dim",
@@ -327,16 +347,22 @@ LOWERINGS = Lowerings(
         "aten.rad2deg.default": "math:rad2deg",
         "aten.reciprocal.default": "math:reciprocal",
         "aten.reflection_pad1d.default": "pad:reflection_pad1d",
+        "aten.reflection_pad1d_backward.default": "backward_spatial:reflection_pad1d_backward",
         "aten.reflection_pad2d.default": "pad:reflection_pad2d",
+        "aten.reflection_pad2d_backward.default": "backward_spatial:reflection_pad2d_backward",
         "aten.reflection_pad3d.default": "pad:reflection_pad3d",
+        "aten.reflection_pad3d_backward.default": "backward_spatial:reflection_pad3d_backward",
         "aten.relu.default": "activation:relu",
         "aten.remainder.Scalar": "arithmetic:remainder_Scalar",
         "aten.remainder.Scalar_Tensor": "arithmetic:remainder_Scalar_Tensor",
         "aten.remainder.Tensor": "arithmetic:remainder_Tensor",
         "aten.repeat.default": "view:repeat",
         "aten.replication_pad1d.default": "pad:replication_pad1d",
+        "aten.replication_pad1d_backward.default": "backward_spatial:replication_pad1d_backward",
         "aten.replication_pad2d.default": "pad:replication_pad2d",
+        "aten.replication_pad2d_backward.default": "backward_spatial:replication_pad2d_backward",
         "aten.replication_pad3d.default": "pad:replication_pad3d",
+        "aten.replication_pad3d_backward.default": "backward_spatial:replication_pad3d_backward",
         "aten.roll.default": "view:roll",
         "aten.rot90.default": "view:rot90",
         "aten.round.default": "arithmetic:round_default",
@@ -350,6 +376,7 @@ LOWERINGS = Lowerings(
         "aten.scatter_add.default": "index:scatter_add",
         "aten.scatter_reduce.two": "index:scatter_reduce_two",
         "aten.select.int": "view:select_int",
+        "aten.select_backward.default": "backward:select_backward",
         "aten.select_copy.int": "view:select_copy_int",
         "aten.select_scatter.default": "index:select_scatter",
         "aten.sgn.default": "arithmetic:sgn",
@@ -363,10 +390,13 @@ LOWERINGS = Lowerings(
         "aten.sinc.default": "math:sinc",
         "aten.sinh.default": "math:sinh",
         "aten.slice.Tensor": "view:slice_Tensor",
+        "aten.slice_backward.default": "backward:slice_backward",
         "aten.slice_copy.Tensor": "view:slice_copy_Tensor",
         "aten.slice_scatter.default": "index:slice_scatter",
         "aten.smooth_l1_loss.default": "loss:smooth_l1_loss",
+        "aten.smooth_l1_loss_backward.default": "backward_loss:smooth_l1_loss_backward",
         "aten.soft_margin_loss.default": "loss:soft_margin_loss",
+        "aten.soft_margin_loss_backward.default": "backward_loss:soft_margin_loss_backward",
         "aten.softplus.default": "activation:softplus",
         "aten.softplus_backward.default": "activation:softplus_backward",
         "aten.softshrink.default": "activation:softshrink",
@@ -417,16 +447,22 @@ LOWERINGS = Lowerings(
         "aten.unbind.int": "view:unbind_int",
         "aten.unbind_copy.int": "view:unbind_copy_int",
         "aten.unfold.default": "view:unfold",
+        "aten.unfold_backward.default": "backward:unfold_backward",
         "aten.unfold_copy.default": "view:unfold_copy",
         "aten.unsafe_split.Tensor": "view:unsafe_split_Tensor",
         "aten.unsafe_split_with_sizes.default": "view:unsafe_split_with_sizes",
         "aten.unsqueeze.default": "view:unsqueeze",
         "aten.unsqueeze_copy.default": "view:unsqueeze_copy",
         "aten.upsample_bilinear2d.default": "resample:upsample_bilinear2d",
+        "aten.upsample_bilinear2d_backward.default": "backward_spatial:upsample_bilinear2d_backward",
         "aten.upsample_linear1d.default": "resample:upsample_linear1d",
+        "aten.upsample_linear1d_backward.default": "backward_spatial:upsample_linear1d_backward",
         "aten.upsample_nearest1d.default": "resample:upsample_nearest1d",
+        "aten.upsample_nearest1d_backward.default": "backward_spatial:upsample_nearest1d_backward",
         "aten.upsample_nearest2d.default": "resample:upsample_nearest2d",
+        "aten.upsample_nearest2d_backward.default": "backward_spatial:upsample_nearest2d_backward",
         "aten.upsample_nearest3d.default": "resample:upsample_nearest3d",
+        "aten.upsample_nearest3d_backward.default": "backward_spatial:upsample_nearest3d_backward",
         "aten.var.correction": "reduction:var_correction",
         "aten.var_mean.correction": "reduction:var_mean_correction",
         "aten.view.default": "view:view",
@@ -593,7 +629,6 @@ EXTERN: dict[str, str] = {
     "aten.nanmedian.default": "sorting is not a loop nest",
     "aten.nanmedian.dim": "sorting is not a loop nest",
     "aten.native_dropout.default": "the stream must be eager's",
-    "aten.nll_loss2d_forward.default": "not worth loop code yet",
     "aten.nonzero.default": "the size is not known before the kernel runs",
     "aten.nonzero_static.default": "the size is not known before the kernel runs",
     "aten.normal_functional.default": "the stream must be eager's",
@@ -663,6 +698,12 @@ EXTERN: dict[str, str] = {
 OPS: dict[str, OpInfo] = {
     "aten._adaptive_avg_pool2d": OpInfo(
         "reduction", "Mean of equal windows", "pool", ("aten._adaptive_avg_pool2d.default",)
+    ),
+    "aten._adaptive_avg_pool2d_backward": OpInfo(
+        "gather",
+        "Gradient of _adaptive_avg_pool2d with equal windows",
+        "backward_spatial",
+        ("aten._adaptive_avg_pool2d_backward.default",),
     ),
     "aten._cdist_forward, aten._euclidean_dist, aten._pdist_forward": OpInfo(
         "extern",
@@ -840,6 +881,12 @@ OPS: dict[str, OpInfo] = {
         "norm",
         ("aten._native_batch_norm_legit.no_stats",),
     ),
+    "aten._native_batch_norm_legit_functional": OpInfo(
+        "composite",
+        "Normalized per channel by the statistics of the batch; also the running statistics that follow from them",
+        "backward",
+        ("aten._native_batch_norm_legit_functional.default",),
+    ),
     "aten._native_batch_norm_legit_no_training": OpInfo(
         "composite",
         "Normalized per channel by running statistics",
@@ -895,11 +942,29 @@ OPS: dict[str, OpInfo] = {
     "aten._upsample_nearest_exact1d.default": OpInfo(
         "gather", "Resized by the nearest element, by centres", "resample", ("aten._upsample_nearest_exact1d.default",)
     ),
+    "aten._upsample_nearest_exact1d_backward.default": OpInfo(
+        "reduction",
+        "Gradient of resizing by the nearest element, by centres",
+        "backward_spatial",
+        ("aten._upsample_nearest_exact1d_backward.default",),
+    ),
     "aten._upsample_nearest_exact2d.default": OpInfo(
         "gather", "Resized by the nearest element, by centres", "resample", ("aten._upsample_nearest_exact2d.default",)
     ),
+    "aten._upsample_nearest_exact2d_backward.default": OpInfo(
+        "reduction",
+        "Gradient of resizing by the nearest element, by centres",
+        "backward_spatial",
+        ("aten._upsample_nearest_exact2d_backward.default",),
+    ),
     "aten._upsample_nearest_exact3d.default": OpInfo(
         "gather", "Resized by the nearest element, by centres", "resample", ("aten._upsample_nearest_exact3d.default",)
+    ),
+    "aten._upsample_nearest_exact3d_backward.default": OpInfo(
+        "reduction",
+        "Gradient of resizing by the nearest element, by centres",
+        "backward_spatial",
+        ("aten._upsample_nearest_exact3d_backward.default",),
     ),
     "aten.abs": OpInfo("pointwise", "Absolute value", "arithmetic", ("aten.abs.default",)),
     "aten.acos": OpInfo("pointwise", "Inverse cosine", "math", ("aten.acos.default",)),
@@ -945,12 +1010,24 @@ OPS: dict[str, OpInfo] = {
     "aten.atan2": OpInfo("pointwise", "Angle of the point (other, self)", "arithmetic", ("aten.atan2.default",)),
     "aten.atanh": OpInfo("pointwise", "Inverse hyperbolic tangent", "math", ("aten.atanh.default",)),
     "aten.avg_pool2d": OpInfo("reduction", "Mean of windows", "pool", ("aten.avg_pool2d.default",)),
+    "aten.avg_pool2d_backward": OpInfo(
+        "reduction", "Gradient of avg_pool2d", "backward_spatial", ("aten.avg_pool2d_backward.default",)
+    ),
     "aten.avg_pool3d": OpInfo("reduction", "Mean of windows", "pool", ("aten.avg_pool3d.default",)),
+    "aten.avg_pool3d_backward": OpInfo(
+        "reduction", "Gradient of avg_pool3d", "backward_spatial", ("aten.avg_pool3d_backward.default",)
+    ),
     "aten.binary_cross_entropy": OpInfo(
         "composite",
         "Cross entropy of probabilities, logarithms limited to -100",
         "loss",
         ("aten.binary_cross_entropy.default",),
+    ),
+    "aten.binary_cross_entropy_backward": OpInfo(
+        "composite",
+        "Gradient of binary_cross_entropy",
+        "backward_loss",
+        ("aten.binary_cross_entropy_backward.default",),
     ),
     "aten.binary_cross_entropy_with_logits": OpInfo(
         "composite", "Cross entropy of logits", "loss", ("aten.binary_cross_entropy_with_logits.default",)
@@ -1042,7 +1119,7 @@ OPS: dict[str, OpInfo] = {
         "compare",
         ("aten.alias_copy.default", "aten.clone.default", "aten.detach_copy.default", "aten.lift_fresh_copy.default"),
     ),
-    "aten.col2im, aten.renorm, aten.block_diag, aten._weight_norm_interface, aten.special_zeta, aten.polygamma, aten.mvlgamma, aten.igamma, aten.igammac, aten.special_erfcx, aten.special_airy_ai, aten.special_spherical_bessel_j0, aten.special_modified_bessel_k0, aten.special_modified_bessel_k1, aten.special_scaled_modified_bessel_k0, aten.special_scaled_modified_bessel_k1, aten.quantize_per_tensor, aten.dequantize, aten.nll_loss2d_forward, aten.segment_reduce": OpInfo(
+    "aten.col2im, aten.renorm, aten.block_diag, aten._weight_norm_interface, aten.special_zeta, aten.polygamma, aten.mvlgamma, aten.igamma, aten.igammac, aten.special_erfcx, aten.special_airy_ai, aten.special_spherical_bessel_j0, aten.special_modified_bessel_k0, aten.special_modified_bessel_k1, aten.special_scaled_modified_bessel_k0, aten.special_scaled_modified_bessel_k1, aten.quantize_per_tensor, aten.dequantize, aten.segment_reduce": OpInfo(
         "extern",
         "Rare operators",
         "extern",
@@ -1055,7 +1132,6 @@ OPS: dict[str, OpInfo] = {
             "aten.igamma.default",
             "aten.igammac.default",
             "aten.mvlgamma.default",
-            "aten.nll_loss2d_forward.default",
             "aten.polygamma.default",
             "aten.quantize_per_tensor.default",
             "aten.quantize_per_tensor.tensor_qparams",
@@ -1143,6 +1219,9 @@ OPS: dict[str, OpInfo] = {
         "view",
         ("aten.diagonal.default", "aten.diagonal_copy.default"),
     ),
+    "aten.diagonal_backward": OpInfo(
+        "composite", "Gradient of diagonal, zero elsewhere", "backward", ("aten.diagonal_backward.default",)
+    ),
     "aten.diagonal_scatter": OpInfo("view", "A diagonal replaced", "index", ("aten.diagonal_scatter.default",)),
     "aten.digamma": OpInfo("pointwise", "Derivative of lgamma", "math", ("aten.digamma.default",)),
     "aten.dist": OpInfo("composite", "p-norm of the difference", "reduction", ("aten.dist.default",)),
@@ -1158,6 +1237,12 @@ OPS: dict[str, OpInfo] = {
     "aten.elu": OpInfo("pointwise", "Exponential linear unit", "activation", ("aten.elu.default",)),
     "aten.elu_backward": OpInfo("pointwise", "Gradient of elu", "activation", ("aten.elu_backward.default",)),
     "aten.embedding": OpInfo("gather", "Rows of a table", "index", ("aten.embedding.default",)),
+    "aten.embedding_dense_backward": OpInfo(
+        "composite",
+        "Rows added up by the row of the table that they came from",
+        "backward",
+        ("aten.embedding_dense_backward.default",),
+    ),
     "aten.empty.memory_format, aten.empty_strided": OpInfo(
         "create", "Unspecified values (zeros)", "create", ("aten.empty.memory_format", "aten.empty_strided.default")
     ),
@@ -1230,6 +1315,9 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.huber_loss": OpInfo(
         "composite", "Half the squared difference up to delta, then linear", "loss", ("aten.huber_loss.default",)
+    ),
+    "aten.huber_loss_backward": OpInfo(
+        "composite", "Gradient of huber_loss", "backward_loss", ("aten.huber_loss_backward.default",)
     ),
     "aten.hypot": OpInfo("pointwise", "sqrt(self^2 + other^2)", "arithmetic", ("aten.hypot.default",)),
     "aten.i0": OpInfo("pointwise", "Modified Bessel function of the first kind, order 0", "math", ("aten.i0.default",)),
@@ -1354,7 +1442,19 @@ OPS: dict[str, OpInfo] = {
             "aten.max_unpool2d.default",
         ),
     ),
+    "aten.max_pool2d_with_indices_backward": OpInfo(
+        "reduction",
+        "Gradient of max_pool2d, through the positions that the forward found",
+        "backward_spatial",
+        ("aten.max_pool2d_with_indices_backward.default",),
+    ),
     "aten.max_pool3d": OpInfo("reduction", "Greatest element of windows", "pool", ("aten.max_pool3d.default",)),
+    "aten.max_pool3d_with_indices_backward": OpInfo(
+        "reduction",
+        "Gradient of max_pool3d, through the positions that the forward found",
+        "backward_spatial",
+        ("aten.max_pool3d_with_indices_backward.default",),
+    ),
     "aten.maximum": OpInfo("pointwise", "The greater one; NaN if one is NaN", "arithmetic", ("aten.maximum.default",)),
     "aten.mean.default": OpInfo("reduction", "Mean of all elements", "reduction", ("aten.mean.default",)),
     "aten.mean.dim": OpInfo("reduction", "Mean over dimensions", "reduction", ("aten.mean.dim",)),
@@ -1401,17 +1501,38 @@ OPS: dict[str, OpInfo] = {
         "norm",
         ("aten.native_batch_norm.default",),
     ),
+    "aten.native_batch_norm_backward": OpInfo(
+        "composite",
+        "Gradients of batch_norm for the input, the weight and the bias",
+        "backward",
+        ("aten.native_batch_norm_backward.default",),
+    ),
+    "aten.native_dropout_backward": OpInfo(
+        "pointwise", "Gradient of dropout", "backward", ("aten.native_dropout_backward.default",)
+    ),
     "aten.native_group_norm": OpInfo(
         "composite",
         "Normalized over groups of channels; also the mean and 1 / standard deviation of each group",
         "norm",
         ("aten.native_group_norm.default",),
     ),
+    "aten.native_group_norm_backward": OpInfo(
+        "composite",
+        "Gradients of group_norm for the input, the weight and the bias",
+        "backward",
+        ("aten.native_group_norm_backward.default",),
+    ),
     "aten.native_layer_norm": OpInfo(
         "composite",
         "Normalized over the last dimensions; also the mean and 1 / standard deviation",
         "norm",
         ("aten.native_layer_norm.default",),
+    ),
+    "aten.native_layer_norm_backward": OpInfo(
+        "composite",
+        "Gradients of layer_norm for the input, the weight and the bias",
+        "backward",
+        ("aten.native_layer_norm_backward.default",),
     ),
     "aten.ne": OpInfo("pointwise", "Whether different", "compare", ("aten.ne.Scalar", "aten.ne.Tensor")),
     "aten.neg": OpInfo("pointwise", "Negation", "arithmetic", ("aten.neg.default",)),
@@ -1428,6 +1549,24 @@ OPS: dict[str, OpInfo] = {
     "aten.new_zeros": OpInfo("create", "Zeros of the dtype of another tensor", "create", ("aten.new_zeros.default",)),
     "aten.nextafter": OpInfo(
         "pointwise", "The next representable number towards other", "arithmetic", ("aten.nextafter.default",)
+    ),
+    "aten.nll_loss2d_backward": OpInfo(
+        "composite",
+        "Gradient of nll_loss2d, at the target classes only",
+        "backward_loss",
+        ("aten.nll_loss2d_backward.default",),
+    ),
+    "aten.nll_loss2d_forward": OpInfo(
+        "composite",
+        "Minus the log probability of the target class of every pixel; also the total weight",
+        "loss",
+        ("aten.nll_loss2d_forward.default",),
+    ),
+    "aten.nll_loss_backward": OpInfo(
+        "composite",
+        "Gradient of nll_loss, at the target classes only",
+        "backward_loss",
+        ("aten.nll_loss_backward.default",),
     ),
     "aten.nll_loss_forward": OpInfo(
         "composite",
@@ -1515,11 +1654,20 @@ OPS: dict[str, OpInfo] = {
     "aten.reflection_pad1d": OpInfo(
         "gather", "Mirrored at the borders, these left out", "pad", ("aten.reflection_pad1d.default",)
     ),
+    "aten.reflection_pad1d_backward": OpInfo(
+        "reduction", "Gradient of reflection_pad1d", "backward_spatial", ("aten.reflection_pad1d_backward.default",)
+    ),
     "aten.reflection_pad2d": OpInfo(
         "gather", "Mirrored at the borders, these left out", "pad", ("aten.reflection_pad2d.default",)
     ),
+    "aten.reflection_pad2d_backward": OpInfo(
+        "reduction", "Gradient of reflection_pad2d", "backward_spatial", ("aten.reflection_pad2d_backward.default",)
+    ),
     "aten.reflection_pad3d": OpInfo(
         "gather", "Mirrored at the borders, these left out", "pad", ("aten.reflection_pad3d.default",)
+    ),
+    "aten.reflection_pad3d_backward": OpInfo(
+        "reduction", "Gradient of reflection_pad3d", "backward_spatial", ("aten.reflection_pad3d_backward.default",)
     ),
     "aten.relu": OpInfo("pointwise", "The positive part", "activation", ("aten.relu.default",)),
     "aten.remainder": OpInfo(
@@ -1530,8 +1678,17 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.repeat": OpInfo("view", "The whole tensor repeated along its dimensions", "view", ("aten.repeat.default",)),
     "aten.replication_pad1d": OpInfo("gather", "The border repeated", "pad", ("aten.replication_pad1d.default",)),
+    "aten.replication_pad1d_backward": OpInfo(
+        "reduction", "Gradient of replication_pad1d", "backward_spatial", ("aten.replication_pad1d_backward.default",)
+    ),
     "aten.replication_pad2d": OpInfo("gather", "The border repeated", "pad", ("aten.replication_pad2d.default",)),
+    "aten.replication_pad2d_backward": OpInfo(
+        "reduction", "Gradient of replication_pad2d", "backward_spatial", ("aten.replication_pad2d_backward.default",)
+    ),
     "aten.replication_pad3d": OpInfo("gather", "The border repeated", "pad", ("aten.replication_pad3d.default",)),
+    "aten.replication_pad3d_backward": OpInfo(
+        "reduction", "Gradient of replication_pad3d", "backward_spatial", ("aten.replication_pad3d_backward.default",)
+    ),
     "aten.roll": OpInfo("view", "Dimensions rotated", "view", ("aten.roll.default",)),
     "aten.rot90": OpInfo(
         "composite", "Turned by quarters in the plane of two dimensions", "view", ("aten.rot90.default",)
@@ -1561,6 +1718,9 @@ OPS: dict[str, OpInfo] = {
     "aten.select.int, aten.select_copy.int": OpInfo(
         "view", "One position of a dimension", "view", ("aten.select.int", "aten.select_copy.int")
     ),
+    "aten.select_backward": OpInfo(
+        "view", "Gradient of select, zero elsewhere", "backward", ("aten.select_backward.default",)
+    ),
     "aten.select_scatter": OpInfo(
         "view", "One position of a dimension replaced", "index", ("aten.select_scatter.default",)
     ),
@@ -1581,12 +1741,21 @@ OPS: dict[str, OpInfo] = {
         "view",
         ("aten.slice.Tensor", "aten.slice_copy.Tensor"),
     ),
+    "aten.slice_backward": OpInfo(
+        "view", "Gradient of slice, zero elsewhere", "backward", ("aten.slice_backward.default",)
+    ),
     "aten.slice_scatter": OpInfo("view", "A slice of a dimension replaced", "index", ("aten.slice_scatter.default",)),
     "aten.smooth_l1_loss": OpInfo(
         "composite", "Squared difference below beta, absolute above", "loss", ("aten.smooth_l1_loss.default",)
     ),
+    "aten.smooth_l1_loss_backward": OpInfo(
+        "composite", "Gradient of smooth_l1_loss", "backward_loss", ("aten.smooth_l1_loss_backward.default",)
+    ),
     "aten.soft_margin_loss": OpInfo(
         "composite", "log(1 + exp(-target * x))", "loss", ("aten.soft_margin_loss.default",)
+    ),
+    "aten.soft_margin_loss_backward": OpInfo(
+        "composite", "Gradient of soft_margin_loss", "backward_loss", ("aten.soft_margin_loss_backward.default",)
     ),
     "aten.softplus": OpInfo(
         "pointwise", "log(1 + exp(beta x)) / beta, x above the threshold", "activation", ("aten.softplus.default",)
@@ -1718,6 +1887,12 @@ OPS: dict[str, OpInfo] = {
         "view",
         ("aten.unfold.default", "aten.unfold_copy.default"),
     ),
+    "aten.unfold_backward": OpInfo(
+        "reduction",
+        "Gradient of unfold, the sum of the windows that an element is in",
+        "backward",
+        ("aten.unfold_backward.default",),
+    ),
     "aten.unsqueeze, aten.unsqueeze_copy": OpInfo(
         "view", "A dimension of size 1 inserted", "view", ("aten.unsqueeze.default", "aten.unsqueeze_copy.default")
     ),
@@ -1742,17 +1917,47 @@ OPS: dict[str, OpInfo] = {
     "aten.upsample_bilinear2d.default": OpInfo(
         "gather", "Resized by bilinear interpolation", "resample", ("aten.upsample_bilinear2d.default",)
     ),
+    "aten.upsample_bilinear2d_backward.default": OpInfo(
+        "composite",
+        "Gradient of bilinear resizing, every element gathering the results that it is in, dimension by dimension",
+        "backward_spatial",
+        ("aten.upsample_bilinear2d_backward.default",),
+    ),
     "aten.upsample_linear1d.default": OpInfo(
         "gather", "Resized by linear interpolation", "resample", ("aten.upsample_linear1d.default",)
+    ),
+    "aten.upsample_linear1d_backward.default": OpInfo(
+        "composite",
+        "Gradient of linear resizing, every element gathering the results that it is in",
+        "backward_spatial",
+        ("aten.upsample_linear1d_backward.default",),
     ),
     "aten.upsample_nearest1d.default": OpInfo(
         "gather", "Resized by the nearest element", "resample", ("aten.upsample_nearest1d.default",)
     ),
+    "aten.upsample_nearest1d_backward.default": OpInfo(
+        "reduction",
+        "Gradient of resizing by the nearest element",
+        "backward_spatial",
+        ("aten.upsample_nearest1d_backward.default",),
+    ),
     "aten.upsample_nearest2d.default": OpInfo(
         "gather", "Resized by the nearest element", "resample", ("aten.upsample_nearest2d.default",)
     ),
+    "aten.upsample_nearest2d_backward.default": OpInfo(
+        "reduction",
+        "Gradient of resizing by the nearest element",
+        "backward_spatial",
+        ("aten.upsample_nearest2d_backward.default",),
+    ),
     "aten.upsample_nearest3d.default": OpInfo(
         "gather", "Resized by the nearest element", "resample", ("aten.upsample_nearest3d.default",)
+    ),
+    "aten.upsample_nearest3d_backward.default": OpInfo(
+        "reduction",
+        "Gradient of resizing by the nearest element",
+        "backward_spatial",
+        ("aten.upsample_nearest3d_backward.default",),
     ),
     "aten.var.correction": OpInfo("composite", "Variance, in two passes", "reduction", ("aten.var.correction",)),
     "aten.var_mean.correction": OpInfo("composite", "Variance and mean", "reduction", ("aten.var_mean.correction",)),

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, is_float, is_int, numel, rank, shape, to
+from ...runtime.lower.names import dtype, is_float, is_int, numel, opmath, rank, shape, to
 
 
 # spec: aten.mse_loss
@@ -134,3 +134,34 @@ def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
     if reduction == 1:
         return b.call("aten.sum.default", loss) / total, total
     return b.call("aten.sum.default", loss), total
+
+
+# spec: aten.nll_loss2d_forward
+def nll_loss2d_forward(b, self, target, weight, reduction, ignore_index):
+    b.native_if(is_int(dtype(target)), "is_int(dtype(target))")
+    kind = opmath(dtype(self))
+    live = b.call("aten.ne.Scalar", target, ignore_index)
+    class_ = b.call("aten.where.self", live, target, 0)
+    picked = to(
+        b.call(
+            "aten.squeeze.dim", b.call("aten.gather.default", self, 1, b.call("aten.unsqueeze.default", class_, 1)), 1
+        ),
+        kind,
+    )
+    weights = (
+        b.call(
+            "aten.view.default",
+            b.call("aten.index_select.default", weight, 0, b.call("aten.view.default", class_, [-1])),
+            shape(target),
+        )
+        if weight is not None
+        else None
+    )
+    share = to(b.call("aten.where.self", live, to(weights, kind) if weights is not None else 1.0, 0.0), kind)
+    loss = b.call("aten.where.self", live, b.call("aten.neg.default", picked) * share, 0.0)
+    if reduction == 0:
+        return to(loss, dtype(self)), b.call("aten.full.default", [], 0.0, dtype=dtype(self))
+    total = b.call("aten.sum.default", share)
+    if reduction == 1:
+        return to(b.call("aten.sum.default", loss) / total, dtype(self)), to(total, dtype(self))
+    return to(b.call("aten.sum.default", loss), dtype(self)), to(total, dtype(self))
