@@ -13,7 +13,7 @@ import torch
 
 from ..errors import MetadataError
 from ..runtime.dispatch.support import dtype_of, inverse_permutation, reshape, size_of, total
-from .schemas import MutationType, OutputType
+from .schemas import MutationType, OutputType, ViewHistory
 
 # fmt: off
 ROLES: dict[str, Any] = {
@@ -114,13 +114,51 @@ def output_type(
     raise AssertionError("the generator proved this unreachable")
 
 
+# spec: view_history
+def view_history(
+    source_requires_grad: bool,
+    requires_grad: bool,
+    view: bool,
+    one_of_many: bool,
+) -> ViewHistory:
+    """The history of an alias, from what autograd says of the traced tensor and of its source."""
+    if requires_grad and (not source_requires_grad):
+        raise MetadataError(
+            "view_history: Such a program is refused earlier; its wrapper could not give the alias its gradient."
+        )
+    if (not source_requires_grad) or (requires_grad and (not one_of_many)):
+        return ViewHistory.FOLLOWED
+    if source_requires_grad and requires_grad and one_of_many:
+        return ViewHistory.ONE_OF_MANY
+    if source_requires_grad and (not requires_grad) and view:
+        return ViewHistory.NO_GRAD
+    if source_requires_grad and (not requires_grad) and (not view):
+        return ViewHistory.DETACHED
+    raise AssertionError("the generator proved this unreachable")
+
+
 # spec: input_steps
 def input_steps(
     mutation: MutationType,
     in_graph: bool,
     merged: bool,
+    tracked: bool,
 ) -> tuple[str, ...]:
     """What happens to an input after the graph has run. Merged inputs get their elements through their base."""
+    if (not tracked) and (
+        (
+            mutation
+            in (
+                MutationType.NOT_MUTATED,
+                MutationType.VERSION,
+                MutationType.METADATA,
+                MutationType.STORAGE,
+            )
+        )
+        or merged
+        or in_graph
+    ):
+        raise MetadataError("input_steps: Only a write that the wrapper copies back can be hidden from autograd.")
     if in_graph and (
         mutation
         in (
@@ -135,20 +173,26 @@ def input_steps(
         raise MetadataError("input_steps: The graph writes the base then.")
     if (mutation == MutationType.NOT_MUTATED) or ((mutation == MutationType.DATA) and merged):
         return ()
-    if (mutation == MutationType.DATA) and (not in_graph) and (not merged):
+    if (mutation == MutationType.DATA) and (not in_graph) and (not merged) and tracked:
         return ("copy_back",)
+    if (mutation == MutationType.DATA) and (not in_graph) and (not merged) and (not tracked):
+        return ("copy_back_untracked",)
     if (mutation == MutationType.VERSION) or ((mutation == MutationType.DATA) and in_graph and (not merged)):
         return ("bump_version",)
     if (mutation == MutationType.METADATA) or ((mutation == MutationType.DATA_AND_METADATA) and merged):
         return ("as_strided_back",)
-    if (mutation == MutationType.DATA_AND_METADATA) and (not in_graph) and (not merged):
+    if (mutation == MutationType.DATA_AND_METADATA) and (not in_graph) and (not merged) and tracked:
         return ("copy_back", "as_strided_back")
+    if (mutation == MutationType.DATA_AND_METADATA) and (not in_graph) and (not merged) and (not tracked):
+        return ("copy_back_untracked", "as_strided_back")
     if (mutation == MutationType.DATA_AND_METADATA) and in_graph and (not merged):
         return ("bump_version", "as_strided_back")
     if (mutation == MutationType.STORAGE) or ((mutation == MutationType.DATA_AND_STORAGE) and merged):
         return ("set_back",)
-    if (mutation == MutationType.DATA_AND_STORAGE) and (not in_graph) and (not merged):
+    if (mutation == MutationType.DATA_AND_STORAGE) and (not in_graph) and (not merged) and tracked:
         return ("copy_back", "set_back")
+    if (mutation == MutationType.DATA_AND_STORAGE) and (not in_graph) and (not merged) and (not tracked):
+        return ("copy_back_untracked", "set_back")
     if (mutation == MutationType.DATA_AND_STORAGE) and in_graph and (not merged):
         return ("bump_version", "set_back")
     raise AssertionError("the generator proved this unreachable")
@@ -202,6 +246,22 @@ def output_steps(
         )
     ) and dtype_view:
         return ("regenerate_with_dtype",)
+    raise AssertionError("the generator proved this unreachable")
+
+
+# spec: history_steps
+def history_steps(
+    history: ViewHistory,
+) -> tuple[str, ...]:
+    """What is done to an output that was regenerated, so that autograd knows it as it knows eager's."""
+    if history == ViewHistory.FOLLOWED:
+        return ()
+    if history == ViewHistory.DETACHED:
+        return ("detach",)
+    if history == ViewHistory.NO_GRAD:
+        return ("view_without_grad",)
+    if history == ViewHistory.ONE_OF_MANY:
+        return ("view_of_many",)
     raise AssertionError("the generator proved this unreachable")
 
 

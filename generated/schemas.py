@@ -54,6 +54,20 @@ class OutputType(Enum):
     """A tensor in the storage of another output that is the whole of it."""
 
 
+# spec: ViewHistory
+class ViewHistory(Enum):
+    """How autograd knows an output that is an alias."""
+
+    FOLLOWED = "followed"
+    """As a view; gradients flow through it to its source when that has any."""
+    DETACHED = "detached"
+    """Not at all (`detach`)."""
+    NO_GRAD = "no_grad"
+    """As a view that was made while grad mode was off; autograd refuses writes to it."""
+    ONE_OF_MANY = "one_of_many"
+    """As one of the results of a view with several (`split`); autograd refuses writes to it."""
+
+
 # spec: Place
 @dataclass(frozen=True)
 class Place:
@@ -92,6 +106,8 @@ class InputAliasInfo:
     """The merged base that the input is a part of."""
     static: bool = False
     """A parameter or buffer, whose address seldom changes."""
+    tracked: bool = True
+    """Whether autograd follows the write (false for one under `no_grad`, or through `detach()`, to a tensor that requires grad)."""
     mutable_version: bool = True
     """Whether a write must be seen by the version counter (false for inference tensors)."""
 
@@ -180,6 +196,8 @@ class OutputAliasInfo:
     """Python source of a value that is known now."""
     requires_dtype_view: bool = False
     """Whether its dtype is not that of its source."""
+    history: ViewHistory = ViewHistory.FOLLOWED
+    """How autograd knows it."""
 
     def __post_init__(self) -> None:
         if not (

@@ -25,6 +25,14 @@ STEPS: dict[str, Step] = {
     "copy_back": Step(
         "copy_back", "The input gets its new elements.", ("value",), ("input",), "{input}.copy_({value})"
     ),
+    # spec: copy_back_untracked
+    "copy_back_untracked": Step(
+        "copy_back_untracked",
+        "The input gets its new elements, and autograd only learns that they changed.",
+        ("value",),
+        ("input",),
+        "with no_grad(): {input}.copy_({value})",
+    ),
     # spec: bump_version
     "bump_version": Step(
         "bump_version",
@@ -86,5 +94,23 @@ STEPS: dict[str, Step] = {
         ("source", "dtype", "size", "stride", "offset"),
         ("result",),
         "{result} = reinterpreted({source}, {dtype}, {size}, {stride}, {offset})",
+    ),
+    # spec: detach
+    "detach": Step("detach", "The output has no history.", (), ("result",), "{result} = {result}.detach()"),
+    # spec: view_without_grad
+    "view_without_grad": Step(
+        "view_without_grad",
+        "The output is a view that was made while grad mode was off.",
+        (),
+        ("result",),
+        "with no_grad(): {result} = {result}.view_as({result})",
+    ),
+    # spec: view_of_many
+    "view_of_many": Step(
+        "view_of_many",
+        "The output is a result of a view with several.",
+        (),
+        ("result",),
+        "{result} = {result}.unsqueeze(0).unbind()[0]",
     ),
 }

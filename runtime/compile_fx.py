@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from .build.toolchain import host_target
 from .codegen.unit import PRELUDE, render_unit
 from .codegen.wrapper import render_wrapper
 from .config import Config
+from .dispatch.autograd_function import bind_halves, emit_function
 from .dispatch.needs_grad import wants_grad
 from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
@@ -59,6 +61,8 @@ class Artifacts:
     cached: bool = False
     program: Any = None
     plan: Any = None
+    function: str = ""
+    backward: Artifacts | None = None
 
 
 HISTORY: list[Artifacts] = []
@@ -79,9 +83,6 @@ def compile_fx(
     Raises `ConfigError` for a wrong option, and with `strict=True` `BuildError`/`UnsupportedError` instead of running eagerly.
     """
     cfg = config.from_options(dict(options) if options else None, mode)
-    if wants_grad(gm, example_inputs):
-        counters.count_fallback("the graph needs gradients (training is not compiled yet)")
-        return gm.forward
     try:
         return _compile(gm, example_inputs, cfg)
     except (UnsupportedError, BuildError) as error:
@@ -109,7 +110,7 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
     try:
         watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)))
         with watch.stage("trace"):
-            traced = trace(gm, example_inputs)
+            traced = trace(gm, example_inputs, training=wants_grad(gm, example_inputs))
         watch.text("functional_graph.py", lambda: str(traced.graph.code))
         call, artifacts = compile_traced(traced, cfg, watch)
         run = bind(traced, call)
@@ -117,8 +118,13 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
     finally:
         watch.close()
     artifacts.seconds = watch.seconds
+    halves = [artifacts, *([artifacts.backward] if artifacts.backward is not None else [])]
     counters.count_graph(
-        artifacts.kernels, artifacts.externs, artifacts.seconds, artifacts.arena_bytes, artifacts.cached
+        sum(h.kernels for h in halves),
+        sum((Counter(h.externs) for h in halves), Counter()),
+        artifacts.seconds,
+        max(h.arena_bytes for h in halves),
+        all(h.cached for h in halves),
     )
     HISTORY.append(artifacts)
     del HISTORY[:-64]
@@ -126,13 +132,32 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
 
 
 def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled, Artifacts]:
-    """Compile the functional graph. The result takes the graph's own placeholders, one argument each, and returns a tuple."""
+    """Compile the functional graph, or the two halves of a joint graph. The result takes the graph's own placeholders (without tangents),
+    one argument each, and returns a tuple.
+    """
     if cfg.rewrites:
         with watch.stage("rewrite"):
             report = rewrite(traced.graph, RULES)
         watch.text("rewritten_graph.py", lambda: _rewritten(report.applied, traced))
+    if traced.gradients is None:
+        return compile_graph(traced.graph, cfg, watch)
+    from .training import split  # inference does not need it
+
+    with watch.stage("partition"):
+        parts = split(traced, cfg)
+    watch.text("forward_graph.py", lambda: str(parts.forward.code))
+    watch.text("backward_graph.py", lambda: str(parts.backward.code))
+    watch.text("autograd_function.py", lambda: emit_function(parts.halves))
+    forward, artifacts = compile_graph(parts.forward, cfg, watch)
+    backward, artifacts.backward = compile_graph(parts.backward, cfg, watch)
+    artifacts.function = emit_function(parts.halves)
+    return bind_halves(parts.halves, forward, backward), artifacts
+
+
+def compile_graph(graph: torch.fx.GraphModule, cfg: Config, watch: Watch) -> tuple[Compiled, Artifacts]:
+    """Compile one functional graph. The result takes the graph's placeholders, one argument each, and returns a tuple."""
     with watch.stage("lower"):
-        lowered = lower(traced.graph)
+        lowered = lower(graph)
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
         return _realize(lowered, cfg, watch)

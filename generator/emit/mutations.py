@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,11 +123,26 @@ def _step(entry: Entry, diags: Diagnostics) -> StepSpec | None:
     return StepSpec(entry.id, entry["doc"], tuple(entry["reads"]), tuple(entry["writes"]), code)
 
 
+def _field_default(
+    entry: Entry, name: str, f: Mapping[str, Any], members: dict[str, tuple[str, ...]], diags: Diagnostics
+) -> str | None:
+    """The printed default of a field: a member where the field is an enum, else the literal."""
+    if "default" not in f:
+        return None
+    value, choices = f["default"], members.get(f["type"])
+    if choices is None:
+        return literal(value)
+    if value not in choices:
+        near = did_you_mean(str(value), choices)
+        diags.error(entry.pos("fields", name, "default"), f"'{value}' is not a member of {f['type']}{near}")
+    return f"{f['type']}.{value}"
+
+
 def _struct(entry: Entry, names: set[str], members: dict[str, tuple[str, ...]], diags: Diagnostics) -> StructSpec:
     fields, derived, invariants = [], [], []
     for name, f in entry["fields"].items():
         _check_names(entry, ("fields", name, "type"), f["type"], {*_TYPES, *names}, {}, diags)
-        fields.append((name, f["type"], f["doc"], literal(f["default"]) if "default" in f else None))
+        fields.append((name, f["type"], f["doc"], _field_default(entry, name, f, members, diags)))
     known = set(entry["fields"])
     for name, d in (entry.get("derived") or {}).items():
         _check_names(entry, ("derived", name, "is"), d["is"], {*known, *_BUILTINS}, members, diags)

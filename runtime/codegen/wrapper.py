@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Quotient, Sym
-from ..ir.nodes import Buffer, Output, Ref, Size, contiguous_strides
+from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
 from ..schedule.memory import arena_offset, nbytes
 from ..schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 
@@ -199,7 +199,7 @@ class WrapperWriter:
             return
         target = self.names.constant("op", f"overload({call.target!r})")
         names = [b.name for b in call.outs]
-        left = f"{names[0]}" if call.single and names else ", ".join(names) + ("," if len(names) == 1 else "")
+        left = f"{names[0]}" if call.single and names else _unpacked(call)
         comment = f"  # {call.origin}" if call.origin else ""
         self.body.append(
             f"{left} = {target}({', '.join(args)}){comment}" if names else f"{target}({', '.join(args)}){comment}"
@@ -236,6 +236,15 @@ class WrapperWriter:
         if isinstance(o.value, Expr):
             return number(o.value)
         return repr(o.value)
+
+
+def _unpacked(call: Extern) -> str:
+    """Targets for the results of a kernel that returns several: only tensors get names."""
+    names = iter([b.name for b in call.outs])
+    if not call.places:
+        return ", ".join(names) + ("," if len(call.outs) == 1 else "")
+    targets = [next(names) if k in call.places else "_" for k in range(call.places[-1] + 1)]
+    return ", ".join([*targets, "*_"])
 
 
 def render_wrapper(plan: Plan, parameters: list[str], out_targets: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import get_gradient_edge
 
 from ...errors import UnsupportedError
 from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext
@@ -63,10 +64,14 @@ class Inputs:
     layouts: list[Layout | None] = field(default_factory=list)
     same_as: list[int | None] = field(default_factory=list)
     versions: list[int | None] = field(default_factory=list)
+    edges: list[Any] = field(default_factory=list)
 
     @classmethod
-    def of(cls, given: Sequence[Any], copies: frozenset[int]) -> Inputs:
-        """Make fakes of `given`; inputs in `copies` (their metadata will change) get tensor objects of their own."""
+    def of(cls, given: Sequence[Any], copies: frozenset[int], training: bool = False) -> Inputs:
+        """Make fakes of `given`; inputs in `copies` (their metadata will change) get tensor objects of their own. For
+        `training` all get their own, leaves of autograd where the given ones are; `edges[i]` is where gradients of
+        input i arrive, None where it has none.
+        """
         fake_mode = fake_mode_of(given)
         fakes = [to_fake(v, fake_mode) for v in given]
         same: list[int | None] = [None] * len(fakes)
@@ -80,9 +85,16 @@ class Inputs:
                 own = fakes[k].detach()
             own._opforge_own = True
             fakes = [own if t is fakes[k] else t for t in fakes]
+        edges: list[Any] = [None] * len(fakes)
+        if training:
+            for k, t in enumerate(fakes):
+                if isinstance(t, torch.Tensor) and same[k] is None:
+                    own = own_history(t, given[k], fake_mode)
+                    fakes = [own if other is t else other for other in fakes]
+                    edges[k] = get_gradient_edge(own) if own.requires_grad else None
         layouts = [Layout.of(t) if isinstance(t, torch.Tensor) else None for t in fakes]
         versions = [_version(t) for t in fakes]
-        return cls(list(given), fakes, fake_mode, layouts=layouts, same_as=same, versions=versions)
+        return cls(list(given), fakes, fake_mode, layouts=layouts, same_as=same, versions=versions, edges=edges)
 
     def version_moved(self, i: int) -> bool:
         """Whether the program bumped the version counter of input `i`."""
@@ -107,6 +119,36 @@ class Inputs:
                     group.add(j)
                     todo.append(j)
         return frozenset(group)
+
+
+class _NotALeaf(torch.autograd.Function):
+    """A tensor in the same storage that autograd has computed: a program may write to it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+        return t.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise AssertionError("gradients of a traced input stop at its edge")
+
+
+def own_history(fake: torch.Tensor, given: torch.Tensor, fake_mode: Any) -> torch.Tensor:
+    """Another tensor object in the storage of `fake`, without history, that requires grad and is a leaf as `given`
+    does and is.
+    """
+    with fake_mode, torch.no_grad():
+        own = fake.detach()
+    own._opforge_own = True  # type: ignore[attr-defined]
+    if not given.requires_grad:
+        return own
+    own.requires_grad_()
+    if given.is_leaf:
+        return own
+    with fake_mode, torch.enable_grad():
+        computed: torch.Tensor = _NotALeaf.apply(own)
+    computed._opforge_own = True  # type: ignore[attr-defined]
+    return computed
 
 
 def _version(t: Any) -> int | None:

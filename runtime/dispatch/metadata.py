@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.dispatch_tables import ROLES, mutation_type, output_type
+from ...generated.dispatch_tables import ROLES, mutation_type, output_type, view_history
 from ...generated.schemas import (
     BaseInfo,
     DisjointInfo,
@@ -37,10 +37,13 @@ _ALIASES = (
 
 @dataclass
 class Found:
-    """The metadata, and the nodes (or numbers) that the graph returns."""
+    """The metadata; the nodes (or numbers) that the graph returns, and with each the traced tensor whose gradient is
+    its own (None where autograd does not follow it).
+    """
 
     meta: ViewAndMutationMeta
     outputs: list[Any]
+    tensors: list[torch.Tensor | None]
 
 
 def analyze(inputs: Inputs, recorder: Recorder, entered: Entered, result: list[Any], autocast: bool) -> Found:
@@ -57,6 +60,7 @@ class _Analysis:
     entered: Entered
     result: list[Any]
     outputs: list[Any] = field(default_factory=list)
+    tensors: list[torch.Tensor | None] = field(default_factory=list)
     symbols: dict[str, str] = field(default_factory=dict)
     bases: dict[int, int] = field(default_factory=dict)
     """Region of an intermediate → graph output that is its base."""
@@ -64,7 +68,7 @@ class _Analysis:
     def run(self, autocast: bool) -> Found:
         inputs = self.inputs
         updated = {
-            i: self._updated(value) for i, value in enumerate(self.entered.values) if self._written_alone(i, value)
+            i: self._updated(i, value) for i, value in enumerate(self.entered.values) if self._written_alone(i, value)
         }
         bases = [self._base(info, value) for info, value in self.entered.bases]
         given_storage = [i for i, t in enumerate(inputs.fakes) if self._storage_replaced(i, t)]
@@ -83,7 +87,7 @@ class _Analysis:
             disjoint=tuple(self._disjoint(input_info)),
             autocast=autocast,
         )
-        return Found(meta, self.outputs)
+        return Found(meta, self.outputs, self.tensors)
 
     # --- inputs
 
@@ -92,11 +96,23 @@ class _Analysis:
             return False
         return value.region.version > 0
 
-    def _updated(self, value: Value | None) -> int:
+    def _updated(self, i: int, value: Value | None) -> int:
         assert value is not None
-        return self._return(self.recorder.current(value))
+        tensor = self.inputs.fakes[i]
+        if self._storage_replaced(i, tensor) and tensor.requires_grad:
+            raise UnsupportedError("an input that requires grad is written and then given another storage")
+        return self._return(self.recorder.current(value), tensor if self._tracked(i) else None)
+
+    def _tracked(self, i: int) -> bool:
+        """Whether autograd follows what the program wrote to input `i`."""
+        t, edge = self.inputs.fakes[i], self.inputs.edges[i] if self.inputs.edges else None
+        return edge is None or (t.grad_fn is not edge.node and t.grad_fn is not None)
 
     def _base(self, info: BaseInfo, value: Value) -> BaseInfo:
+        if any(self.inputs.fakes[i].requires_grad for i in info.members):
+            raise UnsupportedError(
+                f"inputs {list(info.members)} share elements, one of them is written, and one requires grad"
+            )
         updated = self._return(self.recorder.current(value)) if value.region.version else None
         return BaseInfo(info.members, info.first, info.start, info.length, info.distances, updated)
 
@@ -129,6 +145,7 @@ class _Analysis:
             storage_from=storage_from.get(i),
             base=base,
             static=static,
+            tracked=i not in updated or self._tracked(i),
             mutable_version=not self.inputs.given[i].is_inference(),
         )
 
@@ -215,14 +232,14 @@ class _Analysis:
                 if kind is OutputType.IS_INPUT
                 else None
             )
-            out.append(self._tensor_output(kind, value, source))
+            out.append(self._tensor_output(kind, value, source, t))
         return out
 
-    def _tensor_output(self, kind: OutputType, value: Value, source: int | None) -> OutputAliasInfo:
+    def _tensor_output(self, kind: OutputType, value: Value, source: int | None, t: torch.Tensor) -> OutputAliasInfo:
         region = value.region
         if kind is OutputType.NON_ALIAS:
             # An alias that came before it among the outputs may have asked for it already.
-            position = self.bases[region.key] if region.key in self.bases else self._return(self._owned(value))
+            position = self.bases[region.key] if region.key in self.bases else self._return(self._owned(value), t)
             if self._is_whole(value):
                 self.bases[region.key] = position
             return OutputAliasInfo(kind, value=position)
@@ -230,14 +247,36 @@ class _Analysis:
             source = region.inputs[0] if region.inputs else self.recorder.regions.by_storage[region.key][0].inputs[0]
             origin = self.inputs.layouts[source]
             assert origin is not None
-            return self._alias(kind, value, source, origin)
+            return self._alias(kind, value, source, origin, t, self.inputs.fakes[source])
         if kind in _ALIASES:
             if region.key not in self.bases:
-                self.bases[region.key] = self._return(self._owned(value.root))
-            return self._alias(kind, value, self.bases[region.key], value.root.layout)
+                self.bases[region.key] = self._return(self._owned(value.root), self._root_tensor(value, t))
+            position = self.bases[region.key]
+            return self._alias(kind, value, position, value.root.layout, t, self.tensors[position])
         return OutputAliasInfo(kind, source=source)
 
-    def _alias(self, kind: OutputType, value: Value, source: int, origin: Layout) -> OutputAliasInfo:
+    def _root_tensor(self, value: Value, t: torch.Tensor) -> torch.Tensor | None:
+        """The traced tensor that is the whole of the region that `t` lies in."""
+        root = value.root
+        for known, v in self.recorder.regions.values.values():
+            if v is root:
+                return known
+        return t._base if t._is_view() else None
+
+    def _alias(
+        self,
+        kind: OutputType,
+        value: Value,
+        source: int,
+        origin: Layout,
+        t: torch.Tensor,
+        source_tensor: torch.Tensor | None,
+    ) -> OutputAliasInfo:
+        followed = source_tensor is not None and source_tensor.requires_grad
+        if t.requires_grad and (not followed or value.layout.dtype != origin.dtype):
+            raise UnsupportedError(
+                "an output requires grad, but its gradient does not flow by way of what it is an alias of"
+            )
         if value.layout.conj or value.layout.neg or origin.conj or origin.neg:
             raise UnsupportedError(
                 "an output is a lazily conjugated or negated view of another tensor; call resolve_conj() on it"
@@ -247,6 +286,7 @@ class _Analysis:
             source=source,
             place=self._place(value.layout, origin),
             requires_dtype_view=value.layout.dtype != origin.dtype,
+            history=view_history(followed, t.requires_grad, t._is_view(), _one_of_many(value)),
         )
 
     def _number_output(self, value: Any) -> OutputAliasInfo:
@@ -290,8 +330,9 @@ class _Analysis:
 
     # --- graph outputs and sizes
 
-    def _return(self, node: Any) -> int:
+    def _return(self, node: Any, tensor: torch.Tensor | None = None) -> int:
         self.outputs.append(node)
+        self.tensors.append(tensor)
         return len(self.outputs) - 1
 
     def _place(self, layout: Layout, origin: Layout) -> Place:
@@ -332,6 +373,15 @@ class _Analysis:
             self.symbols[str(symbol)] = "{" + source.name + "}." + call
         else:
             self.symbols[str(symbol)] = f"{{out{self._return(known.of_symbol(symbol))}}}"
+
+
+def _one_of_many(value: Value | None) -> bool:
+    """Whether a view with several results is among those that made the value."""
+    while value is not None:
+        if value.step is not None and value.step.index is not None:
+            return True
+        value = value.parent
+    return False
 
 
 def _literal(value: Any) -> str:

@@ -27,6 +27,7 @@ NAMESPACE: dict[str, Any] = {
     "increment_version": torch.autograd.graph.increment_version,
     "math": math,
     "no_autocast": disable_autocast,
+    "no_grad": torch.no_grad,
     "reinterpreted": reinterpreted,
     "tree_unflatten": pytree.tree_unflatten,
 }

@@ -19,10 +19,11 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.schemas import ViewAndMutationMeta
-from ..torch_compat import LazyGraphModule, enable_python_dispatcher
+from ..torch_compat import LazyGraphModule, disable_autocast, enable_python_dispatcher
 from .calling import Calling
 from .inputs import Inputs, Lift, lifted_attributes
 from .interpret import run_graph
+from .joint import Gradients, differentiate
 from .merge import enter_inputs
 from .metadata import Found, analyze
 from .recorder import Recorder, Restart
@@ -43,6 +44,8 @@ class Traced:
     calling  how the caller's arguments become flat inputs, and flat outputs what the caller gets.
     lifted   parameters, buffers and constants that the program holds, by name: flat inputs after the caller's.
     program  runs the caller's arguments eagerly, for calls that break an assumption of the trace.
+    gradients  of a program that autograd follows: what the joint graph holds beyond the results. `graph` then has the
+             tangents as further placeholders and returns (results, gradients).
     """
 
     graph: fx.GraphModule
@@ -50,6 +53,7 @@ class Traced:
     calling: Calling
     lifted: tuple[Lift, ...]
     program: Callable[..., Any]
+    gradients: Gradients | None = None
 
     @property
     def in_place_candidates(self) -> tuple[tuple[int, int], ...]:
@@ -65,10 +69,10 @@ class Traced:
         )
 
 
-def trace(gm: Callable[..., Any], example_inputs: Sequence[Any]) -> Traced:
+def trace(gm: Callable[..., Any], example_inputs: Sequence[Any], *, training: bool = False) -> Traced:
     """Trace `gm` for inputs like `example_inputs` (positional arguments: real or fake tensors, numbers, size symbols,
-    and containers of them). Raises `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs
-    that, and raises its own errors.
+    and containers of them). For `training`, autograd follows the program and its gradients are traced too. Raises
+    `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
     """
     calling = Calling.of_inputs(example_inputs)
     flat = calling.flatten(example_inputs)
@@ -78,7 +82,7 @@ def trace(gm: Callable[..., Any], example_inputs: Sequence[Any]) -> Traced:
     merged: list[frozenset[int]] = []
     for _ in range(2 * len(given) + 2):
         try:
-            return _trace_once(gm, calling, given, lifted, copies, merged)
+            return _trace_once(gm, calling, given, lifted, copies, merged, training)
         except Restart as again:
             copies |= again.copy
             if again.merge:
@@ -103,9 +107,10 @@ def _trace_once(
     lifted: list[Lift],
     copies: frozenset[int],
     merged: list[frozenset[int]],
+    training: bool,
 ) -> Traced:
     autocast = torch.is_autocast_enabled("cpu") or (torch.cuda.is_available() and torch.is_autocast_enabled("cuda"))
-    inputs = Inputs.of(given, copies)
+    inputs = Inputs.of(given, copies, training)
     inputs.merged = merged
     recorder = Recorder(inputs.fake_mode, inputs.overlaps)
     entered = enter_inputs(inputs, recorder)
@@ -114,16 +119,22 @@ def _trace_once(
     try:
         # Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run.
         symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts)
-        with preserved_state(), enable_python_dispatcher() if symbolic else contextlib.nullcontext(), recorder:
+        dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
+        with preserved_state(), dispatcher(), recorder:
             result = _run(gm, calling.unflatten_inputs(inputs.fakes[:count]), attributes, recorder)
+        flat_result = calling.flatten_result(result)
+        found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
+        joint = None
+        if training:
+            with preserved_state(), dispatcher(), disable_autocast():
+                joint = differentiate(inputs, recorder, entered, found)
     except TRACE_ERRORS as error:
         if isinstance(error, UnsupportedError):
             raise
         raise UnsupportedError(f"{type(error).__name__} while tracing{recorder.where()}: {error}") from error
-    flat_result = calling.flatten_result(result)
-    found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
-    graph = finish(recorder, found.outputs)
-    return Traced(graph, found.meta, calling, tuple(lifted), gm.forward if isinstance(gm, torch.nn.Module) else gm)
+    graph = finish(recorder, found.outputs if joint is None else (tuple(found.outputs), tuple(joint[1])))
+    program = gm.forward if isinstance(gm, torch.nn.Module) else gm
+    return Traced(graph, found.meta, calling, tuple(lifted), program, None if joint is None else joint[0])
 
 
 def _run(gm: Callable[..., Any], args: Sequence[Any], attributes: dict[str, Any], recorder: Recorder) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...generated.dispatch_tables import input_steps, output_steps
+from ...generated.dispatch_tables import history_steps, input_steps, output_steps
 from ...generated.schemas import OutputAliasInfo, OutputType, Place
 from ...generated.wrapper_steps import STEPS
 from .calling import result_text
@@ -68,7 +68,7 @@ class _Writer:
         # New contents first; outputs are regenerated while inputs still have their old layout; then layouts and
         # storages change.
         contents, layouts = self._input_steps()
-        results = [self._output(k, o) for k, o in enumerate(meta.output_info)]
+        results = [line for k, o in enumerate(meta.output_info) for line in self._output(k, o)]
         body = [*checks, *bases, *call, *symbols, *contents, *results, *layouts, self._return()]
         unpack = [f"{self._name(i)} = {traced_path}" for i, traced_path in self._paths() if i in self.inputs]
         lines = ["def run(*args):", *(f"    {line}" for line in (*unpack, *body))]
@@ -164,11 +164,13 @@ class _Writer:
                 contents.append(STEPS["copy_back"].code.format(input=f"base{k}", value=f"out[{base.updated}]"))
         for i, info in enumerate(self.meta.input_info):
             written_inside = info.updated is not None and info.updated in self.in_graph
-            for name in input_steps(mutation=info.mutation_type, in_graph=written_inside, merged=info.base is not None):
+            for name in input_steps(
+                mutation=info.mutation_type, in_graph=written_inside, merged=info.base is not None, tracked=info.tracked
+            ):
                 x = self.input(i)
                 if name == "bump_version" and not info.mutable_version:
                     continue
-                if name in ("copy_back", "bump_version"):
+                if name in ("copy_back", "copy_back_untracked", "bump_version"):
                     contents.append(STEPS[name].code.format(input=x, value=f"out[{info.updated}]"))
                 elif info.place_after is not None:
                     layouts.append(STEPS[name].code.format(input=x, **self._layout(info.place_after, x)))
@@ -176,7 +178,7 @@ class _Writer:
                     layouts.append(STEPS[name].code.format(input=x, value=f"r{info.storage_from}"))
         return contents, layouts
 
-    def _output(self, k: int, info: OutputAliasInfo) -> str:
+    def _output(self, k: int, info: OutputAliasInfo) -> list[str]:
         names: dict[str, str] = {"result": f"r{k}"}
         if info.value is not None:
             names["value"] = f"out[{info.value}]"
@@ -196,7 +198,8 @@ class _Writer:
         (step,) = output_steps(
             output=info.output_type, known=info.constant is not None, dtype_view=info.requires_dtype_view
         )
-        return STEPS[step].code.format(**names)
+        steps = (step, *(history_steps(info.history) if info.place is not None else ()))
+        return [STEPS[s].code.format(**names) for s in steps]
 
     def _layout(self, place: Place, source: str, dtype: str | None = None) -> dict[str, str]:
         """Sizes, strides and the offset as source text; offsets count from the source's first element."""

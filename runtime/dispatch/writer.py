@@ -23,7 +23,10 @@ class GraphWriter:
     origin   the node of the traced program that runs now: its metadata goes to the nodes made meanwhile.
     kept     nodes that dead-code elimination leaves alone.
     makers   the node that made a tensor object, by the object's id.
+    backward whether the program's gradients are being computed: nodes say so in their metadata.
     """
+
+    backward = False
 
     def __init__(self, fake_mode: Any) -> None:
         super().__init__()
@@ -44,6 +47,8 @@ class GraphWriter:
         meta = node.meta
         meta["val"] = val
         self.makers[id(val)] = node
+        if self.backward:
+            meta["backward"] = True
         origin = self.origin
         if origin is not None:
             for key in KEPT_META:

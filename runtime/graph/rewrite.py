@@ -14,8 +14,9 @@ import torch
 
 from ...errors import OpforgeError
 from . import predicates
-from .patterns import Rule, head, match, overload_name
+from .patterns import Rule, head, match
 
+KEPT_META = ("stack_trace", "nn_module_stack", "source", "backward", "recompute")
 LIMIT = 16  # rewrites per node of the graph before the rules are taken to loop
 
 
@@ -41,7 +42,7 @@ class Builder:
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
         real_args, real_kwargs = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-        node.meta = {k: v for k, v in self.before.meta.items() if k in ("stack_trace", "nn_module_stack", "source")}
+        node.meta = {k: v for k, v in self.before.meta.items() if k in KEPT_META}
         with predicates.fake_mode_of(self.before):
             node.meta["val"] = target(*real_args, **real_kwargs)
         self.made.append(node)

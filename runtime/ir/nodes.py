@@ -396,6 +396,9 @@ class Extern:
     single: bool = True  # the kernel returns one tensor, not a tuple
     effect: bool = False  # must run even if no result is used
     origin: str = ""
+    places: tuple[
+        int, ...
+    ] = ()  # of `outs` among the kernel's results, where others (numbers, None) lie between or after them
 
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(r.buffer for r in refs((self.args, tuple(v for _, v in self.kwargs)))))

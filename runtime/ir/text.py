@@ -168,7 +168,8 @@ def _loops(vars_: Iterable[Expr | Var]) -> str:
 
 def _extern(call: Extern) -> list[str]:
     args = [_data(a) for a in call.args] + [f"{k}={_data(v)}" for k, v in call.kwargs]
-    many = ("" if call.single else " many") + (" effect" if call.effect else "")
+    many = "" if call.single else " many" + "".join(f" {k}" for k in call.places)
+    many += " effect" if call.effect else ""
     origin = f" from {json.dumps(call.origin)}" if call.origin else ""
     return [f"extern {'; '.join(_buffer(b) for b in call.outs)} = {call.target}({', '.join(args)}){many}{origin}"]
 
@@ -327,6 +328,9 @@ def _read_extern(r: Reader) -> Extern:
             args.append(r.data())
         if r.peek() != ")":
             r.expect(",")
-    single, effect = not r.take("many"), r.take("effect")
+    single, places = not r.take("many"), []
+    while not single and r.peek().isdigit():
+        places.append(r.integer())
+    effect = r.take("effect")
     origin = r.string() if r.take("from") else ""
-    return Extern(tuple(outs), target, tuple(args), tuple(kwargs), single, effect, origin)
+    return Extern(tuple(outs), target, tuple(args), tuple(kwargs), single, effect, origin, tuple(places))

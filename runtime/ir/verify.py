@@ -95,6 +95,8 @@ class _Verifier:
                 self.fail(f"argument {r.buffer!r} has {len(r.stride)} strides for {len(b.shape)} dimensions")
         if call.single and len(call.outs) > 1:
             self.fail(f"{len(call.outs)} results of a kernel that returns one")
+        if call.places and (len(call.places) != len(call.outs) or list(call.places) != sorted(set(call.places))):
+            self.fail(f"{len(call.outs)} results at the places {list(call.places)}")
         for out in call.outs:
             if out.stride is None:
                 self.fail(f"result {out.name!r} has no strides")

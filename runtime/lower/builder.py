@@ -354,9 +354,12 @@ class Builder:
         kwargs: tuple[tuple[str, Any], ...],
         single: bool,
         effect: bool = False,
+        places: tuple[int, ...] = (),
     ) -> list[Tensor]:
-        """A call of an eager kernel with results `outs`; with an `effect` it runs even if nothing uses them."""
-        self.items.append(Extern(tuple(outs), target, args, kwargs, single, effect, self.origin))
+        """A call of an eager kernel with results `outs`, at `places` among all its results when there are others; with an
+        `effect` it runs even if nothing uses them.
+        """
+        self.items.append(Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places))
         return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]
 
 

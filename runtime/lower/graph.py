@@ -231,7 +231,8 @@ class _Lowerer:
             return self.b.extern([self.buffer(self.b.fresh(node.name), val)], name, args, kwargs, True, effect)[0]
         tensors = [v for v in val if isinstance(v, torch.Tensor)]
         outs = [self.buffer(self.b.fresh(f"{node.name}_{k}"), v) for k, v in enumerate(tensors)]
-        handles = iter(self.b.extern(outs, name, args, kwargs, False, effect))
+        places = tuple(k for k, v in enumerate(val) if isinstance(v, torch.Tensor)) if len(tensors) < len(val) else ()
+        handles = iter(self.b.extern(outs, name, args, kwargs, False, effect, places))
         return [next(handles) if isinstance(v, torch.Tensor) else self.plain_result(v, name) for v in val]
 
     def plain_result(self, v: Any, name: str) -> Any:

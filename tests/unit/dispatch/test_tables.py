@@ -7,7 +7,14 @@ import itertools
 import pytest
 
 from opforge.errors import MetadataError
-from opforge.generated.dispatch_tables import input_steps, mutation_type, output_steps, output_type
+from opforge.generated.dispatch_tables import (
+    history_steps,
+    input_steps,
+    mutation_type,
+    output_steps,
+    output_type,
+    view_history,
+)
 from opforge.generated.schemas import InputAliasInfo, MutationType, OutputAliasInfo, OutputType, Place
 from opforge.generated.wrapper_steps import STEPS
 from opforge.generator.diagnostics import Diagnostics
@@ -112,16 +119,24 @@ def test_generated_tables_decide_every_combination() -> None:
         except MetadataError:
             pass
     assert decided > 20
-    for mutation, in_graph, merged in itertools.product(MutationType, (False, True), (False, True)):
+    for mutation, *flags in itertools.product(MutationType, *[(False, True)] * 3):
+        in_graph, merged, tracked = flags
         try:
-            assert set(input_steps(mutation, in_graph, merged)) <= set(STEPS)
+            assert set(input_steps(mutation, in_graph, merged, tracked)) <= set(STEPS)
         except MetadataError:
-            assert in_graph
+            assert in_graph or not tracked
     for output, known, dtype_view in itertools.product(OutputType, (False, True), (False, True)):
         try:
             assert len(output_steps(output, known, dtype_view)) == 1
         except MetadataError:
             assert known or dtype_view
+    for flags in itertools.product((False, True), repeat=4):
+        followed, requires_grad, *_ = flags
+        try:
+            assert set(history_steps(view_history(*flags))) <= set(STEPS)
+        except MetadataError:
+            assert requires_grad
+            assert not followed
 
 
 def test_structs_check_themselves() -> None:

@@ -1,0 +1,132 @@
+"""The autograd function of one training graph: straight-line Python source that calls the compiled forward and backward.
+
+Autograd sees one node. Its forward keeps what the backward asks for with `save_for_backward`, so that writes to saved inputs and results
+are noticed as eager notices them; its backward gets gradients of any layout and gives the compiled graph those that it was made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedError
+from .joint import Gradients
+from .regions import Layout
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Halves:
+    """What the source is made for.
+
+    arguments   the forward's placeholders.
+    results     graph results that the program returns; the forward's further results are what is saved.
+    constant    those of them that are tensors which autograd does not follow.
+    saved       for each of the backward's first placeholders where the forward has it: ("input", k), ("output", k) among all of the
+                forward's results.
+    saved_is_tensor  whether each is a tensor (else a size).
+    tangents    strides that the backward expects of each tangent, None for row-major.
+    gradients   what `Gradients` says.
+    """
+
+    arguments: int
+    results: int
+    constant: tuple[int, ...]
+    saved: tuple[tuple[str, int], ...]
+    saved_is_tensor: tuple[bool, ...]
+    tangents: tuple[tuple[int, ...] | None, ...]
+    gradients: Gradients
+
+
+def bind_halves(halves: Halves, forward: Compiled, backward: Compiled) -> Compiled:
+    """What takes the place of the compiled graph: same arguments, a tuple of the program's results."""
+    namespace: dict[str, Any] = {
+        "Function": torch.autograd.Function,
+        "forward_graph": forward,
+        "backward_graph": backward,
+        "is_grad_enabled": torch.is_grad_enabled,
+        "restrided": restrided,
+        "refuse_double_backward": refuse_double_backward,
+    }
+    exec(compile(emit_function(halves), "<opforge autograd function>", "exec"), namespace)
+    apply: Compiled = namespace["Compiled"].apply
+    return apply
+
+
+def emit_function(halves: Halves) -> str:
+    """Source of the class `Compiled`, a `torch.autograd.Function`."""
+    return "\n".join(["class Compiled(Function):", *_forward(halves), "", *_backward(halves)]) + "\n"
+
+
+def _forward(halves: Halves) -> list[str]:
+    names = [f"x{k}" for k in range(halves.arguments)]
+    lines = [f"out = forward_graph({', '.join(names)})"]
+    tensors, sizes = [], []
+    for (where, k), tensor in zip(halves.saved, halves.saved_is_tensor, strict=True):
+        (tensors if tensor else sizes).append(f"x{k}" if where == "input" else f"out[{k}]")
+    if tensors:
+        lines.append(f"ctx.save_for_backward({', '.join(tensors)})")
+    if sizes:
+        lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
+    if halves.constant:
+        lines.append(f"ctx.mark_non_differentiable({', '.join(f'out[{k}]' for k in halves.constant)})")
+    lines.append(f"return {_tuple([f'out[{k}]' for k in range(halves.results)])}")
+    return [
+        "    @staticmethod",
+        f"    def forward({', '.join(['ctx', *names])}):",
+        *(f"        {line}" for line in lines),
+    ]
+
+
+def _backward(halves: Halves) -> list[str]:
+    gradients = [f"g{k}" for k in range(halves.results)]
+    lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
+    tensors = [f"s{k}" for k, tensor in enumerate(halves.saved_is_tensor) if tensor]
+    sizes = [f"s{k}" for k, tensor in enumerate(halves.saved_is_tensor) if not tensor]
+    if tensors:
+        lines.append(f"{_tuple(tensors)} = ctx.saved_tensors")
+    if sizes:
+        lines.append(f"{_tuple(sizes)} = ctx.sizes")
+    arguments = [f"s{k}" for k in range(len(halves.saved))]
+    for k, stride in zip(halves.gradients.tangents, halves.tangents, strict=True):
+        if stride is None:
+            lines.append(f"g{k} = g{k}.contiguous()")
+        else:
+            lines += [f"if g{k}.stride() != {stride}:", f"    g{k} = restrided(g{k}, {stride})"]
+        arguments.append(f"g{k}")
+    lines.append(f"out = backward_graph({', '.join(arguments)})")
+    position = {k: n for n, k in enumerate(halves.gradients.inputs)}
+    lines.append(
+        f"return {_tuple([f'out[{position[k]}]' if k in position else 'None' for k in range(halves.arguments)])}"
+    )
+    return [
+        "    @staticmethod",
+        f"    def backward({', '.join(['ctx', *gradients])}):",
+        *(f"        {line}" for line in lines),
+    ]
+
+
+def _tuple(parts: Sequence[str]) -> str:
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def tangent_strides(tangent: torch.Tensor) -> tuple[int, ...] | None:
+    """Strides that the backward was compiled for; None where it was compiled for row-major sizes known only later."""
+    return tuple(tangent.stride()) if Layout.of(tangent).plain else None
+
+
+def restrided(gradient: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The gradient with other strides: a copy."""
+    out = torch.empty_strided(gradient.shape, stride, dtype=gradient.dtype, device=gradient.device)
+    return out.copy_(gradient)
+
+
+def refuse_double_backward() -> None:
+    """Raises: gradients of gradients were asked for."""
+    raise UnsupportedError(
+        "a compiled graph has no gradient of its gradient (create_graph=True); run this part without torch.compile"
+    )

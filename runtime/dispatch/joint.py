@@ -1,0 +1,75 @@
+"""Gradients of a recorded program: autograd runs backward over the traced tensors while the recorder goes on writing.
+
+Autograd itself decided, as the program ran, what depends on what: through views, writes in place, `detach` and blocks without grad. All
+that is added here are tangents, one placeholder for each result that autograd follows, and one call for the gradients of the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .inputs import Inputs
+from .merge import Entered
+from .metadata import Found
+from .overlap import is_dense
+from .recorder import Recorder
+from .regions import Layout
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The backward half of a joint graph, whose output is (results, gradients).
+
+    tangents   results of the graph that autograd follows, in the order of the tangents' placeholders; the others are not differentiable.
+    inputs     graph inputs that have a gradient, in the order of the gradients.
+    overwritten  graph inputs that the wrapper writes to after the graph has run: their first contents are gone in the backward.
+    """
+
+    tangents: tuple[int, ...]
+    inputs: tuple[int, ...]
+    overwritten: tuple[int, ...]
+
+
+def differentiate(
+    inputs: Inputs, recorder: Recorder, entered: Entered, found: Found
+) -> tuple[Gradients, list[Any]] | None:
+    """Record the gradients of `found`'s results for every input that requires grad; returns also their nodes. None when no result depends
+    on such an input. Raises what autograd raises: a tensor that it needs was written in place, a formula is missing.
+    """
+    followed = [(k, t) for k, t in enumerate(found.tensors) if t is not None and t.requires_grad]
+    wanted = [(k, inputs.edges[i]) for k, i in enumerate(entered.graph_inputs) if inputs.edges[i] is not None]
+    if not followed or not wanted:
+        return None
+    tangents = _tangents(recorder, [found.outputs[k] for k, _ in followed], inputs.fake_mode)
+    recorder.origin, recorder.backward = None, True
+    with recorder:
+        gradients = torch.autograd.grad([t for _, t in followed], [e for _, e in wanted], tangents, allow_unused=True)
+    nodes = [None if g is None else recorder.current(recorder.value(g)) for g in gradients]
+    overwritten = tuple(k for k, i in enumerate(entered.graph_inputs) if found.meta.input_info[i].mutates_data)
+    return Gradients(tuple(k for k, _ in followed), tuple(k for k, _ in wanted), overwritten), nodes
+
+
+def _tangents(recorder: Recorder, results: Sequence[fx.Node], fake_mode: Any) -> list[torch.Tensor]:
+    """Placeholders after the inputs, laid out as the results are, where those are dense (row-major for sizes known only later)."""
+    graph = recorder.graph
+    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    tangents = []
+    for k, result in enumerate(results):
+        like = result.meta["val"]
+        layout = Layout.of(like)
+        with fake_mode:
+            if layout.plain and is_dense(layout):
+                tangent = torch.empty_strided(layout.size, layout.stride, dtype=like.dtype, device=like.device)
+            else:
+                tangent = torch.empty(layout.size, dtype=like.dtype, device=like.device)
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"tangent{k}")
+        last.meta |= {"val": tangent, "tangent": True, "backward": True}
+        recorder.regions.add(tangent, last)
+        tangents.append(tangent)
+    return tangents

@@ -1,0 +1,67 @@
+"""A joint graph as two graphs to compile, and what their autograd function has to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from .config import Config
+from .dispatch.autograd_function import Halves, tangent_strides
+from .dispatch.trace import Traced
+from .partition import partition
+
+
+@dataclass(frozen=True)
+class Split:
+    """The forward returns results, then what is saved; the backward takes what is saved, then tangents."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    halves: Halves
+
+
+def split(traced: Traced, cfg: Config) -> Split:
+    """Partition the joint graph of a training program. What the backward needs of the forward's arguments and results is not returned a
+    second time.
+    """
+    gradients = traced.gradients
+    assert gradients is not None
+    placeholders = [n for n in traced.graph.graph.nodes if n.op == "placeholder"]
+    tangents = [n.meta["val"] for n in placeholders if n.meta.get("tangent")]
+    arguments = len(placeholders) - len(tangents)
+    results = traced.meta.num_outputs
+    parts = partition(traced.graph, arguments, results, never_saved_raw=gradients.overwritten)
+    graph = parts.forward.graph
+    names = {n.name: k for k, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    returned = list(output.args[0])
+    kept = returned[:results]
+    first = {n: k for k, n in reversed([*enumerate(kept)]) if isinstance(n, fx.Node)}
+    saved: list[tuple[str, int]] = []
+    for node in returned[results:]:
+        if node.op == "placeholder":
+            saved.append(("input", names[node.name]))
+            continue
+        if node not in first:
+            first[node] = len(kept)
+            kept.append(node)
+        saved.append(("output", first[node]))
+    output.args = (tuple(kept),)
+    parts.forward.recompile()
+    constant = tuple(
+        k
+        for k, n in enumerate(kept[:results])
+        if k not in gradients.tangents and isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor)
+    )
+    halves = Halves(
+        arguments,
+        results,
+        constant,
+        tuple(saved),
+        tuple(isinstance(n.meta["val"], torch.Tensor) for n in returned[results:]),
+        tuple(tangent_strides(t) for t in tangents),
+        gradients,
+    )
+    return Split(parts.forward, parts.backward, halves)
