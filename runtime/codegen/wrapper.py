@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ...errors import UnsupportedError
 from ..ir.index import Expr, Quotient, Sym
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
 from ..schedule.memory import arena_offset, nbytes
@@ -83,6 +84,7 @@ class WrapperWriter:
         if plan.arena_bytes:
             lines += self._workspace()
         lines.append(f"def call({', '.join(self.parameters)}):")
+        lines += [f"    {line}" for line in self._sizes()]
         if plan.arena_bytes:
             lines.append("    space = workspaces.take()")
         lines += [f"    {line}" for line in self.body]
@@ -90,6 +92,22 @@ class WrapperWriter:
             lines.append("    workspaces.give(space)")
         lines.append(f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})")
         return "\n".join(lines) + "\n"
+
+    def _sizes(self) -> list[str]:
+        """Reads the size symbols that no argument is from the arguments that have them as a size or stride. Raises `UnsupportedError`."""
+        lines = []
+        for symbol in self.plan.symbols:
+            if symbol in self.parameters:
+                continue
+            for b in self.plan.inputs:
+                places = [f"{b.name}.size({d})" for d, n in enumerate(b.shape) if _is_symbol(n, symbol)]
+                places += [f"{b.name}.stride({d})" for d, n in enumerate(b.stride or ()) if _is_symbol(n, symbol)]
+                if places:
+                    lines.append(f"{symbol} = {places[0]}")
+                    break
+            else:
+                raise UnsupportedError(f"no argument of the graph has the size {symbol}")
+        return lines
 
     def _workspace(self) -> list[str]:
         """The arena with the views that extern calls need, made once and used again."""
@@ -236,6 +254,11 @@ class WrapperWriter:
         if isinstance(o.value, Expr):
             return number(o.value)
         return repr(o.value)
+
+
+def _is_symbol(n: Size, symbol: str) -> bool:
+    atom = n.atom if isinstance(n, Expr) else None
+    return isinstance(atom, Sym) and atom.name == symbol
 
 
 def _unpacked(call: Extern) -> str:
