@@ -1,0 +1,210 @@
+"""The cells of the matrix of mutations and aliases: their programs, and each against eager."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from opforge.errors import UnsupportedError
+from opforge.runtime.config import Config
+from opforge.runtime.dispatch.autograd_function import bind_halves
+from opforge.runtime.dispatch.needs_grad import wants_grad
+from opforge.runtime.dispatch.trace import Traced, trace
+from opforge.runtime.dispatch.wrapper import bind
+from opforge.runtime.torch_compat import FakeTensorMode
+from opforge.runtime.training import split
+
+from .observe import World, differences, see
+
+Axes = Mapping[str, Mapping[str, Mapping[str, Any]]]
+Cell = Mapping[str, str]
+SIZES = {"static": [(4, 6)], "dynamic": [(4, 6), (5, 8)]}
+MODES: dict[str, Callable[[], Any]] = {"": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+
+def program_text(axes: Axes, cell: Cell) -> str:
+    """Source of `program(x, y)`."""
+    mutation, output, history = (axes[a][cell[a]] for a in ("mutation", "output", "history"))
+    lines = [*output.get("before", ()), *mutation.get("code", ()), *output.get("after", ()), f"return {output['result']}"]
+    if "block" in history:
+        lines = [f"with {history['block']}:", *(f"    {line}" for line in lines)]
+    return "def program(x, y):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def make_text(axes: Axes, cell: Cell) -> str:
+    """Source of `make(n, m)`, which gives `x` and `y` and reads `leaf`, `parameter` and `keep`."""
+    history = axes["history"][cell["history"]]
+    lines = [
+        "a = torch.arange(1.0, n * m + 1).view(n, m) / 4",
+        "b = torch.arange(2.0, n * m + 2).view(n, m) / 8",
+        *history.get("owner", ()),
+        *axes["inputs"][cell["inputs"]]["inputs"],
+        *history.get("arguments", ()),
+        "return x, y",
+    ]
+    return "def make(n, m):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+@functools.lru_cache(maxsize=4096)
+def _function(source: str, name: str) -> Callable[..., Any]:
+    namespace: dict[str, Any] = {"torch": torch}
+    exec(compile(source, "<matrix>", "exec"), namespace)
+    function: Callable[..., Any] = namespace[name]
+    return function
+
+
+def maker(axes: Axes, cell: Cell, size: tuple[int, int]) -> Callable[[], World]:
+    """Makes the arguments of a cell anew."""
+    make = _function(make_text(axes, cell), "make")
+
+    def world() -> World:
+        out = World([])
+
+        def leaf(t: torch.Tensor) -> torch.Tensor:
+            if t.is_floating_point():
+                t = t.detach().requires_grad_()
+                out.leaves.append(t)
+            return t
+
+        def parameter(t: torch.Tensor) -> torch.Tensor:
+            if t.is_floating_point():
+                t = torch.nn.Parameter(t.detach())
+                out.leaves.append(t)
+            return t
+
+        def keep(t: torch.Tensor) -> torch.Tensor:
+            out.held.append(t)
+            return t
+
+        make.__globals__.update(leaf=leaf, parameter=parameter, keep=keep)
+        out.arguments = list(make(*size))
+        return out
+
+    return world
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell came out: `eager` says why its program was left to eager, `refused` that eager itself raises; `different` are the
+    differences (none is the aim).
+    """
+
+    eager: str = ""
+    refused: bool = False
+    different: tuple[str, ...] = ()
+
+
+def run_cell(axes: Axes, cell: Cell) -> Outcome:
+    """Trace the cell's program, interpret its graphs in their wrapper, and compare with eager in all that a caller can see."""
+    program = _function(program_text(axes, cell), "program")
+    history = axes["history"][cell["history"]]
+    mode = MODES[history.get("call", "")]
+    sizes = SIZES[cell["shape"]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make = maker(axes, cell, sizes[0])
+
+        def moded(f: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                with mode():
+                    return f(*args)
+
+            return call
+
+        text = program_text(axes, cell)
+        grad = "enable_grad" in text or ("requires_grad_" in text and mode is torch.enable_grad)
+        try:
+            with mode():
+                run, fits = compiled(program, make().arguments, cell["shape"] == "dynamic", grad)
+        except UnsupportedError as error:
+            sight, _ = see(moded(program), maker(axes, cell, sizes[0]), None)
+            return Outcome(str(error).splitlines()[0], bool(sight.raised))
+        found: list[str] = []
+        refused = False
+        for size in sizes:
+            make = maker(axes, cell, size)
+            if not fits(make().arguments):
+                continue
+            follows: list[int | None] = [None]
+            for follow in follows:
+                expected, count = see(moded(program), make, follow)
+                actual, _ = see(moded(run), make, follow)
+                found += differences(expected, actual)
+                refused |= bool(expected.raised)
+                if follow is None and not found and not refused:
+                    follows += range(min(count, 4))
+    return Outcome(refused=refused, different=tuple(dict.fromkeys(found)))
+
+
+def compiled(program: Callable[..., Any], arguments: Sequence[Any], dynamic: bool, grad: bool) -> tuple[Callable[..., Any], Callable[..., bool]]:
+    """The program through dispatch, its graphs interpreted; and whether it may be called with other arguments, as guards would tell.
+    Raises `UnsupportedError`.
+    """
+    given = list(arguments)
+    fits: Callable[..., bool] = lambda _: True  # noqa: E731
+    if dynamic:
+        given, fits = symbolic(arguments)
+    traced = trace(program, given, training=grad or wants_grad(program, given))
+    return bind(traced, interpreted(traced)), fits
+
+
+def interpreted(traced: Traced) -> Callable[..., Any]:
+    """The functional graph, or the autograd function of the two halves of the joint graph."""
+    if traced.gradients is None:
+        return torch.no_grad()(traced.graph)  # kernels are below autograd
+    parts = split(traced, Config())
+    return bind_halves(parts.halves, parts.forward, parts.backward)
+
+
+def symbolic(arguments: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], bool]]:
+    """Fake arguments of unknown sizes, and a check of other arguments against what the trace has assumed of them meanwhile."""
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    fakes = [
+        mode.from_tensor(t, symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * t.dim()))
+        for t in arguments
+    ]
+    places = [
+        (k, how, d, size.node.expr)
+        for k, t in enumerate(fakes)
+        for how, sizes in (("shape", t.shape), ("stride", t.stride()))
+        for d, size in enumerate(sizes)
+        if isinstance(size, torch.SymInt)
+    ]
+
+    def fits(others: Sequence[Any]) -> bool:
+        known: dict[Any, int] = {}
+        for k, how, d, expr in places:
+            value = (others[k].shape if how == "shape" else others[k].stride())[d]
+            if expr.is_Symbol and known.setdefault(expr, value) != value:
+                return False
+        values = [(expr, (others[k].shape if how == "shape" else others[k].stride())[d]) for k, how, d, expr in places]
+        if any(expr.subs(known) != value for expr, value in values):
+            return False
+        if any(found.subs(known) != known[s] for s, found in env.replacements.items() if s in known):
+            return False
+        return all(bool(g.expr.subs(known)) for g in env.guards)
+
+    return fakes, fits
+
+
+def runnable(axes: Axes, cell: Cell) -> str:
+    """A file that shows the cell."""
+    history = axes["history"][cell["history"]]
+    mode = history.get("call", "enable_grad")
+    return (
+        f"# {', '.join(f'{k}={v}' for k, v in cell.items())}\n"
+        "import torch, opforge\n\n"
+        "leaf = lambda t: t.detach().requires_grad_() if t.is_floating_point() else t\n"
+        "parameter = lambda t: torch.nn.Parameter(t.detach()) if t.is_floating_point() else t\n"
+        "keep = lambda t: t\n\n\n"
+        f"{program_text(axes, cell)}\n\n{make_text(axes, cell)}\n\n"
+        f'compiled = torch.compile(program, backend="opforge", dynamic={cell["shape"] == "dynamic"})\n'
+        f"for run in (program, compiled):\n    x, y = make(4, 6)\n    with torch.{mode}():\n        print(run(x, y), x, y)\n"
+    )

@@ -1,0 +1,165 @@
+"""Everything that a caller can see of a call: what its tensors hold, how they lie, what autograd knows of them, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+@dataclass
+class World:
+    """What a caller holds when the program begins: its arguments, the leaves behind them, and other tensors that it looks at later."""
+
+    arguments: list[Any]
+    leaves: list[torch.Tensor] = field(default_factory=list)
+    held: list[torch.Tensor] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Arguments, leaves and held tensors."""
+        return [*_tensors(self.arguments), *self.leaves, *self.held]
+
+    def begin(self) -> World:
+        """Remember the version counters."""
+        self.versions = [_version(t) for t in self.tensors()]
+        return self
+
+
+Make = Callable[[], World]
+Program = Callable[..., Any]
+
+
+@dataclass
+class Sight:
+    """One call, as seen afterwards; two are equal when every line is."""
+
+    lines: list[tuple[str, Any]] = field(default_factory=list)
+    raised: str = ""
+
+    def add(self, name: str, value: Any) -> None:
+        """Note one fact."""
+        self.lines.append((name, value))
+
+
+def see(program: Program, make: Make, follow: int | None) -> tuple[Sight, int]:
+    """Call `program` on fresh arguments, look, then do what a caller may do next: take gradients (`follow` None), or write to result
+    number `follow` in place, look again and take gradients. Returns also how many results are tensors.
+    """
+    torch.manual_seed(7)
+    world = make().begin()
+    sight = Sight()
+    try:
+        result = program(*world.arguments)
+    except Exception as error:  # noqa: BLE001 - which exception it is, is what is compared
+        sight.raised = type(error).__name__
+        return sight, 0
+    leaves, spec = pytree.tree_flatten(result)
+    sight.add("structure", str(spec))
+    sight.add("plain results", [v for v in leaves if not isinstance(v, torch.Tensor)])
+    results = [v for v in leaves if isinstance(v, torch.Tensor)]
+    look(sight, "", world, results)
+    if follow is not None:
+        with torch.no_grad():
+            before = [_version(t) for t in (*world.tensors(), *results)]
+        try:
+            results[follow].mul_(2)
+        except Exception as error:  # noqa: BLE001
+            sight.add(f"writing to result {follow}", type(error).__name__)
+            return sight, len(results)
+        look(sight, f"after writing to result {follow}: ", world, results)
+        after = [_version(t) for t in (*world.tensors(), *results)]
+        sight.add(f"versions that a write to result {follow} moves", [a != b for a, b in zip(before, after, strict=True)])
+    take_gradients(sight, world, results)
+    return sight, len(results)
+
+
+def look(sight: Sight, when: str, world: World, results: Sequence[torch.Tensor]) -> None:
+    """Note values, layouts, autograd's view, and the relations between all tensors."""
+    known = [(f"input {k}", t) for k, t in enumerate(world.tensors())] + [(f"result {k}", t) for k, t in enumerate(results)]
+    for name, t in known:
+        facts = (t.dtype, tuple(t.shape), t.stride(), t.requires_grad, t.is_leaf, _history(t))
+        sight.add(f"{when}{name}: dtype, size, stride, requires_grad, is_leaf, has grad_fn", facts)
+        sight.add(f"{when}{name}: conj, neg, inference, view", (t.is_conj(), t.is_neg(), t.is_inference(), t._is_view()))
+        sight.add(f"{when}{name}: values", _values(t))
+    moved = [new > old for new, old in zip((_version(t) for t in world.tensors()), world.versions, strict=True)]
+    sight.add(f"{when}which inputs' versions moved", moved)
+    pairs = [(a, b) for i, (_, a) in enumerate(known) for _, b in known[:i]]
+    names = [f"{m}, {n}" for i, (m, _) in enumerate(known) for n, _ in known[:i]]
+    sight.add(f"{when}same objects", [n for n, (a, b) in zip(names, pairs, strict=True) if a is b])
+    near = [(n, _distance(a, b)) for n, (a, b) in zip(names, pairs, strict=True) if _shares(a, b)]
+    sight.add(f"{when}shared storages and distances in bytes", near)
+    sight.add(f"{when}bases", [(m, n) for m, a in known for n, b in known if a._is_view() and a._base is b])
+
+
+def take_gradients(sight: Sight, world: World, results: Sequence[torch.Tensor]) -> None:
+    """Gradients of the leaves: of each tensor that has some alone (None counts as zero), then of all together."""
+    targets: list[tuple[str, torch.Tensor]] = []
+    for name, t in [*((f"input {k}", t) for k, t in enumerate(world.tensors())), *((f"result {k}", t) for k, t in enumerate(results))]:
+        if t.requires_grad and not any(t is other for _, other in targets):
+            targets.append((name, t))
+    leaves = [t for t in world.leaves if t.requires_grad]
+    if not leaves or not targets:
+        return
+    with torch.inference_mode(False), torch.enable_grad():
+        losses = []
+        for name, t in targets:
+            try:
+                losses.append(_loss(t))
+                found = torch.autograd.grad(losses[-1], leaves, retain_graph=True, allow_unused=True)
+            except RuntimeError as error:
+                sight.add(f"gradients of {name}", type(error).__name__)
+                continue
+            sight.add(f"gradients of {name}", [_values(torch.zeros_like(x) if g is None else g) for g, x in zip(found, leaves, strict=True)])
+        try:
+            found = torch.autograd.grad(losses, leaves, allow_unused=True)
+        except RuntimeError as error:
+            sight.add("gradients of all", type(error).__name__)
+            return
+        sight.add("gradients of all", [None if g is None else _values(g) for g in found])
+
+
+def differences(expected: Sight, actual: Sight) -> list[str]:
+    """What differs, one line each."""
+    if expected.raised or actual.raised:
+        if expected.raised == actual.raised:
+            return []
+        return [f"raises: {expected.raised or 'nothing'} in eager, {actual.raised or 'nothing'} here"]
+    a, b = dict(expected.lines), dict(actual.lines)
+    return [f"{k}: {a.get(k, 'not reached')} in eager, {b.get(k, 'not reached')} here" for k in {**a, **b} if a.get(k) != b.get(k)]
+
+
+def _history(t: torch.Tensor) -> Any:
+    try:
+        return t.grad_fn is not None
+    except RuntimeError as error:  # a view that autograd has given up
+        return type(error).__name__
+
+
+def _loss(t: torch.Tensor) -> torch.Tensor:
+    weights = torch.arange(1, t.numel() + 1, dtype=torch.float64).reshape(t.shape)
+    return (t.double() * weights).sum()
+
+
+def _values(t: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return t.detach().to(torch.float64, copy=True).nan_to_num(nan=-0.5).tolist()
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def _version(t: torch.Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> int:
+    return a.storage_offset() * a.element_size() - b.storage_offset() * b.element_size()
