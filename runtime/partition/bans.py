@@ -8,6 +8,8 @@ fixed      a second run would give something else (random numbers, sizes from da
 shrinks    a reduction that reads more than `SHRINKS` times the bytes that it gives.
 far        a value that is also read by a cheap node `FAR` or more heavy kernels later. Such a value (a residual stream) cannot share a
            kernel with its readers; computed again it would lie in memory from its first use in the backward to its last.
+whole      a value that a heavy node reads in the forward, and one in the backward: it lies in memory both times, so that computing it
+           again would be a kernel of its own, where reading it costs nothing more.
 long       the end of a chain of `CHAIN` pointwise nodes: a backward kernel cannot hold more in registers.
 """
 
@@ -45,9 +47,9 @@ def default_rules(f: Facts) -> Rules:
     return rules
 
 
-def min_cut_rules(f: Facts) -> Rules:
-    """What pays: fewest bytes, with all bans."""
-    rules = hard_rules(f, plain=False)
+def min_cut_rules(f: Facts, *, plain: bool = False) -> Rules:
+    """What pays: fewest bytes, with all bans. `plain`: every byte weighs the same."""
+    rules = hard_rules(f, plain=plain)
     _soft(f, rules)
     _regions(f, rules)
     return rules
@@ -115,7 +117,7 @@ def _soft(f: Facts, rules: Rules) -> None:
         if (
             (kind is OpClass.REDUCTION and read > SHRINKS * f.size[v])
             or depth[v] > CHAIN
-            or (f.required[v] and _read_far(f, v))
+            or (f.required[v] and (_read_far(f, v) or _read_whole(f, v)))
         ):
             rules.banned[v] = True
             depth[v] = 0
@@ -133,6 +135,20 @@ def _read_far(f: Facts, v: int) -> bool:
             elif f.level[u] >= f.level[v] + FAR:
                 return True
     return False
+
+
+def _read_whole(f: Facts, v: int) -> bool:
+    """Whether heavy nodes on both sides read it, or a view of it."""
+    forward = backward = False
+    stack = [v]
+    while stack:
+        for u in f.users[stack.pop()]:
+            if f.kind[u] is OpClass.VIEW:
+                stack.append(u)
+            elif f.kind[u] >= OpClass.HEAVY:
+                forward = forward or f.required[u]
+                backward = backward or f.live[u]
+    return forward and backward
 
 
 def _regions(f: Facts, rules: Rules) -> None:

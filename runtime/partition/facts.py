@@ -31,6 +31,7 @@ def bytes_of(value: Any) -> int:
 class Facts:
     """One joint graph. All lists are indexed by node number; the output node has none.
 
+    same        the first node that computes the same; only that one has operands and users.
     backward    must run in the backward: needs a tangent, or is random, heavy or an effect and was recorded there.
     wanted      forward values that the live nodes of the backward read, or that are gradients themselves; sorted.
     required    needed by a forward output (or an effect of the forward).
@@ -43,6 +44,7 @@ class Facts:
 
     nodes: list[fx.Node]
     index: dict[fx.Node, int]
+    same: list[int]
     inputs: list[list[int]]
     users: list[list[int]]
     kind: list[OpClass]
@@ -89,23 +91,29 @@ def gather(joint: fx.GraphModule, num_primals: int, num_forward_outputs: int, ne
     if len(outs) != num_forward_outputs:  # type: ignore[arg-type]
         raise ValueError(f"the joint graph has {len(outs)} forward outputs, not {num_forward_outputs}")  # type: ignore[arg-type]
     index = {n: k for k, n in enumerate(nodes)}
-    inputs = [[index[a] for a in n.all_input_nodes] for n in nodes]
+    kind = [class_of(n) for n in nodes]
+    given = {n for n in (*outs, *grads) if isinstance(n, fx.Node)}  # type: ignore[misc]
+    same = _equal_nodes(nodes, index, kind, given)
+    # A node that repeats an earlier one has no operands and no users: nothing needs it.
+    inputs = [
+        list(dict.fromkeys(same[index[a]] for a in n.all_input_nodes)) if same[v] == v else []
+        for v, n in enumerate(nodes)
+    ]
     users: list[list[int]] = [[] for _ in nodes]
     for v, operands in enumerate(inputs):
         for u in operands:
             users[u].append(v)
-    kind = [class_of(n) for n in nodes]
-    for v, n in enumerate(nodes):
-        if kind[v] is OpClass.PART and kind[inputs[v][0]] is OpClass.VIEW:
-            kind[v] = OpClass.VIEW
-        elif kind[v] is OpClass.PART and not isinstance(n.meta.get("val"), torch.Tensor):
-            kind[v] = OpClass.SYMBOL if kind[inputs[v][0]] is OpClass.SYMBOL else OpClass.PART
+    for v in range(len(nodes)):
+        whole = kind[inputs[v][0]] if kind[v] is OpClass.PART and inputs[v] else None
+        if whole in (OpClass.VIEW, OpClass.SYMBOL):
+            kind[v] = whole
     placeholders = [v for v, n in enumerate(nodes) if n.op == "placeholder"]
     primals, tangents = placeholders[:num_primals], placeholders[num_primals:]
     tensor = [isinstance(n.meta.get("val"), torch.Tensor) for n in nodes]
     facts = Facts(
         nodes,
         index,
+        same,
         inputs,
         users,
         kind,
@@ -131,6 +139,37 @@ def gather(joint: fx.GraphModule, num_primals: int, num_forward_outputs: int, ne
     _sides(facts)
     _layout(facts)
     return facts
+
+
+def _equal_nodes(
+    nodes: list[fx.Node], index: dict[fx.Node, int], kind: list[OpClass], given: set[fx.Node]
+) -> list[int]:
+    """For each node the first one that computes the same from the same: recorded twice, it would be kept twice. Outputs stay apart."""
+    same = list(range(len(nodes)))
+    first: dict[Any, int] = {}
+    for v, node in enumerate(nodes):
+        if kind[v] in (OpClass.INPUT, OpClass.FIXED, OpClass.EFFECT) or node in given:
+            continue
+        key = (node.op, node.target, node.meta.get("recompute"), _key((node.args, node.kwargs), index, same))
+        try:
+            same[v] = first.setdefault(key, v)
+        except TypeError:  # an argument that cannot be hashed
+            continue
+    return same
+
+
+def _key(value: Any, index: dict[fx.Node, int], same: list[int]) -> Any:
+    """A value of a node's arguments such that equal keys mean the same value: 1, 1.0 and True differ."""
+    if isinstance(value, fx.Node):
+        return ("node", same[index[value]])
+    if isinstance(value, (list, tuple)):
+        return (list, *(_key(v, index, same) for v in value))
+    if isinstance(value, dict):
+        return (dict, *((k, _key(v, index, same)) for k, v in sorted(value.items())))
+    if isinstance(value, slice):
+        return (slice, *(_key(v, index, same) for v in (value.start, value.stop, value.step)))
+    # -0.0 equals 0.0 but is another argument.
+    return (type(value), repr(value)) if isinstance(value, (float, complex)) else (type(value), value)
 
 
 def _sides(f: Facts) -> None:

@@ -8,7 +8,8 @@ from typing import Literal
 
 from torch import fx
 
-from .bans import default_rules, min_cut_rules
+from .bans import default_rules
+from .budget import choose_within
 from .cut import choose
 from .facts import gather
 from .split import split
@@ -62,7 +63,7 @@ def partition(
     if not 0.0 <= budget <= 1.0:
         raise ValueError(f"budget lies between 0 and 1, not {budget!r}")
     f = gather(joint, num_primals, num_forward_outputs, frozenset(never_saved_raw))
-    choice = choose(f, default_rules(f) if policy == "default" else min_cut_rules(f))
+    choice = choose(f, default_rules(f)) if policy == "default" else choose_within(f, budget)
     halves = split(joint, f, choice)
     return Partition(
         halves.forward,

@@ -13,6 +13,7 @@ from ..torch_compat import LazyGraphModule
 from .classes import OpClass
 from .cut import Choice
 from .facts import Facts
+from .order import backward_order, forward_order
 
 
 @dataclass(frozen=True)
@@ -30,90 +31,75 @@ def split(joint: fx.GraphModule, f: Facts, choice: Choice) -> Halves:
     """The two graphs for `choice`. Names are those of the joint graph."""
     tensors = [v for v in choice.saved if f.tensor[v]]
     numbers = [v for v in choice.saved if not f.tensor[v]]
-    forward, copied = _forward(joint, f, tensors + numbers)
-    saved = [copied[v] for v in tensors + numbers]
-    backward = _backward(joint, f, tensors + numbers, copied)
-    made = [LazyGraphModule(joint, g) for g in (forward, backward)]
-    for module, graph in zip(made, (forward, backward), strict=True):
-        graph.owning_module = module
-    first = {v: ("primal", k) for k, v in enumerate(f.primals) if not f.raw[v]}
-    for k, v in enumerate(f.outputs):
-        if v is not None:
-            first.setdefault(v, ("output", k))
-    origins = tuple(
-        first.get(v, ("saved", k)) if copied[v].name == f.nodes[v].name else ("saved", k)
-        for k, v in enumerate(tensors + numbers)
+    again = backward_order(f, choice)
+    graph, made = _forward(joint, f, choice)
+    saved = [_own(graph, f, v, made[v]) for v in tensors] + [made[v] for v in numbers]
+    sizes = _missing_sizes(f, choice, again)
+    for symbol in sorted(sizes, key=str):
+        v, dim = sizes[symbol]
+        saved.append(made[v] if dim is None else _size(graph, made[v], dim))
+    graph.output((*(_result(f, a, made) for a in f.output_args), *saved))
+    backward = _backward(joint, f, dict(zip(tensors + numbers, saved, strict=False)), saved, again)
+    halves = []
+    for g in (graph, backward):
+        module = LazyGraphModule(joint, g)
+        halves.append(module)
+    return Halves(
+        halves[0], halves[1], tuple(n.name for n in saved), len(tensors), _origins(f, tensors + numbers, saved)
     )
-    return Halves(made[0], made[1], tuple(n.name for n in saved), len(tensors), origins)
 
 
-def _forward(joint: fx.GraphModule, f: Facts, saved: list[int]) -> tuple[fx.Graph, dict[int, fx.Node]]:
-    """The forward, and for each saved value the node whose result is handed over."""
-    needed = [False] * len(f.nodes)
-    for v in [*saved, *(o for o in f.outputs if o is not None)]:
-        needed[v] = True
-    for v in range(len(f.nodes) - 1, -1, -1):
-        needed[v] = needed[v] or (f.kind[v] in (OpClass.FIXED, OpClass.EFFECT) and not f.backward[v])
-        if needed[v]:
-            for u in f.inputs[v]:
-                needed[u] = True
+def _forward(joint: fx.GraphModule, f: Facts, choice: Choice) -> tuple[fx.Graph, dict[int, fx.Node]]:
     graph = fx.Graph(tracer_cls=joint.graph._tracer_cls)
-    made: dict[fx.Node, fx.Node] = {}
-    inputs = set(f.primals)
-    for v, node in enumerate(f.nodes):
-        if v in inputs or needed[v]:
-            made[node] = _copy(graph, node, made)
-    handed = {}
-    for v in saved:
-        node = made[f.nodes[v]]
-        # A saved tensor is memory of its own: not a part of something larger, and not an input that the program overwrites later.
-        if f.tensor[v] and (f.raw[f.root[v]] or (f.kind[v] is OpClass.VIEW and f.root[v] != v and not f.output[v])):
-            node = _clone(graph, node)
-        handed[v] = node
-    outs = tuple(made[a] if isinstance(a, fx.Node) else a for a in f.output_args)
-    graph.output((*outs, *handed.values()))
-    return graph, handed
+    made: dict[int, fx.Node] = {}
+    for v in forward_order(f, choice):
+        made[v] = _copy(graph, f, v, made)
+    return graph, made
 
 
-def _backward(joint: fx.GraphModule, f: Facts, saved: list[int], handed: dict[int, fx.Node]) -> fx.Graph:
-    """The backward in its recorded order; what is computed again comes right before its first reader."""
+def _backward(
+    joint: fx.GraphModule, f: Facts, handed: dict[int, fx.Node], saved: list[fx.Node], order: list[int]
+) -> fx.Graph:
     graph = fx.Graph(tracer_cls=joint.graph._tracer_cls)
-    made: dict[fx.Node, fx.Node] = {}
-    for v in saved:
-        node = graph.placeholder(handed[v].name)
-        node.meta = dict(handed[v].meta)
-        made[f.nodes[v]] = node
-    for v in f.tangents:
-        made[f.nodes[v]] = _copy(graph, f.nodes[v], made)
-
-    def emit(v: int) -> None:
-        stack = [v]
-        while stack:
-            top = stack[-1]
-            if f.nodes[top] in made:
-                stack.pop()
-                continue
-            missing = [u for u in f.inputs[top] if f.nodes[u] not in made]
-            if missing:
-                stack += reversed(missing)
-            else:
-                made[f.nodes[top]] = _copy(graph, f.nodes[top], made)
-                stack.pop()
-
-    for v in range(len(f.nodes)):
-        if f.live[v]:
-            emit(v)
-    for g in f.gradients:
-        if g is not None:
-            emit(g)
-    graph.output(tuple(made[a] if isinstance(a, fx.Node) else a for a in f.gradient_args))
+    places = {}
+    for node in saved:
+        places[node] = graph.placeholder(node.name)
+        places[node].meta = dict(node.meta)
+    made = {v: places[node] for v, node in handed.items()}
+    for v in (*f.tangents, *order):
+        made[v] = _copy(graph, f, v, made)
+    graph.output(tuple(_result(f, a, made) for a in f.gradient_args))
     return graph
 
 
-def _copy(graph: fx.Graph, node: fx.Node, made: dict[fx.Node, fx.Node]) -> fx.Node:
-    copied = graph.node_copy(node, lambda n: made[n])
-    copied.meta = dict(node.meta)
+def _result(f: Facts, arg: Any, made: dict[int, fx.Node]) -> Any:
+    return made[f.same[f.index[arg]]] if isinstance(arg, fx.Node) else arg
+
+
+def _copy(graph: fx.Graph, f: Facts, v: int, made: dict[int, fx.Node]) -> fx.Node:
+    copied = graph.node_copy(f.nodes[v], lambda n: made[f.same[f.index[n]]])
+    copied.meta = dict(f.nodes[v].meta)
     return copied
+
+
+def _own(graph: fx.Graph, f: Facts, v: int, node: fx.Node) -> fx.Node:
+    """A saved tensor is memory of its own: not a part of something larger, and not an input that the program overwrites later."""
+    alias = f.kind[v] is OpClass.VIEW and f.root[v] != v and not f.output[v]
+    return _clone(graph, node) if alias or f.raw[f.root[v]] else node
+
+
+def _origins(f: Facts, saved: list[int], nodes: list[fx.Node]) -> tuple[tuple[str, int], ...]:
+    """Where each saved value comes from: an input, an output, or its own position."""
+    first = {v: ("primal", k) for k, v in enumerate(f.primals)}
+    for k, o in enumerate(f.outputs):
+        if o is not None:
+            first.setdefault(o, ("output", k))
+    out = []
+    for k, node in enumerate(nodes):
+        v = saved[k] if k < len(saved) else None
+        given = v is not None and node.name == f.nodes[v].name and v in first
+        out.append(first[v] if given and v is not None else ("saved", k))
+    return tuple(out)
 
 
 def _clone(graph: fx.Graph, node: fx.Node) -> fx.Node:
@@ -123,18 +109,55 @@ def _clone(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return copied
 
 
-def symbols_of(value: Any) -> set[Any]:
-    """Free symbols of the sizes, strides and offset of a tensor, or of a symbolic number."""
+def _size(graph: fx.Graph, node: fx.Node, dim: int) -> fx.Node:
+    made = graph.create_node("call_function", ROLES["size"], (node, dim), name=f"{node.name}_size_{dim}")
+    made.meta = {"val": node.meta["val"].shape[dim]}
+    return made
+
+
+def _missing_sizes(f: Facts, choice: Choice, order: list[int]) -> dict[Any, tuple[int, int | None]]:
+    """Symbols that shapes of the backward mention and that none of its inputs tells: where the forward can read each, a number
+    (and None) or a size of an input.
+    """
+    used: set[Any] = set()
+    known: set[Any] = set()
+    for v in (*choice.saved, *f.tangents):
+        used |= _symbols(f.nodes[v].meta.get("val"))
+        known |= _told(f.nodes[v].meta.get("val"))
+    for v in order:
+        used |= _symbols(f.nodes[v].meta.get("val"))
+        if f.kind[v] is OpClass.FIXED:
+            known |= _symbols(f.nodes[v].meta.get("val"))  # a size from data, made in the backward itself
+    found: dict[Any, tuple[int, int | None]] = {}
+    missing = used - known
+    for v in range(len(f.nodes)) if missing else ():
+        value = f.nodes[v].meta.get("val")
+        if f.backward[v] or not (f.required[v] or v in f.primals):
+            continue
+        if isinstance(value, torch.SymInt) and value.node.expr in missing:
+            found.setdefault(value.node.expr, (v, None))
+        elif isinstance(value, torch.Tensor):
+            for dim, n in enumerate(value.shape):
+                if isinstance(n, torch.SymInt) and n.node.expr in missing:
+                    found.setdefault(n.node.expr, (v, dim))
+    return found
+
+
+def _told(value: Any) -> set[Any]:
+    """Symbols whose value an input tells by being one of its sizes or strides, or the number itself."""
+    parts = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
+    symbols = (p.node.expr for p in parts if isinstance(p, torch.SymInt))
+    return {s for s in symbols if s.is_symbol}
+
+
+def _symbols(value: Any) -> set[Any]:
+    """Free symbols of the sizes, strides and offset of a tensor, of a symbolic number, or of a list of these."""
     if isinstance(value, torch.Tensor):
-        parts: list[Any] = [*value.shape, *value.stride(), value.storage_offset()]
-    elif isinstance(value, (list, tuple)):
-        parts = list(value)
-    else:
-        parts = [value]
+        value = (*value.shape, *value.stride(), value.storage_offset())
     out: set[Any] = set()
-    for part in parts:
+    for part in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(part, (torch.Tensor, list, tuple)):
-            out |= symbols_of(part)
+            out |= _symbols(part)
         elif isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             out |= set(part.node.expr.free_symbols)
     return out
