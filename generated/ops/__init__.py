@@ -29,8 +29,12 @@ LOWERINGS = Lowerings(
         "aten._foreach_ceil.default": "foreach:_foreach_ceil",
         "aten._foreach_clamp_max.List": "foreach:_foreach_clamp_max_List",
         "aten._foreach_clamp_max.Scalar": "foreach:_foreach_clamp_max_Scalar",
+        "aten._foreach_clamp_max.ScalarList": "foreach_lists:_foreach_clamp_max_ScalarList",
         "aten._foreach_clamp_min.List": "foreach:_foreach_clamp_min_List",
         "aten._foreach_clamp_min.Scalar": "foreach:_foreach_clamp_min_Scalar",
+        "aten._foreach_clamp_min.ScalarList": "foreach_lists:_foreach_clamp_min_ScalarList",
+        "aten._foreach_clone.default": "foreach_lists:_foreach_clone",
+        "aten._foreach_copy.default": "foreach_lists:_foreach_copy",
         "aten._foreach_cos.default": "foreach:_foreach_cos",
         "aten._foreach_cosh.default": "foreach:_foreach_cosh",
         "aten._foreach_div.List": "foreach:_foreach_div_List",
@@ -45,23 +49,29 @@ LOWERINGS = Lowerings(
         "aten._foreach_frac.default": "foreach:_foreach_frac",
         "aten._foreach_lerp.List": "foreach:_foreach_lerp_List",
         "aten._foreach_lerp.Scalar": "foreach:_foreach_lerp_Scalar",
+        "aten._foreach_lerp.ScalarList": "foreach_lists:_foreach_lerp_ScalarList",
         "aten._foreach_lgamma.default": "foreach:_foreach_lgamma",
         "aten._foreach_log.default": "foreach:_foreach_log",
         "aten._foreach_log10.default": "foreach:_foreach_log10",
         "aten._foreach_log1p.default": "foreach:_foreach_log1p",
         "aten._foreach_log2.default": "foreach:_foreach_log2",
+        "aten._foreach_max.default": "foreach_lists:_foreach_max",
         "aten._foreach_maximum.List": "foreach:_foreach_maximum_List",
         "aten._foreach_maximum.Scalar": "foreach:_foreach_maximum_Scalar",
+        "aten._foreach_maximum.ScalarList": "foreach_lists:_foreach_maximum_ScalarList",
         "aten._foreach_minimum.List": "foreach:_foreach_minimum_List",
         "aten._foreach_minimum.Scalar": "foreach:_foreach_minimum_Scalar",
+        "aten._foreach_minimum.ScalarList": "foreach_lists:_foreach_minimum_ScalarList",
         "aten._foreach_mul.List": "foreach:_foreach_mul_List",
         "aten._foreach_mul.Scalar": "foreach:_foreach_mul_Scalar",
         "aten._foreach_mul.ScalarList": "foreach:_foreach_mul_ScalarList",
         "aten._foreach_mul.Tensor": "foreach:_foreach_mul_Tensor",
         "aten._foreach_neg.default": "foreach:_foreach_neg",
         "aten._foreach_norm.Scalar": "foreach:_foreach_norm_Scalar",
+        "aten._foreach_pow.List": "foreach_lists:_foreach_pow_List",
         "aten._foreach_pow.Scalar": "foreach:_foreach_pow_Scalar",
         "aten._foreach_pow.ScalarAndTensor": "foreach:_foreach_pow_ScalarAndTensor",
+        "aten._foreach_pow.ScalarList": "foreach_lists:_foreach_pow_ScalarList",
         "aten._foreach_reciprocal.default": "foreach:_foreach_reciprocal",
         "aten._foreach_round.default": "foreach:_foreach_round",
         "aten._foreach_rsqrt.default": "foreach:_foreach_rsqrt",
@@ -76,6 +86,7 @@ LOWERINGS = Lowerings(
         "aten._foreach_tan.default": "foreach:_foreach_tan",
         "aten._foreach_tanh.default": "foreach:_foreach_tanh",
         "aten._foreach_trunc.default": "foreach:_foreach_trunc",
+        "aten._foreach_zero.default": "foreach_lists:_foreach_zero",
         "aten._fused_rms_norm.default": "norm:_fused_rms_norm",
         "aten._log_softmax.default": "norm:_log_softmax",
         "aten._log_softmax_backward_data.default": "norm:_log_softmax_backward_data",
@@ -292,8 +303,10 @@ LOWERINGS = Lowerings(
         "aten.max.default": "reduction:max_default",
         "aten.max.dim": "reduction:max_dim",
         "aten.max_pool2d.default": "pool:max_pool2d",
+        "aten.max_pool2d_with_indices.default": "pool_indices:max_pool2d_with_indices",
         "aten.max_pool2d_with_indices_backward.default": "backward_spatial:max_pool2d_with_indices_backward",
         "aten.max_pool3d.default": "pool:max_pool3d",
+        "aten.max_pool3d_with_indices.default": "pool_indices:max_pool3d_with_indices",
         "aten.max_pool3d_with_indices_backward.default": "backward_spatial:max_pool3d_with_indices_backward",
         "aten.maximum.default": "arithmetic:maximum",
         "aten.mean.default": "reduction:mean",
@@ -610,8 +623,6 @@ EXTERN: dict[str, str] = {
     "aten.masked_scatter_backward.default": "needs a scan of the mask first",
     "aten.masked_select.default": "the size is not known before the kernel runs",
     "aten.matmul.default": "a BLAS call is faster than loops",
-    "aten.max_pool2d_with_indices.default": "two results of one window",
-    "aten.max_pool3d_with_indices.default": "two results of one window",
     "aten.max_unpool2d.default": "two results of one window",
     "aten.median.default": "sorting is not a loop nest",
     "aten.median.dim": "sorting is not a loop nest",
@@ -705,6 +716,17 @@ OPS: dict[str, OpInfo] = {
         "backward_spatial",
         ("aten._adaptive_avg_pool2d_backward.default",),
     ),
+    "aten._adaptive_avg_pool3d, aten.adaptive_max_pool2d, aten.fractional_max_pool2d, aten.max_unpool2d": OpInfo(
+        "extern",
+        "Pooling with positions",
+        "extern",
+        (
+            "aten._adaptive_avg_pool3d.default",
+            "aten.adaptive_max_pool2d.default",
+            "aten.fractional_max_pool2d.default",
+            "aten.max_unpool2d.default",
+        ),
+    ),
     "aten._cdist_forward, aten._euclidean_dist, aten._pdist_forward": OpInfo(
         "extern",
         "Distances of all pairs",
@@ -760,11 +782,21 @@ OPS: dict[str, OpInfo] = {
     "aten._foreach_clamp_max.Scalar": OpInfo(
         "composite", "minimum with a number", "foreach", ("aten._foreach_clamp_max.Scalar",)
     ),
+    "aten._foreach_clamp_max.ScalarList": OpInfo(
+        "composite", "minimum with a number each", "foreach_lists", ("aten._foreach_clamp_max.ScalarList",)
+    ),
     "aten._foreach_clamp_min.List": OpInfo(
         "composite", "maximum pairwise", "foreach", ("aten._foreach_clamp_min.List",)
     ),
     "aten._foreach_clamp_min.Scalar": OpInfo(
         "composite", "maximum with a number", "foreach", ("aten._foreach_clamp_min.Scalar",)
+    ),
+    "aten._foreach_clamp_min.ScalarList": OpInfo(
+        "composite", "maximum with a number each", "foreach_lists", ("aten._foreach_clamp_min.ScalarList",)
+    ),
+    "aten._foreach_clone": OpInfo("composite", "copies", "foreach_lists", ("aten._foreach_clone.default",)),
+    "aten._foreach_copy": OpInfo(
+        "composite", "values of other tensors, in the dtypes of these", "foreach_lists", ("aten._foreach_copy.default",)
     ),
     "aten._foreach_cos": OpInfo("composite", "cos of every tensor", "foreach", ("aten._foreach_cos.default",)),
     "aten._foreach_cosh": OpInfo("composite", "cosh of every tensor", "foreach", ("aten._foreach_cosh.default",)),
@@ -784,18 +816,30 @@ OPS: dict[str, OpInfo] = {
     "aten._foreach_frac": OpInfo("composite", "frac of every tensor", "foreach", ("aten._foreach_frac.default",)),
     "aten._foreach_lerp.List": OpInfo("composite", "lerp of pairs by weights", "foreach", ("aten._foreach_lerp.List",)),
     "aten._foreach_lerp.Scalar": OpInfo("composite", "lerp of pairs", "foreach", ("aten._foreach_lerp.Scalar",)),
+    "aten._foreach_lerp.ScalarList": OpInfo(
+        "composite", "lerp of pairs, a weight each", "foreach_lists", ("aten._foreach_lerp.ScalarList",)
+    ),
     "aten._foreach_lgamma": OpInfo("composite", "lgamma of every tensor", "foreach", ("aten._foreach_lgamma.default",)),
     "aten._foreach_log": OpInfo("composite", "log of every tensor", "foreach", ("aten._foreach_log.default",)),
     "aten._foreach_log10": OpInfo("composite", "log10 of every tensor", "foreach", ("aten._foreach_log10.default",)),
     "aten._foreach_log1p": OpInfo("composite", "log1p of every tensor", "foreach", ("aten._foreach_log1p.default",)),
     "aten._foreach_log2": OpInfo("composite", "log2 of every tensor", "foreach", ("aten._foreach_log2.default",)),
+    "aten._foreach_max": OpInfo(
+        "composite", "greatest element of every tensor", "foreach_lists", ("aten._foreach_max.default",)
+    ),
     "aten._foreach_maximum.List": OpInfo("composite", "maximum pairwise", "foreach", ("aten._foreach_maximum.List",)),
     "aten._foreach_maximum.Scalar": OpInfo(
         "composite", "maximum with a number", "foreach", ("aten._foreach_maximum.Scalar",)
     ),
+    "aten._foreach_maximum.ScalarList": OpInfo(
+        "composite", "maximum with a number each", "foreach_lists", ("aten._foreach_maximum.ScalarList",)
+    ),
     "aten._foreach_minimum.List": OpInfo("composite", "minimum pairwise", "foreach", ("aten._foreach_minimum.List",)),
     "aten._foreach_minimum.Scalar": OpInfo(
         "composite", "minimum with a number", "foreach", ("aten._foreach_minimum.Scalar",)
+    ),
+    "aten._foreach_minimum.ScalarList": OpInfo(
+        "composite", "minimum with a number each", "foreach_lists", ("aten._foreach_minimum.ScalarList",)
     ),
     "aten._foreach_mul.List": OpInfo("composite", "mul pairwise", "foreach", ("aten._foreach_mul.List",)),
     "aten._foreach_mul.Scalar": OpInfo("composite", "mul by a number", "foreach", ("aten._foreach_mul.Scalar",)),
@@ -807,9 +851,13 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten._foreach_neg": OpInfo("composite", "neg of every tensor", "foreach", ("aten._foreach_neg.default",)),
     "aten._foreach_norm.Scalar": OpInfo("composite", "norm of every tensor", "foreach", ("aten._foreach_norm.Scalar",)),
+    "aten._foreach_pow.List": OpInfo("composite", "power pairwise", "foreach_lists", ("aten._foreach_pow.List",)),
     "aten._foreach_pow.Scalar": OpInfo("composite", "power by a number", "foreach", ("aten._foreach_pow.Scalar",)),
     "aten._foreach_pow.ScalarAndTensor": OpInfo(
         "composite", "a number to powers", "foreach", ("aten._foreach_pow.ScalarAndTensor",)
+    ),
+    "aten._foreach_pow.ScalarList": OpInfo(
+        "composite", "power by a number each", "foreach_lists", ("aten._foreach_pow.ScalarList",)
     ),
     "aten._foreach_reciprocal": OpInfo(
         "composite", "reciprocal of every tensor", "foreach", ("aten._foreach_reciprocal.default",)
@@ -831,6 +879,9 @@ OPS: dict[str, OpInfo] = {
     "aten._foreach_tan": OpInfo("composite", "tan of every tensor", "foreach", ("aten._foreach_tan.default",)),
     "aten._foreach_tanh": OpInfo("composite", "tanh of every tensor", "foreach", ("aten._foreach_tanh.default",)),
     "aten._foreach_trunc": OpInfo("composite", "trunc of every tensor", "foreach", ("aten._foreach_trunc.default",)),
+    "aten._foreach_zero": OpInfo(
+        "composite", "zeros for every tensor", "foreach_lists", ("aten._foreach_zero.default",)
+    ),
     "aten._fused_rms_norm": OpInfo(
         "composite",
         "Scaled by 1 / root mean square over the last dimensions; also that factor",
@@ -1429,29 +1480,28 @@ OPS: dict[str, OpInfo] = {
         "composite", "Greatest element of a dimension and its position", "reduction", ("aten.max.dim",)
     ),
     "aten.max_pool2d": OpInfo("reduction", "Greatest element of windows", "pool", ("aten.max_pool2d.default",)),
-    "aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten._adaptive_avg_pool3d, aten.adaptive_max_pool2d, aten.fractional_max_pool2d, aten.max_unpool2d": OpInfo(
-        "extern",
-        "Pooling with positions",
-        "extern",
-        (
-            "aten._adaptive_avg_pool3d.default",
-            "aten.adaptive_max_pool2d.default",
-            "aten.fractional_max_pool2d.default",
-            "aten.max_pool2d_with_indices.default",
-            "aten.max_pool3d_with_indices.default",
-            "aten.max_unpool2d.default",
-        ),
+    "aten.max_pool2d_with_indices": OpInfo(
+        "composite",
+        "Greatest element of windows, and its position in the plane",
+        "pool_indices",
+        ("aten.max_pool2d_with_indices.default",),
     ),
     "aten.max_pool2d_with_indices_backward": OpInfo(
-        "reduction",
-        "Gradient of max_pool2d, through the positions that the forward found",
+        "composite",
+        "Gradient of max_pool2d, added up at the positions that the forward found",
         "backward_spatial",
         ("aten.max_pool2d_with_indices_backward.default",),
     ),
     "aten.max_pool3d": OpInfo("reduction", "Greatest element of windows", "pool", ("aten.max_pool3d.default",)),
+    "aten.max_pool3d_with_indices": OpInfo(
+        "composite",
+        "Greatest element of windows, and its position in the plane",
+        "pool_indices",
+        ("aten.max_pool3d_with_indices.default",),
+    ),
     "aten.max_pool3d_with_indices_backward": OpInfo(
-        "reduction",
-        "Gradient of max_pool3d, through the positions that the forward found",
+        "composite",
+        "Gradient of max_pool3d, added up at the positions that the forward found",
         "backward_spatial",
         ("aten.max_pool3d_with_indices_backward.default",),
     ),

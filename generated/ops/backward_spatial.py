@@ -13,7 +13,6 @@ from ...runtime.lower.names import (
     is_float,
     is_known,
     le,
-    linear,
     opmath,
     prod,
     rank,
@@ -100,48 +99,34 @@ def avg_pool3d_backward(
 
 # spec: aten.max_pool2d_with_indices_backward
 def max_pool2d_with_indices_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    lead = rank(self) - 2
-    windows = shape(grad_output)[lead:]
-    kernel = kernel_size * 2 if len(kernel_size) == 1 else kernel_size
-    step = kernel if len(stride) == 0 else stride * 2 if len(stride) == 1 else stride
-    pad = padding * 2 if len(padding) == 1 else padding
-    gap = dilation * 2 if len(dilation) == 1 else dilation
-    out = shape(self)
-    i = b.coords(out)
-    r = b.rcoords([ceildiv(d * (k - 1) + 1, t) for k, t, d in zip(kernel, step, gap)])
-    window = [(x + p_) // t - y for x, p_, t, y in zip(i[lead:], pad, step, r)]
-    here = value_of(linear(i[lead:], shape(self)[lead:]))
-    there = b.guarded(inside(window, windows), b.at(indices, [*i[:lead], *window]), to(-1, dtype(indices)))
-    return b.reduce(
-        "sum",
-        out,
-        r,
-        b.guarded(s.eq(there, here), b.at(grad_output, [*i[:lead], *window]), to(0, dtype(self))),
-        dtype(self),
+    lead = shape(self)[:-2]
+    kind = opmath(dtype(self))
+    table = b.call("aten.full.default", lead + [prod(shape(self)[-2:])], 0.0, dtype=kind)
+    windows = lead + [prod(shape(grad_output)[-2:])]
+    added = b.call(
+        "aten.scatter_add.default",
+        table,
+        -1,
+        b.call("aten.view.default", indices, windows),
+        b.call("aten.view.default", to(grad_output, kind), windows),
     )
+    return to(b.call("aten.view.default", added, shape(self)), dtype(self))
 
 
 # spec: aten.max_pool3d_with_indices_backward
 def max_pool3d_with_indices_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    lead = rank(self) - 3
-    windows = shape(grad_output)[lead:]
-    kernel = kernel_size * 3 if len(kernel_size) == 1 else kernel_size
-    step = kernel if len(stride) == 0 else stride * 3 if len(stride) == 1 else stride
-    pad = padding * 3 if len(padding) == 1 else padding
-    gap = dilation * 3 if len(dilation) == 1 else dilation
-    out = shape(self)
-    i = b.coords(out)
-    r = b.rcoords([ceildiv(d * (k - 1) + 1, t) for k, t, d in zip(kernel, step, gap)])
-    window = [(x + p_) // t - y for x, p_, t, y in zip(i[lead:], pad, step, r)]
-    here = value_of(linear(i[lead:], shape(self)[lead:]))
-    there = b.guarded(inside(window, windows), b.at(indices, [*i[:lead], *window]), to(-1, dtype(indices)))
-    return b.reduce(
-        "sum",
-        out,
-        r,
-        b.guarded(s.eq(there, here), b.at(grad_output, [*i[:lead], *window]), to(0, dtype(self))),
-        dtype(self),
+    lead = shape(self)[:-3]
+    kind = opmath(dtype(self))
+    table = b.call("aten.full.default", lead + [prod(shape(self)[-3:])], 0.0, dtype=kind)
+    windows = lead + [prod(shape(grad_output)[-3:])]
+    added = b.call(
+        "aten.scatter_add.default",
+        table,
+        -1,
+        b.call("aten.view.default", indices, windows),
+        b.call("aten.view.default", to(grad_output, kind), windows),
     )
+    return to(b.call("aten.view.default", added, shape(self)), dtype(self))
 
 
 # spec: aten._adaptive_avg_pool2d_backward

@@ -103,6 +103,7 @@ def index_Tensor(b, self, indices):
 def index_select(b, self, dim, index):
     b.native_if(rank(self) > 0 and rank(index) == 1, "rank(self) > 0 and rank(index) == 1")
     d = wrap(dim, rank(self))
+    b.raises("RuntimeError" if d == 1 else "IndexError")
     out = replace(shape(self), d, size(index, 0))
     i = b.coords(out)
     return b.define(out, b.at(self, replace(i, d, b.place_of(b.at(index, [i[d]]), size(self, d)))))
@@ -112,6 +113,7 @@ def index_select(b, self, dim, index):
 def gather(b, self, dim, index, *, sparse_grad=False):
     b.native_if(rank(self) == rank(index) and rank(self) > 0, "rank(self) == rank(index) and rank(self) > 0")
     d = wrap(dim, rank(self))
+    b.raises("RuntimeError")
     out = shape(index)
     i = b.coords(out)
     return b.define(out, b.at(self, replace(i, d, b.place_of(b.at(index, i), size(self, d)))))
@@ -168,6 +170,7 @@ def _unsafe_index_put(b, self, indices, values, accumulate=False):
 def index_add(b, self, dim, index, source, *, alpha=1):
     b.native_if(rank(self) > 0 and rank(index) == 1, "rank(self) > 0 and rank(index) == 1")
     d = wrap(dim, rank(self))
+    b.raises("RuntimeError" if rank(self) > 1 and dtype(index) == "int64" else "IndexError")
     r = b.rcoords(shape(source))
     return b.scatter(
         self, r, b.at(source, r) * alpha, replace(r, d, b.place_of(b.at(index, [r[d]]), size(self, d))), mode="sum"
@@ -209,6 +212,7 @@ def index_fill_int_Tensor(b, self, dim, index, value):
 def scatter_src(b, self, dim, index, src):
     b.native_if(rank(self) == rank(index) and rank(self) > 0, "rank(self) == rank(index) and rank(self) > 0")
     d = wrap(dim, rank(self))
+    b.raises("RuntimeError")
     r = b.rcoords(shape(index))
     return b.scatter(self, r, b.at(src, r), replace(r, d, b.place_of(b.at(index, r), size(self, d))), mode="set")
 
@@ -218,6 +222,7 @@ def scatter_value(b, self, dim, index, value):
     b.native_if(rank(self) == rank(index) and rank(self) > 0, "rank(self) == rank(index) and rank(self) > 0")
     d = wrap(dim, rank(self))
     v = value
+    b.raises("RuntimeError")
     r = b.rcoords(shape(index))
     return b.scatter(self, r, v, replace(r, d, b.place_of(b.at(index, r), size(self, d))), mode="set")
 
@@ -226,6 +231,7 @@ def scatter_value(b, self, dim, index, value):
 def scatter_add(b, self, dim, index, src):
     b.native_if(rank(self) == rank(index) and rank(self) > 0, "rank(self) == rank(index) and rank(self) > 0")
     d = wrap(dim, rank(self))
+    b.raises("RuntimeError")
     r = b.rcoords(shape(index))
     return b.scatter(self, r, b.at(src, r), replace(r, d, b.place_of(b.at(index, r), size(self, d))), mode="sum")
 
@@ -238,6 +244,7 @@ def scatter_reduce_two(b, self, dim, index, src, reduce, *, include_self=True):
     )
     d = wrap(dim, rank(self))
     kind = reduce if reduce in ["sum", "prod"] else "max" if reduce == "amax" else "min"
+    b.raises("RuntimeError")
     r = b.rcoords(shape(index))
     return b.scatter(self, r, b.at(src, r), replace(r, d, b.place_of(b.at(index, r), size(self, d))), mode=kind)
 
@@ -246,6 +253,7 @@ def scatter_reduce_two(b, self, dim, index, src, reduce, *, include_self=True):
 def scatter_reduce(b, self, dim, index, src, *, reduce):
     b.native_if(rank(self) == rank(index) and rank(self) > 0, "rank(self) == rank(index) and rank(self) > 0")
     d = wrap(dim, rank(self))
+    b.raises("RuntimeError")
     r = b.rcoords(shape(index))
     return b.scatter(
         self,

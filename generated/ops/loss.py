@@ -109,6 +109,7 @@ def binary_cross_entropy_with_logits(b, self, target, weight=None, pos_weight=No
 # spec: aten.nll_loss_forward
 def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
     b.native_if(is_int(dtype(target)), "is_int(dtype(target))")
+    b.raises("IndexError")
     d = rank(self) - 1
     live = b.call("aten.ne.Scalar", target, ignore_index)
     class_ = b.call("aten.where.self", live, target, 0)
@@ -139,6 +140,7 @@ def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
 # spec: aten.nll_loss2d_forward
 def nll_loss2d_forward(b, self, target, weight, reduction, ignore_index):
     b.native_if(is_int(dtype(target)), "is_int(dtype(target))")
+    b.raises("IndexError")
     kind = opmath(dtype(self))
     live = b.call("aten.ne.Scalar", target, ignore_index)
     class_ = b.call("aten.where.self", live, target, 0)

@@ -5,7 +5,9 @@
 
 from ...runtime.lower.names import (
     dtype,
+    inf,
     inside,
+    is_float,
     is_known,
     lowest,
     prod,
@@ -101,7 +103,11 @@ def max_pool2d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_
         "max",
         out,
         r,
-        b.guarded(inside(place, inner), b.at(self, [*i[:lead], *place]), lowest(dtype(self))),
+        b.guarded(
+            inside(place, inner),
+            b.at(self, [*i[:lead], *place]),
+            -inf if is_float(dtype(self)) else lowest(dtype(self)),
+        ),
         dtype(self),
     )
 
@@ -125,7 +131,11 @@ def max_pool3d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_
         "max",
         out,
         r,
-        b.guarded(inside(place, inner), b.at(self, [*i[:lead], *place]), lowest(dtype(self))),
+        b.guarded(
+            inside(place, inner),
+            b.at(self, [*i[:lead], *place]),
+            -inf if is_float(dtype(self)) else lowest(dtype(self)),
+        ),
         dtype(self),
     )
 
