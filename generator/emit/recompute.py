@@ -32,9 +32,8 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> dict[str, str]:
                 if not schema.mutates:
                     _put(named, schema.id, entry.id, pos, "operator", diags)
     entries: tuple[OpEntry, ...] = model.part("ops")
-    for kind in sorted({e.kind for e in entries} - set(kinds)):
-        last = doc.entries[-1]
-        diags.error(last.pos(), f"no class has the kind '{kind}' of ops.yaml")
+    for kind in sorted({e.kind for e in entries} - set(kinds)) if doc.entries else ():
+        diags.error(doc.entries[-1].pos(), f"no class has the kind '{kind}' of ops.yaml")
     if diags:
         return {}
     classes = {s.id: kinds[e.kind][0] for e in entries for s in e.schemas if not s.is_view}

@@ -107,20 +107,21 @@ def _soft(f: Facts, rules: Rules) -> None:
         if rules.banned[v] or kind in (OpClass.INPUT, OpClass.CONSTANT, OpClass.SYMBOL):
             continue
         if kind is OpClass.PART:
-            rules.banned[v] = rules.banned[f.inputs[v][0]]
+            whole = f.inputs[v][0]
+            rules.banned[v] = rules.banned[whole] or _shrinks(f, whole, f.size[v])
         operands = [u for u in f.inputs[v] if not f.is_symbol(u) or f.kind[u] > OpClass.SYMBOL]
         depth[v] = max((0 if rules.banned[u] else depth[u] for u in operands), default=0)
         if kind not in (OpClass.POINTWISE, OpClass.REDUCTION):
             continue
         depth[v] += 1
-        read = sum(f.size[u] for u in operands)
-        if (
-            (kind is OpClass.REDUCTION and read > SHRINKS * f.size[v])
-            or depth[v] > CHAIN
-            or (f.required[v] and (_read_far(f, v) or _read_whole(f, v)))
-        ):
+        if _shrinks(f, v, f.size[v]) or depth[v] > CHAIN or (f.required[v] and (_read_far(f, v) or _read_whole(f, v))):
             rules.banned[v] = True
             depth[v] = 0
+
+
+def _shrinks(f: Facts, v: int, size: int) -> bool:
+    """Whether a reduction reads much more than the `size` bytes of its result, or of the one result in question."""
+    return f.kind[v] is OpClass.REDUCTION and sum(f.size[u] for u in f.inputs[v]) > SHRINKS * size
 
 
 def _read_far(f: Facts, v: int) -> bool:

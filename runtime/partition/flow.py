@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 INFINITE = 1 << 60
+#: More than all vertices together, so that a cut never runs through an edge.
+_EDGE = 1 << 100
 
 
 def min_vertex_cut(
@@ -67,11 +69,11 @@ def _solve(
     for k, v in enumerate(vertices):
         net.edge(2 * k, 2 * k + 1, capacity[v])
         for u in inputs[v]:
-            net.edge(2 * local[u] + 1, 2 * k, INFINITE)
+            net.edge(2 * local[u] + 1, 2 * k, _EDGE)
         if source[v]:
-            net.edge(start, 2 * k, INFINITE)
+            net.edge(start, 2 * k, _EDGE)
         if sink[v]:
-            net.edge(2 * k + 1, end, INFINITE)
+            net.edge(2 * k + 1, end, _EDGE)
     net.run(start, end)
     near = net.reaching(end)
     return [v for k, v in enumerate(vertices) if near[2 * k + 1] and not near[2 * k]]

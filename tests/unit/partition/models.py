@@ -118,7 +118,7 @@ def two_outputs() -> Model:
     return f, _args((8, 16), (16, 16), (3,))
 
 
-def blocks(count: int = 4, width: int = 16) -> Model:
+def blocks(count: int = 4, width: int = 16, rows: int = 32) -> Model:
     """Pre-norm transformer-like blocks with a residual stream."""
 
     def f(x: Tensor, *weights: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def blocks(count: int = 4, width: int = 16) -> Model:
         return x.square().mean()
 
     shapes = [(width, 4 * width), (4 * width, width), (width,)] * count
-    return f, _args((32, width), *shapes)
+    return f, _args((rows, width), *shapes)
 
 
 def half() -> Model:

@@ -9,7 +9,6 @@ import torch
 from torch import fx
 
 from opforge.runtime.partition import Partition, partition
-
 from tests.unit.partition.joint import joint_graph
 from tests.unit.partition.models import MODELS
 
@@ -109,8 +108,10 @@ def peer_bytes(joint: fx.GraphModule, primals: int, outputs: int) -> int:
 def base_of(node: fx.Node) -> fx.Node:
     """What a node is a view of in the end."""
     while (
-        isinstance(node.target, torch._ops.OpOverload)
-        and any(r.alias_info is not None for r in node.target._schema.returns)
+        (
+            isinstance(node.target, torch._ops.OpOverload)
+            and any(r.alias_info is not None for r in node.target._schema.returns)
+        )
         or node.target is torch.ops.aten._unsafe_view.default
         or (node.target is operator.getitem and base_of(node.args[0]) is not node.args[0])
     ):
