@@ -120,20 +120,27 @@ def view_history(
     requires_grad: bool,
     view: bool,
     one_of_many: bool,
+    shares_version: bool,
 ) -> ViewHistory:
     """The history of an alias, from what autograd says of the traced tensor and of its source."""
+    if view and (not shares_version):
+        raise MetadataError("view_history: A view has the version counter of its base.")
+    if requires_grad and (not view):
+        raise MetadataError("view_history: Only views pass gradients on.")
     if requires_grad and (not source_requires_grad):
         raise MetadataError(
             "view_history: Such a program is refused earlier; its wrapper could not give the alias its gradient."
         )
-    if (not source_requires_grad) or (requires_grad and (not one_of_many)):
+    if view and ((not source_requires_grad) or (requires_grad and (not one_of_many))):
         return ViewHistory.FOLLOWED
     if source_requires_grad and requires_grad and one_of_many:
         return ViewHistory.ONE_OF_MANY
     if source_requires_grad and (not requires_grad) and view:
         return ViewHistory.NO_GRAD
-    if source_requires_grad and (not requires_grad) and (not view):
+    if (not view) and shares_version:
         return ViewHistory.DETACHED
+    if (not view) and (not shares_version):
+        return ViewHistory.SEPARATE
     raise AssertionError("the generator proved this unreachable")
 
 
@@ -143,9 +150,10 @@ def input_steps(
     in_graph: bool,
     merged: bool,
     tracked: bool,
+    seen: bool,
 ) -> tuple[str, ...]:
     """What happens to an input after the graph has run. Merged inputs get their elements through their base."""
-    if (not tracked) and (
+    if (not seen) and (
         (
             mutation
             in (
@@ -155,10 +163,24 @@ def input_steps(
                 MutationType.STORAGE,
             )
         )
+        or (not tracked)
+    ):
+        raise MetadataError("input_steps: Only writes may go unseen, and then nobody follows them.")
+    if (not tracked) and (
+        (
+            mutation
+            in (
+                MutationType.NOT_MUTATED,
+                MutationType.VERSION,
+                MutationType.STORAGE,
+            )
+        )
         or merged
         or in_graph
     ):
-        raise MetadataError("input_steps: Only a write that the wrapper copies back can be hidden from autograd.")
+        raise MetadataError(
+            "input_steps: Only what the wrapper does can be hidden from autograd, and an input that it follows gets no other storage."
+        )
     if in_graph and (
         mutation
         in (
@@ -171,29 +193,43 @@ def input_steps(
         raise MetadataError("input_steps: The graph writes only inputs whose elements change.")
     if in_graph and merged:
         raise MetadataError("input_steps: The graph writes the base then.")
-    if (mutation == MutationType.NOT_MUTATED) or ((mutation == MutationType.DATA) and merged):
+    if (mutation == MutationType.NOT_MUTATED) or (
+        (mutation == MutationType.DATA) and (not seen) and (in_graph or merged)
+    ):
         return ()
-    if (mutation == MutationType.DATA) and (not in_graph) and (not merged) and tracked:
+    if (mutation == MutationType.DATA) and (not in_graph) and (not merged) and (not seen):
+        return ("copy_back_unseen",)
+    if (mutation == MutationType.DATA) and (not in_graph) and (not merged) and tracked and seen:
         return ("copy_back",)
     if (mutation == MutationType.DATA) and (not in_graph) and (not merged) and (not tracked):
         return ("copy_back_untracked",)
-    if (mutation == MutationType.VERSION) or ((mutation == MutationType.DATA) and in_graph and (not merged)):
+    if (mutation == MutationType.VERSION) or ((mutation == MutationType.DATA) and seen and (in_graph or merged)):
         return ("bump_version",)
-    if (mutation == MutationType.METADATA) or ((mutation == MutationType.DATA_AND_METADATA) and merged):
+    if (mutation == MutationType.METADATA) and (not tracked):
+        return ("as_strided_back_untracked",)
+    if ((mutation == MutationType.METADATA) and tracked) or (
+        (mutation == MutationType.DATA_AND_METADATA) and (not seen) and (in_graph or merged)
+    ):
         return ("as_strided_back",)
-    if (mutation == MutationType.DATA_AND_METADATA) and (not in_graph) and (not merged) and tracked:
+    if (mutation == MutationType.DATA_AND_METADATA) and (not in_graph) and (not merged) and (not seen):
+        return ("copy_back_unseen", "as_strided_back")
+    if (mutation == MutationType.DATA_AND_METADATA) and (not in_graph) and (not merged) and tracked and seen:
         return ("copy_back", "as_strided_back")
     if (mutation == MutationType.DATA_AND_METADATA) and (not in_graph) and (not merged) and (not tracked):
-        return ("copy_back_untracked", "as_strided_back")
-    if (mutation == MutationType.DATA_AND_METADATA) and in_graph and (not merged):
+        return ("copy_back_untracked", "as_strided_back_untracked")
+    if (mutation == MutationType.DATA_AND_METADATA) and seen and (in_graph or merged):
         return ("bump_version", "as_strided_back")
-    if (mutation == MutationType.STORAGE) or ((mutation == MutationType.DATA_AND_STORAGE) and merged):
+    if (mutation == MutationType.STORAGE) or (
+        (mutation == MutationType.DATA_AND_STORAGE) and (not seen) and (in_graph or merged)
+    ):
         return ("set_back",)
-    if (mutation == MutationType.DATA_AND_STORAGE) and (not in_graph) and (not merged) and tracked:
+    if (mutation == MutationType.DATA_AND_STORAGE) and (not in_graph) and (not merged) and (not seen):
+        return ("copy_back_unseen", "set_back")
+    if (mutation == MutationType.DATA_AND_STORAGE) and (not in_graph) and (not merged) and tracked and seen:
         return ("copy_back", "set_back")
     if (mutation == MutationType.DATA_AND_STORAGE) and (not in_graph) and (not merged) and (not tracked):
         return ("copy_back_untracked", "set_back")
-    if (mutation == MutationType.DATA_AND_STORAGE) and in_graph and (not merged):
+    if (mutation == MutationType.DATA_AND_STORAGE) and seen and (in_graph or merged):
         return ("bump_version", "set_back")
     raise AssertionError("the generator proved this unreachable")
 
@@ -258,6 +294,8 @@ def history_steps(
         return ()
     if history == ViewHistory.DETACHED:
         return ("detach",)
+    if history == ViewHistory.SEPARATE:
+        return ("separate",)
     if history == ViewHistory.NO_GRAD:
         return ("view_without_grad",)
     if history == ViewHistory.ONE_OF_MANY:

@@ -62,6 +62,8 @@ class ViewHistory(Enum):
     """As a view; gradients flow through it to its source when that has any."""
     DETACHED = "detached"
     """Not at all (`detach`)."""
+    SEPARATE = "separate"
+    """Not at all, and it does not tell of writes either (`.data`)."""
     NO_GRAD = "no_grad"
     """As a view that was made while grad mode was off; autograd refuses writes to it."""
     ONE_OF_MANY = "one_of_many"
@@ -108,8 +110,8 @@ class InputAliasInfo:
     """A parameter or buffer, whose address seldom changes."""
     tracked: bool = True
     """Whether autograd follows the write (false for one under `no_grad`, or through `detach()`, to a tensor that requires grad)."""
-    mutable_version: bool = True
-    """Whether a write must be seen by the version counter (false for inference tensors)."""
+    seen: bool = True
+    """Whether its version counter told of the write (false through `.data`, and for inference tensors)."""
 
     def __post_init__(self) -> None:
         if not (self.mutates_data == (self.updated is not None or (self.base is not None and self.mutates_data))):
@@ -254,6 +256,7 @@ class ViewAndMutationMeta:
         return (
             all((i.mutation_type == MutationType.NOT_MUTATED for i in self.input_info))
             and all((o.output_type == OutputType.NON_ALIAS and o.value == k for k, o in enumerate(self.output_info)))
+            and all((o.history == ViewHistory.FOLLOWED for o in self.output_info))
             and (len(self.output_info) == self.num_outputs == self.num_user_outputs)
             and (not self.bases)
             and (not self.disjoint)

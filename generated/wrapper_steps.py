@@ -33,6 +33,14 @@ STEPS: dict[str, Step] = {
         ("input",),
         "with no_grad(): {input}.copy_({value})",
     ),
+    # spec: copy_back_unseen
+    "copy_back_unseen": Step(
+        "copy_back_unseen",
+        "The input gets its new elements, and autograd does not learn of it.",
+        ("value",),
+        ("input",),
+        "{input}.data.copy_({value})",
+    ),
     # spec: bump_version
     "bump_version": Step(
         "bump_version",
@@ -48,6 +56,14 @@ STEPS: dict[str, Step] = {
         ("size", "stride", "offset"),
         ("input",),
         "{input}.as_strided_({size}, {stride}, {offset})",
+    ),
+    # spec: as_strided_back_untracked
+    "as_strided_back_untracked": Step(
+        "as_strided_back_untracked",
+        "The input gets its new sizes, strides and offset, and autograd only learns that something changed.",
+        ("size", "stride", "offset"),
+        ("input",),
+        "with no_grad(): {input}.as_strided_({size}, {stride}, {offset})",
     ),
     # spec: set_back
     "set_back": Step(
@@ -91,12 +107,20 @@ STEPS: dict[str, Step] = {
     "regenerate_with_dtype": Step(
         "regenerate_with_dtype",
         "The output is a view, of another dtype, of the storage of an input or of a result of the graph.",
-        ("source", "dtype", "size", "stride", "offset"),
+        ("source", "dtype", "size", "stride", "first", "offset"),
         ("result",),
-        "{result} = reinterpreted({source}, {dtype}, {size}, {stride}, {offset})",
+        "{result} = reinterpreted({source}, {dtype}, {size}, {stride}, {first}, {offset})",
     ),
     # spec: detach
     "detach": Step("detach", "The output has no history.", (), ("result",), "{result} = {result}.detach()"),
+    # spec: separate
+    "separate": Step(
+        "separate",
+        "The output has no history, and a version counter of its own.",
+        (),
+        ("result",),
+        "{result} = {result}.data",
+    ),
     # spec: view_without_grad
     "view_without_grad": Step(
         "view_without_grad",

@@ -43,6 +43,8 @@ __all__ = [
     "python_source",
     "pytree",
     "reinterpret_tensor",
+    "refuses_writes",
+    "shares_version",
     "size_hint",
     "symbol_hint",
 ]
@@ -76,6 +78,31 @@ def disable_autocast() -> object:
     import torch
 
     return torch._C._DisableAutocast()
+
+
+def refuses_writes(view: object) -> bool:
+    """Whether autograd refuses writes to a view, or to views of it, for how it was made: without grad mode, in inference mode, by a view
+    with several results, inside of a custom function. [2.11, 2.13]
+    """
+    import torch
+
+    autograd = torch._C._autograd
+    return autograd._get_creation_meta(view) != autograd.CreationMeta.DEFAULT
+
+
+def shares_version(a: object, b: object) -> bool:
+    """Whether a write to one of two tensors moves the version counter of both, as it does for views and `detach()` but not for `.data`.
+    [2.11, 2.13]
+    """
+    import torch
+
+    if a.is_inference() or b.is_inference():  # type: ignore[attr-defined]
+        return True
+    before = a._version  # type: ignore[attr-defined]
+    torch._C._autograd._unsafe_set_version_counter((a,), (before + b._version + 1,))  # type: ignore[attr-defined]
+    shared = a._version == b._version  # type: ignore[attr-defined]
+    torch._C._autograd._unsafe_set_version_counter((a,), (before,))  # type: ignore[attr-defined]
+    return shared
 
 
 def symbol_hint(size: object, symbol: object) -> int | None:

@@ -65,6 +65,8 @@ class Inputs:
     same_as: list[int | None] = field(default_factory=list)
     versions: list[int | None] = field(default_factory=list)
     edges: list[Any] = field(default_factory=list)
+    requires_grad: list[bool] = field(default_factory=list)
+    training: bool = False
 
     @classmethod
     def of(cls, given: Sequence[Any], copies: frozenset[int], training: bool = False) -> Inputs:
@@ -94,7 +96,8 @@ class Inputs:
                     edges[k] = get_gradient_edge(own) if own.requires_grad else None
         layouts = [Layout.of(t) if isinstance(t, torch.Tensor) else None for t in fakes]
         versions = [_version(t) for t in fakes]
-        return cls(list(given), fakes, fake_mode, layouts=layouts, same_as=same, versions=versions, edges=edges)
+        grads = [isinstance(t, torch.Tensor) and t.requires_grad for t in fakes]
+        return cls(list(given), fakes, fake_mode, [], layouts, same, versions, edges, grads, training)
 
     def version_moved(self, i: int) -> bool:
         """Whether the program bumped the version counter of input `i`."""

@@ -20,8 +20,9 @@ from ...generated.schemas import (
     OutputType,
     Place,
     ViewAndMutationMeta,
+    ViewHistory,
 )
-from ..torch_compat import python_source
+from ..torch_compat import python_source, refuses_writes, shares_version
 from .inputs import Inputs, is_static
 from .merge import Entered
 from .overlap import byte_range
@@ -72,6 +73,11 @@ class _Analysis:
         }
         bases = [self._base(info, value) for info, value in self.entered.bases]
         given_storage = [i for i, t in enumerate(inputs.fakes) if self._storage_replaced(i, t)]
+        for i in given_storage:
+            if inputs.training or any(
+                isinstance(t, torch.Tensor) and t._is_view() and t._base is inputs.fakes[i] for t in self.result
+            ):
+                raise UnsupportedError(f"input {i} gets another storage (set_), and autograd or an output looks at it")
         everything = [*self.result, *(inputs.fakes[i] for i in given_storage)]
         output_info = self._outputs(everything)
         storage_from = {i: len(self.result) + k for k, i in enumerate(given_storage)}
@@ -99,9 +105,16 @@ class _Analysis:
     def _updated(self, i: int, value: Value | None) -> int:
         assert value is not None
         tensor = self.inputs.fakes[i]
-        if self._storage_replaced(i, tensor) and tensor.requires_grad:
-            raise UnsupportedError("an input that requires grad is written and then given another storage")
-        return self._return(self.recorder.current(value), tensor if self._tracked(i) else None)
+        return self._return(self.recorder.current(value), self._first_layout(i) if self._tracked(i) else None)
+
+    def _first_layout(self, i: int) -> torch.Tensor:
+        """Input `i` laid out as it was when the program began, which is how the graph returns its elements."""
+        t, layout = self.inputs.fakes[i], self.inputs.layouts[i]
+        assert layout is not None
+        if not t.requires_grad or Layout.of(t).key() == layout.key():
+            return t
+        with self.recorder, torch.enable_grad():
+            return t.as_strided(layout.size, layout.stride, layout.offset)
 
     def _tracked(self, i: int) -> bool:
         """Whether autograd follows what the program wrote to input `i`."""
@@ -128,26 +141,39 @@ class _Analysis:
         t, before, layout = self.inputs.fakes[i], self.entered.values[i], self.inputs.layouts[i]
         same = self.inputs.same_as[i]
         static = is_static(self.inputs.given[i])
+        self._check_history(i, i in updated)
         if before is None or layout is None or same is not None:
             base = self._base_of(same if same is not None else i)
             return InputAliasInfo(mutation_type(False, False, False, False), same_as=same, static=static, base=base)
         base = self._base_of(i)
+        moved = self.inputs.version_moved(i)
+        if (i in updated or moved) and self.inputs.given[i].is_inference() and not torch.is_inference_mode_enabled():
+            raise UnsupportedError(f"input {i} is an inference tensor and is written outside of inference mode")
+        given = self.inputs.given[i]
+        if (i in updated or moved) and given._is_view() and given.requires_grad and refuses_writes(given):
+            raise UnsupportedError(f"input {i} is a view whose making lets autograd refuse writes, and is written")
         data = i in updated or (base is not None and bases[base].updated is not None)
         replaced = i in storage_from
         after = Layout.of(t)
         metadata = not replaced and after.key() != layout.key()
         return InputAliasInfo(
-            mutation_type=mutation_type(
-                data, metadata, replaced, version=base is None and self.inputs.version_moved(i)
-            ),
+            mutation_type=mutation_type(data, metadata, replaced, version=base is None and moved),
             updated=updated.get(i),
             place_after=self._place(after, layout) if metadata else None,
             storage_from=storage_from.get(i),
             base=base,
             static=static,
-            tracked=i not in updated or self._tracked(i),
-            mutable_version=not self.inputs.given[i].is_inference(),
+            tracked=not (i in updated or metadata) or (data and not moved) or self._tracked(i),
+            seen=not data or moved,
         )
+
+    def _check_history(self, i: int, written: bool) -> None:
+        """Raises when the program told autograd to follow an input, or to stop to."""
+        t, before = self.inputs.fakes[i], self.inputs.requires_grad[i]
+        if not isinstance(t, torch.Tensor) or t.requires_grad == before:
+            return
+        if not t.requires_grad or t.is_leaf or not written:
+            raise UnsupportedError(f"input {i} is told to {'stop to ' if before else ''}require grad")
 
     def _base_of(self, i: int) -> int | None:
         return next((k for k, (info, _) in enumerate(self.entered.bases) if i in info.members), None)
@@ -212,7 +238,7 @@ class _Analysis:
                 continue
             region = value.region
             in_input = self._input_region(value)
-            shared = not in_input and len(members.get(region.key, ())) > 1
+            shared = not in_input and (len(members.get(region.key, ())) > 1 or self._made_without_grad(t))
             base = whole.get(region.key) if shared else None
             replaced = k >= len(self.result)
             kind = output_type(
@@ -235,6 +261,10 @@ class _Analysis:
             out.append(self._tensor_output(kind, value, source, t))
         return out
 
+    def _made_without_grad(self, t: torch.Tensor) -> bool:
+        """Whether `t` is a view, made under `no_grad`, of a tensor that autograd follows: it needs that one as its base."""
+        return t._is_view() and t.requires_grad and not self._followed(t)
+
     def _tensor_output(self, kind: OutputType, value: Value, source: int | None, t: torch.Tensor) -> OutputAliasInfo:
         region = value.region
         if kind is OutputType.NON_ALIAS:
@@ -242,7 +272,10 @@ class _Analysis:
             position = self.bases[region.key] if region.key in self.bases else self._return(self._owned(value), t)
             if self._is_whole(value):
                 self.bases[region.key] = position
-            return OutputAliasInfo(kind, value=position)
+            many = self._followed(t) and _one_of_many(value)
+            return OutputAliasInfo(
+                kind, value=position, history=ViewHistory.ONE_OF_MANY if many else ViewHistory.FOLLOWED
+            )
         if kind is OutputType.ALIAS_OF_INPUT:
             source = region.inputs[0] if region.inputs else self.recorder.regions.by_storage[region.key][0].inputs[0]
             origin = self.inputs.layouts[source]
@@ -252,7 +285,7 @@ class _Analysis:
             if region.key not in self.bases:
                 self.bases[region.key] = self._return(self._owned(value.root), self._root_tensor(value, t))
             position = self.bases[region.key]
-            return self._alias(kind, value, position, value.root.layout, t, self.tensors[position])
+            return self._alias(kind, value, position, value.root.layout, t, self._root_tensor(value, t))
         return OutputAliasInfo(kind, source=source)
 
     def _root_tensor(self, value: Value, t: torch.Tensor) -> torch.Tensor | None:
@@ -272,8 +305,9 @@ class _Analysis:
         t: torch.Tensor,
         source_tensor: torch.Tensor | None,
     ) -> OutputAliasInfo:
-        followed = source_tensor is not None and source_tensor.requires_grad
-        if t.requires_grad and (not followed or value.layout.dtype != origin.dtype):
+        followed = source_tensor is not None and self._followed(source_tensor)
+        gradient = self._followed(t)
+        if gradient and (not followed or value.layout.dtype != origin.dtype):
             raise UnsupportedError(
                 "an output requires grad, but its gradient does not flow by way of what it is an alias of"
             )
@@ -286,8 +320,18 @@ class _Analysis:
             source=source,
             place=self._place(value.layout, origin),
             requires_dtype_view=value.layout.dtype != origin.dtype,
-            history=view_history(followed, t.requires_grad, t._is_view(), _one_of_many(value)),
+            history=self._history(t, value, followed, gradient, source_tensor),
         )
+
+    def _history(
+        self, t: torch.Tensor, value: Value, followed: bool, gradient: bool, source: torch.Tensor | None
+    ) -> ViewHistory:
+        # Inference tensors are nobody's views; an input that gets another storage takes it from whatever this is.
+        if torch.is_inference_mode_enabled() and not t._is_view() and not t.is_inference() and value.step is None:
+            raise UnsupportedError("an output is another object for an input, made in inference mode; return the input")
+        view = t._is_view() or t.is_inference() or any(t is known for known in self.inputs.fakes)
+        shares = view or source is None or shares_version(source, t)
+        return view_history(followed, gradient, view, _one_of_many(value), shares)
 
     def _number_output(self, value: Any) -> OutputAliasInfo:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -328,11 +372,23 @@ class _Analysis:
                 found.setdefault(id(t), i)
         return found
 
+    def _followed(self, t: torch.Tensor) -> bool:
+        """Whether autograd knows how `t` was computed, or that it is an input's leaf: not so for a view that was made under `no_grad`,
+        although it says that it requires grad because its base does.
+        """
+        if not t.requires_grad:
+            return False
+        if t.grad_fn is not None or any(t is known for known in self.inputs.fakes):
+            return True
+        if t._is_view():
+            return False
+        raise UnsupportedError("an output is a leaf that the program itself made (requires_grad_()); make it outside")
+
     # --- graph outputs and sizes
 
     def _return(self, node: Any, tensor: torch.Tensor | None = None) -> int:
         self.outputs.append(node)
-        self.tensors.append(tensor)
+        self.tensors.append(tensor if tensor is not None and self._followed(tensor) else None)
         return len(self.outputs) - 1
 
     def _place(self, layout: Layout, origin: Layout) -> Place:

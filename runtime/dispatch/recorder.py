@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import increment_version
 
 from ...errors import UnsupportedError
 from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import INVERSES, ROLES
 from ..torch_compat import TorchDispatchMode
 from .operators import Functional, OpInfo, functional_arguments, op_info, view_of
-from .overlap import inside, is_dense, overlaps_itself
+from .overlap import inside, is_dense, may_overlap, overlaps_itself
 from .regions import Layout, Step, Value, same_strides
 from .writer import GraphWriter
 
@@ -184,6 +185,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         written = [t for k in info.written for t in _tensors(info.argument(k, args, kwargs))]
         for t in written:
             self._may_write(self.value(t))
+        self._check_order(info, written, args, kwargs)
         form = info.functional
         if form is None:
             raise UnsupportedError(f"{info.op} writes to its arguments and has no functional overload{self.where()}")
@@ -191,9 +193,31 @@ class Recorder(GraphWriter, TorchDispatchMode):
         node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)
         result = self.fake_mode.dispatch(form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
         out = self.fake_mode.dispatch(info.op, types, args, kwargs)
+        for k in info.written:
+            if isinstance(lists := info.argument(k, args, kwargs), (tuple, list)):
+                increment_version(lists)  # autograd does so for single tensors only when it sees fake ones
         node = self.call(form.op, node_args, node_kwargs, result, keep=info.keep and bool(op_info(form.op).keep))
         self._put_results(info, form, node, result, args, kwargs)
         return self._returns(info, form, node, out, args, kwargs)
+
+    def _check_order(self, info: OpInfo, written: list[torch.Tensor], args: Any, kwargs: Any) -> None:
+        """Raises when an element is written that the operator reads as another one, or writes twice: what comes out depends on the
+        order in which eager goes through them, or eager refuses it.
+        """
+        read = [t for a in (*args, *kwargs.values()) for t in _tensors(a)]
+        for k, t in enumerate(written):
+            value = self.value(t)
+            for other in (*written[:k], *read):
+                if other is t:
+                    continue
+                near = self.value(other)
+                if near.region.key != value.region.key or not may_overlap(near.layout, value.layout):
+                    continue
+                elementwise = near.layout.key() == value.layout.key() and len(written) == 1
+                if not elementwise:
+                    raise UnsupportedError(
+                        f"{info.op} writes elements that it also reads, or writes twice{self.where()}"
+                    )
 
     def _put_results(self, info: OpInfo, form: Functional, node: fx.Node, result: Any, args: Any, kwargs: Any) -> None:
         for k, position in enumerate(info.written):

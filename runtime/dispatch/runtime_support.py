@@ -11,19 +11,22 @@ from ..torch_compat import disable_autocast, pytree
 
 
 def reinterpreted(
-    source: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int
+    source: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], first: int, offset: int
 ) -> torch.Tensor:
     """A tensor of `dtype` in the storage of `source`; `offset` counts elements of `dtype` from the byte where
-    `source` begins.
+    element `first` of the source's storage begins. Autograd knows it as a view of the source.
     """
-    first = source.storage_offset() * source.element_size() // dtype.itemsize
-    out = torch.empty(0, dtype=dtype, device=source.device)
-    out.set_(source.untyped_storage(), first + offset, size, stride)
-    return out
+    wide = max(source.element_size(), dtype.itemsize)
+    first = first * source.element_size() // dtype.itemsize + offset
+    past = first + (0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
+    start, end = first * dtype.itemsize // wide * wide, -(-past * dtype.itemsize // wide) * wide
+    flat = source.as_strided(((end - start) // source.element_size(),), (1,), start // source.element_size())
+    return flat.view(dtype).as_strided(size, stride, first)
 
 
 NAMESPACE: dict[str, Any] = {
     "as_strided": torch.as_strided,
+    "enable_grad": torch.enable_grad,
     "increment_version": torch.autograd.graph.increment_version,
     "math": math,
     "no_autocast": disable_autocast,

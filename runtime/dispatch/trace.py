@@ -46,6 +46,8 @@ class Traced:
     program  runs the caller's arguments eagerly, for calls that break an assumption of the trace.
     gradients  of a program that autograd follows: what the joint graph holds beyond the results. `graph` then has the
              tangents as further placeholders and returns (results, gradients).
+    untracked  autograd is on, but nothing that the graph does is its business (all of it happens under `no_grad`).
+    turns_grad_on  the program is called with grad mode off and turns it on.
     """
 
     graph: fx.GraphModule
@@ -54,6 +56,8 @@ class Traced:
     lifted: tuple[Lift, ...]
     program: Callable[..., Any]
     gradients: Gradients | None = None
+    untracked: bool = False
+    turns_grad_on: bool = False
 
     @property
     def in_place_candidates(self) -> tuple[tuple[int, int], ...]:
@@ -134,7 +138,10 @@ def _trace_once(
         raise UnsupportedError(f"{type(error).__name__} while tracing{recorder.where()}: {error}") from error
     graph = finish(recorder, found.outputs if joint is None else (tuple(found.outputs), tuple(joint[1])))
     program = gm.forward if isinstance(gm, torch.nn.Module) else gm
-    return Traced(graph, found.meta, calling, tuple(lifted), program, None if joint is None else joint[0])
+    gradients = None if joint is None else joint[0]
+    grad = torch.is_grad_enabled()
+    untracked, turns_on = training and gradients is None, training and not grad
+    return Traced(graph, found.meta, calling, tuple(lifted), program, gradients, untracked, turns_on)
 
 
 def _run(gm: Callable[..., Any], args: Sequence[Any], attributes: dict[str, Any], recorder: Recorder) -> Any:

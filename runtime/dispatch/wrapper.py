@@ -40,7 +40,8 @@ def passes_through(traced: Traced) -> bool:
     """Whether the compiled graph alone is the program."""
     calling = traced.calling
     plain = calling.in_spec is None and calling.out_spec is None and calling.out_type is tuple
-    return traced.meta.passes_through and not traced.lifted and plain
+    modes = traced.untracked or traced.turns_grad_on
+    return traced.meta.passes_through and not traced.lifted and plain and not modes
 
 
 def emit_wrapper(traced: Traced, compiled_name: str, *, in_graph: Collection[int] = ()) -> str:
@@ -65,11 +66,14 @@ class _Writer:
         bases = self._bases()
         call = self._call()
         symbols = [f"{name} = {self._symbol(source)}" for name, source in meta.symbols]
-        # New contents first; outputs are regenerated while inputs still have their old layout; then layouts and
-        # storages change.
-        contents, layouts = self._input_steps()
+        # New contents first, then layouts; outputs are regenerated while inputs still have their old storage; then storages change.
+        # Autograd goes by this order: a write to a tensor ends the views of it that it does not follow.
+        contents, layouts, storages = self._input_steps()
         results = [line for k, o in enumerate(meta.output_info) for line in self._output(k, o)]
-        body = [*checks, *bases, *call, *symbols, *contents, *results, *layouts, self._return()]
+        work = [*bases, *call, *symbols, *contents, *layouts, *results, *storages]
+        if self.traced.turns_grad_on:
+            work = ["with enable_grad():", *(f"    {line}" for line in work)]
+        body = [*checks, *work, self._return()]
         unpack = [f"{self._name(i)} = {traced_path}" for i, traced_path in self._paths() if i in self.inputs]
         lines = ["def run(*args):", *(f"    {line}" for line in (*unpack, *body))]
         return "\n".join(lines) + "\n"
@@ -152,31 +156,47 @@ class _Writer:
             )
         call = f"{self.compiled_name}({arguments})"
         used = bool(meta.num_outputs)
-        line = f"out = {call}" if used else call
-        return ["with no_autocast():", f"    {line}"] if meta.autocast else [line]
+        lines = [f"out = {call}" if used else call]
+        if meta.autocast:
+            lines = ["with no_autocast():", *(f"    {line}" for line in lines)]
+        if self.traced.untracked:
+            lines = ["with no_grad():", *(f"    {line}" for line in lines)]
+        return lines
 
     # --- after the call
 
-    def _input_steps(self) -> tuple[list[str], list[str]]:
-        contents, layouts = [], []
+    def _input_steps(self) -> tuple[list[str], list[str], list[str]]:
+        contents: list[str] = []
+        layouts: list[str] = []
+        storages: list[str] = []
         for k, base in enumerate(self.meta.bases):
             if base.updated is not None:
-                contents.append(STEPS["copy_back"].code.format(input=f"base{k}", value=f"out[{base.updated}]"))
+                contents.append(STEPS["copy_back_unseen"].code.format(input=f"base{k}", value=f"out[{base.updated}]"))
         for i, info in enumerate(self.meta.input_info):
             written_inside = info.updated is not None and info.updated in self.in_graph
             for name in input_steps(
-                mutation=info.mutation_type, in_graph=written_inside, merged=info.base is not None, tracked=info.tracked
+                mutation=info.mutation_type,
+                in_graph=written_inside,
+                merged=info.base is not None,
+                tracked=info.tracked,
+                seen=info.seen,
             ):
                 x = self.input(i)
-                if name == "bump_version" and not info.mutable_version:
-                    continue
-                if name in ("copy_back", "copy_back_untracked", "bump_version"):
+                if name in ("copy_back", "copy_back_untracked", "copy_back_unseen", "bump_version"):
                     contents.append(STEPS[name].code.format(input=x, value=f"out[{info.updated}]"))
                 elif info.place_after is not None:
+                    if i in self._viewed():
+                        layouts.append(f"f{i} = {x}.storage_offset()")
                     layouts.append(STEPS[name].code.format(input=x, **self._layout(info.place_after, x)))
                 else:
-                    layouts.append(STEPS[name].code.format(input=x, value=f"r{info.storage_from}"))
-        return contents, layouts
+                    storages.append(STEPS[name].code.format(input=x, value=f"r{info.storage_from}"))
+        return contents, layouts, storages
+
+    def _viewed(self) -> set[int]:
+        """Inputs whose layout changes and that outputs are regenerated from: where they began is kept."""
+        changed = {i for i, info in enumerate(self.meta.input_info) if info.place_after is not None}
+        sources = {o.source for o in self.meta.output_info if o.output_type is OutputType.ALIAS_OF_INPUT}
+        return {i for i in changed if i in sources}
 
     def _output(self, k: int, info: OutputAliasInfo) -> list[str]:
         names: dict[str, str] = {"result": f"r{k}"}
@@ -192,27 +212,27 @@ class _Writer:
         elif info.source is not None:
             names["base"] = names["source"] = f"out[{info.source}]"
         if info.place is not None:
+            moved = info.output_type is OutputType.ALIAS_OF_INPUT and info.source in self._viewed()
             names |= self._layout(
-                info.place, names["source"], dtype=info.place.dtype if info.requires_dtype_view else None
+                info.place,
+                names["source"],
+                dtype=info.place.dtype if info.requires_dtype_view else None,
+                first=f"f{info.source}" if moved else None,
             )
         (step,) = output_steps(
             output=info.output_type, known=info.constant is not None, dtype_view=info.requires_dtype_view
         )
-        steps = (step, *(history_steps(info.history) if info.place is not None else ()))
+        steps = (step, *history_steps(info.history))
         return [STEPS[s].code.format(**names) for s in steps]
 
-    def _layout(self, place: Place, source: str, dtype: str | None = None) -> dict[str, str]:
-        """Sizes, strides and the offset as source text; offsets count from the source's first element."""
-        first = f"{source}.storage_offset()" if dtype is None else ""
-        offset = (
-            str(place.offset)
-            if not first
-            else first
-            if place.offset == 0
-            else f"{first} + {place.offset if isinstance(place.offset, int) else f'({place.offset})'}"
-        )
-        out = {"size": _tuple(place.size), "stride": _tuple(place.stride), "offset": offset}
-        return out if dtype is None else {**out, "dtype": dtype}
+    def _layout(self, place: Place, source: str, dtype: str | None = None, first: str | None = None) -> dict[str, str]:
+        """Sizes, strides and the offset as source text; offsets count from the source's first element, or from `first`."""
+        first = first or f"{source}.storage_offset()"
+        offset = str(place.offset) if isinstance(place.offset, int) else f"({place.offset})"
+        out = {"size": _tuple(place.size), "stride": _tuple(place.stride)}
+        if dtype is not None:
+            return {**out, "dtype": dtype, "first": first, "offset": offset}
+        return {**out, "offset": first if place.offset == 0 else f"{first} + {offset}"}
 
     def _return(self) -> str:
         results = [f"r{k}" for k in range(self.meta.num_user_outputs)]

@@ -111,6 +111,8 @@ class GraphWriter:
         """
         found = self.regions.get(t)
         if found is not None:
+            if found.region.key != self.regions.key(t):
+                raise UnsupportedError(f"the `.data` of a tensor is replaced{self.where()}")
             return found
         if hasattr(t, "fake_mode"):
             raise UnsupportedError(f"a tensor is used{self.where()} that was made outside of the traced program")

@@ -120,8 +120,9 @@ def run_cell(axes: Axes, cell: Cell) -> Outcome:
         text = program_text(axes, cell)
         grad = "enable_grad" in text or ("requires_grad_" in text and mode is torch.enable_grad)
         try:
+            arguments = make().arguments
             with mode():
-                run, fits = compiled(program, make().arguments, cell["shape"] == "dynamic", grad)
+                run, fits = compiled(program, arguments, cell["shape"] == "dynamic", grad)
         except UnsupportedError as error:
             sight, _ = see(moded(program), maker(axes, cell, sizes[0]), None)
             return Outcome(str(error).splitlines()[0], bool(sight.raised))
@@ -157,9 +158,27 @@ def compiled(program: Callable[..., Any], arguments: Sequence[Any], dynamic: boo
 def interpreted(traced: Traced) -> Callable[..., Any]:
     """The functional graph, or the autograd function of the two halves of the joint graph."""
     if traced.gradients is None:
-        return torch.no_grad()(traced.graph)  # kernels are below autograd
+        return _like_compiled(traced.graph)
     parts = split(traced, Config())
-    return bind_halves(parts.halves, parts.forward, parts.backward)
+    return bind_halves(parts.halves, _like_compiled(parts.forward), _like_compiled(parts.backward))
+
+
+def _like_compiled(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """As compiled code does it: below autograd, and every result has memory of its own."""
+
+    def run(*args: Any) -> list[Any]:
+        with torch.no_grad():
+            out = list(graph(*args))
+            seen = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
+            for k, t in enumerate(out):
+                if isinstance(t, torch.Tensor):
+                    if t.untyped_storage()._cdata in seen:
+                        t = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t)
+                    seen.add(t.untyped_storage()._cdata)
+                    out[k] = t.data if t._is_view() else t
+        return out
+
+    return run
 
 
 def symbolic(arguments: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], bool]]:

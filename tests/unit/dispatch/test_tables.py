@@ -119,24 +119,23 @@ def test_generated_tables_decide_every_combination() -> None:
         except MetadataError:
             pass
     assert decided > 20
-    for mutation, *flags in itertools.product(MutationType, *[(False, True)] * 3):
-        in_graph, merged, tracked = flags
+    for mutation, *flags in itertools.product(MutationType, *[(False, True)] * 4):
+        in_graph, merged, tracked, seen = flags
         try:
-            assert set(input_steps(mutation, in_graph, merged, tracked)) <= set(STEPS)
+            assert set(input_steps(mutation, in_graph, merged, tracked, seen)) <= set(STEPS)
         except MetadataError:
-            assert in_graph or not tracked
+            assert in_graph or not tracked or not seen
     for output, known, dtype_view in itertools.product(OutputType, (False, True), (False, True)):
         try:
             assert len(output_steps(output, known, dtype_view)) == 1
         except MetadataError:
             assert known or dtype_view
-    for flags in itertools.product((False, True), repeat=4):
-        followed, requires_grad, *_ = flags
+    for flags in itertools.product((False, True), repeat=5):
+        followed, requires_grad, view, _, shares_version = flags
         try:
             assert set(history_steps(view_history(*flags))) <= set(STEPS)
         except MetadataError:
-            assert requires_grad
-            assert not followed
+            assert (requires_grad and not (followed and view)) or (view and not shares_version)
 
 
 def test_structs_check_themselves() -> None:

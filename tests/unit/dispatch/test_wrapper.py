@@ -86,8 +86,9 @@ def run(*args):
     x0 = args[0]
     out = compiled(*args)
     x0.copy_(out[0])
-    r0 = as_strided(x0, (3,), (4,), x0.storage_offset() + 1)
+    f0 = x0.storage_offset()
     x0.as_strided_((4, 3), (1, 4), x0.storage_offset())
+    r0 = as_strided(x0, (3,), (4,), f0 + 1)
     return (r0,)
 """,
     ),
@@ -103,7 +104,9 @@ def run(*args):
         return program(*args)
     base0 = as_strided(x0, (12,), (1,), x0.storage_offset())
     out = compiled(base0)
-    base0.copy_(out[0])
+    base0.data.copy_(out[0])
+    increment_version(x0)
+    increment_version(x1)
     r0 = out[1]
     r1 = 3
     return {'y': r0, 'n': r1}
@@ -116,7 +119,8 @@ def run(*args):
     x0 = args[0]
     x1 = args[1]
     compiled(*args)
-    r0 = reinterpreted(x1, torch.int32, (4,), (1,), 0)
+    r0 = reinterpreted(x1, torch.int32, (4,), (1,), x1.storage_offset(), 0)
+    r0 = r0.detach()
     r1 = as_strided(x1, (4,), (1,), x1.storage_offset())
     x0.set_(r1)
     return [r0]
