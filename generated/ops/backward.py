@@ -219,3 +219,28 @@ def unfold_backward(b, grad_in, input_sizes, dim, size, step):
         ),
         promoted_dtype(grad_in),
     )
+
+
+# spec: aten._weight_norm_interface
+def _weight_norm_interface(b, v, g, dim=0):
+    b.native_if(dtype(v) in ["float32", "float64"], 'dtype(v) in ["float32", "float64"]')
+    dims = [k for k in range(rank(v)) if k != dim]
+    norms = b.call("aten.sqrt.default", b.call("aten.sum.dim_IntList", v * v, dims, True))
+    return v * (g / norms), norms
+
+
+# spec: aten._weight_norm_interface_backward
+def _weight_norm_interface_backward(b, grad_w, saved_v, saved_g, saved_norms, dim):
+    b.native_if(dtype(saved_v) in ["float32", "float64"], 'dtype(saved_v) in ["float32", "float64"]')
+    dims = [k for k in range(rank(saved_v)) if k != dim]
+    along = b.call("aten.sum.dim_IntList", grad_w * saved_v, dims, True) / saved_norms
+    return saved_g / saved_norms * (grad_w - saved_v * (along / saved_norms)), along
+
+
+# spec: aten.rrelu_with_noise_backward
+def rrelu_with_noise_backward(b, grad_output, self, noise, lower, upper, training, self_is_result):
+    p = b.pointwise((grad_output, self, noise))
+    grad_output, self, noise = p.operands
+    if training and upper - lower > 1e-06:
+        return p.result(grad_output * noise)
+    return p.result(s.where(self > 0, grad_output, grad_output * ((lower + upper) / 2)))

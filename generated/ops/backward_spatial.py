@@ -13,10 +13,12 @@ from ...runtime.lower.names import (
     is_float,
     is_known,
     le,
+    linear,
     opmath,
     prod,
     rank,
     shape,
+    size,
     to,
     value_of,
     within,
@@ -640,5 +642,38 @@ def reflection_pad3d_backward(b, grad_output, self, padding):
         r,
         b.guarded(
             hits[0], b.guarded(hits[1], b.guarded(hits[2], b.at(grad_output, [*i[:lead], *place]), zero), zero), zero
+        ),
+    )
+
+
+# spec: aten.col2im
+def col2im(b, self, output_size, kernel_size, dilation, padding, stride):
+    b.native_if(rank(self) == 3 and is_float(dtype(self)), "rank(self) == 3 and is_float(dtype(self))")
+    blocks = [
+        (m + 2 * p_ - d * (k - 1) - 1) // t + 1
+        for m, p_, d, k, t in zip(output_size, padding, dilation, kernel_size, stride)
+    ]
+    c = size(self, 1) // prod(kernel_size)
+    zero = to(0, dtype(self))
+    out = [size(self, 0), c, output_size[0], output_size[1]]
+    i = b.coords(out)
+    r = b.rcoords(kernel_size)
+    apart = [x + p_ - k * d for x, p_, k, d in zip(i[2:], padding, r, dilation)]
+    block = [x // t for x, t in zip(apart, stride)]
+    exact = s.eq(value_of(apart[0] % stride[0]), 0) & s.eq(value_of(apart[1] % stride[1]), 0)
+    return b.reduce(
+        "sum",
+        out,
+        r,
+        b.guarded(
+            exact,
+            b.guarded(
+                inside(block, blocks),
+                b.at(
+                    self, [i[0], linear([i[1], r[0], r[1]], [c, kernel_size[0], kernel_size[1]]), linear(block, blocks)]
+                ),
+                zero,
+            ),
+            zero,
         ),
     )

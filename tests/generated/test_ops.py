@@ -216,6 +216,21 @@ OPS = [
         dtypes=("float32", "float64"),
     ),
     Op(
+        "aten._weight_norm_interface",
+        "composite",
+        ("aten._weight_norm_interface.default",),
+        tests=("F(3, 4, 1), P(3, 1, 1)", "F(3, 1, 4), P(1, 1, 4), 2"),
+    ),
+    Op(
+        "aten._weight_norm_interface_backward",
+        "composite",
+        ("aten._weight_norm_interface_backward.default",),
+        tests=(
+            "F(3, 4, 1), F(3, 4, 1), P(3, 1, 1), P(3, 1, 1), 0",
+            "F(3, 1, 4), F(3, 1, 4), P(1, 1, 4), P(1, 1, 4), 2",
+        ),
+    ),
+    Op(
         "aten.diagonal_backward",
         "composite",
         ("aten.diagonal_backward.default",),
@@ -263,6 +278,12 @@ OPS = [
             "F(2, 3, 4), F(2, 3, 4), [3, 4], F(2, 1, 1), P(2, 1, 1), None, None, [True, False, False]",
             "F(2, 3, 8), F(2, 3, 8), [8], F(2, 3, 1), P(2, 3, 1), F(8), F(8), [True, True, True]",
         ),
+    ),
+    Op(
+        "aten.rrelu_with_noise_backward",
+        "pointwise",
+        ("aten.rrelu_with_noise_backward.default",),
+        tests=("F(3, 5), F(3, 5), U(3, 5), 0.1, 0.3, True, False", "F(3, 5), F(3, 5), U(3, 5), 0.1, 0.3, False, False"),
     ),
     Op(
         "aten.select_backward",
@@ -379,6 +400,16 @@ OPS = [
         tests=(
             "F(2, 3, 2, 3, 2), F(2, 3, 4, 6, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None",
             "F(3, 3, 3, 3), F(3, 5, 5, 6), [3], [2], [1], False, True, None",
+        ),
+    ),
+    Op(
+        "aten.col2im",
+        "reduction",
+        ("aten.col2im.default",),
+        tests=(
+            "F(2, 18, 20), [6, 5], [3, 2], [1, 1], [1, 0], [1, 1]",
+            "F(2, 12, 6), [4, 6], [2, 2], [1, 1], [0, 0], [2, 2]",
+            "F(1, 8, 6), [6, 5], [2, 2], [2, 1], [0, 1], [2, 2]",
         ),
     ),
     Op(
