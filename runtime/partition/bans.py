@@ -101,10 +101,12 @@ def _read_later(f: Facts, v: int) -> bool:
 
 
 def _soft(f: Facts, rules: Rules) -> None:
-    """Bans of what may be computed twice but would not pay."""
+    """Bans of what may be computed twice but would not pay. What was recorded in the backward is computed once, there or in the forward."""
     depth = [0] * len(f.nodes)
     for v, kind in enumerate(f.kind):
         if rules.banned[v] or kind in (OpClass.INPUT, OpClass.CONSTANT, OpClass.SYMBOL):
+            continue
+        if f.nodes[v].meta.get("backward", False):
             continue
         if kind is OpClass.PART:
             whole = f.inputs[v][0]

@@ -144,13 +144,16 @@ def gather(joint: fx.GraphModule, num_primals: int, num_forward_outputs: int, ne
 def _equal_nodes(
     nodes: list[fx.Node], index: dict[fx.Node, int], kind: list[OpClass], given: set[fx.Node]
 ) -> list[int]:
-    """For each node the first one that computes the same from the same: recorded twice, it would be kept twice. Outputs stay apart."""
+    """For each node the first one that computes the same from the same: recorded twice, it would be kept twice. Outputs stay apart, and
+    what is more than a view is not shared by the two sides: a checkpointed region that ran again in the backward is meant to.
+    """
     same = list(range(len(nodes)))
     first: dict[Any, int] = {}
     for v, node in enumerate(nodes):
         if kind[v] in (OpClass.INPUT, OpClass.FIXED, OpClass.EFFECT) or node in given:
             continue
-        key = (node.op, node.target, node.meta.get("recompute"), _key((node.args, node.kwargs), index, same))
+        side = node.meta.get("backward", False) and kind[v] > OpClass.VIEW
+        key = (node.op, node.target, node.meta.get("recompute"), side, _key((node.args, node.kwargs), index, same))
         try:
             same[v] = first.setdefault(key, v)
         except TypeError:  # an argument that cannot be hashed

@@ -171,6 +171,22 @@ def test_a_region_is_computed_again_when_its_backward_begins() -> None:
     assert "bf" in text, "all regions were computed again before the first gradient"
 
 
+def test_a_region_that_ran_again_in_the_backward_stays_there() -> None:
+    """`torch.utils.checkpoint` records the region's nodes a second time: they are not the forward's."""
+    from torch.utils.checkpoint import checkpoint
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + checkpoint(lambda x: F.gelu(F.layer_norm(x, (16,)) @ w) @ w, x, use_reentrant=False)
+        return x.sum()
+
+    joint, p = cut(f, (32, 16), (16, 16))
+    products = nodes(joint, torch.ops.aten.mm.default)
+    here = [len(nodes(g, torch.ops.aten.mm.default)) for g in (p.forward, p.backward)]
+    assert here == [6, len(products) - 6]
+    assert p.saved_bytes == 2 * 32 * 16 * 4
+
+
 def test_random_values_in_a_region_are_kept() -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         return (F.dropout(x @ w, 0.5).sin() @ w).sum()

@@ -38,5 +38,5 @@ def test_grows_nearly_linearly(name: str) -> None:
     assert large < 8**1.35 * small + 0.05
 
 
-def test_a_budget_for_eight_thousand_nodes() -> None:
-    assert seconds(residual_chain(8000), budget=0.5) < 12.0
+def test_a_budget() -> None:
+    assert seconds(residual_chain(2000), budget=0.5) < 3.0
