@@ -32,7 +32,7 @@ def split(traced: Traced, cfg: Config) -> Split:
     tangents = [n.meta["val"] for n in placeholders if n.meta.get("tangent")]
     arguments = len(placeholders) - len(tangents)
     results = traced.meta.num_outputs
-    parts = partition(traced.graph, arguments, results, never_saved_raw=gradients.overwritten)
+    parts = partition(traced.graph, arguments, results, never_saved_raw={*gradients.overwritten, *gradients.unkept})
     graph = parts.forward.graph
     names = {n.name: k for k, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
     (output,) = (n for n in graph.nodes if n.op == "output")

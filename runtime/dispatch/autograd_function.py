@@ -6,6 +6,7 @@ are noticed as eager notices them; its backward gets gradients of any layout and
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,9 @@ def bind_halves(halves: Halves, forward: Compiled, backward: Compiled) -> Compil
         "backward_graph": backward,
         "is_grad_enabled": torch.is_grad_enabled,
         "restrided": restrided,
+        "ref": weakref.ref,
         "refuse_double_backward": refuse_double_backward,
+        "refuse_written": refuse_written,
     }
     exec(compile(emit_function(halves), "<opforge autograd function>", "exec"), namespace)
     apply: Compiled = namespace["Compiled"].apply
@@ -72,6 +75,8 @@ def _forward(halves: Halves) -> list[str]:
         lines.append(f"ctx.save_for_backward({', '.join(tensors)})")
     if sizes:
         lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
+    if watched := _watched(halves):
+        lines.append(f"ctx.watched = ({', '.join(f'(ref({t}), {t}._version{after})' for t, after in watched)},)")
     if halves.constant:
         lines.append(f"ctx.mark_non_differentiable({', '.join(f'out[{k}]' for k in halves.constant)})")
     lines.append(f"return {_tuple([f'out[{k}]' for k in range(halves.results)])}")
@@ -82,9 +87,22 @@ def _forward(halves: Halves) -> list[str]:
     ]
 
 
+def _watched(halves: Halves) -> list[tuple[str, str]]:
+    """Tensors that eager's backward needs and ours does not: their variables in the forward, and what is added to their version because the
+    wrapper is about to write them.
+    """
+    saved = set(halves.saved)
+    inputs = [k for k in halves.gradients.watched_inputs if ("input", k) not in saved]
+    results = [k for k in halves.gradients.watched_results if ("output", k) not in saved]
+    bumped = halves.gradients.bumped
+    return [(f"x{k}", " + 1" if k in bumped else "") for k in inputs] + [(f"out[{k}]", "") for k in results]
+
+
 def _backward(halves: Halves) -> list[str]:
     gradients = [f"g{k}" for k in range(halves.results)]
     lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
+    if _watched(halves):
+        lines.append("refuse_written(ctx.watched)")
     tensors = [f"s{k}" for k, tensor in enumerate(halves.saved_is_tensor) if tensor]
     sizes = [f"s{k}" for k, tensor in enumerate(halves.saved_is_tensor) if not tensor]
     if tensors:
@@ -123,6 +141,17 @@ def restrided(gradient: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """The gradient with other strides: a copy."""
     out = torch.empty_strided(gradient.shape, stride, dtype=gradient.dtype, device=gradient.device)
     return out.copy_(gradient)
+
+
+def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], int]]) -> None:
+    """Raises RuntimeError, as eager does, when a tensor that the gradients depend on was written to since the forward."""
+    for reference, version in watched:
+        t = reference()
+        if t is not None and t._version != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{t.dtype}{list(t.shape)} is at version {t._version}; expected version {version} instead"
+            )
 
 
 def refuse_double_backward() -> None:

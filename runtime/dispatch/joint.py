@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...generated.schemas import InputAliasInfo, MutationType
+from ..torch_compat import pytree
 from .inputs import Inputs
 from .merge import Entered
 from .metadata import Found
@@ -28,11 +30,19 @@ class Gradients:
     tangents   results of the graph that autograd follows, in the order of the tangents' placeholders; the others are not differentiable.
     inputs     graph inputs that have a gradient, in the order of the gradients.
     overwritten  graph inputs that the wrapper writes to after the graph has run: their first contents are gone in the backward.
+    watched_inputs, watched_results  graph inputs and results that eager's backward reads: it refuses to run once they were written to.
+    unkept     graph inputs that eager's backward does not read, so that a caller may write to them after the forward: ours must not read
+               them either.
+    bumped     those of `overwritten` whose version counter tells of the write.
     """
 
     tangents: tuple[int, ...]
     inputs: tuple[int, ...]
     overwritten: tuple[int, ...]
+    watched_inputs: tuple[int, ...] = ()
+    watched_results: tuple[int, ...] = ()
+    unkept: tuple[int, ...] = ()
+    bumped: tuple[int, ...] = ()
 
 
 def differentiate(
@@ -45,13 +55,57 @@ def differentiate(
     wanted = [(k, inputs.edges[i]) for k, i in enumerate(entered.graph_inputs) if inputs.edges[i] is not None]
     if not followed or not wanted:
         return None
+    needed = saved_storages([t for _, t in followed])
     tangents = _tangents(recorder, [found.outputs[k] for k, _ in followed], inputs.fake_mode)
     recorder.origin, recorder.backward = None, True
     with recorder:
         gradients = torch.autograd.grad([t for _, t in followed], [e for _, e in wanted], tangents, allow_unused=True)
     nodes = [None if g is None else recorder.current(recorder.value(g)) for g in gradients]
     overwritten = tuple(k for k, i in enumerate(entered.graph_inputs) if found.meta.input_info[i].mutates_data)
-    return Gradients(tuple(k for k, _ in followed), tuple(k for k, _ in wanted), overwritten), nodes
+    watched_inputs = tuple(
+        k
+        for k, i in enumerate(entered.graph_inputs)
+        if isinstance(inputs.fakes[i], torch.Tensor)
+        and recorder.regions.key(inputs.fakes[i]) in needed
+        and not _moves(found.meta.input_info[i])
+    )
+    watched_results = tuple(
+        k
+        for k, t in enumerate(found.tensors)
+        if t is not None and recorder.regions.key(t) in needed and t.requires_grad
+    )
+    positions = tuple(k for k, _ in followed), tuple(k for k, _ in wanted), overwritten
+    unkept = tuple(
+        k
+        for k, i in enumerate(entered.graph_inputs)
+        if isinstance(inputs.fakes[i], torch.Tensor) and recorder.regions.key(inputs.fakes[i]) not in needed
+    )
+    bumped = tuple(k for k in overwritten if found.meta.input_info[entered.graph_inputs[k]].seen)
+    return Gradients(*positions, watched_inputs, watched_results, unkept, bumped), nodes
+
+
+def _moves(info: InputAliasInfo) -> bool:
+    """Whether the wrapper changes more of an input than its elements: how often its version moves then is not known here."""
+    return info.mutation_type not in (MutationType.NOT_MUTATED, MutationType.DATA)
+
+
+def saved_storages(results: Sequence[torch.Tensor]) -> set[int]:
+    """Keys of the storages that the autograd graph behind `results` keeps tensors of."""
+    found: set[int] = set()
+    todo = [t.grad_fn for t in results]
+    seen: set[Any] = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo += [n for n, _ in node.next_functions]
+        names = {name.removeprefix("_raw") for name in dir(node) if name.startswith("_raw_saved_")}
+        kept = [getattr(node, name) for name in names if hasattr(type(node), name)]
+        for leaf in pytree.tree_leaves([kept, getattr(node, "saved_tensors", ())]):
+            if isinstance(leaf, torch.Tensor):
+                found.add(leaf.untyped_storage()._cdata)
+    return found
 
 
 def _tangents(recorder: Recorder, results: Sequence[fx.Node], fake_mode: Any) -> list[torch.Tensor]:

@@ -74,9 +74,7 @@ class _Analysis:
         bases = [self._base(info, value) for info, value in self.entered.bases]
         given_storage = [i for i, t in enumerate(inputs.fakes) if self._storage_replaced(i, t)]
         for i in given_storage:
-            if inputs.training or any(
-                isinstance(t, torch.Tensor) and t._is_view() and t._base is inputs.fakes[i] for t in self.result
-            ):
+            if inputs.training or any(self._views_new_storage(t, i) for t in self.result):
                 raise UnsupportedError(f"input {i} gets another storage (set_), and autograd or an output looks at it")
         everything = [*self.result, *(inputs.fakes[i] for i in given_storage)]
         output_info = self._outputs(everything)
@@ -96,6 +94,12 @@ class _Analysis:
         return Found(meta, self.outputs, self.tensors)
 
     # --- inputs
+
+    def _views_new_storage(self, t: Any, i: int) -> bool:
+        if not isinstance(t, torch.Tensor) or not t._is_view() or t._base is not self.inputs.fakes[i]:
+            return False
+        before = self.entered.values[i]
+        return before is not None and self.recorder.value(t).region.key != before.region.key
 
     def _written_alone(self, i: int, value: Value | None) -> bool:
         if value is None or self.inputs.same_as[i] is not None or value.parent is not None:
@@ -147,12 +151,12 @@ class _Analysis:
             return InputAliasInfo(mutation_type(False, False, False, False), same_as=same, static=static, base=base)
         base = self._base_of(i)
         moved = self.inputs.version_moved(i)
-        if (i in updated or moved) and self.inputs.given[i].is_inference() and not torch.is_inference_mode_enabled():
+        data = i in updated or (base is not None and bases[base].updated is not None)
+        if (data or moved) and self.inputs.given[i].is_inference() and not torch.is_inference_mode_enabled():
             raise UnsupportedError(f"input {i} is an inference tensor and is written outside of inference mode")
         given = self.inputs.given[i]
         if (i in updated or moved) and given._is_view() and given.requires_grad and refuses_writes(given):
             raise UnsupportedError(f"input {i} is a view whose making lets autograd refuse writes, and is written")
-        data = i in updated or (base is not None and bases[base].updated is not None)
         replaced = i in storage_from
         after = Layout.of(t)
         metadata = not replaced and after.key() != layout.key()
@@ -277,7 +281,10 @@ class _Analysis:
                 kind, value=position, history=ViewHistory.ONE_OF_MANY if many else ViewHistory.FOLLOWED
             )
         if kind is OutputType.ALIAS_OF_INPUT:
-            source = region.inputs[0] if region.inputs else self.recorder.regions.by_storage[region.key][0].inputs[0]
+            sources = region.inputs or self.recorder.regions.by_storage[region.key][0].inputs
+            source = min(sources, key=lambda i: self.inputs.fakes[i].dtype != value.layout.dtype)
+            if self.inputs.given[source].is_inference() and not torch.is_inference_mode_enabled():
+                raise UnsupportedError("an output is an alias of an inference tensor, outside of inference mode")
             origin = self.inputs.layouts[source]
             assert origin is not None
             return self._alias(kind, value, source, origin, t, self.inputs.fakes[source])

@@ -208,7 +208,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         for k, t in enumerate(written):
             value = self.value(t)
             for other in (*written[:k], *read):
-                if other is t:
+                if other is t and not any(w is t for w in written[:k]):
                     continue
                 near = self.value(other)
                 if near.region.key != value.region.key or not may_overlap(near.layout, value.layout):
