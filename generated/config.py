@@ -42,6 +42,9 @@ class Config:
     # spec: parallel_threshold
     #: Number of elements under which a CPU kernel stays single-threaded.
     parallel_threshold: int = 32768
+    # spec: index_checks
+    #: Check positions that data brings and raise as eager does; without, one out of range reads or writes stray memory.
+    index_checks: bool = True
     # spec: reuse_workspace
     #: Keep a graph's arena of intermediate buffers between calls, instead of allocating it on every call.
     reuse_workspace: bool = True
@@ -138,6 +141,17 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_PARALLEL_THRESHOLD",
         affects="code",
         doc="Number of elements under which a CPU kernel stays single-threaded.",
+    ),
+    # spec: index_checks
+    "index_checks": Setting(
+        name="index_checks",
+        field="index_checks",
+        type="bool",
+        default=True,
+        choices=(),
+        env="OPFORGE_INDEX_CHECKS",
+        affects="code",
+        doc="Check positions that data brings and raise as eager does; without, one out of range reads or writes stray memory.",
     ),
     # spec: reuse_workspace
     "reuse_workspace": Setting(

@@ -22,15 +22,16 @@ COMMON = ("op", "doc", "kind", "symbol", "native_if", "let", "tests", "test_dtyp
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pointwise": (("expr",), ("operands", "promoted", "promote", "compute", "dtype", "with")),
     "view": (("shape", "at"), ("dtype", "with")),
-    "gather": (("shape", "at"), ("dtype", "with")),
+    "gather": (("shape", "at"), ("raises", "dtype", "with")),
     "create": (("shape", "at"), ("dtype", "with")),
     "reduction": (("shape", "over", "reduce", "at"), ("dtype", "with", "finish")),
     "scan": (("shape", "scan", "dim", "at"), ("dtype", "with")),
-    "scatter": (("base", "over", "at", "into"), ("mode", "when", "with")),
-    "composite": (("body",), ()),
+    "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with")),
+    "composite": (("body",), ("raises",)),
     "extern": (("why",), ()),
 }
 """Kind → keys that it needs, keys that it may have (beside `COMMON`)."""
+ERRORS = ("IndexError", "RuntimeError")
 PROMOTE = ("default", "float", "bool", "first", "none")
 
 
@@ -229,9 +230,22 @@ class Checker:
     def parse_all(self) -> None:
         """Parse every expression of the entry once."""
         entry = self.entry
-        for key in ("native_if", "shape", "over", "dim", "dtype", "into", "when", "at", "finish", "base", "mode"):
+        for key in (
+            "native_if",
+            "shape",
+            "over",
+            "dim",
+            "dtype",
+            "into",
+            "when",
+            "at",
+            "finish",
+            "base",
+            "mode",
+            "raises",
+        ):
             if key in entry:
-                self.parse((key,), word=key in ("dtype", "mode"))
+                self.parse((key,), word=key in ("dtype", "mode", "raises"))
         for key in ("let", "with"):
             lets = entry.get(key)
             if lets is not None and not isinstance(lets, dict):
@@ -267,7 +281,7 @@ class Checker:
         source = self.text(path)
         if source is None:
             return
-        if word and source.text in (*DTYPE_NAMES, "set", *self.names.reductions):
+        if word and source.text in (*DTYPE_NAMES, *ERRORS, "set", *self.names.reductions):
             self.trees[path] = ast.Constant(
                 value=source.text, lineno=1, col_offset=0, end_lineno=1, end_col_offset=len(source.text)
             )

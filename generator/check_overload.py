@@ -43,6 +43,10 @@ class Overload:
         if ("native_if",) in self.checker.trees:
             scope = self.condition(("native_if",), scope, self.made.sections)
         scope = self.assigned("let", scope, self.made.lets)
+        if ("raises",) in self.checker.trees:
+            section, _ = self.section(("raises",), scope, Type("str"))
+            if section:
+                self.made.sections["raises"] = section
         if kind == "composite":
             self.body(scope)
         else:

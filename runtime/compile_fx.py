@@ -39,6 +39,7 @@ from .lower.graph import Lowered, lower
 from .observe import counters
 from .observe.watch import Watch
 from .schedule.check import check
+from .schedule.kernels import kernel_checks
 from .schedule.outputs import separate_outputs
 from .schedule.plan import ExternStep, Kernel, Plan
 from .schedule.schedule import schedule
@@ -157,7 +158,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
 def compile_graph(graph: torch.fx.GraphModule, cfg: Config, watch: Watch) -> tuple[Compiled, Artifacts]:
     """Compile one functional graph. The result takes the graph's placeholders, one argument each, and returns a tuple."""
     with watch.stage("lower"):
-        lowered = lower(graph)
+        lowered = lower(graph, checks=cfg.index_checks)
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
         return _realize(lowered, cfg, watch)
@@ -206,10 +207,10 @@ def _realize(lowered: Lowered, cfg: Config, watch: Watch) -> tuple[Compiled, Art
                     raise
                 warn_once("load", entry.path, f"{error}; it is compiled again, for this process only")
                 return _realize(lowered, replace(cfg, cache=False), watch)
-            for name, (symbol, pointers, sizes) in meta["symbols"].items():
+            for name, (symbol, pointers, sizes, checked) in meta["symbols"].items():
                 function = library[symbol]
                 function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
-                function.restype = None
+                function.restype = ctypes.c_int if checked else None
                 setattr(module, name, function)
     return module.call, artifacts
 
@@ -269,7 +270,9 @@ def build(
     for step in plan.steps:
         if isinstance(step, ExternStep):
             externs[step.call.target] = externs.get(step.call.target, 0) + 1
-    symbols = {k.name: [unit.symbols[k.name], unit.arity[k.name], len(k.symbols)] for k in plan.kernels()}
+    symbols = {
+        k.name: [unit.symbols[k.name], unit.arity[k.name], len(k.symbols), bool(kernel_checks(k))] for k in plan.kernels()
+    }
     meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}
     return files, meta, Artifacts(unit.source, wrapper, "", len(symbols), externs, plan.arena_bytes, plan=plan)
 

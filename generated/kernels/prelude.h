@@ -275,6 +275,8 @@ OPF_INLINE bool hany(bool x) { return x; }
 OPF_INLINE bool hany(Mask m) {
 #if defined(OPF_AVX2)
     return __builtin_ia32_movmskps256((Vec<float>::N)m.v) != 0;
+#elif defined(OPF_AVX512)
+    return __builtin_ia32_ptestmd512(m.v, m.v, -1) != 0;
 #else
     const auto l = to_lanes(m);
     int32_t any = 0;
@@ -517,6 +519,21 @@ template <class T> OPF_INLINE Reg<T> load_strided(const T* p, int64_t stride, in
     Lanes<S> l{};
     for (int i = 0; i < n; ++i) __builtin_memcpy(&l.x[i], p + i * stride, sizeof(S));
     return decode<T>(from_lanes(l));
+}
+// Positions that data brings. One outside 0..n-1 becomes 0, and if it is `live`, `fault` becomes the least `which` that failed.
+static __attribute__((noinline, cold)) void note_fault(int* fault, int which) {
+    int old = __atomic_load_n(fault, __ATOMIC_RELAXED);
+    while ((!old || which < old) && !__atomic_compare_exchange_n(fault, &old, which, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
+OPF_INLINE int64_t bounded(int64_t at, int64_t n, bool live, int* fault, int which) {
+    const bool good = uint64_t(at) < uint64_t(n);
+    if (__builtin_expect(!good && live, 0)) note_fault(fault, which);
+    return good ? at : 0;
+}
+OPF_INLINE Vec<int64_t> bounded(Vec<int64_t> at, Vec<int64_t> n, Mask live, int* fault, int which) {
+    const Mask bad = (at < Vec<int64_t>(0)) | (at >= n);
+    if (__builtin_expect(hany(bad & live), 0)) note_fault(fault, which);
+    return select(bad, Vec<int64_t>(0), at);
 }
 template <class T> OPF_INLINE Reg<T> gather(const T* p, Vec<int64_t> index, Mask live) {
     typedef typename Stored<T>::S S;

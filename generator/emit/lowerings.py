@@ -86,6 +86,8 @@ class _Function:
             lines.append(f"{self.b}.native_if({_print(sections['native_if'])}, {literal(sections['native_if'].text)})")
         for name, section in self.made.lets:
             lines.append(f"{name} = {_print(section)}")
+        if "raises" in sections:
+            lines.append(f"{self.b}.raises({self.get('raises')})")
         if "body" in sections:
             tree = sections["body"].tree
             assert isinstance(tree, list)

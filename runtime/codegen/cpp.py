@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
 from ..ir.nodes import ITEMSIZE, Buffer, Node
+from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel, Reduce, Scan, Store
 from .loops import FlatKernel, FlatPhase, FlatStatement, Lanes, best_inner, choose_lanes, flatten
 from .tables import CppTables
@@ -22,6 +23,7 @@ MEMORY = {
 }  # fmt: skip
 COMPUTE = {**MEMORY, "float16": "float", "bfloat16": "float", "bool": "bool"}
 TILE = 256  # outer elements handled together when a column is reduced
+FAULT = "opf_fault"  # the variable of a kernel that remembers a position out of range
 BLOCK = (
     32  # lane-wise partial sums are flushed after this many additions: keeps float error near that of a pairwise sum
 )
@@ -65,6 +67,7 @@ class Writer:
         self.tile = TILE
         self.register_lane = False  # registers are small arrays of vectors, indexed by q
         self.depends: dict[Node, bool] = {}
+        self.checks = kernel_checks(fk.kernel)
 
     # -- text ----------------------------------------------------------------------------------------------------------
     def line(self, text: str) -> None:
@@ -165,6 +168,10 @@ class Writer:
         for a in node.args:
             text, is_vector = self._find(a)
             args.append(f"splat<{COMPUTE[a.dtype]}>({text})" if vector and not is_vector else text)
+        if node.op == "bounded":
+            if vector and self.count is not None:  # lanes past the end hold anything
+                args[2] = f"({args[2]} & lane_mask({self.count}))"
+            return f"bounded({', '.join(args)}, &{FAULT}, {self.checks[node.attr]})"
         return self.tables.call(node, args, vector)
 
     def _load(self, node: Node, vector: bool) -> str:

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 
 from ..ir.index import product
 from ..ir.nodes import Buffer
+from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel
-from .cpp import MEMORY
+from .cpp import FAULT, MEMORY
 from .cpp_strips import StripWriter
 from .loops import flatten
 from .split import split
@@ -28,7 +29,10 @@ SHORT = 64  # an inner loop of at most this many steps stays inside the lanes of
 def render_kernel(
     kernel: Kernel, layouts: Mapping[str, Buffer], tables: CppTables, *, lanes: int, threads: int, threshold: int
 ) -> str:
-    """C++ source of one `extern "C"` function: pointers of `reads`, then of `writes`, then size symbols (int64_t)."""
+    """C++ source of one `extern "C"` function: pointers of `reads`, then of `writes`, then size symbols (int64_t).
+
+    A kernel with checked positions returns an int: 0, or the number of the check that failed (`kernel_checks`).
+    """
     pieces = [
         KernelWriter(fk, layouts, tables, lanes, threads, threshold) for fk in split(flatten(kernel, dict(layouts)))
     ]
@@ -38,7 +42,11 @@ def render_kernel(
     bodies = ["\n".join(piece.body()) for piece in pieces]
     text = bodies[0] if len(bodies) == 1 else "\n".join(f"    {{\n{b}\n    }}" for b in bodies)
     head = "".join(f"// {o}\n" for o in kernel.origins)
-    return f'{head}extern "C" __attribute__((visibility("default"))) void {kernel.name}({", ".join(params)}) {{\n{text}\n}}\n'
+    result = "void"
+    if kernel_checks(kernel):
+        result, text = "int", f"    int {FAULT} = 0;\n{text}\n    return {FAULT};"
+    head += f'extern "C" __attribute__((visibility("default"))) {result} {kernel.name}'
+    return f"{head}({', '.join(params)}) {{\n{text}\n}}\n"
 
 
 class KernelWriter(StripWriter):

@@ -116,6 +116,8 @@ class Values:
         args = [self.named(a) for a in n.args]
         if n.op == "bitcast":
             return self.bitcast(n, args[0])
+        if n.op == "bounded":  # kept in range; kernels on a GPU do not report the fault yet
+            return f"tl.where(({args[0]} >= 0) & ({args[0]} < {args[1]}), {args[0]}, 0)"
         spelled = TRITON_KIND.get((n.op, kind_of(n.args[0].dtype))) if n.args else None
         spelled = spelled or TRITON.get(n.op)
         if spelled is None:

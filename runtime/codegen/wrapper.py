@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ...errors import UnsupportedError
 from ..ir.index import Expr, Quotient, Sym
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
+from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, nbytes
 from ..schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 
@@ -63,6 +64,7 @@ class WrapperWriter:
         self.views: dict[
             str, tuple[str, str]
         ] = {}  # strided views of arena buffers: name → (buffer, shape, stride, offset)
+        self.imports: list[str] = []  # what only some wrappers need
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
 
     def render(self) -> str:
@@ -75,7 +77,7 @@ class WrapperWriter:
         lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
         lines += [
             f"from opforge.runtime.execute.support import {n}"
-            for n in ("Workspaces", "empty_strided", "overload", "reinterpret", "restride")
+            for n in sorted({"Workspaces", "empty_strided", "overload", "reinterpret", "restride", *self.imports})
         ]
         lines += ["import torch", ""]
         for name, text in self.names.constants.items():
@@ -162,7 +164,11 @@ class WrapperWriter:
             if self._kind(name) == "own":
                 self._allocate(name)
         args = [self._pointer(n) for n in (*kernel.reads, *kernel.writes)] + list(kernel.symbols)
-        self.body.append(f"{kernel.name}({', '.join(args)})")
+        call = f"{kernel.name}({', '.join(args)})"
+        if faults := kernel_checks(kernel):
+            call = f"if opf_fault := {call}: out_of_range(opf_fault, {self.names.constant('faults', repr(tuple(faults)))})"
+            self.imports.append("out_of_range")
+        self.body.append(call)
 
     def _allocate(self, name: str) -> None:
         b = self.plan.layouts[name]

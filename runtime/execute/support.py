@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ import torch
 from .. import config
 from ..torch_compat import empty_strided_cpu as empty_strided
 from ..torch_compat import reinterpret_tensor as reinterpret
+
+_ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "RuntimeError": RuntimeError}
 
 
 class Workspaces:
@@ -48,4 +50,10 @@ def restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return out.copy_(t)
 
 
-__all__ = ["Workspaces", "empty_strided", "overload", "reinterpret", "restride"]
+def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:
+    """Raise what the check `number` (from 1) of a kernel says: an exception type and the place of the operator."""
+    error, place = faults[number - 1]
+    raise _ERRORS[error](f"index out of range in {place}")
+
+
+__all__ = ["Workspaces", "empty_strided", "out_of_range", "overload", "reinterpret", "restride"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .index import Expr, Val, bounds, expr
+from .index import Expr, Val, bounds, expr, proves_less, proves_nonnegative
 from .nodes import LoadAt, Node, const, index_node, indirect
 
 _COMPARE = {
@@ -25,7 +25,17 @@ def coordinate(node: Node) -> Expr | None:
         return expr(int(node.attr))
     if node.op == "to_dtype" and node.dtype == "int64":
         return coordinate(node.args[0])
+    if node.op == "bounded":
+        return kept_in_range(node)
     return None
+
+
+def kept_in_range(check: Node) -> Expr | None:
+    """The coordinate that a `bounded` position is, if it can be seen to be in range."""
+    at, n = coordinate(check.args[0]), coordinate(check.args[1])
+    if at is None or n is None:
+        return None
+    return at if proves_nonnegative(at) and proves_less(at, n) else None
 
 
 def compare(node: Node) -> bool | None:
@@ -68,6 +78,9 @@ def _fold_one(n: Node, memo: dict[Node, Node], on_value) -> Node:  # type: ignor
         return index_node(n.attr.subst({}, on_value))
     args = tuple(memo[a] for a in n.args)
     new = n if args == n.args else Node(n.op, args, n.dtype, n.attr)
+    if new.op == "bounded":
+        at = kept_in_range(new)
+        return new if at is None else index_node(at)
     decided = compare(new)
     if decided is not None:
         return const(decided, "bool")
@@ -82,4 +95,4 @@ def _fold_one(n: Node, memo: dict[Node, Node], on_value) -> Node:  # type: ignor
     return new
 
 
-__all__ = ["compare", "coordinate", "fold"]
+__all__ = ["compare", "coordinate", "fold", "kept_in_range"]

@@ -5,6 +5,7 @@ Every nest is evaluated on the full grid of its loop variables with broadcasting
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product as points_of
@@ -32,6 +33,7 @@ def interpret(
     symbols     values of size symbols that no input shape shows by itself.
     exact       compute everything floating in float64, without rounding in between.
     check       every load must be in range (raises IRError).
+    Raises what a position out of range raises (IndexError or RuntimeError).
     """
     return _Interpreter(program, inputs, dict(symbols or {}), exact, check).run()
 
@@ -178,6 +180,12 @@ class _Interpreter:
         if n.op == "load":
             return self.load(n)
         args = [self.memo[a] for a in n.args]
+        if n.op == "bounded":
+            value, size, live = args
+            good = (value >= 0) & (value < size)
+            if bool((live & ~good).any()):
+                raise getattr(builtins, n.attr[0])(f"index out of range in {n.attr[1]}")
+            return torch.where(good, value, 0)
         if n.op == "to_dtype":
             return args[0].to(self.dtype(n.dtype))
         if n.op == "bitcast":

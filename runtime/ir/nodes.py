@@ -25,7 +25,8 @@ class Node:
     """One scalar operation. Equal nodes are the same object.
 
     op      a name of `scalars.yaml`, or `const` (attr: the value), `index` (attr: an Expr; int64), `load` (attr: `LoadAt`;
-            args: () or (mask,), a masked load gives 0 where the mask is false and touches no memory there).
+            args: () or (mask,), a masked load gives 0 where the mask is false and touches no memory there), or `bounded`
+            (args: value, n, live; attr: exception type, place): `value` where 0 <= value < n, else 0 and, where `live`, a fault.
     dtype   of the result, as a string.
     """
 
@@ -274,10 +275,23 @@ def indirect(node: Node, lo: int | None, hi: int | None) -> Expr:
     return of(Val(node, lo, hi))
 
 
+def bounded(value: Node, n: Size, error: str, place: str = "") -> Node:
+    """An int64 position that data brings, as one of 0..n-1. One that is not is 0 and a fault: the graph raises the exception called
+    `error` (a builtin) with `place` in its message. `n` must not be 0.
+    """
+    return Node("bounded", (value, index_node(n), const(True, "bool")), "int64", (error, place))
+
+
 def rebuild(
-    node: Node, leaf: Callable[[Node], Node | None], mapping: Mapping[Atom, Size], memo: dict[Node, Node] | None = None
+    node: Node,
+    leaf: Callable[[Node], Node | None],
+    mapping: Mapping[Atom, Size],
+    memo: dict[Node, Node] | None = None,
+    on_check: Callable[[Node], Node] | None = None,
 ) -> Node:
-    """Copy an expression, replacing loop variables by `mapping` and each load (after its index was mapped) by `leaf(load)` if not None."""
+    """Copy an expression, replacing loop variables by `mapping`, each load (after its index was mapped) by `leaf(load)` if not None,
+    and each `bounded` by `on_check` of it.
+    """
     memo = {} if memo is None else memo
 
     def on_value(v: Val) -> Expr:
@@ -296,18 +310,41 @@ def rebuild(
         else:
             args = tuple(memo[a] for a in n.args)
             memo[n] = n if args == n.args else Node(n.op, args, n.dtype, n.attr)
+            if n.op == "bounded" and on_check is not None:
+                memo[n] = on_check(memo[n])
     return memo[node]
 
 
 def masked(node: Node, mask: Node) -> Node:
-    """The same value where `mask` holds; its loads touch no memory elsewhere (the value there is unspecified)."""
+    """The same value where `mask` holds; its loads touch no memory elsewhere, and its positions are no faults (the value there is unspecified)."""
     both = Node._binary
 
     def guard(ld: Node) -> Node:
         m = mask if not ld.args else both("&", ld.args[0], mask)
         return Node("load", (m,), ld.dtype, ld.attr)
 
-    return rebuild(node, guard, {})
+    def spare(check: Node) -> Node:
+        value, n, live = check.args
+        return Node(
+            "bounded",
+            (value, n, mask if live.op == "const" and live.attr else both("&", live, mask)),
+            "int64",
+            check.attr,
+        )
+
+    return rebuild(node, guard, {}, None, spare)
+
+
+def checks(roots: Iterable[Node]) -> dict[tuple[str, str], int]:
+    """What the faults of some expressions say (exception type and place), numbered from 1 in the order of their evaluation."""
+    found: dict[tuple[str, str], int] = {}
+    seen: set[Node] = set()
+    for root in roots:
+        for n in root.walk(seen.__contains__):
+            seen.add(n)
+            if n.op == "bounded":
+                found.setdefault(n.attr, len(found) + 1)
+    return found
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
@@ -479,7 +516,9 @@ __all__ = [
     "Scatter",
     "Size",
     "Var",
+    "bounded",
     "bounds",
+    "checks",
     "const",
     "contiguous_strides",
     "coordinates",

@@ -8,6 +8,8 @@ from ...generated.scalars import REDUCTIONS, SCALARS, SCANS, Reduction
 from .nodes import FLOATS, Node
 
 Fail = Callable[[str], None]
+ERRORS = ("IndexError", "RuntimeError")
+"""What a position out of range raises."""
 
 
 def kind_of(dtype: str) -> str:
@@ -25,6 +27,9 @@ def accepts(wanted: str, dtype: str) -> bool:
 
 def check_scalar(n: Node, fail: Fail) -> None:
     """One operation: known, with the arguments and the result dtype that its entry gives."""
+    if n.op == "bounded":
+        _check_bounded(n, fail)
+        return
     entry = SCALARS.get(n.op)
     if entry is None:
         fail(f"{n.op!r} is not an operation of specs/scalars.yaml")
@@ -44,6 +49,13 @@ def check_scalar(n: Node, fail: Fail) -> None:
     result = n.dtype if entry.result == "attr" else result or entry.result
     if n.dtype != result:
         fail(f"{n.op!r} gives {result} here, not {n.dtype}")
+
+
+def _check_bounded(n: Node, fail: Fail) -> None:
+    if [a.dtype for a in n.args] != ["int64", "int64", "bool"] or n.dtype != "int64":
+        fail(f"'bounded' takes a position, a size (int64) and a condition, not {', '.join(a.dtype for a in n.args)}")
+    if not (isinstance(n.attr, tuple) and len(n.attr) == 2 and n.attr[0] in ERRORS):
+        fail(f"'bounded' raises one of {', '.join(ERRORS)} and says where, not {n.attr!r}")
 
 
 def check_loop(name: str, value: str, result: str, scan: bool, fail: Fail) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import UnsupportedError
-from ..ir.index import Expr, expr, proves_nonnegative
+from ..ir.index import Expr, expr, proves_less, proves_nonnegative
 from ..ir.index import size as canonical
 from ..ir.nodes import (
     DTYPES,
@@ -20,12 +20,14 @@ from ..ir.nodes import (
     Node,
     Scatter,
     Size,
+    bounded,
     coordinates,
     index_node,
     indirect,
     load,
     masked,
 )
+from ..ir.ranges import value_range
 from . import scalar_ops as s
 from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted_dtype
 
@@ -154,10 +156,16 @@ def _compute(dtype: str, compute: str | None) -> str:
 
 
 class Builder:
-    """Collects the items of a program. `prefix` names the buffers defined next, `origin` says where they come from."""
+    """Collects the items of a program. `prefix` names the buffers defined next, `origin` says where they come from.
+
+    checks  positions that data brings are checked where nothing proves them in range; `place` goes into the errors.
+    """
 
     def __init__(
-        self, lowerings: Mapping[str, Callable[..., Any]] | None = None, operators: Mapping[str, str] | None = None
+        self,
+        lowerings: Mapping[str, Callable[..., Any]] | None = None,
+        operators: Mapping[str, str] | None = None,
+        checks: bool = True,
     ) -> None:
         if lowerings is None or operators is None:
             from ...generated import ops
@@ -168,6 +176,8 @@ class Builder:
         self.items: list[Nest | Extern] = []
         self.prefix = "t"
         self.origin = ""
+        self.checks, self.place = checks, ""
+        self._error: str | None = None
         self._names: dict[str, int] = {}
         self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
 
@@ -200,17 +210,25 @@ class Builder:
         if not condition:
             raise UnsupportedError(f"not native unless {text}")
 
+    def begin(self, prefix: str, origin: str, place: str = "") -> None:
+        """What comes next is one node of the graph: names of its buffers, where it comes from, and what its errors say."""
+        self.prefix, self.origin, self.place, self._error = prefix, origin, place or origin, None
+
+    def raises(self, error: str) -> None:
+        """What a position out of range raises in this operator; what the operator that calls this one says goes first."""
+        self._error = self._error or error
+
     def call(self, op: str, *args: Any, **kwargs: Any) -> Any:
         """The lowering of another operator, `namespace.name.overload`, on tensors of this builder."""
         lowering = self.lowerings.get(op)
         if lowering is None:
             raise UnsupportedError(f"{op} has no lowering of its own here")
-        prefix = self.prefix
+        prefix, error = self.prefix, self._error
         self.prefix = f"{prefix}_{op.split('.')[1].strip('_')}"
         try:
             return lowering(self, *args, **kwargs)
         finally:
-            self.prefix = prefix
+            self.prefix, self._error = prefix, error
 
     # -- coordinates and elems -----------------------------------------------------------------------------------------
     def coords(self, shape: Sequence[Size]) -> list[Expr]:
@@ -235,18 +253,23 @@ class Builder:
         return load(t.name, [0 if n == 1 else expr(x) for x, n in zip(index, t.shape, strict=True)], t.dtype)
 
     def index_of(self, value: Any, n: Size) -> Expr:
-        """An integer elem as an index: negatives count from the end; promised to be within 0..n-1."""
+        """An integer elem as an index: negatives count from the end; what is then not within 0..n-1 is an error."""
         if not isinstance(value, Node):
             value = index_node(value)
         value = s.to_dtype(value, "int64")
-        if not (value.op == "index" and proves_nonnegative(value.attr)):
+        least = value_range(value)[0]
+        if not ((value.op == "index" and proves_nonnegative(value.attr)) or (least is not None and least >= 0)):
             value = s.where(s.lt(value, 0), s.add(value, n), value)
         return self.place_of(value, n)
 
     def place_of(self, value: Any, n: Size) -> Expr:
-        """An integer elem as an index that must be within 0..n-1."""
+        """An integer elem as an index; what is not within 0..n-1 is an error."""
         value = s.to_dtype(value, "int64") if isinstance(value, Node) else index_node(value)
         n = canonical(n)
+        if self.checks and not _within(value, n):
+            if n == 0:
+                raise UnsupportedError("a position in a dimension without elements")
+            value = bounded(value, n, self._error or "IndexError", self.place)
         return indirect(value, 0, n - 1 if isinstance(n, int) else None)
 
     def first_of(self, conditions: Sequence[Any], values: Sequence[Any]) -> Any:
@@ -332,7 +355,10 @@ class Builder:
     ) -> Tensor:
         """A copy of `base` in which, for every point of `r` in order (where `when`), the element at `into` is set to or combined with `value`."""
         domain = tuple(x.var for x in map(expr, r) if x.var is not None)
-        scatter = Scatter(base.name, tuple(map(expr, into)), mode, domain, when)
+        index = tuple(map(expr, into))
+        if when is not None:  # a position that is skipped is no error
+            index = tuple(e.subst({}, lambda v: indirect(masked(v.node, when), v.lo, v.hi)) for e in index)
+        scatter = Scatter(base.name, index, mode, domain, when)
         vars_ = self.grid(base.shape)
         return self._add(
             Nest(
@@ -361,6 +387,14 @@ class Builder:
         """
         self.items.append(Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places))
         return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]
+
+
+def _within(value: Node, n: Size) -> bool:
+    """Whether a position is seen to be in 0..n-1."""
+    if value.op == "index":
+        return proves_nonnegative(value.attr) and proves_less(value.attr, expr(n))
+    lo, hi = value_range(value)
+    return lo is not None and hi is not None and lo >= 0 and proves_less(expr(int(hi)), expr(n))
 
 
 def _checked(dtype: str) -> str:

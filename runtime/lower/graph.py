@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ from .sizes import Sizes
 _DTYPE_NAMES: dict[torch.dtype, str] = {
     v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]
 }
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in (.*)')
 _NO_MUTATIONS: Mapping[str, int] = {}
 
 
@@ -35,20 +37,23 @@ class Lowered:
     placeholders: tuple[str | Size | None, ...]
 
 
-def lower(gm: fx.GraphModule, mutations: Mapping[str, int] = _NO_MUTATIONS, device: str = "cpu") -> Lowered:
+def lower(
+    gm: fx.GraphModule, mutations: Mapping[str, int] = _NO_MUTATIONS, device: str = "cpu", checks: bool = True
+) -> Lowered:
     """Lower a functional graph whose nodes carry fake values in `meta["val"]`.
 
     mutations   placeholder name → position of the output whose contents it must hold when the program ends.
     device      nodes with tensors elsewhere run by their eager kernel.
+    checks      positions that data brings are checked when the program runs.
     Raises `UnsupportedError` only for what no kernel call can express (a subgraph call, a data-dependent size).
     """
-    return _Lowerer(gm, device).run(mutations)
+    return _Lowerer(gm, device, checks).run(mutations)
 
 
 class _Lowerer:
-    def __init__(self, gm: fx.GraphModule, device: str) -> None:
+    def __init__(self, gm: fx.GraphModule, device: str, checks: bool) -> None:
         self.gm, self.device = gm, device
-        self.b = Builder()
+        self.b = Builder(checks=checks)
         self.sizes = Sizes()
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
@@ -102,7 +107,7 @@ class _Lowerer:
         if not isinstance(value, torch.Tensor):
             raise UnsupportedError(f"graph attribute {node.target} is a {type(value).__name__}")
         if value.ndim == 0 and self.loopable(value) and not isinstance(value, torch.nn.Parameter):
-            self.b.prefix, self.b.origin = node.name, "constant"
+            self.b.begin(node.name, "constant")
             self.env[node] = self.b.define((), value.item(), _DTYPE_NAMES[value.dtype])
             return
         self.env[node] = self.input(node.name, value)
@@ -125,7 +130,7 @@ class _Lowerer:
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             self.env[node] = self.sizes.index(val)
         elif val is None and isinstance(node.target, OpOverload):
-            self.b.origin = _origin(str(node.target), node)
+            self.b.begin(node.name, _origin(str(node.target), node))
             self.env[node] = self.extern(node, (), str(node.target))
         elif val is None or isinstance(val, (bool, float, str)):
             self.env[node] = val
@@ -140,7 +145,7 @@ class _Lowerer:
             raise UnsupportedError(f"{target} is not an operator overload")
         name = str(target)
         b = self.b
-        b.prefix, b.origin = node.name, _origin(name, node)
+        b.begin(node.name, _origin(name, node), _place(name, node))
         reason = self.why_extern(node, val)
         lowering = b.lowerings.get(name)
         if reason is None and lowering is None:
@@ -343,6 +348,18 @@ def _origin(name: str, node: fx.Node) -> str:
     lines = [text for text in map(str.strip, trace.rstrip().rsplit("\n", 2)[1:]) if text.strip("^~ ")]
     line = lines[-1] if lines else ""
     return f"{packet}: {line[:100]}".replace("\\", "/").replace("*/", "* /")
+
+
+def _place(name: str, node: fx.Node) -> str:
+    """`op (file.py:12 in forward): source line`, for errors."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    packet, _, line = _origin(name, node).partition(": ")
+    if not frames:
+        return packet
+    path, number, function = frames[-1]
+    return f"{packet} ({path.replace(chr(92), '/').rpartition('/')[2]}:{number} in {function})" + (
+        f": {line}" if line else ""
+    )
 
 
 __all__ = ["Lowered", "lower"]

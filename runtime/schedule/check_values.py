@@ -98,8 +98,14 @@ class Values:
             self.shared |= seen
         return True
 
-    def same_index(self, a: Expr, b: Expr, proved: set[tuple] | None = None) -> bool:
-        """True if two coordinates are equal; indirect ones by comparing their values."""
+    def same_index(
+        self,
+        a: Expr,
+        b: Expr,
+        proved: set[tuple] | None = None,
+        assume: tuple[Assumed, Assumed] = (frozenset(), frozenset()),
+    ) -> bool:
+        """True if two coordinates are equal (where the conditions in `assume` hold); indirect ones by comparing their values."""
         if a is b:
             return True
         a, b = self._opened_index(a), self._opened_index(b)
@@ -112,7 +118,8 @@ class Values:
                 (
                     w
                     for w in right
-                    if (w.lo, w.hi) == (v.lo, v.hi) and self.same(v.node, w.node, set() if proved is None else proved)
+                    if (w.lo, w.hi) == (v.lo, v.hi)
+                    and self.same(v.node, w.node, set() if proved is None else proved, assume)
                 ),
                 None,
             )
@@ -143,6 +150,9 @@ class Values:
                     if known is not None:
                         return self._coordinate_node(n.args[1] if known else n.args[2])
             return None
+        if n.op == "bounded":
+            at, size = self._coordinate_node(n.args[0]), _coordinate(n.args[1])
+            return at if at is not None and size is not None and in_range(at, size) else None
         return _coordinate(n)
 
     def _step(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
@@ -193,6 +203,8 @@ class Values:
                 (ta, tb, fa | _conjuncts(ca), fb | _conjuncts(cb)),
                 (ea, eb, fa | _opposite(ca, fa), fb | _opposite(cb, fb)),
             ]
+        if a.op == "bounded":  # where the check counts changes no value
+            return [(x, y, fa, fb) for x, y in zip(a.args[:2], b.args[:2], strict=True)]
         return [(x, y, fa, fb) for x, y in zip(a.args, b.args, strict=True)]
 
     def _differ(self, a: Node, b: Node, keep: bool = False) -> list[tuple] | None:
@@ -204,7 +216,9 @@ class Values:
     def _same_place(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
         if a.attr.buffer != b.attr.buffer or len(a.args) != len(b.args) or a.dtype != b.dtype:
             return None
-        if not all(self.same_index(x, y, seen) for x, y in zip(a.attr.index, b.attr.index, strict=True)):
+        # Where a load is only where its mask holds counts only there.
+        inside = (fa | _conjuncts(a.args[0]), fb | _conjuncts(b.args[0])) if a.args else (fa, fb)
+        if not all(self.same_index(x, y, seen, inside) for x, y in zip(a.attr.index, b.attr.index, strict=True)):
             return None
         return [(a.args[0], b.args[0], fa, fb)] if a.args else []
 

@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..ir.facts import covers
 from ..ir.fold import fold
-from ..ir.index import Expr, Val
-from ..ir.nodes import Extern, Nest, Node, Program, Scatter, identity_mapping, indirect, masked, rebuild, refs
+from ..ir.index import Atom, Expr, Val, Var, expr, of, proves_less, proves_nonnegative
+from ..ir.nodes import (
+    Extern,
+    Nest,
+    Node,
+    Program,
+    Scatter,
+    Size,
+    checks,
+    identity_mapping,
+    indirect,
+    masked,
+    rebuild,
+    refs,
+)
 
 CHEAP = 3  # a body of this cost or less is recomputed rather than stored
 
@@ -81,7 +95,7 @@ def node_cost(node: Node, costs: Callable[[str], float]) -> float:
     for n in node.walk():
         if n.op == "load":
             total += 1
-        elif n.op not in ("const", "index"):
+        elif n.op not in ("const", "index", "bounded"):  # a check must not change what is fused
             total += costs(n.op)
     return total
 
@@ -143,6 +157,7 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
                 and item.name not in extern_reads
                 and item.name not in scatter_bases
                 and _pays(item, uses.get(item.name, 0), points.get(item.name, []), costs)
+                and (not checks([item.body]) or any(_visits_all(c, item) for c in points.get(item.name, [])))
             ):
                 values.bodies[item.name] = item
                 continue
@@ -165,6 +180,37 @@ def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], f
     if all(isinstance(mine, int) and isinstance(n, int) and n <= mine for n in others):
         return True
     return all(n == mine for n in others)
+
+
+def _visits_all(consumer: Nest, nest: Nest) -> bool:
+    """Whether the consumer's value needs every element of `nest`: else a fault in those left out would be lost."""
+    loops = consumer.scatter.domain if consumer.scatter is not None else (*consumer.loop_vars, *consumer.rvars)
+    return any(
+        ld.attr.buffer == nest.name and _meets_all(ld, nest.shape, {v for v in loops if v.extent != 1})
+        for ld in consumer.body.loads()
+    )
+
+
+def _meets_all(ld: Node, shape: tuple[Size, ...], loops: set[Var]) -> bool:
+    """Whether the load, where its mask holds, meets every element: coordinates that are loop variables of their own, moved by constants."""
+    steps: dict[Atom, Expr] = {}
+    for e, n in zip(ld.attr.index, shape, strict=True):
+        moving = [v for v in loops if e.coefficient(v) != 0]
+        if not moving and e == 0 and n == 1:
+            continue
+        if len(moving) != 1 or moving[0] in steps or e.coefficient(moving[0]) != 1:
+            return covers(ld.attr.index, shape, tuple(loops)) and not ld.args
+        start = e - of(moving[0])
+        first, past = -start, expr(n) - start
+        if not proves_nonnegative(first) or proves_less(expr(moving[0].extent), past):
+            return False
+        if not proves_nonnegative(expr(moving[0].extent) - past):
+            return False
+        steps[moving[0]] = of(Var(f"{moving[0].name}_at", n)) - start
+    if not ld.args:
+        return True
+    mask = fold(rebuild(ld.args[0], _keep, steps))
+    return mask.op == "const" and bool(mask.attr)
 
 
 def _guarded(name: str, consumer: Nest) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Sym, Var, of
-from ..ir.nodes import Buffer, Node, index_node, load, rebuild
+from ..ir.nodes import Buffer, Node, checks, index_node, load, rebuild
 from .fuse import Group, Member
 from .inline import node_cost
 from .plan import Kernel, Phase, Reduce, Scan, Statement, Store
@@ -165,6 +165,11 @@ def statement_nodes(st: Statement) -> list[Node]:
     if not isinstance(st, Reduce):
         nodes += [index_node(e) for e in st.index if not e.is_const and e.var is None]
     return nodes
+
+
+def kernel_checks(kernel: Kernel) -> dict[tuple[str, str], int]:
+    """The faults that a kernel may report: exception type and place → the number that it returns, from 1."""
+    return checks(n for p in kernel.phases for st in p.body for n in statement_nodes(st))
 
 
 def _loads(m: Member) -> tuple[Node, ...]:

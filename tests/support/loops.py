@@ -22,6 +22,7 @@ from opforge.runtime.lower import names
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.builder import Builder, Tensor
 from opforge.runtime.schedule.check import check
+from opforge.runtime.schedule.kernels import kernel_checks
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import Plan
 from opforge.runtime.schedule.schedule import schedule
@@ -81,7 +82,8 @@ def run(
         library = load_library(compile_cpp(source, name="loops", cfg=config.current()))
         for kernel in plan.kernels():
             function = library[unit.symbols[kernel.name]]
-            function.argtypes, function.restype = [ctypes.c_void_p] * unit.arity[kernel.name], None
+            function.argtypes = [ctypes.c_void_p] * unit.arity[kernel.name]
+            function.restype = ctypes.c_int if kernel_checks(kernel) else None
             setattr(module, kernel.name, function)
     return Ran(
         module.call(*inputs),

@@ -104,9 +104,10 @@ def test_an_index_wraps_unless_it_cannot_be_negative() -> None:
     k = b.at(tensor(b, (4,), "int32"), b.coords([4]))
     assert (
         b.index_of(k, 7).text
-        == "at(where(lt(to_dtype(x[i0]):int64, 0:int64), add(to_dtype(x[i0]):int64, 7:int64), to_dtype(x[i0]):int64), 0, 6)"
+        == "at(bounded(where(lt(to_dtype(x[i0]):int64, 0:int64), add(to_dtype(x[i0]):int64, 7:int64), to_dtype(x[i0]):int64), "
+        "7:int64, True:bool), 0, 6)"
     )
-    assert b.place_of(k, 7).text == "at(to_dtype(x[i0]):int64, 0, 6)"
+    assert b.place_of(k, 7).text == "at(bounded(to_dtype(x[i0]):int64, 7:int64, True:bool), 0, 6)"
     assert b.index_of(value_of(b.coords([4])[0]), 7) is b.coords([4])[0]
 
 
