@@ -127,7 +127,7 @@ STEPS: dict[str, Step] = {
         "The output is a view that was made while grad mode was off.",
         (),
         ("result",),
-        "with no_grad(): {result} = {result}.view_as({result})",
+        "with no_grad(): {result} = {result}[...]",
     ),
     # spec: view_of_many
     "view_of_many": Step(

@@ -26,6 +26,7 @@ from .emit import (
     docs,
     kernels,
     lowerings,
+    matrix,
     mutations,
     op_tests,
     recompute,
@@ -54,6 +55,7 @@ SPECS: tuple[SpecKind, ...] = (
     SpecKind("decompositions", ("decomposition",), mutations.build_decompositions),
     SpecKind("rewrites", ("rule",), rewrites.build),
     SpecKind("mutations", ("enum", "struct", "table", "step", "role", "inverse"), mutations.build),
+    SpecKind("matrix", ("axis", "matrix"), matrix.build),
 )
 """In dependency order: a builder sees the parts of the kinds above it."""
 
@@ -69,6 +71,7 @@ EMITTERS: dict[str, Emit] = {
     "rewrites": rewrites.emit,
     "mutations": mutations.emit,
     "decompositions": mutations.emit_decompositions,
+    "matrix": matrix.emit,
     "docs": docs.emit,
 }
 """Name (for `--only`) → emitter. Each returns path → text; no two may write the same path."""

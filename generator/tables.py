@@ -76,11 +76,11 @@ def build_table(
     results = steps if gives == "steps" else enums.get(gives, ())
     impossible, rules = [], []
     for k, item in enumerate(entry.get("impossible") or ()):
-        condition = _condition(entry, ("impossible", k, "when"), item["when"], domains, qualified, diags)
+        condition = parse_condition(entry, ("impossible", k, "when"), item["when"], domains, qualified, diags)
         if condition is not None:
             impossible.append((condition, str(item["why"])))
     for k, item in enumerate(entry["rules"]):
-        condition = _condition(entry, ("rules", k, "when"), item["when"], domains, qualified, diags)
+        condition = parse_condition(entry, ("rules", k, "when"), item["when"], domains, qualified, diags)
         then = item["then"]
         for name in then if isinstance(then, list) else [then]:
             if results and name not in results:
@@ -162,7 +162,7 @@ class _Fault(Exception):
         self.offset = offset
 
 
-def _condition(
+def parse_condition(
     entry: Entry,
     path: tuple[str | int, ...],
     text: Any,
@@ -170,6 +170,7 @@ def _condition(
     qualified: Mapping[str, str],
     diags: Diagnostics,
 ) -> Condition | None:
+    """The condition of an entry, or None after reporting. `domains` are the values of each predicate, `qualified` how members print."""
     try:
         tree = ast.parse(str(text), mode="eval").body
     except SyntaxError as e:

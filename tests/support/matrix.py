@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
+import random
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -166,7 +172,7 @@ def interpreted(traced: Traced) -> Callable[..., Any]:
 def _like_compiled(graph: Callable[..., Any]) -> Callable[..., Any]:
     """As compiled code does it: below autograd, and every result has memory of its own."""
 
-    def run(*args: Any) -> list[Any]:
+    def run(*args: Any) -> tuple[Any, ...]:
         with torch.no_grad():
             out = list(graph(*args))
             seen = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
@@ -176,7 +182,7 @@ def _like_compiled(graph: Callable[..., Any]) -> Callable[..., Any]:
                         t = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t)
                     seen.add(t.untyped_storage()._cdata)
                     out[k] = t.data if t._is_view() else t
-        return out
+        return tuple(out)
 
     return run
 
@@ -227,3 +233,49 @@ def runnable(axes: Axes, cell: Cell) -> str:
         f'compiled = torch.compile(program, backend="opforge", dynamic={cell["shape"] == "dynamic"})\n'
         f"for run in (program, compiled):\n    x, y = make(4, 6)\n    with torch.{mode}():\n        print(run(x, y), x, y)\n"
     )
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The cells of a spec: those of its planes, once each, without those that an `impossible` condition names."""
+
+    axes: Axes
+    planes: Sequence[Mapping[str, Sequence[str]]]
+    impossible: Sequence[Callable[..., bool]]
+
+    def cells(self, mutation: str | None = None) -> Iterator[Cell]:
+        """All cells, or those of one mutation."""
+        seen: set[tuple[str, ...]] = set()
+        for plane in self.planes:
+            choices = [plane.get(a, tuple(self.axes[a])) for a in self.axes]
+            for members in itertools.product(*choices):
+                cell = dict(zip(self.axes, members, strict=True))
+                if mutation in (None, cell["mutation"]) and members not in seen and not any(c(**cell) for c in self.impossible):
+                    seen.add(members)
+                    yield cell
+
+
+def check_row(matrix: Matrix, mutation: str, sample: int | None = None) -> None:
+    """Run the cells of one mutation, or a fixed sample of them; fail with every cell that differs, and a file that shows the first."""
+    cells = list(matrix.cells(mutation))
+    if sample is not None and len(cells) > sample:
+        cells = random.Random(mutation).sample(cells, sample)
+    counts, reasons, different = Counter(), Counter(), []
+    logging.disable(logging.ERROR)  # torch's fake tensors print the errors that programs are meant to make
+    try:
+        for cell in cells:
+            outcome = run_cell(matrix.axes, cell)
+            counts["different" if outcome.different else "refused" if outcome.refused else "eager" if outcome.eager else "compiled"] += 1
+            if outcome.different:
+                different.append((cell, outcome.different))
+            elif outcome.eager and not outcome.refused:
+                reasons[re.sub(r"\d+", "N", outcome.eager)[:120]] += 1
+    finally:
+        logging.disable(logging.NOTSET)
+    print(f"{mutation}: {len(cells)} cells: {dict(counts)}")
+    for reason, count in reasons.most_common():
+        print(f"  {count} left to eager: {reason}")
+    if different:
+        lines = [f"{', '.join(f'{k}={v}' for k, v in cell.items())}\n    " + "\n    ".join(d[:300] for d in found[:3]) for cell, found in different]
+        text = "\n".join(lines[:20])
+        pytest.fail(f"{len(different)} of {len(cells)} cells differ from eager:\n{text}\n\n{runnable(matrix.axes, different[0][0])}", pytrace=False)
