@@ -20,12 +20,37 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+# What the help texts list, without the imports that the lists themselves would need; a test compares them.
+KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter", "composite", "extern")
+EMITTERS = ("config", "targets", "scalars", "scalar_tests", "kernels", "lowerings", "op_tests", "recompute", "rewrites")
+EMITTERS += ("mutations", "decompositions", "matrix", "docs")
+
 Imports = Annotated[
     list[str] | None,
     typer.Option(
-        "--import", metavar="MODULE", help="Import MODULE first: it registers the file's operators with torch."
+        "--import",
+        metavar="MODULE",
+        help="Import MODULE first: it registers operators with torch. Found in the current folder, beside the spec file,"
+        " or where Python finds it.",
     ),
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        print(f"opforge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """opforge: a torch.compile backend whose knowledge lives in YAML."""
 
 
 @app.command()
@@ -34,7 +59,9 @@ def generate(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the module made of SPEC.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when something is stale.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; print what would change.")] = False,
-    only: Annotated[list[str] | None, typer.Option("--only", help="Run only this emitter (repeatable).")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help=f"Run only this emitter (repeatable): {', '.join(EMITTERS)}.")
+    ] = None,
     imports: Imports = None,
 ) -> None:
     """Write generated/ from the specs, or a Python module from a spec file of your own.
@@ -71,23 +98,25 @@ def check(
     files: Annotated[list[Path] | None, typer.Argument(help="Spec files (default: opforge's own).")] = None,
     imports: Imports = None,
 ) -> None:
-    """Check spec files: shows every mistake with its place and what was expected; exit code 2 if there is one."""
+    """Check spec files: shows every mistake with its place and what was expected; exit code 2 if there is one.
+
+    A file of opforge's own is checked together with all of them, because they refer to each other.
+    """
     from .generator import run
 
     failed = False
     for path in files or [run.SPECS_DIR]:
         try:
             if path.resolve().is_relative_to(run.SPECS_DIR):
-                model = run.load_model()
+                count = run.own_entries(path.resolve())
             else:
                 from .generator.ahead import check_user_file
 
-                model = check_user_file(path, imports or ())
+                count = check_user_file(path, imports or ()).size
         except OpforgeError as e:
             print(e, file=sys.stderr)
             failed = True
         else:
-            count = sum(len(d.entries) for d in model.documents.values())
             print(f"{path}: {count} {'entry' if count == 1 else 'entries'}, no mistake")
     raise typer.Exit(2 if failed else 0)
 
@@ -95,16 +124,16 @@ def check(
 @app.command("new-op")
 def new_op(
     name: Annotated[str, typer.Argument(help="The operator: softplus, aten.sum.dim_IntList, my_lib.my_op.")],
-    kind: Annotated[str, typer.Option(help="The way it is computed.")] = "pointwise",
+    kind: Annotated[str, typer.Option(help=f"The way it is computed: {', '.join(KINDS)}.")] = "pointwise",
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Append to this spec file instead of printing.")
     ] = None,
+    imports: Imports = None,
 ) -> None:
     """Print (or append to a file) a template entry for an operator, below its schema in torch."""
-    from .generator.new_op import template
-    from .generator.run import load_model
+    from .generator.ahead import new_entry
 
-    text = template(name, kind, load_model())
+    text = new_entry(name, kind, out, imports or ())
     if out is None:
         sys.stdout.write(text)
         return
@@ -113,7 +142,7 @@ def new_op(
             file.write(text)
     except OSError as e:
         _stop(f"cannot write {out}: {e.strerror}")
-    print(f"added to {out}; next: opforge check {out}")
+    print(f"added to {out}; next: opforge check {out}" + "".join(f" --import {m}" for m in imports or ()))
 
 
 @app.command()
@@ -122,7 +151,7 @@ def schemas(
     refresh: Annotated[bool, typer.Option("--refresh", help="Rewrite the snapshot from the installed torch.")] = False,
 ) -> None:
     """Show torch's operator schemas, which the specs are checked against."""
-    from .generator.torch_schemas import SNAPSHOT, torch_lines
+    from .generator.torch_schemas import SNAPSHOT, matching, nearest_operator, torch_lines
 
     if refresh:
         lines = torch_lines()
@@ -130,9 +159,11 @@ def schemas(
         print(f"wrote {len(lines)} schemas to {SNAPSHOT.name}")
     if refresh and name is None:
         return
-    for line in SNAPSHOT.read_text(encoding="utf-8").splitlines():
-        if name is None or name.replace(".", "::", 1) in line.partition("(")[0] or name in line.partition("(")[0]:
-            print(line)
+    found = matching(name)
+    if name is not None and not found:
+        _stop(f"no operator of torch has '{name}' in its name{nearest_operator(name)}")
+    for line in found:
+        print(line)
 
 
 @app.command()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ from ..errors import SpecError
 from .diagnostics import Diagnostics
 from .load import load_spec
 from .model import Model
+from .new_op import template
 from .run import format_files, load_model, load_user_model
 from .torch_schemas import TorchSchemas, torch_lines
 from .user import generate_module
@@ -41,19 +43,43 @@ def user_module(path: Path, imports: Sequence[str] = ()) -> str:
     return format_files({"module.py": text})["module.py"]
 
 
+def new_entry(name: str, kind: str, out: Path | None = None, imports: Sequence[str] = ()) -> str:
+    """The template entry of an operator, of torch's or one that `imports` register. See `new_op.template`."""
+    model = load_model()
+    if imports:
+        namespace = name.partition(".")[0]
+        model = replace(model, torch=_imported(imports, [out or Path("-")], {namespace}))
+    return template(name, kind, model)
+
+
 def user_schemas(path: Path, imports: Sequence[str]) -> TorchSchemas:
     """Torch's schemas from the snapshot, with those of the file's own operators when `imports` register them.
 
-    `imports` are names of modules, which are imported; only then is torch loaded.
+    `imports` are names of modules, which are imported; only then is torch loaded. They are looked for in the current
+    folder and beside the file too, wherever Python itself was started from.
     """
-    schemas = TorchSchemas.snapshot()
     if not imports:
-        return schemas
-    for name in imports:
-        try:
-            import_module(name)
-        except ImportError as e:
-            raise SpecError(f"cannot import '{name}': {e}") from e
+        return TorchSchemas.snapshot()
+    namespaces = {
+        name.partition(".")[0] for e in load_spec(path, Diagnostics()) for _, name in e.names() if "." in name
+    }
+    return _imported(imports, [path], namespaces)
+
+
+def _imported(imports: Sequence[str], files: Sequence[Path], namespaces: Collection[str]) -> TorchSchemas:
+    """The snapshot and the operators of `namespaces` that exist after `imports`."""
+    folders = list(dict.fromkeys([str(Path.cwd()), *(str(f.resolve().parent) for f in files)]))
+    sys.path[:0] = folders
+    try:
+        for name in imports:
+            try:
+                import_module(name)
+            except ImportError as e:
+                where = ", ".join(folders)
+                raise SpecError(f"cannot import '{name}': {e} (looked in {where}, then where Python looks)") from e
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
+    schemas = TorchSchemas.snapshot()
     known = {packet.partition(".")[0] for packet in schemas.packets()}
-    own = {name.partition(".")[0] for e in load_spec(path, Diagnostics()) for _, name in e.names() if "." in name}
-    return schemas.extended(torch_lines(sorted(own - known)))
+    return schemas.extended(torch_lines(sorted(set(namespaces) - known)))

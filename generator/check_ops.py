@@ -113,7 +113,14 @@ def _coverage(doc: Document, model: Model, diags: Diagnostics) -> list[tuple[Ent
                     _op_pos(entry, k),
                     f"'{name}' has no overload that a graph can hold: each writes to an argument or returns no tensor",
                 )
-            schemas += [s for s in fit if name.count(".") == 2 or s.id not in owner]
+            left = [s for s in fit if name.count(".") == 2 or s.id not in owner]
+            if fit and not left:
+                also = [(_op_pos(owner[s.id], op_names(owner[s.id]).index(s.id)), "an overload's entry") for s in fit]
+                diags.error(
+                    _op_pos(entry, k), f"'{name}' covers nothing: each of its overloads has an entry", also=also
+                )
+            # Its expressions are checked all the same, so that one run shows every mistake.
+            schemas += left or fit
         out.append((entry, tuple(sorted(schemas, key=lambda s: s.id))))
     return out
 

@@ -31,6 +31,11 @@ class Model:
     broken: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
     """Entries that their schema rejected, by kind: known by name, so that uses of them are no second error."""
 
+    @property
+    def size(self) -> int:
+        """The number of entries in all documents."""
+        return sum(len(d.entries) for d in self.documents.values())
+
     def part(self, kind: str, default: Any = ()) -> Any:
         """The typed part of `kind`, or `default` when there is none (yet)."""
         return self.parts.get(kind, default)

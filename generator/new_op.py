@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..errors import SpecError
-from .diagnostics import did_you_mean
+from .diagnostics import Pos, did_you_mean
+from .expr.ops import callable_here
 from .model import Model
 from .torch_schemas import TorchSchema
 
@@ -27,15 +28,25 @@ def template(name: str, kind: str, model: Model) -> str:
     Raises `SpecError` when torch has no such operator, its name misses by a little, or there is an entry already.
     """
     if kind not in _BODIES:
-        raise SpecError(f"unknown kind '{kind}'{did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)}")
+        raise SpecError(f"unknown kind '{kind}' (there are {', '.join(KINDS)}){did_you_mean(kind, KINDS)}")
     full = name if "." in name else "aten." + name
     schemas = [s for s in model.torch.get(full) if not s.is_out and not s.mutates]
     if not schemas:
-        raise SpecError(f"torch has no functional operator '{full}'{did_you_mean(full, model.torch.packets())}")
+        packets = model.torch.packets()
+        own = not any(p.startswith(full.partition(".")[0] + ".") for p in packets)
+        hint = "; if it is your own, import the module that registers it (--import)" if own else ""
+        raise SpecError(f"torch has no functional operator '{full}'{hint or did_you_mean(full, packets)}")
+    taken: dict[str, Pos] = {}
     for entry in model.entries("ops"):
         for path, other in entry.names():
             if other == full or full.startswith(other + "."):
                 raise SpecError(f"'{other}' has an entry already: {entry.pos(*path)}")
+            taken[other] = entry.pos(*path)
+    free = [s for s in schemas if s.id not in taken and (kind == "extern" or callable_here(s))]
+    if not free:
+        places = "\n".join(f"  {s.id}: {taken.get(s.id, 'not for this kind')}" for s in schemas)
+        raise SpecError(f"each overload of '{full}' has an entry already:\n{places}")
+    schemas = free
     tensor = _tensor(schemas[0])
     lines = [f"# {s.text}" for s in schemas]
     lines += [f"- op: {full}", "  doc: what it computes, in one line", f"  kind: {kind}"]

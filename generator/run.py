@@ -20,7 +20,7 @@ from pathlib import Path
 from ..errors import SpecError
 from . import check_ops
 from .check import check_document, check_tag
-from .diagnostics import Diagnostics
+from .diagnostics import Diagnostics, did_you_mean
 from .emit import (
     config,
     docs,
@@ -113,6 +113,23 @@ def load_model(specs: Path = SPECS_DIR, torch: TorchSchemas | None = None) -> Mo
     return model
 
 
+def own_entries(path: Path) -> int:
+    """Check opforge's own specs, all of them, and count the entries of those that stand in the file or folder `path`.
+
+    Raises `SpecError` with every mistake, or when `path` is none of the spec files.
+    """
+    model = load_model()
+    if path == SPECS_DIR:
+        return model.size
+    names = {source.name for d in model.documents.values() for source in d.sources}
+    wanted = f"{SPECS_DIR.name}/{path.relative_to(SPECS_DIR).as_posix()}"
+    if wanted not in names and not any(name.startswith(wanted + "/") for name in names):
+        raise SpecError(f"{wanted} is none of the spec files{did_you_mean(wanted, names)}")
+    roots = {d.name for d in model.documents.values()} & {wanted}
+    entries = [(d.name, e.source.name) for d in model.documents.values() for e in d]
+    return sum(root in roots or name == wanted or name.startswith(wanted + "/") for root, name in entries)
+
+
 def load_user_model(path: Path, base: Model) -> Model:
     """As `load_model`, for one file of the user's own (entries of any kind) on top of `base`."""
     diags = Diagnostics()
@@ -158,6 +175,9 @@ def build_model(
 
 def emit_all(model: Model, only: Collection[str] = ()) -> dict[str, str]:
     """Run the emitters (all, or those named) and collect path → text, sorted by path."""
+    for name in only:
+        if name not in EMITTERS:
+            raise SpecError(f"no emitter '{name}' (there are {', '.join(EMITTERS)}){did_you_mean(name, EMITTERS)}")
     files: dict[str, str] = {}
     if not only:
         path = "generated/__init__.py"

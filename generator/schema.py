@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .diagnostics import did_you_mean, one_of
+from .diagnostics import did_you_mean, nearest, one_of
 
 Schema = Mapping[str, Any]
 KeyPath = tuple[str | int, ...]
@@ -184,6 +184,12 @@ class SchemaFile:
             options: list[Any] = [self.resolve(b["properties"].get(key, {})).get("const", "") for b in fitting]
             if "" not in options:
                 if key not in value:
+                    known = {k for b in fitting for k in b["properties"]}
+                    for found in value:
+                        if found not in known and nearest(found, known) == key:
+                            return Fault(
+                                (found,), f"unknown key '{found}' in {_entry(value)}; did you mean '{key}'?", True
+                            )
                     return Fault((), f"missing key '{key}' in {_entry(value)} ({one_of(options)})")
                 if value[key] not in options:
                     hint = did_you_mean(value[key], options)

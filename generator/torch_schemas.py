@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .diagnostics import did_you_mean, nearest
+
 SNAPSHOT = Path(__file__).with_name("torch_schemas.txt")
 _HEAD = re.compile(r"(?P<ns>\w+)::(?P<name>\w+)(?:\.(?P<overload>\w+))?\((?P<args>.*)\) -> (?P<returns>.*)\Z")
 _ALIAS = re.compile(r"\((?P<set>[^)]*)\)")
@@ -166,6 +168,23 @@ def _parse_arg(text: str, kwarg_only: bool) -> TorchArg:
         type_, name = name, ""
     label = re.split(r"[!\s]", marks)[0]
     return TorchArg(name, type_, default if eq else None, kwarg_only, label, "!" in marks)
+
+
+def matching(name: str | None) -> list[str]:
+    """The schema lines of the snapshot whose operator has `name` (dots as in Python, or `::`) in it; all for None."""
+    lines = SNAPSHOT.read_text(encoding="utf-8").splitlines()
+    heads = ((line, line.partition("(")[0]) for line in lines)
+    return [line for line, head in heads if name is None or name.replace(".", "::", 1) in head or name in head]
+
+
+def nearest_operator(name: str) -> str:
+    """`; did you mean 'aten.softplus'?` for the operator named most like `name` (with or without a namespace), or an empty string."""
+    packets = TorchSchemas.snapshot().packets()
+    if "." in name:
+        return did_you_mean(name, packets)
+    short = {packet.partition(".")[2]: packet for packet in packets}
+    near = nearest(name, short)
+    return f"; did you mean '{short[near]}'?" if near else ""
 
 
 def torch_lines(namespaces: Iterable[str] = ("aten", "prims")) -> list[str]:

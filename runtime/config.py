@@ -118,13 +118,18 @@ def _from_environment(environ: Mapping[str, str]) -> Config:
     for setting in FIELDS.values():
         if setting.env in environ:
             values[setting.field] = _value(setting, environ[setting.env], f"environment variable {setting.env}")
-    known = [setting.env for setting in FIELDS.values()]
+    known = {setting.env.removeprefix(_ENV_PREFIX): setting.env for setting in FIELDS.values()}
     for name in sorted(environ):
-        # Others may use the prefix too, so only what looks like a misspelt setting is worth a warning.
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.85) if name.startswith(_ENV_PREFIX) else []
-        if near and name not in known:
+        short = name.removeprefix(_ENV_PREFIX)
+        if not name.startswith(_ENV_PREFIX) or short in known:
+            continue
+        # Others may use the prefix too, so only what looks like a misspelt setting, or is its last part, is worth a warning.
+        near = [k for k in known if k.endswith("_" + short)] or difflib.get_close_matches(
+            short, known, n=1, cutoff=0.65
+        )
+        if near:
             warnings.warn(
-                f"environment variable {name} is no opforge setting; did you mean {near[0]}?",
+                f"environment variable {name} is no opforge setting; did you mean {known[near[0]]}?",
                 OpforgeWarning,
                 stacklevel=2,
             )

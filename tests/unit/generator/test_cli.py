@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from opforge import __version__, cli
 from opforge.cli import app, main
 from opforge.generated import ops
 from opforge.generator import ahead, run, user
@@ -47,7 +48,7 @@ def opforge(
     """Run the command line in this process, in `tmp_path`, over specs that are loaded once."""
     monkeypatch.chdir(tmp_path)
     for module in (run, ahead):
-        monkeypatch.setattr(module, "load_model", lambda: base)
+        monkeypatch.setattr(module, "load_model", lambda *_: base)
     monkeypatch.setattr(user, "_base", lambda: base)
 
     def call(*args: str) -> Done:
@@ -78,10 +79,34 @@ def test_check_of_a_right_and_a_wrong_file(opforge: Opforge, tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_check_of_our_own_specs(opforge: Opforge) -> None:
+def test_check_of_our_own_specs(opforge: Opforge, base: Model) -> None:
     done = opforge("check")
     assert done.returncode == 0, done.stderr
-    assert "no mistake" in done.stdout
+    assert f"{base.size} entries, no mistake" in done.stdout
+    done = opforge("check", *(str(run.SPECS_DIR / name) for name in ("ops/math.yaml", "ops", "ops.yaml")))
+    math, ops, root = (int(line.split()[-4]) for line in done.stdout.splitlines())
+    assert 0 < math < ops == root < base.size
+
+
+def test_version_and_choices_in_the_help() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"opforge {__version__}\n"
+    assert cli.KINDS == KINDS
+    assert tuple(run.EMITTERS) == cli.EMITTERS
+
+
+def test_new_op_of_ones_own_found_beside_the_file(opforge: Opforge, tmp_path: Path) -> None:
+    """The module lies beside the spec file, which is not in the current folder."""
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "opforge_far_lib.py").write_text(
+        "import torch\nlib = torch.library.Library('opforge_far', 'DEF')\nlib.define('twice(Tensor x) -> Tensor')\n"
+    )
+    before = list(sys.path)
+    out = ("-o", "far/my_ops.yaml", "--import", "opforge_far_lib")
+    done = opforge("new-op", "opforge_far.twice", *out)
+    assert done.stdout.endswith("next: opforge check far/my_ops.yaml --import opforge_far_lib\n"), done.stderr
+    done = opforge("check", "far/my_ops.yaml", "--import", "opforge_far_lib")
+    assert (done.returncode, done.stdout) == (0, "far/my_ops.yaml: 1 entry, no mistake\n"), done.stderr
+    assert sys.path == before
 
 
 @pytest.mark.parametrize(
@@ -93,6 +118,13 @@ def test_check_of_our_own_specs(opforge: Opforge) -> None:
         (["generate", "good.yaml"], "needs both"),
         (["generate", "-o", "out"], "needs both"),
         (["generate", "good.yaml", "-o", "good.yaml/x"], "good.yaml"),
+        (["check", "{specs}/nonexist.yaml"], "specs/nonexist.yaml is none of the spec files"),
+        (["check", "{specs}/ops/maht.yaml"], "did you mean 'specs/ops/math.yaml'?"),
+        (["generate", "--only", "nope"], "no emitter 'nope' (there are config, "),
+        (["generate", "--check", "--only", "op_test"], "did you mean 'op_tests'?"),
+        (["schemas", "softpluss"], "did you mean 'aten.softplus'?"),
+        (["new-op", "aten.special_xlog1py"], "aten.special_xlog1py.default: specs/ops/arithmetic.yaml:"),
+        (["new-op", "my_lib.my_op"], "if it is your own, import the module that registers it (--import)"),
         (["new-op", "aten.softpluss"], "did you mean 'aten.softplus'?"),
         (["new-op", "aten.relu"], "'aten.relu' has an entry already: specs/ops/"),
         (["new-op", "aten.relu", "--kind", "pointwize"], "did you mean 'pointwise'?"),
@@ -100,7 +132,7 @@ def test_check_of_our_own_specs(opforge: Opforge) -> None:
 )
 def test_mistakes_exit_with_2_and_no_traceback(args: list[str], message: str, opforge: Opforge, tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(GOOD)
-    done = opforge(*args)
+    done = opforge(*(a.format(specs=run.SPECS_DIR) for a in args))
     assert done.returncode == 2, done.stdout + done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -118,12 +150,12 @@ def test_generate_a_module_from_a_users_file(opforge: Opforge, tmp_path: Path, m
     assert done.returncode == 2
     assert "import the module that registers it (--import)" in done.stderr
     assert not (tmp_path / "pkg").exists()
-    monkeypatch.syspath_prepend(tmp_path)
     done = opforge("generate", "my_ops.yaml", "-o", "pkg", "--import", "my_lib")
     assert (done.returncode, done.stdout) == (0, "wrote my_ops.py\n"), done.stderr
     text = (tmp_path / "pkg" / "my_ops.py").read_text()
     assert "# spec: my_lib.scaled_sum\n" in text
     monkeypatch.setattr(ops.LOWERINGS, "_found", dict(ops.LOWERINGS._found))
+    monkeypatch.syspath_prepend(tmp_path)
     import_module("pkg.my_ops").register()
     assert ops.LOWERINGS["my_lib.scaled_sum.default"].__name__ == "scaled_sum"
     done = opforge("generate", "my_ops.yaml", "-o", "pkg", "--import", "my_lib", "--check")
