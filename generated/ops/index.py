@@ -170,7 +170,11 @@ def _unsafe_index_put(b, self, indices, values, accumulate=False):
 def index_add(b, self, dim, index, source, *, alpha=1):
     b.native_if(rank(self) > 0 and rank(index) == 1, "rank(self) > 0 and rank(index) == 1")
     d = wrap(dim, rank(self))
-    b.raises("RuntimeError" if rank(self) > 1 and dtype(index) == "int64" else "IndexError")
+    b.raises(
+        "RuntimeError"
+        if rank(self) > 1 and d in [0, rank(self) - 1] and dtype(index) == "int64" and alpha == 1
+        else "IndexError"
+    )
     r = b.rcoords(shape(source))
     return b.scatter(
         self, r, b.at(source, r) * alpha, replace(r, d, b.place_of(b.at(index, [r[d]]), size(self, d))), mode="sum"
