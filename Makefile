@@ -72,8 +72,10 @@ demo: $(STAMP) ## sentence embeddings: eager, Inductor and opforge side by side
 	$(PY) examples/minilm.py
 
 bench: $(STAMP) ## all benchmark programs; writes benchmarks/results/
-	$(PY) benchmarks/overhead.py
+	$(PY) benchmarks/overhead.py --out benchmarks/results/overhead.json
 	$(PY) benchmarks/run.py
+	$(PY) benchmarks/train.py
+	$(PY) benchmarks/dispatch.py --out benchmarks/results/dispatch.json
 
 bench-quick: $(STAMP) ## a few benchmark programs, few rounds, no compile times
 	$(PY) benchmarks/run.py --quick

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ...errors import UnsupportedError
 from .joint import Gradients
 from .regions import Layout
 
@@ -156,6 +155,6 @@ def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], in
 
 def refuse_double_backward() -> None:
     """Raises: gradients of gradients were asked for."""
-    raise UnsupportedError(
+    raise RuntimeError(
         "a compiled graph has no gradient of its gradient (create_graph=True); run this part without torch.compile"
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import gcd
 from typing import NoReturn
 
 from ..ir.facts import covers, equal, flat, in_range, is_injective, plausible
-from ..ir.index import Expr, Val, Var, expr, of
+from ..ir.index import Expr, Val, Var, bounds, expr, of, size
 from ..ir.nodes import (
     ITEMSIZE,
     Buffer,
@@ -176,10 +177,26 @@ class KernelCheck:
         parts: list[tuple[Expr, Size]] = []
         shape = self.memory.layout(a.buffer).shape
         for x, y, n in zip(a.index, b.index, shape, strict=True):
-            if vars_of(x) <= outer and not any(isinstance(t, Val) for t in x.atoms()) and equal(x, y):
+            if any(isinstance(t, Val) for t in (*x.atoms(), *y.atoms())):
+                continue
+            if vars_of(x) <= outer and equal(x, y):
                 parts.append((x, n))
+            elif (block := self._block(x)) is not None and (other := self._block(y)) is not None and block == other:
+                parts.append((block[0], size((expr(n) + (block[1] - 1)) // block[1])))
         index, dims = tuple(p[0] for p in parts), tuple(p[1] for p in parts)
         return is_injective(flat(index, contiguous_strides(dims)), self.kernel.outer)
+
+    def _block(self, e: Expr) -> tuple[Expr, int] | None:
+        """(q, g) for a coordinate g * q + rest, where q is of outer loops only and 0 <= rest < g: equal coordinates have equal q."""
+        parts = [(v, c) for v in self.kernel.outer if (c := e.coefficient(v)) is not None and c != 0]
+        if not parts or any(not isinstance(c, Expr) or not c.is_const for _, c in parts):
+            return None
+        g = gcd(*(int(c) for _, c in parts))
+        rest = e - sum((of(v) * int(c) for v, c in parts), expr(0))
+        lo, hi = bounds(rest)
+        if vars_of(rest) & set(self.kernel.outer) or lo is None or hi is None or lo < 0 or hi >= g:
+            return None
+        return sum((of(v) * (int(c) // g) for v, c in parts), expr(0)), g
 
     # -- two buffers in the same bytes ---------------------------------------------------------------------------------
     def _overlaps(self) -> None:
