@@ -32,6 +32,10 @@ class Op:
     """Whether the values are specified (those of an empty tensor are not)."""
 
 
+Made = tuple[str, list[Any], dict[str, Any]]
+"""A label, positional and keyword arguments."""
+
+
 @dataclass
 class Case:
     """One call: the overload, its arguments, and what eager answers."""
@@ -224,7 +228,7 @@ def _reference(case: Case) -> list[Any] | None:
 def _cases(op: Op, overload: str) -> Iterator[Case]:
     schema = _target(overload)._schema
     dtypes = tuple(getattr(torch, d) for d in op.dtypes) or DTYPES
-    made: Iterator[tuple[str, list[Any], dict[str, Any]]]
+    made: Iterator[Made]
     if op.tests:
         made = itertools.chain.from_iterable(
             _from_text(text, dtypes if k == 0 else dtypes[:1]) for k, text in enumerate(op.tests)
@@ -250,9 +254,17 @@ def _tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(shape) * 2).to(dtype)
 
 
-def _by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+def _by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
     """Arguments made from the schema: shapes and layouts in the first dtype, then every dtype, then two mixed."""
     tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type) and not a.has_default_value()]
+    # Eager takes a mask of numbers, but means yes and no by it.
+    masks = {k for k, name in enumerate(tensors) if name == "mask" or name.endswith("_mask")}
+
+    def made(layout: Callable[[int, torch.dtype], torch.Tensor], label: str, *dtype_of: torch.dtype) -> Made:
+        """`dtype_of` are the dtypes of the first, second, … tensor; the last stands for the others too."""
+        dtypes_ = [torch.bool if k in masks else dtype_of[min(k, len(dtype_of) - 1)] for k in range(len(tensors))]
+        return _filled(schema, label, [layout(k, d) for k, d in enumerate(dtypes_)])
+
     layouts: dict[str, Callable[[int, torch.dtype], torch.Tensor]] = {
         "(3, 5)": lambda k, d: _tensor((3, 5), d),
         "broadcast, transposed": lambda k, d: (
@@ -262,17 +274,15 @@ def _by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[
         "empty": lambda k, d: _tensor((0, 5), d),
     }
     for label, layout in layouts.items():
-        yield _filled(schema, f"{label} {dtypes[0]}", [layout(k, dtypes[0]) for k in range(len(tensors))])
+        yield made(layout, f"{label} {dtypes[0]}", dtypes[0])
     for d in dtypes[1:]:
-        yield _filled(schema, f"(3, 5) {d}", [_tensor((3, 5), d) for _ in tensors])
+        yield made(layouts["(3, 5)"], f"(3, 5) {d}", d)
     if len(tensors) > 1 and len(dtypes) > 1:
-        mixed = [_tensor((3, 5), torch.int32 if k else dtypes[0]) for k in range(len(tensors))]
-        yield _filled(schema, "float and int32", mixed)
-        scalars = [_tensor((), torch.float64) for _ in tensors[1:]]
-        yield _filled(schema, "int32 and a 0-dim float", [_tensor((3, 5), torch.int32), *scalars])
+        yield made(layouts["(3, 5)"], "float and int32", dtypes[0], torch.int32)
+        yield made(lambda k, d: _tensor(() if k else (3, 5), d), "int32 and a 0-dim float", torch.int32, torch.float64)
 
 
-def _filled(schema: Any, label: str, tensors: list[torch.Tensor]) -> tuple[str, list[Any], dict[str, Any]]:
+def _filled(schema: Any, label: str, tensors: list[torch.Tensor]) -> Made:
     """The tensors with plain values for the other arguments that have no default."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -296,7 +306,7 @@ def _plain(kind: str) -> Any:
 
 
 # -- cases written in the spec -----------------------------------------------------------------------------------------
-def _from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+def _from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
     """The arguments of a spec's `tests` line, once per dtype of its `F` tensors; with the first dtype also in another layout."""
     tree = ast.parse(f"f({text})", mode="eval").body
     assert isinstance(tree, ast.Call)
