@@ -38,7 +38,9 @@ class Matrix:
         seen: set[Cell] = set()
         for k, (_, plane) in enumerate(self.planes):
             for cell in itertools.product(*(plane[a] for a in AXES)):
-                if cell not in seen and not any(c.holds(dict(zip(AXES, cell, strict=True))) for c, _ in self.impossible):
+                if cell not in seen and not any(
+                    c.holds(dict(zip(AXES, cell, strict=True))) for c, _ in self.impossible
+                ):
                     seen.add(cell)
                     yield k, cell
 
@@ -111,7 +113,7 @@ def emit(model: Model) -> dict[str, str]:
         "total": len(cells),
         "by_plane": by_plane,
         "by_member": by_member,
-        "lines": [line for line in LINES],
+        "lines": list(LINES),
         "cell": lambda text: text.replace("|", "\\|"),
     }
     return {

@@ -31,8 +31,8 @@ class Gradients:
     inputs     graph inputs that have a gradient, in the order of the gradients.
     overwritten  graph inputs that the wrapper writes to after the graph has run: their first contents are gone in the backward.
     watched_inputs, watched_results  graph inputs and results that eager's backward reads: it refuses to run once they were written to.
-    unkept     graph inputs that eager's backward does not read, so that a caller may write to them after the forward: ours must not read
-               them either.
+    unkept     graph inputs that eager's backward does not read, so that a caller may write to them after the forward, and those whose
+               version counter moves in the wrapper: our backward must not read them either.
     bumped     those of `overwritten` whose version counter tells of the write.
     """
 
@@ -62,12 +62,14 @@ def differentiate(
         gradients = torch.autograd.grad([t for _, t in followed], [e for _, e in wanted], tangents, allow_unused=True)
     nodes = [None if g is None else recorder.current(recorder.value(g)) for g in gradients]
     overwritten = tuple(k for k, i in enumerate(entered.graph_inputs) if found.meta.input_info[i].mutates_data)
+    beside = _beside(inputs, recorder, entered, found)
     watched_inputs = tuple(
         k
         for k, i in enumerate(entered.graph_inputs)
         if isinstance(inputs.fakes[i], torch.Tensor)
         and recorder.regions.key(inputs.fakes[i]) in needed
         and not _moves(found.meta.input_info[i])
+        and k not in beside
     )
     watched_results = tuple(
         k
@@ -78,10 +80,26 @@ def differentiate(
     unkept = tuple(
         k
         for k, i in enumerate(entered.graph_inputs)
-        if isinstance(inputs.fakes[i], torch.Tensor) and recorder.regions.key(inputs.fakes[i]) not in needed
+        if isinstance(inputs.fakes[i], torch.Tensor)
+        and (recorder.regions.key(inputs.fakes[i]) not in needed or k in beside or _moves(found.meta.input_info[i]))
     )
     bumped = tuple(k for k in overwritten if found.meta.input_info[entered.graph_inputs[k]].seen)
     return Gradients(*positions, watched_inputs, watched_results, unkept, bumped), nodes
+
+
+def _beside(inputs: Inputs, recorder: Recorder, entered: Entered, found: Found) -> set[int]:
+    """Graph inputs in a storage of which another input is mutated: they may share its version counter."""
+    mutated = {
+        i: recorder.regions.key(inputs.fakes[i])
+        for i in entered.graph_inputs
+        if found.meta.input_info[i].mutation_type is not MutationType.NOT_MUTATED
+    }
+    return {
+        k
+        for k, i in enumerate(entered.graph_inputs)
+        if isinstance(inputs.fakes[i], torch.Tensor)
+        and any(j != i and key == recorder.regions.key(inputs.fakes[i]) for j, key in mutated.items())
+    }
 
 
 def _moves(info: InputAliasInfo) -> bool:

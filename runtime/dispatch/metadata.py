@@ -80,6 +80,7 @@ class _Analysis:
         output_info = self._outputs(everything)
         storage_from = {i: len(self.result) + k for k, i in enumerate(given_storage)}
         input_info = tuple(self._input(i, updated, bases, storage_from) for i in range(len(inputs.fakes)))
+        disjoint = tuple(self._disjoint(input_info))  # reads sizes, which may be further outputs
         meta = ViewAndMutationMeta(
             input_info=input_info,
             output_info=tuple(output_info),
@@ -88,7 +89,7 @@ class _Analysis:
             graph_inputs=tuple(self.entered.graph_inputs),
             num_outputs=len(self.outputs),
             symbols=tuple(self.symbols.items()),
-            disjoint=tuple(self._disjoint(input_info)),
+            disjoint=disjoint,
             autocast=autocast,
         )
         return Found(meta, self.outputs, self.tensors)
@@ -96,7 +97,8 @@ class _Analysis:
     # --- inputs
 
     def _views_new_storage(self, t: Any, i: int) -> bool:
-        if not isinstance(t, torch.Tensor) or not t._is_view() or t._base is not self.inputs.fakes[i]:
+        own = self.inputs.fakes[i]
+        if not isinstance(t, torch.Tensor) or t is own or not shares_version(own, t):
             return False
         before = self.entered.values[i]
         return before is not None and self.recorder.value(t).region.key != before.region.key
@@ -108,7 +110,6 @@ class _Analysis:
 
     def _updated(self, i: int, value: Value | None) -> int:
         assert value is not None
-        tensor = self.inputs.fakes[i]
         return self._return(self.recorder.current(value), self._first_layout(i) if self._tracked(i) else None)
 
     def _first_layout(self, i: int) -> torch.Tensor:
@@ -337,7 +338,9 @@ class _Analysis:
         if torch.is_inference_mode_enabled() and not t._is_view() and not t.is_inference() and value.step is None:
             raise UnsupportedError("an output is another object for an input, made in inference mode; return the input")
         view = t._is_view() or t.is_inference() or any(t is known for known in self.inputs.fakes)
-        shares = view or source is None or shares_version(source, t)
+        # Merged inputs are one view family in the caller's hands, and each its own here.
+        family = [source, *(self.inputs.fakes[i] for i in value.region.inputs)]
+        shares = view or source is None or any(shares_version(known, t) for known in family if known is not None)
         return view_history(followed, gradient, view, _one_of_many(value), shares)
 
     def _number_output(self, value: Any) -> OutputAliasInfo:

@@ -129,7 +129,7 @@ class GraphWriter:
         assert step is not None
         assert value.parent is not None
         if step.op is ROLES["as_strided"]:
-            root = value.root
+            root = value.parent  # the region's whole, or that in the dtype of the view
             whole = self.current(root)
             offset = value.layout.offset - root.layout.offset + whole.meta["val"].storage_offset()
             return self.dispatch_node(step.op, (whole, value.layout.size, value.layout.stride, offset))

@@ -31,13 +31,22 @@ from .observe import World, differences, see
 Axes = Mapping[str, Mapping[str, Mapping[str, Any]]]
 Cell = Mapping[str, str]
 SIZES = {"static": [(4, 6)], "dynamic": [(4, 6), (5, 8)]}
-MODES: dict[str, Callable[[], Any]] = {"": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+MODES: dict[str, Callable[[], Any]] = {
+    "": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+}
 
 
 def program_text(axes: Axes, cell: Cell) -> str:
     """Source of `program(x, y)`."""
     mutation, output, history = (axes[a][cell[a]] for a in ("mutation", "output", "history"))
-    lines = [*output.get("before", ()), *mutation.get("code", ()), *output.get("after", ()), f"return {output['result']}"]
+    lines = [
+        *output.get("before", ()),
+        *mutation.get("code", ()),
+        *output.get("after", ()),
+        f"return {output['result']}",
+    ]
     if "block" in history:
         lines = [f"with {history['block']}:", *(f"    {line}" for line in lines)]
     return "def program(x, y):\n" + "".join(f"    {line}\n" for line in lines)
@@ -149,7 +158,9 @@ def run_cell(axes: Axes, cell: Cell) -> Outcome:
     return Outcome(refused=refused, different=tuple(dict.fromkeys(found)))
 
 
-def compiled(program: Callable[..., Any], arguments: Sequence[Any], dynamic: bool, grad: bool) -> tuple[Callable[..., Any], Callable[..., bool]]:
+def compiled(
+    program: Callable[..., Any], arguments: Sequence[Any], dynamic: bool, grad: bool
+) -> tuple[Callable[..., Any], Callable[..., bool]]:
     """The program through dispatch, its graphs interpreted; and whether it may be called with other arguments, as guards would tell.
     Raises `UnsupportedError`.
     """
@@ -250,7 +261,11 @@ class Matrix:
             choices = [plane.get(a, tuple(self.axes[a])) for a in self.axes]
             for members in itertools.product(*choices):
                 cell = dict(zip(self.axes, members, strict=True))
-                if mutation in (None, cell["mutation"]) and members not in seen and not any(c(**cell) for c in self.impossible):
+                if (
+                    mutation in (None, cell["mutation"])
+                    and members not in seen
+                    and not any(c(**cell) for c in self.impossible)
+                ):
                     seen.add(members)
                     yield cell
 
@@ -265,7 +280,15 @@ def check_row(matrix: Matrix, mutation: str, sample: int | None = None) -> None:
     try:
         for cell in cells:
             outcome = run_cell(matrix.axes, cell)
-            counts["different" if outcome.different else "refused" if outcome.refused else "eager" if outcome.eager else "compiled"] += 1
+            counts[
+                "different"
+                if outcome.different
+                else "refused"
+                if outcome.refused
+                else "eager"
+                if outcome.eager
+                else "compiled"
+            ] += 1
             if outcome.different:
                 different.append((cell, outcome.different))
             elif outcome.eager and not outcome.refused:
@@ -276,6 +299,12 @@ def check_row(matrix: Matrix, mutation: str, sample: int | None = None) -> None:
     for reason, count in reasons.most_common():
         print(f"  {count} left to eager: {reason}")
     if different:
-        lines = [f"{', '.join(f'{k}={v}' for k, v in cell.items())}\n    " + "\n    ".join(d[:300] for d in found[:3]) for cell, found in different]
+        lines = [
+            f"{', '.join(f'{k}={v}' for k, v in cell.items())}\n    " + "\n    ".join(d[:300] for d in found[:3])
+            for cell, found in different
+        ]
         text = "\n".join(lines[:20])
-        pytest.fail(f"{len(different)} of {len(cells)} cells differ from eager:\n{text}\n\n{runnable(matrix.axes, different[0][0])}", pytrace=False)
+        pytest.fail(
+            f"{len(different)} of {len(cells)} cells differ from eager:\n{text}\n\n{runnable(matrix.axes, different[0][0])}",
+            pytrace=False,
+        )
