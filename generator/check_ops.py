@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "extern": (("why",), ()),
 }
 """Kind → keys that it needs, keys that it may have (beside `COMMON`)."""
-ERRORS = ("IndexError", "RuntimeError")
+ERRORS = ("IndexError", "RuntimeError", "nothing")
 PROMOTE = ("default", "float", "bool", "first", "none")
 
 

@@ -271,7 +271,8 @@ def build(
         if isinstance(step, ExternStep):
             externs[step.call.target] = externs.get(step.call.target, 0) + 1
     symbols = {
-        k.name: [unit.symbols[k.name], unit.arity[k.name], len(k.symbols), bool(kernel_checks(k))] for k in plan.kernels()
+        k.name: [unit.symbols[k.name], unit.arity[k.name], len(k.symbols), bool(kernel_checks(k))]
+        for k in plan.kernels()
     }
     meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}
     return files, meta, Artifacts(unit.source, wrapper, "", len(symbols), externs, plan.arena_bytes, plan=plan)

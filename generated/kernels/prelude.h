@@ -521,19 +521,37 @@ template <class T> OPF_INLINE Reg<T> load_strided(const T* p, int64_t stride, in
     return decode<T>(from_lanes(l));
 }
 // Positions that data brings. One outside 0..n-1 becomes 0, and if it is `live`, `fault` becomes the least `which` that failed.
-static __attribute__((noinline, cold)) void note_fault(int* fault, int which) {
+// A branch that is never taken: reads need not wait for the comparison.
+static __attribute__((noinline, cold)) int64_t out_of_range(bool live, int* fault, int which) {
     int old = __atomic_load_n(fault, __ATOMIC_RELAXED);
-    while ((!old || which < old) && !__atomic_compare_exchange_n(fault, &old, which, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    while (live && (!old || which < old) && !__atomic_compare_exchange_n(fault, &old, which, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    return 0;
 }
 OPF_INLINE int64_t bounded(int64_t at, int64_t n, bool live, int* fault, int which) {
-    const bool good = uint64_t(at) < uint64_t(n);
-    if (__builtin_expect(!good && live, 0)) note_fault(fault, which);
-    return good ? at : 0;
+    if (__builtin_expect(uint64_t(at) >= uint64_t(n), 0)) return out_of_range(live, fault, which);
+    return at;
+}
+static __attribute__((noinline, cold)) void some_out_of_range(int64_t* at, const int64_t* n, const int32_t* live, int* fault, int which) {
+    for (int i = 0; i < OPF_VL; ++i) at[i] = bounded(at[i], n[i], live[i], fault, which);
+}
+OPF_INLINE bool any_negative(Vec<int64_t> v) {
+    const auto both = v.lo | v.hi;
+#if defined(OPF_AVX2)
+    return __builtin_ia32_movmskpd256((Native<double, 4>::N)both) != 0;
+#else
+    int64_t all = 0;
+    for (int i = 0; i < OPF_VL / 2; ++i) all |= both[i];
+    return all < 0;
+#endif
 }
 OPF_INLINE Vec<int64_t> bounded(Vec<int64_t> at, Vec<int64_t> n, Mask live, int* fault, int which) {
-    const Mask bad = (at < Vec<int64_t>(0)) | (at >= n);
-    if (__builtin_expect(hany(bad & live), 0)) note_fault(fault, which);
-    return select(bad, Vec<int64_t>(0), at);
+    // Of an `at` that is not negative, n - 1 - at does not overflow.
+    if (__builtin_expect(any_negative(at | (n - Vec<int64_t>(1) - at)), 0)) {
+        auto lanes = to_lanes(at);
+        some_out_of_range(lanes.x, to_lanes(n).x, to_lanes(live).x, fault, which);
+        return from_lanes(lanes);
+    }
+    return at;
 }
 template <class T> OPF_INLINE Reg<T> gather(const T* p, Vec<int64_t> index, Mask live) {
     typedef typename Stored<T>::S S;

@@ -989,6 +989,12 @@ OPS: dict[str, OpInfo] = {
         ),
     ),
     "aten._to_copy": OpInfo("pointwise", "The same values in another dtype", "compare", ("aten._to_copy.default",)),
+    "aten._unsafe_index.Tensor": OpInfo(
+        "composite",
+        "Advanced indexing by tensors that torch's own decompositions keep in range",
+        "index",
+        ("aten._unsafe_index.Tensor",),
+    ),
     "aten._unsafe_index_put": OpInfo(
         "scatter", "Elements at integer tensors set or added to", "index", ("aten._unsafe_index_put.default",)
     ),
@@ -1362,11 +1368,8 @@ OPS: dict[str, OpInfo] = {
     "aten.hypot": OpInfo("pointwise", "sqrt(self^2 + other^2)", "arithmetic", ("aten.hypot.default",)),
     "aten.i0": OpInfo("pointwise", "Modified Bessel function of the first kind, order 0", "math", ("aten.i0.default",)),
     "aten.im2col": OpInfo("view", "Sliding windows as columns", "pool", ("aten.im2col.default",)),
-    "aten.index.Tensor, aten._unsafe_index.Tensor": OpInfo(
-        "gather",
-        "Advanced indexing by integer tensors, broadcast together",
-        "index",
-        ("aten._unsafe_index.Tensor", "aten.index.Tensor"),
+    "aten.index.Tensor": OpInfo(
+        "gather", "Advanced indexing by integer tensors, broadcast together", "index", ("aten.index.Tensor",)
     ),
     "aten.index_add": OpInfo(
         "scatter", "Slices added at positions of a dimension", "index", ("aten.index_add.default",)

@@ -37,38 +37,7 @@ def embedding(b, weight, indices, padding_idx=-1, scale_grad_by_freq=False, spar
     return b.define(out, b.at(weight, [b.place_of(b.at(indices, i[:k]), size(weight, 0)), *i[k:]]))
 
 
-# spec: aten.index.Tensor, aten._unsafe_index.Tensor
-def _unsafe_index_Tensor(b, self, indices):
-    b.native_if(
-        all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
-        'all([t is None or dtype(t) in ["int64", "int32"] for t in indices])',
-    )
-    at_dims = [k for k, t in enumerate(indices) if t is not None]
-    common = broadcast(*[shape(t) for t in indices if t is not None])
-    first = at_dims[0] if at_dims[-1] - at_dims[0] == len(at_dims) - 1 else 0
-    rest = dropped(shape(self), at_dims)
-    last = first + len(common)
-    out = rest[:first] + common + rest[first:]
-    i = b.coords(out)
-    return b.define(
-        out,
-        b.at(
-            self,
-            unreduced(
-                i[:first] + i[last:],
-                [
-                    b.index_of(b.at(t, broadcasted(i[first:last], shape(t))), size(self, k))
-                    for k, t in enumerate(indices)
-                    if t is not None
-                ],
-                at_dims,
-                False,
-            ),
-        ),
-    )
-
-
-# spec: aten.index.Tensor, aten._unsafe_index.Tensor
+# spec: aten.index.Tensor
 def index_Tensor(b, self, indices):
     b.native_if(
         all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
@@ -97,6 +66,16 @@ def index_Tensor(b, self, indices):
             ),
         ),
     )
+
+
+# spec: aten._unsafe_index.Tensor
+def _unsafe_index_Tensor(b, self, indices):
+    b.native_if(
+        all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
+        'all([t is None or dtype(t) in ["int64", "int32"] for t in indices])',
+    )
+    b.raises("nothing")
+    return b.call("aten.index.Tensor", self, indices)
 
 
 # spec: aten.index_select

@@ -166,7 +166,9 @@ class WrapperWriter:
         args = [self._pointer(n) for n in (*kernel.reads, *kernel.writes)] + list(kernel.symbols)
         call = f"{kernel.name}({', '.join(args)})"
         if faults := kernel_checks(kernel):
-            call = f"if opf_fault := {call}: out_of_range(opf_fault, {self.names.constant('faults', repr(tuple(faults)))})"
+            call = (
+                f"if opf_fault := {call}: out_of_range(opf_fault, {self.names.constant('faults', repr(tuple(faults)))})"
+            )
             self.imports.append("out_of_range")
         self.body.append(call)
 

@@ -215,7 +215,9 @@ class Builder:
         self.prefix, self.origin, self.place, self._error = prefix, origin, place or origin, None
 
     def raises(self, error: str) -> None:
-        """What a position out of range raises in this operator; what the operator that calls this one says goes first."""
+        """What a position out of range raises in this operator (`nothing`: there is none, so none is checked); what the operator
+        that calls this one says goes first.
+        """
         self._error = self._error or error
 
     def call(self, op: str, *args: Any, **kwargs: Any) -> Any:
@@ -266,7 +268,7 @@ class Builder:
         """An integer elem as an index; what is not within 0..n-1 is an error."""
         value = s.to_dtype(value, "int64") if isinstance(value, Node) else index_node(value)
         n = canonical(n)
-        if self.checks and not _within(value, n):
+        if self.checks and self._error != "nothing" and not _within(value, n):
             if n == 0:
                 raise UnsupportedError("a position in a dimension without elements")
             value = bounded(value, n, self._error or "IndexError", self.place)

@@ -845,6 +845,12 @@ OPS = [
     ),
     Op("aten._foreach_zero", "composite", ("aten._foreach_zero.default",), tests=("[F(3), F(2, 2)]",)),
     Op(
+        "aten._unsafe_index.Tensor",
+        "composite",
+        ("aten._unsafe_index.Tensor",),
+        tests=("F(5, 6), [S(5, 3)]", "F(5, 6, 4), [None, S(6, 2, 1), S(4, 2, 3)]"),
+    ),
+    Op(
         "aten._unsafe_index_put",
         "scatter",
         ("aten._unsafe_index_put.default",),
@@ -869,9 +875,9 @@ OPS = [
     Op("aten.embedding", "gather", ("aten.embedding.default",), tests=("F(10, 4), I(10, 2, 3)",)),
     Op("aten.gather", "gather", ("aten.gather.default",), tests=("F(5, 6), 1, I(6, 5, 3)", "F(5, 6), 0, I(5, 2, 6)")),
     Op(
-        "aten.index.Tensor, aten._unsafe_index.Tensor",
+        "aten.index.Tensor",
         "gather",
-        ("aten._unsafe_index.Tensor", "aten.index.Tensor"),
+        ("aten.index.Tensor",),
         tests=(
             "F(5, 6), [S(5, 3)]",
             "F(5, 6), [None, S(6, 2, 2)]",
