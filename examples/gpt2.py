@@ -2,12 +2,13 @@
 
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # only the architecture is used; nothing is fetched
 
 import torch
-from side_by_side import compare, console, quiet, table
+import typer
+from side_by_side import command_line, compare, console, quiet, table
 from torch import Tensor, nn
 
 
@@ -27,8 +28,8 @@ def relative(mine: Any, eager: Any) -> float:
     return float((mine - eager).norm() / eager.norm())
 
 
-def main(tokens: int = 64) -> None:
-    """Compare on one sequence of `tokens` random ids."""
+def main(tokens: Annotated[int, typer.Argument(min=1, max=1024, help="Length of the sequence.")] = 64) -> None:
+    """GPT-2 (124M shape, random weights), one forward pass: eager, Inductor and opforge side by side."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError as error:
@@ -43,4 +44,4 @@ def main(tokens: int = 64) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    command_line(main)

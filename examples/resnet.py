@@ -1,10 +1,10 @@
 """ResNet-18 inference (random weights, batch norm in eval mode): eager, Inductor and opforge side by side."""
 
-import sys
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from side_by_side import compare, console, quiet, table
+import typer
+from side_by_side import command_line, compare, console, quiet, table
 from torch import Tensor, nn
 
 
@@ -43,8 +43,8 @@ def relative(mine: Any, eager: Any) -> float:
     return float((mine - eager).norm() / eager.norm())
 
 
-def main(side: int = 128) -> None:
-    """Compare on two images of `side` pixels."""
+def main(side: Annotated[int, typer.Argument(min=32, help="Height and width of the images.")] = 128) -> None:
+    """ResNet-18 inference (random weights, batch norm in eval mode): eager, Inductor and opforge side by side."""
     quiet()
     torch.manual_seed(0)
     runs = compare(resnet18(), (torch.randn(2, 3, side, side),))
@@ -54,4 +54,4 @@ def main(side: int = 128) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    command_line(main)

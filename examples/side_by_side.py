@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -196,15 +197,23 @@ def table(title: str, runs: Mapping[str, Run], difference: Callable[[Any, Any], 
     for name in runs:
         out.add_column(name, justify="right", overflow="fold")
     eager = runs["eager"]
+    if any(max(r.samples) > 2 * min(r.samples) for r in runs.values()):
+        out.caption = (
+            "One system's samples differ by more than a factor of 2: the machine was busy, the times mean little."
+        )
 
     def row(label: str, cell: Callable[[Run], str]) -> None:
         out.add_row(label, *[cell(r) for r in runs.values()])
 
     row("latency, median ms", lambda r: f"{statistics.median(r.samples) * 1e3:.2f}")
-    pairs = {n: [e / s for e, s in zip(eager.samples, r.samples, strict=True)] for n, r in runs.items()}
-    row("speed against eager", lambda r: f"{statistics.median(pairs[r.name]):.2f}")
-    row("cold compile, s", lambda r: "–" if r is eager else f"{r.backend_s:.2f}")
-    row("… and Dynamo's share, s", lambda r: "–" if r is eager else f"{r.dynamo_s:.2f}")
+    row("fastest and slowest, ms", lambda r: f"{min(r.samples) * 1e3:.2f} – {max(r.samples) * 1e3:.2f}")
+    row(
+        "speed against eager, by the medians",
+        lambda r: f"{statistics.median(eager.samples) / statistics.median(r.samples):.2f}",
+    )
+    row("first call, cold: Dynamo, s", lambda r: "–" if r is eager else f"{r.dynamo_s:.2f}")
+    row("first call, cold: the backend, s", lambda r: "–" if r is eager else f"{r.backend_s:.2f}")
+    row("first call, cold: both, s", lambda r: "–" if r is eager else f"{r.dynamo_s + r.backend_s:.2f}")
     row("kernels", lambda r: "–" if r.kernels is None else str(r.kernels))
     row("library calls (externs)", lambda r: "–" if r is eager else _named(r.externs))
     row("fallbacks", lambda r: _reasons(r.fallbacks) if r.name == "opforge" else "–")
@@ -231,6 +240,15 @@ def find_kernel(word: str) -> str:
                     start -= 1
                 return "\n".join(lines[start:]) + "\n}"
     raise LookupError(f"no kernel is named after {word!r}")
+
+
+def command_line(main: Callable[..., None]) -> None:
+    """Run an example's `main` with its arguments from the command line."""
+    app = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+    )
+    app.command()(main)
+    app()
 
 
 def quiet() -> None:

@@ -142,7 +142,8 @@ def _checked(overrides: Mapping[str, object], where: str) -> dict[str, Any]:
     for name, value in overrides.items():
         setting = FIELDS.get(name) or _BY_FIELD.get(name)
         if setting is None:
-            raise ConfigError(f"{where}: unknown setting {name!r}{_nearest(str(name), [*FIELDS, *_BY_FIELD])}")
+            hint = _nearest(str(name), [*FIELDS, *_BY_FIELD]) or f"; settings are {', '.join(FIELDS)}"
+            raise ConfigError(f"{where}: unknown setting {name!r}{hint}")
         values[setting.field] = _value(setting, value, f"{where}: setting {setting.name!r}")
     return values
 

@@ -1,6 +1,12 @@
-"""Print every stage of one small program as markdown: `python tools/print_stages.py > docs/stages.md`."""
+"""Write every stage of one small program as markdown: `python tools/print_stages.py` writes docs/stages.md (`--out -` prints)."""
 
 from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -17,6 +23,8 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.schedule import schedule
 from opforge.runtime.schedule.text import plan_text
 
+OUT = Path(__file__).parent.parent / "docs" / "stages.md"
+
 
 def program(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """A residual layer norm, with something for a rewrite to remove."""
@@ -24,11 +32,35 @@ def program(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.layer_norm(y, (64,), w, b)
 
 
-def section(title: str, text: str, language: str = "") -> None:
-    print(f"## {title}\n\n```{language}\n{text.strip()}\n```\n")
+def formatted(text: str) -> str:
+    """The Python text in house format, as far as ruff is there. Raises CalledProcessError where it is no Python."""
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "120", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
-def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]):  # type: ignore[no-untyped-def]
+def stages() -> str:
+    """The page."""
+    parts = ["# Every stage of one small program\n\nMade by `python tools/print_stages.py`.\n"]
+
+    def section(title: str, text: str, language: str = "") -> None:
+        body = formatted(text) if language == "python" else text
+        parts.append(f"## {title}\n\n```{language}\n{body.strip()}\n```\n")
+
+    source = "y = torch.relu(x * 1.0) + x\nreturn torch.nn.functional.layer_norm(y, (64,), w, b)"
+    parts.append(f"## 0. The program\n\n```python\n{source}\n```\n")
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., object]:
+        show(gm, example_inputs, section)
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(program, backend=backend)(torch.randn(32, 64), torch.randn(64), torch.randn(64))
+    return "\n".join(parts)
+
+
+def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor], section: Callable[..., None]) -> None:
+    """Every stage of the graph, each given to `section`."""
     section("1. What Dynamo captured", str(gm.code), "python")
     traced = trace(gm, example_inputs)
     section("2. The functional graph (dispatch)", str(traced.graph.code), "python")
@@ -43,13 +75,13 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]):  # type:
     for kernel in plan.kernels():
         section("7. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python")
     section("8. The wrapper", render_wrapper(plan, parameters(lowered), {}), "python")
-    return gm.forward
 
 
 if __name__ == "__main__":
-    print("# Every stage of one small program\n\nMade by `python tools/print_stages.py > docs/stages.md`.\n")
-    section(
-        "0. The program", "y = torch.relu(x * 1.0) + x\nreturn torch.nn.functional.layer_norm(y, (64,), w, b)", "python"
-    )
-    with torch.no_grad():
-        torch.compile(program, backend=show)(torch.randn(32, 64), torch.randn(64), torch.randn(64))
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--out", default=str(OUT), help="the file to write (default: docs/stages.md), or - for stdout")
+    out = options.parse_args().out
+    if out == "-":
+        print(stages(), end="")
+    else:
+        Path(out).write_text(stages(), encoding="utf-8")

@@ -15,13 +15,9 @@ from itertools import permutations
 from ..ir.facts import equal, flat, in_range, plausible
 from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of
 from ..ir.nodes import Extern, Nest, Node, Program, Size, const, contiguous_strides, rebuild
+from .check_conditions import AND, COMPARE, NOT, OR, Assumed, conjuncts, coordinate, decide, opposite, reduced
 
-_AND = ("logical_and", "bitwise_and")
-_OR = ("logical_or", "bitwise_or")
-_NOT = ("logical_not", "bitwise_not")
-_COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
 _POSITIONS = ("argmax", "argmin")
-Assumed = frozenset[Node]
 
 
 @dataclass(frozen=True)
@@ -140,26 +136,26 @@ class Values:
     def _coordinate_node(self, n: Node) -> Expr | None:
         """The coordinate that an integer node is after expanding plain definitions (and the wrap of negative positions), or None."""
         while n.op == "load" and (d := self._definition(n)) is not None and d.kind == "plain":
-            n = _reduced(self.expand(n), frozenset())
+            n = reduced(self.expand(n), frozenset())
         if n.op == "where" and len(n.args) == 3:
-            condition = n.args[0]
-            if condition.op in _COMPARE:
-                left, right = (self._coordinate_node(x) for x in condition.args)
+            test = n.args[0]
+            if test.op in COMPARE:
+                left, right = (self._coordinate_node(x) for x in test.args)
                 if left is not None and right is not None:
-                    known = _decide(condition.op, *bounds(left - right))
+                    known = decide(test.op, *bounds(left - right))
                     if known is not None:
                         return self._coordinate_node(n.args[1] if known else n.args[2])
             return None
         if n.op == "bounded":
-            at, size = self._coordinate_node(n.args[0]), _coordinate(n.args[1])
+            at, size = self._coordinate_node(n.args[0]), coordinate(n.args[1])
             return at if at is not None and size is not None and in_range(at, size) else None
-        return _coordinate(n)
+        return coordinate(n)
 
     def _step(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
         """The pairs that must be equal so that `a` and `b` are; None if they cannot be shown equal."""
         if a is b and fa == fb:
             return []
-        a, b = _reduced(a, fa), _reduced(b, fb)
+        a, b = reduced(a, fa), reduced(b, fb)
         if a is b:
             return []
         if a.op == "load" and b.op == "load":
@@ -200,8 +196,8 @@ class Values:
             (ca, ta, ea), (cb, tb, eb) = a.args, b.args
             return [
                 (ca, cb, fa, fb),
-                (ta, tb, fa | _conjuncts(ca), fb | _conjuncts(cb)),
-                (ea, eb, fa | _opposite(ca, fa), fb | _opposite(cb, fb)),
+                (ta, tb, fa | conjuncts(ca), fb | conjuncts(cb)),
+                (ea, eb, fa | opposite(ca, fa), fb | opposite(cb, fb)),
             ]
         if a.op == "bounded":  # where the check counts changes no value
             return [(x, y, fa, fb) for x, y in zip(a.args[:2], b.args[:2], strict=True)]
@@ -217,7 +213,7 @@ class Values:
         if a.attr.buffer != b.attr.buffer or len(a.args) != len(b.args) or a.dtype != b.dtype:
             return None
         # Where a load is only where its mask holds counts only there.
-        inside = (fa | _conjuncts(a.args[0]), fb | _conjuncts(b.args[0])) if a.args else (fa, fb)
+        inside = (fa | conjuncts(a.args[0]), fb | conjuncts(b.args[0])) if a.args else (fa, fb)
         if not all(self.same_index(x, y, seen, inside) for x, y in zip(a.attr.index, b.attr.index, strict=True)):
             return None
         return [(a.args[0], b.args[0], fa, fb)] if a.args else []
@@ -246,7 +242,7 @@ class Values:
 
     def _opened(self, n: Node) -> Node:
         """A condition whose arguments that are plain definitions are replaced by them."""
-        if n.dtype != "bool" or n.op not in (*_AND, *_OR, *_NOT, *_COMPARE):
+        if n.dtype != "bool" or n.op not in (*AND, *OR, *NOT, *COMPARE):
             return n
         args = tuple(
             self.expand(x) if (d := self._definition(x)) is not None and d.kind == "plain" else self._opened(x)
@@ -393,103 +389,6 @@ def invert(
 
 def _extent(c: Expr) -> Expr:
     return expr(1) if c.var is None else expr(c.var.extent)
-
-
-# -- conditions --------------------------------------------------------------------------------------------------------
-def _conjuncts(n: Node) -> Assumed:
-    if n.op in _AND and n.dtype == "bool":
-        return frozenset().union(*(_conjuncts(a) for a in n.args)) | {n}
-    return frozenset((n,))
-
-
-_COMPLEMENT = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
-
-
-def _opposite(n: Node, assumed: Assumed) -> Assumed:
-    """What holds where the condition `n` does not (of coordinates: no NaN is among them)."""
-    if n.op in _COMPLEMENT and all(_coordinate(a) is not None for a in n.args):
-        return frozenset((Node(_COMPLEMENT[n.op], n.args, "bool"),))
-    if n.op in _AND and n.dtype == "bool" and len(n.args) == 2:
-        for known, other in (n.args, n.args[::-1]):
-            if _truth(known, assumed):
-                return _opposite(other, assumed)
-        return frozenset()
-    if n.op in _OR and n.dtype == "bool":
-        return frozenset().union(*(_opposite(a, assumed) for a in n.args))
-    if n.op in _NOT and n.dtype == "bool":
-        return _conjuncts(n.args[0])
-    return frozenset()
-
-
-def _reduced(n: Node, assumed: Assumed) -> Node:
-    """Drop what is decided here: branches of a known condition, masks that hold, parts of conditions."""
-    while True:
-        if n.op == "where" and len(n.args) == 3:
-            known = _truth(n.args[0], assumed)
-            if known is None:
-                return n
-            n = n.args[1] if known else n.args[2]
-        elif n.op == "load" and n.args:
-            mask = _condition(n.args[0], assumed)
-            if mask.op == "const":
-                if not mask.attr:
-                    return const(0, n.dtype)
-                n = Node("load", (), n.dtype, n.attr)
-            elif mask is not n.args[0]:
-                n = Node("load", (mask,), n.dtype, n.attr)
-            return n
-        elif n.dtype == "bool" and n.op not in ("const", "load"):
-            return _condition(n, assumed)
-        else:
-            return n
-
-
-def _truth(n: Node, assumed: Assumed) -> bool | None:
-    n = _condition(n, assumed)
-    return bool(n.attr) if n.op == "const" else None
-
-
-def _condition(n: Node, assumed: Assumed) -> Node:
-    """A condition with its decided parts removed."""
-    if n in assumed:
-        return const(True, "bool")
-    if n.op in (*_AND, *_OR) and n.dtype == "bool" and len(n.args) == 2:
-        stop = n.op in _OR
-        a, b = (_condition(x, assumed) for x in n.args)
-        for known, other in ((a, b), (b, a)):
-            if known.op == "const":
-                return const(stop, "bool") if bool(known.attr) is stop else other
-        return n if (a, b) == n.args else Node(n.op, (a, b), "bool")
-    if n.op in _NOT and n.dtype == "bool":
-        a = _condition(n.args[0], assumed)
-        return const(not a.attr, "bool") if a.op == "const" else n
-    if n.op in _COMPARE and len(n.args) == 2:
-        left, right = _coordinate(n.args[0]), _coordinate(n.args[1])
-        if left is not None and right is not None:
-            decided = _decide(n.op, *bounds(left - right))
-            if decided is not None:
-                return const(decided, "bool")
-    return n
-
-
-def _coordinate(n: Node) -> Expr | None:
-    if n.op == "index":
-        found: Expr = n.attr
-        return found
-    if n.op == "const" and n.dtype == "int64":
-        return expr(int(n.attr))
-    return _coordinate(n.args[0]) if n.op == "to_dtype" and n.dtype == "int64" else None
-
-
-def _decide(op: str, lo: int | None, hi: int | None) -> bool | None:
-    """A comparison of a and b where a - b lies in lo..hi."""
-    below, above = hi is not None and hi < 0, lo is not None and lo > 0
-    never_above, never_below = hi is not None and hi <= 0, lo is not None and lo >= 0
-    yes = {"lt": below, "le": never_above, "gt": above, "ge": never_below, "ne": below or above, "eq": lo == hi == 0}[
-        op
-    ]
-    no = {"lt": never_below, "le": above, "gt": never_above, "ge": below, "ne": lo == hi == 0, "eq": below or above}[op]
-    return True if yes else False if no else None
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------

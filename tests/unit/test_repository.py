@@ -20,7 +20,6 @@ RANK = {
             ("errors",),
             ("torch_compat", "config", "observe"),
             ("ir",),
-            ("frontend",),
             ("partition",),
             ("dispatch",),
             ("graph",),
@@ -29,6 +28,7 @@ RANK = {
             ("codegen",),
             ("build",),
             ("execute",),
+            ("training",),
             ("compile_fx",),
         ]
     )

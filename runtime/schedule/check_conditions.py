@@ -1,0 +1,115 @@
+"""What conditions decide: the branch of a `where`, a load's mask, parts of a condition, where others are assumed to hold.
+
+Used when the values of a plan are compared with those of its program (`check_values.py`).
+"""
+
+from __future__ import annotations
+
+from ..ir.index import Expr, bounds, expr
+from ..ir.nodes import Node, const
+
+AND = ("logical_and", "bitwise_and")
+OR = ("logical_or", "bitwise_or")
+NOT = ("logical_not", "bitwise_not")
+COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
+Assumed = frozenset[Node]
+"""Conditions that hold where an expression counts."""
+
+
+def conjuncts(n: Node) -> Assumed:
+    """The condition and the parts that hold with it."""
+    if n.op in AND and n.dtype == "bool":
+        return frozenset().union(*(conjuncts(a) for a in n.args)) | {n}
+    return frozenset((n,))
+
+
+_COMPLEMENT = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+
+
+def opposite(n: Node, assumed: Assumed) -> Assumed:
+    """What holds where the condition `n` does not (of coordinates: no NaN is among them)."""
+    if n.op in _COMPLEMENT and all(coordinate(a) is not None for a in n.args):
+        return frozenset((Node(_COMPLEMENT[n.op], n.args, "bool"),))
+    if n.op in AND and n.dtype == "bool" and len(n.args) == 2:
+        for known, other in (n.args, n.args[::-1]):
+            if truth(known, assumed):
+                return opposite(other, assumed)
+        return frozenset()
+    if n.op in OR and n.dtype == "bool":
+        return frozenset().union(*(opposite(a, assumed) for a in n.args))
+    if n.op in NOT and n.dtype == "bool":
+        return conjuncts(n.args[0])
+    return frozenset()
+
+
+def reduced(n: Node, assumed: Assumed) -> Node:
+    """Drop what is decided here: branches of a known condition, masks that hold, parts of conditions."""
+    while True:
+        if n.op == "where" and len(n.args) == 3:
+            known = truth(n.args[0], assumed)
+            if known is None:
+                return n
+            n = n.args[1] if known else n.args[2]
+        elif n.op == "load" and n.args:
+            mask = condition(n.args[0], assumed)
+            if mask.op == "const":
+                if not mask.attr:
+                    return const(0, n.dtype)
+                n = Node("load", (), n.dtype, n.attr)
+            elif mask is not n.args[0]:
+                n = Node("load", (mask,), n.dtype, n.attr)
+            return n
+        elif n.dtype == "bool" and n.op not in ("const", "load"):
+            return condition(n, assumed)
+        else:
+            return n
+
+
+def truth(n: Node, assumed: Assumed) -> bool | None:
+    """Whether the condition holds, or None where that is not decided."""
+    n = condition(n, assumed)
+    return bool(n.attr) if n.op == "const" else None
+
+
+def condition(n: Node, assumed: Assumed) -> Node:
+    """A condition with its decided parts removed."""
+    if n in assumed:
+        return const(True, "bool")
+    if n.op in (*AND, *OR) and n.dtype == "bool" and len(n.args) == 2:
+        stop = n.op in OR
+        a, b = (condition(x, assumed) for x in n.args)
+        for known, other in ((a, b), (b, a)):
+            if known.op == "const":
+                return const(stop, "bool") if bool(known.attr) is stop else other
+        return n if (a, b) == n.args else Node(n.op, (a, b), "bool")
+    if n.op in NOT and n.dtype == "bool":
+        a = condition(n.args[0], assumed)
+        return const(not a.attr, "bool") if a.op == "const" else n
+    if n.op in COMPARE and len(n.args) == 2:
+        left, right = coordinate(n.args[0]), coordinate(n.args[1])
+        if left is not None and right is not None:
+            decided = decide(n.op, *bounds(left - right))
+            if decided is not None:
+                return const(decided, "bool")
+    return n
+
+
+def coordinate(n: Node) -> Expr | None:
+    """The index expression that an integer node is, or None."""
+    if n.op == "index":
+        found: Expr = n.attr
+        return found
+    if n.op == "const" and n.dtype == "int64":
+        return expr(int(n.attr))
+    return coordinate(n.args[0]) if n.op == "to_dtype" and n.dtype == "int64" else None
+
+
+def decide(op: str, lo: int | None, hi: int | None) -> bool | None:
+    """A comparison of a and b where a - b lies in lo..hi."""
+    below, above = hi is not None and hi < 0, lo is not None and lo > 0
+    never_above, never_below = hi is not None and hi <= 0, lo is not None and lo >= 0
+    yes = {"lt": below, "le": never_above, "gt": above, "ge": never_below, "ne": below or above, "eq": lo == hi == 0}[
+        op
+    ]
+    no = {"lt": never_below, "le": above, "gt": never_above, "ge": below, "ne": lo == hi == 0, "eq": below or above}[op]
+    return True if yes else False if no else None
