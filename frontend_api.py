@@ -55,18 +55,25 @@ class Explanation:
 
     result: Any
     graphs: list[Artifacts]
+    fallbacks: dict[str, int]
+    """Reason → number of graphs that ran eagerly for it."""
 
     def __str__(self) -> str:
         from .runtime.ir.text import dump
 
-        parts = []
-        for k, a in enumerate(self.graphs):
-            parts.append(
-                f"# graph {k}: {a.kernels} kernels, externs {a.externs}, arena {a.arena_bytes} bytes, cached {a.cached}"
-            )
-            if a.program is not None:
-                parts += ["## loop IR", dump(a.program)]
-            parts += ["## C++", a.cpp, "## wrapper", a.wrapper]
+        parts = [f"# {n} graph(s) ran eagerly: {reason}" for reason, n in self.fallbacks.items()]
+        if not self.graphs and not parts:
+            parts = ["# nothing was compiled: the call ran no operator on tensors that Dynamo could capture"]
+        for k, artifacts in enumerate(self.graphs):
+            for what, a in ((f"graph {k}", artifacts), (f"graph {k}, backward", artifacts.backward)):
+                if a is None:
+                    continue
+                parts.append(
+                    f"# {what}: {a.kernels} kernels, externs {a.externs}, arena {a.arena_bytes} bytes, cached {a.cached}"
+                )
+                if a.program is not None:
+                    parts += ["## loop IR", dump(a.program)]
+                parts += ["## C++", a.cpp, "## wrapper", a.wrapper]
         return "\n".join(parts)
 
 
@@ -74,10 +81,20 @@ def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Explanation
     """`explain(model)(*args)` compiles and runs once, and returns every stage of every graph as text."""
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
-        before = len(_engine.HISTORY)
-        compiled = torch.compile(fn, backend="opforge", options=options or None)
-        result = compiled(*args, **kwargs)
-        return Explanation(result, _engine.HISTORY[before:])
+        made: list[Artifacts] = []
+        counted = counters.snapshot()["fallbacks"]
+
+        # A backend of its own: what Dynamo has compiled of `fn` before, under any backend, is not used.
+        def fresh(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            last = _engine.HISTORY[-1:]
+            compiled = _engine.compile_fx(gm, inputs, options=options or None)
+            made.extend(a for a in _engine.HISTORY[-1:] if not last or a is not last[0])
+            return compiled
+
+        result = torch.compile(fn, backend=fresh)(*args, **kwargs)
+        now = counters.snapshot()["fallbacks"]
+        fallbacks = {why: n - counted.get(why, 0) for why, n in now.items() if n > counted.get(why, 0)}
+        return Explanation(result, made, fallbacks)
 
     return run
 

@@ -1,0 +1,44 @@
+"""`opforge.explain`: what a new user runs first says something, with gradients, without, a second time, and when nothing compiles."""
+
+import pytest
+import torch
+
+import opforge
+
+
+def small() -> tuple[torch.nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8)), torch.randn(4, 8)
+
+
+def test_with_gradients_both_halves_are_shown() -> None:
+    model, x = small()
+    said = opforge.explain(model)(x)
+    assert said.fallbacks == {}
+    for part in ("# graph 0: ", "# graph 0, backward: ", "## loop IR", "## C++", "## wrapper"):
+        assert part in str(said)
+    torch.testing.assert_close(said.result, model(x))
+    assert said.result.requires_grad
+
+
+def test_of_what_is_compiled_already_and_without_gradients() -> None:
+    """Dynamo's cache answered for the model, and explain showed an empty text."""
+    model, x = small()
+    with torch.no_grad():
+        torch.compile(model, backend="opforge")(x)
+        said = opforge.explain(model)(x)
+    assert len(said.graphs) == 1
+    assert "gelu" in str(said)
+    assert "backward" not in str(said)
+
+
+def test_a_full_history_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opforge.runtime import compile_fx
+
+    history = [compile_fx.Artifacts() for _ in range(64)]
+    monkeypatch.setattr(compile_fx, "HISTORY", history)
+    assert len(opforge.explain(lambda x: x.sin() + 1)(torch.randn(4)).graphs) == 1
+
+
+def test_when_nothing_is_compiled_it_says_so() -> None:
+    assert "nothing was compiled" in str(opforge.explain(lambda n: n + 1)(2))
