@@ -72,6 +72,9 @@ class OuterWriter(RowWriter):
         ctype = self._run_type(s)
         self.line(f"{run} = {self.tables.combine(s.source.kind, s.value.dtype, run, f'cast<{ctype}>({text})', True)};")
         out = f"cast<{COMPUTE[s.value.dtype]}>({run})"
+        if s.source.buffer in self.tile_shapes and self.choice.mode == "outer":
+            self._store_in_tile(s, s.source.buffer, out)
+            return
         where = self._where(s)
         assert s.where is not None
         assert self.lane_var is not None

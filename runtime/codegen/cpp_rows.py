@@ -395,6 +395,12 @@ class RowWriter(Writer):
         with guard:
             self.line(f"{at} = cast<{MEMORY[self._stored_dtype(s)]}>({text});")
 
+    def _store_in_tile(self, s: FlatStatement, buffer: str, text: str) -> None:
+        """A vector into a scratch tile, whose elements are as many lanes each as the tile is wide."""
+        width = self.tile if self.tile_start is not None else self.lanes
+        lane = f"({self.lane_text()} - {self.tile_start})" if self.tile_start is not None else "0"
+        self.line(f"storeu({buffer} + ({self._where(s)}) * {width} + {lane}, {text});")
+
     def _store_vector(self, s: FlatStatement) -> None:
         assert isinstance(s.source, Store)
         assert s.where is not None
@@ -405,9 +411,7 @@ class RowWriter(Writer):
             text = f"splat<{ctype}>({text})"
         buffer = s.source.buffer
         if buffer in self.tile_shapes and self.choice.mode == "outer":
-            width = self.tile if self.tile_start is not None else self.lanes
-            lane = f"({self.lane_text()} - {self.tile_start})" if self.tile_start is not None else "0"
-            self.line(f"storeu({buffer} + ({self._where(s)}) * {width} + {lane}, {text});")
+            self._store_in_tile(s, buffer, text)
             return
         where = self._where(s)
         c = s.where.coefficient(self.lane_var)

@@ -25,7 +25,7 @@ from ...generated.schemas import (
 from ..torch_compat import python_source, refuses_writes, shares_version
 from .inputs import Inputs, is_static
 from .merge import Entered
-from .overlap import byte_range
+from .overlap import byte_range, is_dense
 from .recorder import Recorder
 from .regions import Layout, Value
 
@@ -243,7 +243,10 @@ class _Analysis:
                 continue
             region = value.region
             in_input = self._input_region(value)
-            shared = not in_input and (len(members.get(region.key, ())) > 1 or self._made_without_grad(t))
+            # Only a view of its base has strides with gaps or repetition, as eager's result has.
+            shared = not in_input and (
+                len(members.get(region.key, ())) > 1 or self._made_without_grad(t) or not is_dense(value.layout)
+            )
             base = whole.get(region.key) if shared else None
             replaced = k >= len(self.result)
             kind = output_type(

@@ -51,6 +51,13 @@ def max_pool(b: Any, x: Any) -> Any:
     return b.reduce("max", shape, r, b.at(x, [i[0], i[1] * 2 + r[0], i[2] * 2 + r[1]]))
 
 
+def first_totals(b: Any, x: Any) -> Any:
+    """One row of cumulative sums of columns: the sums themselves live in a scratch tile, a vector for each row."""
+    totals = b.scan("sum", x.shape, 0, b.at(x, b.coords(x.shape)))
+    i = b.coords((x.shape[1],))
+    return b.define((x.shape[1],), b.at(totals, [1, i[0]]))
+
+
 def layer_norm(b: Any, x: Any) -> Any:
     n = x.shape[-1]
     mean = pointwise(b, lambda a: s.div(a, float(n)), reduce(b, "sum", x, -1, True))
@@ -110,6 +117,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = 
     "gather": (gather, lambda: [rand(50, 37), integers(37, 50, 9)]),
     "cumulative rows": (lambda b, x: b.scan("sum", x.shape, 1, b.at(x, b.coords(x.shape))), lambda: [rand(50, 333)]),
     "cumulative columns": (lambda b, x: b.scan("sum", x.shape, 0, b.at(x, b.coords(x.shape))), lambda: [rand(50, 33)]),
+    "cumulative columns, one row": (first_totals, lambda: [rand(3, 33)]),
     "index add": (index_add, lambda: [rand(50, 33), integers(50, 70), rand(70, 33)]),
     "pad": (pad, lambda: [rand(10, 21)]),
     "pool": (max_pool, lambda: [rand(3, 20, 32)]),
