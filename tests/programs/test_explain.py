@@ -1,5 +1,8 @@
 """`opforge.explain`: what a new user runs first says something, with gradients, without, a second time, and when nothing compiles."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -42,3 +45,13 @@ def test_a_full_history_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_when_nothing_is_compiled_it_says_so() -> None:
     assert "nothing was compiled" in str(opforge.explain(lambda n: n + 1)(2))
+
+
+def test_the_first_snippet_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parent.parent.parent / "README.md").read_text()
+    found = re.search(r"```python\n(.*?)```", text, re.S)
+    assert found is not None
+    exec(compile(found[1], "README.md", "exec"), {"__name__": "readme"})
+    out = capsys.readouterr().out
+    assert "'fallbacks': {}" in out
+    assert "# graph 0, backward: " in out
