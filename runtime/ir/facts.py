@@ -179,10 +179,10 @@ def _steps_over(step: Expr, others: list[tuple[Expr, Var]]) -> bool:
         reach = reach + c * (expr(v.extent) - 1)
     gap = step - reach
     lo = bounds(gap)[0]
-    return (lo is not None and lo > 0) or _positive_for_sizes(gap)
+    return (lo is not None and lo > 0) or positive_for_sizes(gap)
 
 
-def _positive_for_sizes(gap: Expr) -> bool:
+def positive_for_sizes(gap: Expr) -> bool:
     """gap > 0 if every size symbol is at least 1 (else the loop over it does not run)."""
     shifted = gap.subst({a: of(a) + 1 for a in gap.atoms() if isinstance(a, Sym)})
     lo = bounds(shifted)[0]

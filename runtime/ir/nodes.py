@@ -275,13 +275,6 @@ def indirect(node: Node, lo: int | None, hi: int | None) -> Expr:
     return of(Val(node, lo, hi))
 
 
-def bounded(value: Node, n: Size, error: str, place: str = "") -> Node:
-    """An int64 position that data brings, as one of 0..n-1. One that is not is 0 and a fault: the graph raises the exception called
-    `error` (a builtin) with `place` in its message. `n` must not be 0.
-    """
-    return Node("bounded", (value, index_node(n), const(True, "bool")), "int64", (error, place))
-
-
 def rebuild(
     node: Node,
     leaf: Callable[[Node], Node | None],
@@ -313,38 +306,6 @@ def rebuild(
             if n.op == "bounded" and on_check is not None:
                 memo[n] = on_check(memo[n])
     return memo[node]
-
-
-def masked(node: Node, mask: Node) -> Node:
-    """The same value where `mask` holds; its loads touch no memory elsewhere, and its positions are no faults (the value there is unspecified)."""
-    both = Node._binary
-
-    def guard(ld: Node) -> Node:
-        m = mask if not ld.args else both("&", ld.args[0], mask)
-        return Node("load", (m,), ld.dtype, ld.attr)
-
-    def spare(check: Node) -> Node:
-        value, n, live = check.args
-        return Node(
-            "bounded",
-            (value, n, mask if live.op == "const" and live.attr else both("&", live, mask)),
-            "int64",
-            check.attr,
-        )
-
-    return rebuild(node, guard, {}, None, spare)
-
-
-def checks(roots: Iterable[Node]) -> dict[tuple[str, str], int]:
-    """What the faults of some expressions say (exception type and place), numbered from 1 in the order of their evaluation."""
-    found: dict[tuple[str, str], int] = {}
-    seen: set[Node] = set()
-    for root in roots:
-        for n in root.walk(seen.__contains__):
-            seen.add(n)
-            if n.op == "bounded":
-                found.setdefault(n.attr, len(found) + 1)
-    return found
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
@@ -516,9 +477,7 @@ __all__ = [
     "Scatter",
     "Size",
     "Var",
-    "bounded",
     "bounds",
-    "checks",
     "const",
     "contiguous_strides",
     "coordinates",
@@ -526,7 +485,6 @@ __all__ = [
     "index_node",
     "indirect",
     "load",
-    "masked",
     "rebuild",
     "refs",
 ]  # fmt: skip

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import UnsupportedError
+from ..ir.facts import positive_for_sizes
+from ..ir.guards import bounded, masked
 from ..ir.index import Expr, expr, proves_less, proves_nonnegative
 from ..ir.index import size as canonical
 from ..ir.nodes import (
@@ -20,12 +22,10 @@ from ..ir.nodes import (
     Node,
     Scatter,
     Size,
-    bounded,
     coordinates,
     index_node,
     indirect,
     load,
-    masked,
 )
 from ..ir.ranges import value_range
 from . import scalar_ops as s
@@ -269,8 +269,8 @@ class Builder:
         value = s.to_dtype(value, "int64") if isinstance(value, Node) else index_node(value)
         n = canonical(n)
         if self.checks and self._error != "nothing" and not _within(value, n):
-            if n == 0:
-                raise UnsupportedError("a position in a dimension without elements")
+            if not positive_for_sizes(expr(n)):
+                raise UnsupportedError("a position in a dimension that may have no elements")
             value = bounded(value, n, self._error or "IndexError", self.place)
         return indirect(value, 0, n - 1 if isinstance(n, int) else None)
 

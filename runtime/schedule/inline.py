@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..ir.facts import covers
 from ..ir.fold import fold
+from ..ir.guards import checks, masked
 from ..ir.index import Atom, Expr, Val, Var, expr, of, proves_less, proves_nonnegative
 from ..ir.nodes import (
     Extern,
@@ -15,10 +16,8 @@ from ..ir.nodes import (
     Program,
     Scatter,
     Size,
-    checks,
     identity_mapping,
     indirect,
-    masked,
     rebuild,
     refs,
 )

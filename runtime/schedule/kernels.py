@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..ir.guards import checks
 from ..ir.index import Expr, Sym, Var, of
-from ..ir.nodes import Buffer, Node, checks, index_node, load, rebuild
+from ..ir.nodes import Buffer, Node, index_node, load, rebuild
 from .fuse import Group, Member
 from .inline import node_cost
 from .plan import Kernel, Phase, Reduce, Scan, Statement, Store

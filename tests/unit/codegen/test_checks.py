@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from opforge.errors import IRError, UnsupportedError
-from opforge.runtime.ir.nodes import Buffer, Node, Output, Program, checks, const
+from opforge.runtime.ir.guards import checks
+from opforge.runtime.ir.index import sym
+from opforge.runtime.ir.nodes import Buffer, Node, Output, Program, const
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower import scalar_ops as s
@@ -190,8 +192,10 @@ def test_without_checks_there_is_nothing() -> None:
 def test_no_position_of_an_empty_dimension() -> None:
     b = Builder({}, {})
     x = Tensor("x", (4,), "int64", b)
-    with pytest.raises(UnsupportedError, match="without elements"):
-        b.place_of(b.at(x, b.coords([4])), 0)
+    for n in (0, sym("s0") - 2):
+        with pytest.raises(UnsupportedError, match="may have no elements"):
+            b.place_of(b.at(x, b.coords([4])), n)
+    assert b.place_of(b.at(x, b.coords([4])), sym("s0") * 3).text
 
 
 def test_text_reads_back() -> None:
