@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...errors import UnsupportedError
 from ...generated.schemas import InputAliasInfo, MutationType
-from ..torch_compat import pytree
 from .inputs import Inputs
 from .merge import Entered
 from .metadata import Found
@@ -46,7 +46,7 @@ class Gradients:
 
 
 def differentiate(
-    inputs: Inputs, recorder: Recorder, entered: Entered, found: Found
+    inputs: Inputs, recorder: Recorder, entered: Entered, found: Found, saved: Saved
 ) -> tuple[Gradients, list[Any]] | None:
     """Record the gradients of `found`'s results for every input that requires grad; returns also their nodes. None when no result depends
     on such an input. Raises what autograd raises: a tensor that it needs was written in place, a formula is missing.
@@ -55,11 +55,16 @@ def differentiate(
     wanted = [(k, inputs.edges[i]) for k, i in enumerate(entered.graph_inputs) if inputs.edges[i] is not None]
     if not followed or not wanted:
         return None
-    needed = saved_storages([t for _, t in followed])
     tangents = _tangents(recorder, [found.outputs[k] for k, _ in followed], inputs.fake_mode)
     recorder.origin, recorder.backward = None, True
     with recorder:
         gradients = torch.autograd.grad([t for _, t in followed], [e for _, e in wanted], tangents, allow_unused=True)
+    needed = saved.read
+    for i in entered.graph_inputs:
+        if _moves(found.meta.input_info[i]) and recorder.regions.key(inputs.fakes[i]) in needed:
+            raise UnsupportedError(
+                f"input {i} is given another layout or storage, and its elements are needed by the backward"
+            )
     nodes = [None if g is None else recorder.current(recorder.value(g)) for g in gradients]
     overwritten = tuple(k for k, i in enumerate(entered.graph_inputs) if found.meta.input_info[i].mutates_data)
     beside = _beside(inputs, recorder, entered, found)
@@ -107,23 +112,31 @@ def _moves(info: InputAliasInfo) -> bool:
     return info.mutation_type not in (MutationType.NOT_MUTATED, MutationType.DATA)
 
 
-def saved_storages(results: Sequence[torch.Tensor]) -> set[int]:
-    """Keys of the storages that the autograd graph behind `results` keeps tensors of."""
-    found: set[int] = set()
-    todo = [t.grad_fn for t in results]
-    seen: set[Any] = set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        todo += [n for n, _ in node.next_functions]
-        names = {name.removeprefix("_raw") for name in dir(node) if name.startswith("_raw_saved_")}
-        kept = [getattr(node, name) for name in names if hasattr(type(node), name)]
-        for leaf in pytree.tree_leaves([kept, getattr(node, "saved_tensors", ())]):
-            if isinstance(leaf, torch.Tensor):
-                found.add(leaf.untyped_storage()._cdata)
-    return found
+class Saved:
+    """What autograd saves while the program runs, and which of that its backward reads (in the inner functions of writes through views too).
+
+    Hooks replace autograd's own check of versions; this makes it.
+    """
+
+    def __init__(self) -> None:
+        self.read: set[int] = set()
+
+    def hooks(self) -> Any:
+        """The context that the program runs in."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, t: torch.Tensor) -> tuple[torch.Tensor, int | None]:
+        return t, None if t.is_inference() else t._version
+
+    def _unpack(self, packed: tuple[torch.Tensor, int | None]) -> torch.Tensor:
+        t, version = packed
+        if version is not None and t._version != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{t.dtype}{list(t.shape)} is at version {t._version}; expected version {version} instead"
+            )
+        self.read.add(t.untyped_storage()._cdata)
+        return t
 
 
 def _tangents(recorder: Recorder, results: Sequence[fx.Node], fake_mode: Any) -> list[torch.Tensor]:

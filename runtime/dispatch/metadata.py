@@ -156,11 +156,13 @@ class _Analysis:
         if (data or moved) and self.inputs.given[i].is_inference() and not torch.is_inference_mode_enabled():
             raise UnsupportedError(f"input {i} is an inference tensor and is written outside of inference mode")
         given = self.inputs.given[i]
-        if (i in updated or moved) and given._is_view() and given.requires_grad and refuses_writes(given):
-            raise UnsupportedError(f"input {i} is a view whose making lets autograd refuse writes, and is written")
         replaced = i in storage_from
         after = Layout.of(t)
         metadata = not replaced and after.key() != layout.key()
+        if (i in updated or moved or replaced or metadata) and self._guarded_view(given, replaced or metadata):
+            raise UnsupportedError(f"input {i} is a view in a storage that autograd follows, and is changed")
+        if replaced and same_twice(self.inputs.same_as, i) and any(e is not None for e in self.inputs.edges):
+            raise UnsupportedError(f"input {i}, passed twice, gets another storage while autograd follows the program")
         return InputAliasInfo(
             mutation_type=mutation_type(data, metadata, replaced, version=base is None and moved),
             updated=updated.get(i),
@@ -171,6 +173,14 @@ class _Analysis:
             tracked=not (i in updated or metadata) or (data and not moved) or self._tracked(i),
             seen=not data or moved,
         )
+
+    @staticmethod
+    def _guarded_view(given: torch.Tensor, moved: bool) -> bool:
+        """Whether `given` is a view that autograd refuses writes to, or (`moved`) another layout of; eager knows which."""
+        base = given._base
+        if base is None or not (given.requires_grad or base.requires_grad):
+            return False
+        return moved or given.is_leaf or base.is_leaf or refuses_writes(given)
 
     def _check_history(self, i: int, written: bool) -> None:
         """Raises when the program told autograd to follow an input, or to stop to."""
@@ -442,6 +452,11 @@ class _Analysis:
             self.symbols[str(symbol)] = "{" + source.name + "}." + call
         else:
             self.symbols[str(symbol)] = f"{{out{self._return(known.of_symbol(symbol))}}}"
+
+
+def same_twice(same_as: list[int | None], i: int) -> bool:
+    """Whether another input is the very tensor of input `i`."""
+    return i in same_as
 
 
 def _one_of_many(value: Value | None) -> bool:

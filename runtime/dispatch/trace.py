@@ -23,7 +23,7 @@ from ..torch_compat import LazyGraphModule, disable_autocast, enable_python_disp
 from .calling import Calling
 from .inputs import Inputs, Lift, lifted_attributes
 from .interpret import run_graph
-from .joint import Gradients, differentiate
+from .joint import Gradients, Saved, differentiate
 from .merge import enter_inputs
 from .metadata import Found, analyze
 from .recorder import Recorder, Restart
@@ -124,14 +124,15 @@ def _trace_once(
         # Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run.
         symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts)
         dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
-        with preserved_state(), dispatcher(), recorder:
+        saved = Saved()
+        with preserved_state(), dispatcher(), saved.hooks() if training else contextlib.nullcontext(), recorder:
             result = _run(gm, calling.unflatten_inputs(inputs.fakes[:count]), attributes, recorder)
         flat_result = calling.flatten_result(result)
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
         joint = None
         if training:
             with preserved_state(), dispatcher(), disable_autocast():
-                joint = differentiate(inputs, recorder, entered, found)
+                joint = differentiate(inputs, recorder, entered, found, saved)
     except TRACE_ERRORS as error:
         if isinstance(error, UnsupportedError):
             raise
