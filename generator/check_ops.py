@@ -10,12 +10,14 @@ from typing import Any
 
 from .check_overload import Overload
 from .diagnostics import Diagnostics, did_you_mean, one_of
+from .expr.constants import Known, check_constants
 from .expr.ops import Names, ScalarSig, callable_here
 from .expr.parse import Text, parse_body, parse_expression
 from .expr.types import DTYPE_NAMES
 from .load import Document, Entry
 from .model import Model
 from .op_entries import Lowering, OpEntry
+from .recursion import check_recursion
 from .torch_schemas import TorchSchema
 
 COMMON = ("op", "doc", "kind", "symbol", "native_if", "let", "tests", "test_dtypes", "unspecified")
@@ -48,11 +50,14 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[OpEntry, ...
                     names.namespaces += (s.namespace,)
         _symbol(entry, schemas, names, diags)
     out = []
+    kept: list[tuple[Entry, tuple[Lowering, ...]]] = []
     for entry, schemas in covered:
         before = len(diags.mistakes)
         made = Checker(entry, schemas, names, diags).run()
         if made is not None and len(diags.mistakes) == before:
             out.append(made)
+            kept.append((entry, made.lowerings))
+    check_recursion(kept, (w for op in (model.base.part("ops") if model.base else ()) for w in op.lowerings), diags)
     return tuple(out)
 
 
@@ -163,6 +168,7 @@ class Checker:
         self.entry, self.schemas, self.names, self.diags = entry, schemas, names, diags
         self.kind = str(entry.get("kind"))
         self.trees: dict[tuple[str | int, ...], Any] = {}
+        self.sources: dict[tuple[str | int, ...], Text] = {}
 
     def run(self) -> OpEntry | None:
         """The entry, or None after mistakes that leave nothing to check."""
@@ -170,6 +176,7 @@ class Checker:
         if not self.keys():
             return None
         self.parse_all()
+        self.constants()
         lowerings: list[Lowering] = []
         if self.kind != "extern":
             for schema in self.schemas:
@@ -294,6 +301,23 @@ class Checker:
             )
         else:
             self.trees[path] = parse_body(source) if body else parse_expression(source)
+            self.sources[path] = source
+
+    def constants(self) -> None:
+        """Refuse what needs no operand to be known as wrong, and tests that are no Python."""
+        env: dict[str, Known] = {}
+        lets = [path for path in self.sources if path[0] == "let"]
+        for path in (*lets, *(p for p in self.sources if p[0] != "let")):
+            if self.trees[path] is not None:
+                value = check_constants(self.sources[path], self.trees[path], env)
+                if path[0] == "let":
+                    env[str(path[1])] = value
+        for k, test in enumerate(self.entry.get("tests") or ()):
+            try:
+                ast.parse(f"f({test}\n)", mode="eval")
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                what = error.msg if isinstance(error, SyntaxError) else str(error)
+                self.error(("tests", k), f"expected the arguments of a call in Python: {what}")
 
     def text(self, path: tuple[str | int, ...], note: str = "") -> Text | None:
         """The string at `path`; plain numbers and booleans count as their Python text."""
