@@ -197,7 +197,7 @@ class Writer:
                 return f"{mask[0]} ? cast<{COMPUTE[node.dtype]}>({at}) : {COMPUTE[node.dtype]}(0)"
             return f"cast<{COMPUTE[node.dtype]}>({at})" if MEMORY[node.dtype] != COMPUTE[node.dtype] else at
         assert unit is not None
-        c = e.coefficient(unit)
+        c = self.step(e)
         if mask is not None and (mask[1] or c is None or not (c == 1 or c == 0)):
             lanes_mask = mask[0] if mask[1] else f"splat<bool>({mask[0]})"
             if self.count is not None:
@@ -250,11 +250,19 @@ class Writer:
         assert self.lane_var is not None
         return self.lane_var.name
 
+    def step(self, e: Expr) -> Expr | None:
+        """What an index grows by from one lane to the next; None where that is not one number."""
+        assert self.lane_var is not None
+        # A register of outer mode has one value per lane without mentioning the lane variable.
+        if any(isinstance(a, Val) and self.per_lane(a.node) for a in e.atoms()):
+            return None
+        return e.coefficient(self.lane_var)
+
     def index_vector(self, e: Expr) -> str:
         """An index expression with one value per lane, as a vector of int64."""
         assert self.lane_var is not None
-        c = e.coefficient(self.lane_var)
-        if c is not None and not any(isinstance(a, Val) and self.per_lane(a.node) for a in e.atoms()):
+        c = self.step(e)
+        if c is not None:
             base = f"splat<int64_t>({self.address(e)})"
             return base if c == 0 else f"({base} + iota<int64_t>() * splat<int64_t>({self.address(c)}))"
         parts: list[str] = []
@@ -274,18 +282,13 @@ class Writer:
         if (
             isinstance(a, Quotient)
             and self.lane_var is not None
-            and (_has(a.num, self.lane_var) or _has(a.den, self.lane_var))
+            and any(c is None or c != 0 for c in (self.step(a.num), self.step(a.den)))
         ):
             name = "floordiv" if a.kind == "//" else "floormod"
             if proves_nonnegative(a.num):
                 return f"({self.index_vector(a.num)} {'/' if a.kind == '//' else '%'} {self.index_vector(a.den)})"
             return f"{name}({self.index_vector(a.num)}, {self.index_vector(a.den)})"
         return f"splat<int64_t>({self._atom(a)})"
-
-
-def _has(e: Expr, v: Var) -> bool:
-    c = e.coefficient(v)
-    return c is None or c != 0
 
 
 def literal(value: int | float | bool, dtype: str) -> str:

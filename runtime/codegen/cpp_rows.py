@@ -414,7 +414,7 @@ class RowWriter(Writer):
             self._store_in_tile(s, buffer, text)
             return
         where = self._where(s)
-        c = s.where.coefficient(self.lane_var)
+        c = self.step(s.where)
         n = f", {self.count}" if self.count is not None else ""
         if s.source.mode != "set":
             old = f"loadu({buffer} + {where}{n})"

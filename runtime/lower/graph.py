@@ -162,6 +162,12 @@ class _Lowerer:
             except UnsupportedError as error:
                 b.rewind(mark)
                 reason = str(error)
+            except IndexError as error:
+                # Operators take dimension 0 of a tensor that has none; lowerings that index its shape do not.
+                if all(t.ndim for t in _tensors(node)):
+                    raise
+                b.rewind(mark)
+                reason = f"a tensor without dimensions: {error}"
         if any(r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns):
             return self.view(node, val, name, reason)
         if target._schema.is_mutable:
@@ -174,10 +180,9 @@ class _Lowerer:
         for leaf in _leaves(val):
             if isinstance(leaf, torch.Tensor) and (why := self.unloopable(leaf)):
                 return why
-        for a in node.all_input_nodes:
-            for leaf in _leaves(a.meta.get("val")):
-                if isinstance(leaf, torch.Tensor) and (why := self.unloopable(leaf)):
-                    return why
+        for t in _tensors(node):
+            if why := self.unloopable(t):
+                return why
         return None
 
     def unloopable(self, t: torch.Tensor) -> str | None:
@@ -312,6 +317,11 @@ class _Opaque:
 
     def __init__(self, what: str) -> None:
         self.what = what
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    """The fake values of a node's tensor arguments."""
+    return [t for a in node.all_input_nodes for t in _leaves(a.meta.get("val")) if isinstance(t, torch.Tensor)]
 
 
 def _dense(t: torch.Tensor) -> bool:

@@ -32,6 +32,12 @@ def gather(b: Any, w: Any, idx: Any) -> Any:
     return b.define(idx.shape, b.at(w, [i[0], b.index_of(b.at(idx, i), w.shape[1])]))
 
 
+def gather_best(b: Any, x: Any) -> Any:
+    best = reduce(b, "argmax", x, 1, True)
+    i = b.coords(best.shape)
+    return b.define(best.shape, b.at(x, [i[0], b.index_of(b.at(best, i), x.shape[1]), *i[2:]]))
+
+
 def index_add(b: Any, x: Any, idx: Any, src: Any) -> Any:
     r = b.rcoords(src.shape)
     return b.scatter(x, r, b.at(src, r), [b.index_of(b.at(idx, [r[0]]), x.shape[0]), r[1]], "sum")
@@ -118,6 +124,11 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = 
     "cumulative rows": (lambda b, x: b.scan("sum", x.shape, 1, b.at(x, b.coords(x.shape))), lambda: [rand(50, 333)]),
     "cumulative columns": (lambda b, x: b.scan("sum", x.shape, 0, b.at(x, b.coords(x.shape))), lambda: [rand(50, 33)]),
     "cumulative columns, one row": (first_totals, lambda: [rand(3, 33)]),
+    "gather by an index of each lane": (gather_best, lambda: [rand(2, 4, 6, 6)]),
+    "gather by an index of each lane, channels last": (
+        gather_best,
+        lambda: [rand(2, 4, 6, 6).to(memory_format=torch.channels_last)],
+    ),
     "index add": (index_add, lambda: [rand(50, 33), integers(50, 70), rand(70, 33)]),
     "pad": (pad, lambda: [rand(10, 21)]),
     "pool": (max_pool, lambda: [rand(3, 20, 32)]),
