@@ -12,7 +12,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from functorch.compile import (  # type: ignore[import-untyped]
+    make_boxed_func,
+    min_cut_rematerialization_partition,
+)
 from torch._dynamo.backends.common import aot_autograd
 
 sys.path.insert(0, str(Path(__file__).parent))

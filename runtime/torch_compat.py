@@ -1,5 +1,8 @@
 """The only module that imports private torch names: what each is for, and the versions it was tested on (2.11, 2.13)."""
 
+from contextlib import AbstractContextManager
+from typing import Any
+
 # Allocation and re-viewing without the dispatcher: a third of the cost of torch.empty_strided / torch.as_strided. [2.11, 2.13]
 from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu  # type: ignore[attr-defined]
 from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor  # type: ignore[attr-defined]
@@ -42,8 +45,8 @@ __all__ = [
     "operator_schemas",
     "python_source",
     "pytree",
-    "reinterpret_tensor",
     "refuses_writes",
+    "reinterpret_tensor",
     "shares_version",
     "size_hint",
     "symbol_hint",
@@ -73,14 +76,14 @@ def python_source(expr: object) -> str:
     return text
 
 
-def disable_autocast() -> object:
+def disable_autocast() -> AbstractContextManager[Any]:
     """A context manager without autocast on any device. [2.11, 2.13]"""
     import torch
 
     return torch._C._DisableAutocast()
 
 
-def refuses_writes(view: object) -> bool:
+def refuses_writes(view: Any) -> bool:
     """Whether autograd refuses writes to a view, or to views of it, for how it was made: without grad mode, in inference mode, by a view
     with several results, inside of a custom function. [2.11, 2.13]
     """
@@ -90,18 +93,18 @@ def refuses_writes(view: object) -> bool:
     return autograd._get_creation_meta(view) != autograd.CreationMeta.DEFAULT
 
 
-def shares_version(a: object, b: object) -> bool:
+def shares_version(a: Any, b: Any) -> bool:
     """Whether a write to one of two tensors moves the version counter of both, as it does for views and `detach()` but not for `.data`.
     [2.11, 2.13]
     """
     import torch
 
-    if a.is_inference() or b.is_inference():  # type: ignore[attr-defined]
+    if a.is_inference() or b.is_inference():
         return True
-    before = a._version  # type: ignore[attr-defined]
-    torch._C._autograd._unsafe_set_version_counter((a,), (before + b._version + 1,))  # type: ignore[attr-defined]
-    shared = a._version == b._version  # type: ignore[attr-defined]
-    torch._C._autograd._unsafe_set_version_counter((a,), (before,))  # type: ignore[attr-defined]
+    before = a._version
+    torch._C._autograd._unsafe_set_version_counter((a,), (before + b._version + 1,))
+    shared = a._version == b._version
+    torch._C._autograd._unsafe_set_version_counter((a,), (before,))
     return shared
 
 

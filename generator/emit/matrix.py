@@ -71,7 +71,8 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Matrix | None:
 
 def _check_lines(entry: Entry, diags: Diagnostics) -> None:
     for name, member in entry["members"].items():
-        texts = [((key, k), line) for key in LINES for k, line in enumerate(member.get(key, ()))]
+        texts: list[tuple[tuple[str | int, ...], str]] = []
+        texts += [((key, k), line) for key in LINES for k, line in enumerate(member.get(key, ()))]
         texts += [((key,), f"({member[key]})") for key in ("result", "block") if key in member]
         for path, text in texts:
             try:

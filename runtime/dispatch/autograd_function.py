@@ -67,7 +67,8 @@ def emit_function(halves: Halves) -> str:
 def _forward(halves: Halves) -> list[str]:
     names = [f"x{k}" for k in range(halves.arguments)]
     lines = [f"out = forward_graph({', '.join(names)})"]
-    tensors, sizes = [], []
+    tensors: list[str] = []
+    sizes: list[str] = []
     for (where, k), tensor in zip(halves.saved, halves.saved_is_tensor, strict=True):
         (tensors if tensor else sizes).append(f"x{k}" if where == "input" else f"out[{k}]")
     if tensors:

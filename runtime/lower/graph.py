@@ -25,6 +25,8 @@ _DTYPE_NAMES: dict[torch.dtype, str] = {
     v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]
 }
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in (.*)')
+_SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError)
+"""What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
 _NO_MUTATIONS: Mapping[str, int] = {}
 
 
@@ -162,12 +164,12 @@ class _Lowerer:
             except UnsupportedError as error:
                 b.rewind(mark)
                 reason = str(error)
-            except IndexError as error:
-                # Operators take dimension 0 of a tensor that has none; lowerings that index its shape do not.
-                if all(t.ndim for t in _tensors(node)):
-                    raise
+            except _SPEC_ERRORS as error:
                 b.rewind(mark)
-                reason = f"a tensor without dimensions: {error}"
+                # Operators take dimension 0 of a tensor that has none; lowerings that index its shape do not.
+                flat = isinstance(error, IndexError) and not all(t.ndim for t in _tensors(node))
+                fails = f"its lowering in {_spec_of(lowering)} fails with {type(error).__name__}"
+                reason = f"{'a tensor without dimensions' if flat else fails}: {error}"
         if any(r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns):
             return self.view(node, val, name, reason)
         if target._schema.is_mutable:
@@ -332,6 +334,13 @@ def _dense(t: torch.Tensor) -> bool:
             return False
         step *= n
     return all(isinstance(n, int) for n in t.shape)
+
+
+def _spec_of(lowering: Any) -> str:
+    """The file that holds a lowering: the user's spec file, or the generated module of opforge's own."""
+    code = getattr(lowering, "__code__", None)
+    path = str(code.co_filename).replace(chr(92), "/") if code is not None else "<opforge ?>"
+    return path.removeprefix("<opforge ").removesuffix(">") if path.startswith("<") else path.rpartition("/")[2]
 
 
 def _refs(value: Any) -> Any:
