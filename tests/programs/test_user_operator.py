@@ -166,6 +166,20 @@ def test_an_operator_of_torch_without_an_entry(tmp_path: Path, own_table: None) 
     assert (opforge.stats()["kernels"], opforge.stats()["externs"]) == (1, {})
 
 
+@pytest.mark.usefixtures("own_table")
+def test_an_entry_whose_expressions_fail_leaves_the_operator_to_the_eager_kernel(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(
+        "- op: aten.sin\n  doc: The sine\n  kind: pointwise\n  let: {n: rank(self) - 2}\n  expr: self + 1 // n\n"
+    )
+    opforge.load_specs(tmp_path / "bad.yaml")
+    x = torch.randn(3, 4)
+    opforge.reset_stats()
+    with torch.no_grad():
+        assert torch.equal(torch.compile(lambda x: x.sin(), backend="opforge", fullgraph=True)(x), x.sin())
+    assert opforge.stats()["externs"] == {"aten.sin.default": 1}
+    assert "bad.yaml fails with ZeroDivisionError" in str(opforge.stats()["reasons"])
+
+
 def test_contributing_works_as_written(tmp_path: Path) -> None:
     """CONTRIBUTING, "Add an operator in five minutes", followed to the letter in a copy."""
     steps = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add an operator")[2].partition("\n## ")[0]
