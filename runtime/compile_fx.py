@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..errors import BuildError, CacheError, OpforgeWarning, UnsupportedError
+from ..errors import BuildError, CacheError, ConfigError, OpforgeWarning, UnsupportedError
 from ..generated.rewrites import RULES
 from ..generated.scalars import SCALARS
 from ..generated.targets import CPU_TARGETS, CpuTarget
@@ -22,7 +22,7 @@ from . import config
 from .build.cache import Cache, key
 from .build.compiler import compile_cpp, compiler_id
 from .build.scratch import warn_once
-from .build.toolchain import host_target
+from .build.toolchain import host_target, runs_here
 from .codegen.unit import PRELUDE, render_unit
 from .codegen.wrapper import render_wrapper
 from .config import Config
@@ -288,7 +288,12 @@ def parameters(lowered: Lowered) -> list[str]:
 
 
 def cpu_target(cfg: Config) -> CpuTarget:
-    """The target that the configuration names, or the one of this machine."""
+    """The target that the configuration names, or the one of this machine. Raises `ConfigError` when this machine cannot run it."""
+    if cfg.target != "auto" and not runs_here(cfg.target):
+        raise ConfigError(
+            f"the setting target is {cfg.target!r}, but this machine ({host_target()}) cannot run such code; "
+            f"use 'auto', {host_target()!r} or 'scalar'"
+        )
     return CPU_TARGETS[host_target() if cfg.target == "auto" else cfg.target]
 
 

@@ -24,7 +24,11 @@ from ...errors import BuildError
 from ...generated.targets import CPU_TARGETS
 from ..config import Config
 
-__all__ = ["Toolchain", "find_toolchain", "host_target", "openmp_library"]
+__all__ = ["Toolchain", "find_toolchain", "host_target", "openmp_library", "runs_here"]
+
+# What the kernel of the operating system calls the features of x86-64-v3 and x86-64-v4.
+_V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_NEEDS = {"avx2": _V3, "avx512": _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}}
 
 _CANDIDATES = ("g++", "clang++", "c++")
 
@@ -87,6 +91,22 @@ def host_target() -> str:
     if platform.machine() in ("aarch64", "arm64"):
         return "neon"
     return {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "scalar")
+
+
+@functools.cache
+def runs_here(target: str) -> bool:
+    """Whether this processor has the instructions of a target; code with others would end the process."""
+    host = host_target()
+    if target in ("scalar", host):
+        return True
+    if target not in _NEEDS or host == "neon":
+        return False
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return host == "avx512"  # it has all that the others ask for
+    flags = next((line.split(":")[1].split() for line in lines if line.startswith("flags")), [])
+    return _NEEDS[target] <= set(flags)
 
 
 @functools.cache

@@ -101,11 +101,9 @@ class Writer:
     # -- values --------------------------------------------------------------------------------------------------------
     def local(self, node: Node) -> bool:
         """Whether the value depends on what this kernel computed or wrote before."""
-        if node not in self.depends:
-            for n in node.walk():
-                if n not in self.depends:
-                    own = n.op == "load" and (not n.attr.index or n.attr.buffer in self.written)
-                    self.depends[n] = own or any(self.depends[c] for c in n.children())
+        for n in node.walk(self.depends.__contains__):
+            own = n.op == "load" and (not n.attr.index or n.attr.buffer in self.written)
+            self.depends[n] = own or any(self.depends[c] for c in n.children())
         return self.depends[node]
 
     def per_lane(self, node: Node) -> bool:

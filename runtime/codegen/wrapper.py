@@ -248,6 +248,8 @@ class WrapperWriter:
             return f"({', '.join(self._argument(y) for y in x)}{',' if len(x) == 1 else ''})"
         if isinstance(x, float) and (x != x or x in (float("inf"), float("-inf"))):
             return f"float({str(x)!r})"
+        if isinstance(x, complex):
+            return f"complex({self._argument(x.real)}, {self._argument(x.imag)})"
         if x is None or isinstance(x, (bool, int, float, str)):
             return repr(x)
         # torch's own constants: dtypes, layouts, devices, memory formats print as the expressions that make them.

@@ -53,15 +53,16 @@ def compare(node: Node) -> bool | None:
 
 
 def fold(root: Node, memo: dict[Node, Node] | None = None) -> Node:
-    """The same value with every decided comparison, and what hangs on it, removed."""
+    """The same value with every decided comparison, and what hangs on it, removed. `memo`: what is known of other roots."""
     memo = {} if memo is None else memo
 
     def on_value(v: Val) -> Expr:
         return indirect(memo[v.node], v.lo, v.hi)
 
-    for n in root.walk():
-        if n not in memo:
-            memo[n] = _fold_one(n, memo, on_value)
+    for n in root.walk(memo.__contains__):
+        memo[n] = _fold_one(n, memo, on_value)
+        # Folded once is folded: a body that grows step by step is not walked again from its start.
+        memo.setdefault(memo[n], memo[n])
     return memo[root]
 
 

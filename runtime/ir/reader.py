@@ -257,6 +257,13 @@ class Reader:
             return None
         if word == "-" or word[:1].isdigit() or word in ("inf", "nan", "True", "False"):
             return self._literal()
+        if self.take("complex"):
+            self.expect("(")
+            real = self._literal()
+            self.expect(",")
+            imag = self._literal()
+            self.expect(")")
+            return complex(real, imag)
         if word.startswith('"'):
             return self.string()
         if self.take("{"):

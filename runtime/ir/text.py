@@ -179,6 +179,8 @@ def _data(x: Any) -> str:
         return f"&{x.buffer}{_stride(x.stride)}"
     if x is None or isinstance(x, (bool, int, float)):
         return repr(x)
+    if isinstance(x, complex):
+        return f"complex({x.real!r}, {x.imag!r})"
     if isinstance(x, str):
         return json.dumps(x)
     if isinstance(x, Expr):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 from ..ir.facts import covers
 from ..ir.fold import fold
-from ..ir.guards import checks, masked
+from ..ir.guards import masked
 from ..ir.index import Atom, Expr, Val, Var, expr, of, proves_less, proves_nonnegative
 from ..ir.nodes import (
     Extern,
@@ -47,17 +48,22 @@ class Inliner:
 
     def __init__(self) -> None:
         self.bodies: dict[str, Nest] = {}
-        self.cache: dict[tuple[Nest, tuple[Expr, ...]], Node] = {}
+        self.cache: dict[tuple[str, tuple[Expr, ...]], Node] = {}
+        self.folded: dict[Node, Node] = {}
 
     def expand(self, ld: Node) -> Node | None:
         nest = self.bodies.get(ld.attr.buffer)
         if nest is None:
             return None
-        key = (nest, ld.attr.index)
-        node = self.cache.get(key)
-        if node is None:
-            node = rebuild(nest.body, _keep, identity_mapping(nest.vars, ld.attr.index))
-            self.cache[key] = node
+        if ld.attr.index == nest.vars:
+            node: Node | None = nest.body  # the very point: nothing to rename, however long the body has become
+        else:
+            key = (nest.name, ld.attr.index)
+            node = self.cache.get(key)
+            if node is None:
+                node = rebuild(nest.body, _keep, identity_mapping(nest.vars, ld.attr.index))
+                self.cache[key] = node
+        assert node is not None
         return masked(node, ld.args[0]) if ld.args else node
 
     def apply(self, nest: Nest) -> Nest:
@@ -66,11 +72,10 @@ class Inliner:
             return nest
         memo: dict[Node, Node] = {}
         # What was data (positions made by a range) may have become coordinates: comparisons of those are decided here.
-        folded: dict[Node, Node] = {}
-        body = fold(rebuild(nest.body, self.expand, {}, memo), folded)
+        body = fold(rebuild(nest.body, self.expand, {}, memo), self.folded)
         scatter = nest.scatter
         if scatter is not None:
-            scatter = map_scatter(scatter, lambda n: fold(rebuild(n, self.expand, {}, memo), folded))
+            scatter = map_scatter(scatter, lambda n: fold(rebuild(n, self.expand, {}, memo), self.folded))
         return replace(nest, body=body, scatter=scatter)
 
 
@@ -88,14 +93,23 @@ def _keep(_: Node) -> None:
     return None
 
 
-def node_cost(node: Node, costs: Callable[[str], float]) -> float:
-    """Arithmetic cost of one evaluation; a load counts 1."""
+def node_cost(node: Node, costs: Callable[[str], float], enough: float = inf) -> float:
+    """Arithmetic cost of one evaluation; a load counts 1. Past `enough` it is not counted on."""
     total = 0.0
-    for n in node.walk():
+    seen: set[Node] = set()
+    left = [node]
+    while left:  # users before arguments, so that an expensive node is found out after a few steps
+        n = left.pop()
+        if n in seen:
+            continue
+        seen.add(n)
         if n.op == "load":
             total += 1
         elif n.op not in ("const", "index", "bounded"):  # a check must not change what is fused
             total += costs(n.op)
+        if total > enough:
+            break
+        left += n.children()
     return total
 
 
@@ -145,6 +159,7 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
                 uses[name] = uses.get(name, 0) + 2
 
     values = Inliner()
+    faulty: dict[Node, bool] = {}
     left: list[Nest | Extern] = []
     for item in staged:
         if isinstance(item, Nest):
@@ -156,7 +171,7 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
                 and item.name not in extern_reads
                 and item.name not in scatter_bases
                 and _pays(item, uses.get(item.name, 0), points.get(item.name, []), costs)
-                and (not checks([item.body]) or any(_visits_all(c, item) for c in points.get(item.name, [])))
+                and (not _may_fault(item.body, faulty) or any(_visits_all(c, item) for c in points.get(item.name, [])))
             ):
                 values.bodies[item.name] = item
                 continue
@@ -164,11 +179,16 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
     return left, views
 
 
+def _may_fault(body: Node, memo: dict[Node, bool]) -> bool:
+    """Whether a position is checked in `body`. `memo`: what is known of the bodies it was made from."""
+    for n in body.walk(memo.__contains__):
+        memo[n] = n.op == "bounded" or any(memo[c] for c in n.children())
+    return memo[body]
+
+
 def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], float]) -> bool:
     """Whether substituting `nest` loses nothing: one use at no more points than it has, or so cheap that storing costs more."""
-    cost = node_cost(nest.body, costs)
-    loads = len({n.attr for n in nest.body.loads()})
-    if cost <= CHEAP and loads <= 1:
+    if node_cost(nest.body, costs, CHEAP) <= CHEAP and len({n.attr for n in nest.body.loads()}) <= 1:
         return True
     if uses > 1:
         return False

@@ -194,7 +194,7 @@ def _level(m: Member, members: dict[str, Member], level: dict[str, int]) -> int:
 
 
 def _expensive(p: Member, members: dict[str, Member], costs: Callable[[str], float]) -> bool:
-    return node_cost(p.body, costs) > RECOMPUTE
+    return node_cost(p.body, costs, RECOMPUTE) > RECOMPUTE
 
 
 def _tile_index(p: Member, ld: Node) -> tuple[Expr, ...]:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.nodes import Nest, Output, Program, coordinates, load
+from ...errors import UnsupportedError
+from ..ir.nodes import DTYPES, Nest, Output, Program, coordinates, load
 
 
 def separate_outputs(program: Program) -> Program:
-    """The same program with a copying nest for each output that would alias an input or an earlier output."""
+    """The same program with a copying nest for each output that would alias an input or an earlier output.
+
+    Raises `UnsupportedError` where loops cannot copy it (a complex tensor).
+    """
     table = program.shapes()
     taken = {b.name for b in program.inputs}
     items = list(program.items)
@@ -19,6 +23,8 @@ def separate_outputs(program: Program) -> Program:
     for k, o in enumerate(program.outputs):
         if o.buffer is not None and o.buffer in taken:
             b = table[o.buffer]
+            if b.dtype not in DTYPES:
+                raise UnsupportedError(f"output {k} is a copy of {b.name}, of dtype {b.dtype}")
             i = coordinates(b.shape)
             name = f"{b.name}_out{k}"
             items.append(Nest(name, b.shape, b.dtype, i, load(b.name, i, b.dtype), origin="copy"))

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from opforge.errors import BuildError
+from opforge.errors import BuildError, ConfigError
 from opforge.runtime.build import compiler, toolchain
 from opforge.runtime.build.compiler import Source, compile_cpp, compile_many
 from opforge.runtime.build.toolchain import find_toolchain
+from opforge.runtime.compile_fx import cpu_target
 from opforge.runtime.config import Config
 from opforge.runtime.execute.load import load_library
 
@@ -248,3 +249,19 @@ def test_every_target_of_the_setting_is_in_the_targets_spec():
     from opforge.runtime import config
 
     assert {*CPU_TARGETS, "auto"} == set(config.FIELDS["target"].choices)
+
+
+@pytest.mark.parametrize("missing", ["avx512f", "avx2"])
+def test_a_target_that_this_machine_cannot_run_is_refused(missing, monkeypatch):
+    flags = sorted(toolchain._NEEDS["avx512"] - {missing})
+    monkeypatch.setattr(toolchain.Path, "read_text", lambda self: "flags\t\t: " + " ".join(flags))
+    monkeypatch.setattr(toolchain, "host_target", lambda: "scalar")
+    toolchain.runs_here.cache_clear()
+    try:
+        assert toolchain.runs_here("scalar")
+        assert toolchain.runs_here("avx2") is (missing != "avx2")
+        with pytest.raises(ConfigError, match=r"'avx512'.*cannot run such code"):
+            cpu_target(Config(target="avx512"))
+        assert not toolchain.runs_here("neon")
+    finally:
+        toolchain.runs_here.cache_clear()

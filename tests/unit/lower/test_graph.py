@@ -12,9 +12,11 @@ from opforge.errors import UnsupportedError
 from opforge.runtime.ir.index import Expr
 from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Extern, Nest
+from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import Lowered, lower
 from opforge.runtime.observe import counters
+from opforge.runtime.schedule.outputs import separate_outputs
 
 aten = torch.ops.aten
 
@@ -171,3 +173,24 @@ def test_lowering_is_fast_and_linear() -> None:
     items = len(lower(gm).program.items)
     assert items > 1000
     assert time.process_time() - start < 1.5  # about 0.2 s alone on a machine
+
+
+def test_an_operator_on_a_tensor_without_dimensions_is_an_eager_call_where_its_lowering_needs_one() -> None:
+    result = same(lambda x: x.unfold(0, 1, 1) + 1, torch.tensor(3.0))
+    assert [n.name for n in result.program.items if isinstance(n, Nest)][-1] == "add"
+
+
+def test_a_complex_number_goes_to_the_eager_kernel() -> None:
+    result = same(lambda y: y * 2j, torch.randn(3, dtype=torch.complex64))
+    assert externs(result) == ["aten.mul.Tensor"]
+    text = dump(result.program).replace(
+        "complex64", "float32"
+    )  # complex buffers have no place in the text, the number has
+    assert dump(parse(text)) == text
+    assert "complex(0.0, 2.0)" in text
+
+
+def test_a_complex_input_that_is_also_an_output_is_unsupported() -> None:
+    result = lowered(lambda y: y.resolve_conj(), torch.randn(3, dtype=torch.complex64))
+    with pytest.raises(UnsupportedError, match="complex64"):
+        separate_outputs(result.program)

@@ -30,6 +30,8 @@ def chain(blocks: int, kind: str) -> Program:
             if kind == "layers":  # normalized by a row statistic, with a residual
                 m = reduce(b, "sum", y, -1, True)
                 x = pointwise(b, lambda a, c, d: s.add(s.sub(a, c), d), y, m, x)
+            elif kind == "inlined":  # values of one use each: a single body that grows by every step
+                x = pointwise(b, lambda a: s.add(s.mul(a, 1.0001), 0.5), pointwise(b, lambda a, c: s.add(a, c), y, w))
             elif kind == "recurrent":  # many small kernels that all read one weight
                 x = pointwise(b, lambda a, c: s.add(a, c), y, x)
                 if k % 8 == 0:
@@ -63,7 +65,7 @@ def seconds(program: Program) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["layers", "recurrent", "wide"])
+@pytest.mark.parametrize("kind", ["layers", "inlined", "recurrent", "wide"])
 def test_passes_are_near_linear(kind: str) -> None:
     programs = [chain(n, kind) for n in SIZES]
     runs = [min((seconds(p) for _ in range(3)), key=lambda t: sum(t.values())) for p in programs]
