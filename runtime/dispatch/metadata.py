@@ -301,6 +301,10 @@ class _Analysis:
                 raise UnsupportedError("an output is an alias of an inference tensor, outside of inference mode")
             origin = self.inputs.layouts[source]
             assert origin is not None
+            if self.inputs.given[source].requires_grad and id(self.inputs.fakes[source]) in self.recorder.relaid:
+                raise UnsupportedError(
+                    f"an output is a view of input {source}, which requires grad and changes its layout"
+                )
             return self._alias(kind, value, source, origin, t, self.inputs.fakes[source])
         if kind in _ALIASES:
             if region.key not in self.bases:

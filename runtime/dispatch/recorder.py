@@ -39,7 +39,8 @@ class Restart(Exception):
 
 class Recorder(GraphWriter, TorchDispatchMode):
     """Records into `graph`. `origin` is the node of the traced program that runs now; `overlaps(i)` gives the inputs
-    that share elements with input i (with i), asked when input i is written.
+    that share elements with input i (with i), asked when input i is written; `frozen` are inputs that eager refuses to
+    change at all; `relaid` are ids of tensor objects that an operator which changes metadata ran on.
     """
 
     supports_higher_order_operators = True
@@ -47,6 +48,8 @@ class Recorder(GraphWriter, TorchDispatchMode):
     def __init__(self, fake_mode: Any, overlaps: Callable[[int], frozenset[int]]) -> None:
         super().__init__(fake_mode)
         self.written_storages: set[int] = set()
+        self.frozen: frozenset[int] = frozenset()
+        self.relaid: set[int] = set()
         self._overlaps = overlaps
 
     # --- operators
@@ -335,9 +338,18 @@ class Recorder(GraphWriter, TorchDispatchMode):
         self.regions.by_storage.pop(region.key)
         self.regions.add(t, new)
 
+    def _check_metadata_op(self, info: OpInfo, t: torch.Tensor, value: Value, args: Any) -> None:
+        """Leaves to eager what it may refuse."""
+        if self.frozen.intersection(value.region.inputs):
+            raise UnsupportedError(f"{info.op} on an inference tensor outside of inference mode{self.where()}")
+        if t.requires_grad and value.region.inputs and any(isinstance(a, torch.Tensor) for a in args[1:]):
+            raise UnsupportedError(f"{info.op} on an input that requires grad{self.where()}")
+
     def _metadata_op(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
         t = args[0]
         value = self.value(t)
+        self._check_metadata_op(info, t, value, args)
+        self.relaid.add(id(t))
         if value.region.inputs and value.parent is None and len(value.region.inputs) == 1:
             self._own_object(t, value)
         self._snapshot(t)

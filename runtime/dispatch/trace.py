@@ -117,6 +117,8 @@ def _trace_once(
     inputs = Inputs.of(given, copies, training)
     inputs.merged = merged
     recorder = Recorder(inputs.fake_mode, inputs.overlaps)
+    if not torch.is_inference_mode_enabled():
+        recorder.frozen = frozenset(i for i, t in enumerate(given) if isinstance(t, torch.Tensor) and t.is_inference())
     entered = enter_inputs(inputs, recorder)
     count = len(given) - len(lifted)
     attributes = {name: t for (name, _), t in zip(lifted, inputs.fakes[count:], strict=True)}
