@@ -36,8 +36,17 @@ def unsafe_split_with_sizes(self, split_sizes, dim=0):  # type: ignore[no-untype
     return torch.ops.aten.split_with_sizes.default(self, split_sizes, dim)
 
 
+# spec: aten.nansum.default
+def nansum(self, dim=None, keepdim=False, *, dtype=None):  # type: ignore[no-untyped-def]
+    """Over no dimensions it sums over all, which its fake kernel does not say."""
+    if not (dim == [] and dtype is None):
+        return NotImplemented
+    return torch.ops.aten.nansum.default(self, None, keepdim)
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_batch_norm.default: native_batch_norm,
     torch.ops.aten.unsafe_split.Tensor: unsafe_split_Tensor,
     torch.ops.aten.unsafe_split_with_sizes.default: unsafe_split_with_sizes,
+    torch.ops.aten.nansum.default: nansum,
 }

@@ -1603,7 +1603,7 @@ OPF_CALL double digamma(double x) {
 }
 // Logarithm of the normal distribution function; the continued tail (26.2.12) below -10.
 OPF_CALL double log_ndtr(double x) {
-    if (x > -10) return x < 0 ? __builtin_log(0.5 * __builtin_erfc(-x * SQRT_HALF)) : __builtin_log1p(-0.5 * __builtin_erfc(x * SQRT_HALF));
+    if (x > -37) return x < 0 ? __builtin_log(0.5 * __builtin_erfc(-x * SQRT_HALF)) : __builtin_log1p(-0.5 * __builtin_erfc(x * SQRT_HALF));
     const double z = 1 / (x * x);
     const double series = -z * (1 - z * (3 - z * (15 - z * (105 - z * (945 - z * (10395 - z * 135135))))));
     return -0.5 * x * x - LOG_SQRT_2PI - __builtin_log(-x) + __builtin_log1p(series);

@@ -1314,7 +1314,10 @@ OPS: dict[str, OpInfo] = {
     "aten.flip": OpInfo("view", "Dimensions reversed", "view", ("aten.flip.default",)),
     "aten.floor": OpInfo("pointwise", "Greatest integer below or equal", "arithmetic", ("aten.floor.default",)),
     "aten.floor_divide": OpInfo(
-        "pointwise", "Quotient rounded down", "arithmetic", ("aten.floor_divide.Scalar", "aten.floor_divide.default")
+        "pointwise",
+        "Quotient rounded down (of two half precision tensors by eager's kernel, which rounds every step)",
+        "arithmetic",
+        ("aten.floor_divide.Scalar", "aten.floor_divide.default"),
     ),
     "aten.fmax": OpInfo("pointwise", "The greater one; a NaN is left out", "arithmetic", ("aten.fmax.default",)),
     "aten.fmin": OpInfo("pointwise", "The lesser one; a NaN is left out", "arithmetic", ("aten.fmin.default",)),
@@ -1395,7 +1398,9 @@ OPS: dict[str, OpInfo] = {
     "aten.isneginf": OpInfo("pointwise", "Whether minus infinity", "compare", ("aten.isneginf.default",)),
     "aten.isposinf": OpInfo("pointwise", "Whether plus infinity", "compare", ("aten.isposinf.default",)),
     "aten.lcm": OpInfo("pointwise", "Least common multiple", "arithmetic", ("aten.lcm.default",)),
-    "aten.ldexp": OpInfo("pointwise", "self * 2 ** other", "arithmetic", ("aten.ldexp.Tensor",)),
+    "aten.ldexp": OpInfo(
+        "pointwise", "self * 2 ** other, for whole exponents, rounded once", "arithmetic", ("aten.ldexp.Tensor",)
+    ),
     "aten.le": OpInfo("pointwise", "Whether less or equal", "compare", ("aten.le.Scalar", "aten.le.Tensor")),
     "aten.leaky_relu": OpInfo(
         "pointwise", "x above zero, negative_slope * x below", "activation", ("aten.leaky_relu.default",)

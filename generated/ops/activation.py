@@ -4,11 +4,12 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import nan, rank, size, wrap
+from ...runtime.lower.names import dtype, is_bool, is_float, nan, rank, size, wrap
 
 
 # spec: aten.gelu
 def gelu(b, self, *, approximate="none"):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     if approximate == "tanh":
@@ -18,6 +19,7 @@ def gelu(b, self, *, approximate="none"):
 
 # spec: aten.silu
 def silu(b, self):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(self / (1 + s.exp(-self)))
@@ -25,6 +27,7 @@ def silu(b, self):
 
 # spec: aten.mish
 def mish(b, self):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(self * s.tanh(s.log1p(s.exp(self))))
@@ -32,6 +35,7 @@ def mish(b, self):
 
 # spec: aten.relu
 def relu(b, self):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.relu(self))
@@ -39,6 +43,7 @@ def relu(b, self):
 
 # spec: aten.leaky_relu
 def leaky_relu(b, self, negative_slope=0.01):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self > 0, self, self * negative_slope))
@@ -46,6 +51,7 @@ def leaky_relu(b, self, negative_slope=0.01):
 
 # spec: aten.elu
 def elu(b, self, alpha=1, scale=1, input_scale=1):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self > 0, self * scale, s.expm1(self * input_scale) * (alpha * scale)))
@@ -53,6 +59,7 @@ def elu(b, self, alpha=1, scale=1, input_scale=1):
 
 # spec: aten.celu
 def celu(b, self, alpha=1.0):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self > 0, self, alpha * s.expm1(self / alpha)))
@@ -60,6 +67,7 @@ def celu(b, self, alpha=1.0):
 
 # spec: aten.hardtanh
 def hardtanh(b, self, min_val=-1, max_val=1):
+    b.native_if(dtype(self) not in ["bool", "uint8"], 'dtype(self) not in ["bool", "uint8"]')
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.minimum(s.maximum(self, min_val), max_val))
@@ -67,6 +75,7 @@ def hardtanh(b, self, min_val=-1, max_val=1):
 
 # spec: aten.hardswish
 def hardswish(b, self):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(self * s.minimum(s.maximum(self + 3, 0), 6) / 6)
@@ -74,6 +83,7 @@ def hardswish(b, self):
 
 # spec: aten.hardsigmoid
 def hardsigmoid(b, self):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.minimum(s.maximum(self + 3, 0), 6) / 6)
@@ -81,6 +91,7 @@ def hardsigmoid(b, self):
 
 # spec: aten.softplus
 def softplus(b, self, beta=1, threshold=20):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self * beta > threshold, self, s.log1p(s.exp(self * beta)) / beta))
@@ -88,6 +99,7 @@ def softplus(b, self, beta=1, threshold=20):
 
 # spec: aten.threshold
 def threshold(b, self, threshold, value):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self <= threshold, value, self))
@@ -95,6 +107,7 @@ def threshold(b, self, threshold, value):
 
 # spec: aten.hardshrink
 def hardshrink(b, self, lambd=0.5):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where((self >= -lambd) & (self <= lambd), 0, self))
@@ -102,6 +115,7 @@ def hardshrink(b, self, lambd=0.5):
 
 # spec: aten.softshrink
 def softshrink(b, self, lambd=0.5):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self > lambd, self - lambd, s.where(self < -lambd, self + lambd, self * 0)))
@@ -109,6 +123,9 @@ def softshrink(b, self, lambd=0.5):
 
 # spec: aten._prelu_kernel
 def _prelu_kernel(b, self, weight):
+    b.native_if(
+        is_float(dtype(self)) and dtype(self) == dtype(weight), "is_float(dtype(self)) and dtype(self) == dtype(weight)"
+    )
     p = b.pointwise((self, weight))
     self, weight = p.operands
     return p.result(s.where(self > 0, self, weight * self))
@@ -116,12 +133,14 @@ def _prelu_kernel(b, self, weight):
 
 # spec: aten.log_sigmoid_forward
 def log_sigmoid_forward(b, self):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     small = b.call("aten.exp.default", b.call("aten.neg.default", b.call("aten.abs.default", self)))
     return b.call("aten.minimum.default", self, 0.0) - b.call("aten.log1p.default", small), small
 
 
 # spec: aten.glu
 def glu(b, self, dim=-1):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     d = wrap(dim, rank(self))
     half = size(self, d) // 2
     return b.call("aten.slice.Tensor", self, d, 0, half) * b.call(

@@ -4,11 +4,28 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, highest, inf, is_float, is_number, lowest, nan, opmath, promoted_dtype
+from ...runtime.lower.names import (
+    dtype,
+    highest,
+    inf,
+    is_bool,
+    is_float,
+    is_int,
+    is_number,
+    lowest,
+    nan,
+    opmath,
+    promoted_dtype,
+    to,
+)
 
 
 # spec: aten.add
 def add_Scalar(b, self, other, alpha=1):
+    b.native_if(
+        is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
+        "is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
+    )
     p = b.pointwise((self, other))
     self, other = p.operands
     if alpha == 1:
@@ -18,6 +35,10 @@ def add_Scalar(b, self, other, alpha=1):
 
 # spec: aten.add
 def add_Tensor(b, self, other, *, alpha=1):
+    b.native_if(
+        is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
+        "is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
+    )
     p = b.pointwise((self, other))
     self, other = p.operands
     if alpha == 1:
@@ -27,6 +48,12 @@ def add_Tensor(b, self, other, *, alpha=1):
 
 # spec: aten.sub
 def sub_Scalar(b, self, other, alpha=1):
+    b.native_if(
+        not is_bool(dtype(self))
+        and not is_bool(dtype(other))
+        and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))),
+        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+    )
     p = b.pointwise((self, other))
     self, other = p.operands
     if alpha == 1:
@@ -36,6 +63,12 @@ def sub_Scalar(b, self, other, alpha=1):
 
 # spec: aten.sub
 def sub_Tensor(b, self, other, *, alpha=1):
+    b.native_if(
+        not is_bool(dtype(self))
+        and not is_bool(dtype(other))
+        and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))),
+        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+    )
     p = b.pointwise((self, other))
     self, other = p.operands
     if alpha == 1:
@@ -45,6 +78,12 @@ def sub_Tensor(b, self, other, *, alpha=1):
 
 # spec: aten.rsub
 def rsub_Scalar(b, self, other, alpha=1):
+    b.native_if(
+        not is_bool(dtype(self))
+        and not is_bool(dtype(other))
+        and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))),
+        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+    )
     p = b.pointwise((self, other))
     self, other = p.operands
     if alpha == 1:
@@ -54,6 +93,12 @@ def rsub_Scalar(b, self, other, alpha=1):
 
 # spec: aten.rsub
 def rsub_Tensor(b, self, other, *, alpha=1):
+    b.native_if(
+        not is_bool(dtype(self))
+        and not is_bool(dtype(other))
+        and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))),
+        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+    )
     p = b.pointwise((self, other))
     self, other = p.operands
     if alpha == 1:
@@ -92,34 +137,50 @@ def div_Tensor(b, self, other):
 # spec: aten.div.Tensor_mode, aten.div.Scalar_mode
 def div_Scalar_mode(b, self, other, *, rounding_mode):
     b.native_if(
-        rounding_mode is not None and (is_float(promoted_dtype(self, other)) or is_number(other) and other != 0),
-        "rounding_mode is not None and (is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0))",
+        rounding_mode is not None
+        and (is_float(promoted_dtype(self, other)) or is_number(other) and other != 0)
+        and (
+            rounding_mode == "trunc" or is_number(other) or promoted_dtype(self, other) not in ["float16", "bfloat16"]
+        ),
+        'rounding_mode is not None and (is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)) and (rounding_mode == "trunc" or is_number(other) or promoted_dtype(self, other) not in ["float16", "bfloat16"])',
     )
+    half = promoted_dtype(self, other) in ["float16", "bfloat16"] and not is_number(other)
     p = b.pointwise((self, other))
     self, other = p.operands
     if rounding_mode == "floor":
         return p.result(s.floordiv(self, other))
+    if half:
+        return p.result(s.trunc(to(to(self / other, p.common), opmath(p.common))))
     return p.result(s.truncdiv(self, other))
 
 
 # spec: aten.div.Tensor_mode, aten.div.Scalar_mode
 def div_Tensor_mode(b, self, other, *, rounding_mode):
     b.native_if(
-        rounding_mode is not None and (is_float(promoted_dtype(self, other)) or is_number(other) and other != 0),
-        "rounding_mode is not None and (is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0))",
+        rounding_mode is not None
+        and (is_float(promoted_dtype(self, other)) or is_number(other) and other != 0)
+        and (
+            rounding_mode == "trunc" or is_number(other) or promoted_dtype(self, other) not in ["float16", "bfloat16"]
+        ),
+        'rounding_mode is not None and (is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)) and (rounding_mode == "trunc" or is_number(other) or promoted_dtype(self, other) not in ["float16", "bfloat16"])',
     )
+    half = promoted_dtype(self, other) in ["float16", "bfloat16"] and not is_number(other)
     p = b.pointwise((self, other))
     self, other = p.operands
     if rounding_mode == "floor":
         return p.result(s.floordiv(self, other))
+    if half:
+        return p.result(s.trunc(to(to(self / other, p.common), opmath(p.common))))
     return p.result(s.truncdiv(self, other))
 
 
 # spec: aten.floor_divide
 def floor_divide_Scalar(b, self, other):
     b.native_if(
-        is_float(promoted_dtype(self, other)) or is_number(other) and other != 0,
-        "is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)",
+        is_number(other)
+        and (is_float(promoted_dtype(self, other)) or other != 0)
+        or promoted_dtype(self, other) in ["float32", "float64"],
+        '(is_number(other) and (is_float(promoted_dtype(self, other)) or other != 0)) or promoted_dtype(self, other) in ["float32", "float64"]',
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -129,8 +190,10 @@ def floor_divide_Scalar(b, self, other):
 # spec: aten.floor_divide
 def floor_divide(b, self, other):
     b.native_if(
-        is_float(promoted_dtype(self, other)) or is_number(other) and other != 0,
-        "is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)",
+        is_number(other)
+        and (is_float(promoted_dtype(self, other)) or other != 0)
+        or promoted_dtype(self, other) in ["float32", "float64"],
+        '(is_number(other) and (is_float(promoted_dtype(self, other)) or other != 0)) or promoted_dtype(self, other) in ["float32", "float64"]',
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -145,7 +208,9 @@ def remainder_Scalar(b, self, other):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    return p.result(s.remainder(self, other))
+    x = to(to(self, p.common), opmath(p.common))
+    y = to(to(other, p.common), opmath(p.common))
+    return p.result(s.remainder(x, y))
 
 
 # spec: aten.remainder
@@ -156,7 +221,9 @@ def remainder_Scalar_Tensor(b, self, other):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    return p.result(s.remainder(self, other))
+    x = to(to(self, p.common), opmath(p.common))
+    y = to(to(other, p.common), opmath(p.common))
+    return p.result(s.remainder(x, y))
 
 
 # spec: aten.remainder
@@ -167,7 +234,9 @@ def remainder_Tensor(b, self, other):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    return p.result(s.remainder(self, other))
+    x = to(to(self, p.common), opmath(p.common))
+    y = to(to(other, p.common), opmath(p.common))
+    return p.result(s.remainder(x, y))
 
 
 # spec: aten.fmod
@@ -178,7 +247,9 @@ def fmod_Scalar(b, self, other):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    return p.result(s.fmod(self, other))
+    x = to(to(self, p.common), opmath(p.common))
+    y = to(to(other, p.common), opmath(p.common))
+    return p.result(s.fmod(x, y))
 
 
 # spec: aten.fmod
@@ -189,7 +260,9 @@ def fmod_Tensor(b, self, other):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    return p.result(s.fmod(self, other))
+    x = to(to(self, p.common), opmath(p.common))
+    y = to(to(other, p.common), opmath(p.common))
+    return p.result(s.fmod(x, y))
 
 
 # spec: aten.pow.Tensor_Scalar
@@ -207,9 +280,9 @@ def pow_Tensor_Scalar(b, self, exponent):
         return p.result(self)
     if power == 3:
         return p.result(self * self * self)
-    if power == 0.5:
+    if power == 0.5 and p.common != "float16":
         return p.result(s.sqrt(self))
-    if power == -0.5:
+    if power == -0.5 and p.common != "float16":
         return p.result(s.rsqrt(self))
     if power == -1:
         return p.result(s.reciprocal(self))
@@ -236,6 +309,7 @@ def pow_Tensor_Tensor(b, self, exponent):
 
 # spec: aten.neg
 def neg(b, self):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(-self)
@@ -243,6 +317,7 @@ def neg(b, self):
 
 # spec: aten.abs
 def abs_default(b, self):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.abs(self))
@@ -264,6 +339,7 @@ def sign(b, self):
 
 # spec: aten.floor
 def floor(b, self):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     if is_float(p.common):
@@ -273,6 +349,7 @@ def floor(b, self):
 
 # spec: aten.ceil
 def ceil(b, self):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     if is_float(p.common):
@@ -282,6 +359,7 @@ def ceil(b, self):
 
 # spec: aten.trunc
 def trunc(b, self):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     if is_float(p.common):
@@ -291,6 +369,7 @@ def trunc(b, self):
 
 # spec: aten.round.default
 def round_default(b, self):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     if is_float(p.common):
@@ -300,6 +379,7 @@ def round_default(b, self):
 
 # spec: aten.frac
 def frac(b, self):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.frac(self))
@@ -335,6 +415,7 @@ def fmin(b, self, other):
 
 # spec: aten.clamp
 def clamp_Tensor(b, self, min=None, max=None):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self, min, max))
     self, min, max = p.operands
     if min is None:
@@ -346,6 +427,7 @@ def clamp_Tensor(b, self, min=None, max=None):
 
 # spec: aten.clamp
 def clamp(b, self, min=None, max=None):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self, min, max))
     self, min, max = p.operands
     if min is None:
@@ -385,6 +467,7 @@ def clamp_max(b, self, max):
 
 # spec: aten.lerp
 def lerp_Scalar(b, self, end, weight):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self, end, weight))
     self, end, weight = p.operands
     return p.result(s.where(s.abs(weight) < 0.5, self + weight * (end - self), end - (end - self) * (1 - weight)))
@@ -392,6 +475,7 @@ def lerp_Scalar(b, self, end, weight):
 
 # spec: aten.lerp
 def lerp_Tensor(b, self, end, weight):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self, end, weight))
     self, end, weight = p.operands
     return p.result(s.where(s.abs(weight) < 0.5, self + weight * (end - self), end - (end - self) * (1 - weight)))
@@ -399,6 +483,11 @@ def lerp_Tensor(b, self, end, weight):
 
 # spec: aten.addcmul
 def addcmul(b, self, tensor1, tensor2, *, value=1):
+    b.native_if(
+        not is_bool(promoted_dtype(self, tensor1, tensor2))
+        and (is_float(promoted_dtype(self, tensor1, tensor2)) or not is_float(dtype(value))),
+        "not is_bool(promoted_dtype(self, tensor1, tensor2)) and (is_float(promoted_dtype(self, tensor1, tensor2)) or not is_float(dtype(value)))",
+    )
     p = b.pointwise((self, tensor1, tensor2))
     self, tensor1, tensor2 = p.operands
     if value == 1:
@@ -408,11 +497,12 @@ def addcmul(b, self, tensor1, tensor2, *, value=1):
 
 # spec: aten.addcdiv
 def addcdiv(b, self, tensor1, tensor2, *, value=1):
+    b.native_if(is_float(promoted_dtype(self, tensor1, tensor2)), "is_float(promoted_dtype(self, tensor1, tensor2))")
     p = b.pointwise((self, tensor1, tensor2), promote="float")
     self, tensor1, tensor2 = p.operands
     if value == 1:
         return p.result(self + tensor1 / tensor2)
-    return p.result(self + value * (tensor1 / tensor2))
+    return p.result(self + value * tensor1 / tensor2)
 
 
 # spec: aten.atan2
@@ -424,6 +514,7 @@ def atan2(b, self, other):
 
 # spec: aten.hypot
 def hypot(b, self, other):
+    b.native_if(is_float(promoted_dtype(self, other)), "is_float(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(s.hypot(self, other))
@@ -445,7 +536,9 @@ def copysign_Tensor(b, self, other):
 
 # spec: aten.nextafter
 def nextafter(b, self, other):
-    b.native_if(opmath(dtype(self)) == dtype(self), "opmath(dtype(self)) == dtype(self)")
+    b.native_if(
+        promoted_dtype(self, other) in ["float32", "float64"], 'promoted_dtype(self, other) in ["float32", "float64"]'
+    )
     p = b.pointwise((self, other), compute="same")
     self, other = p.operands
     return p.result(s.nextafter(self, other))
@@ -453,13 +546,15 @@ def nextafter(b, self, other):
 
 # spec: aten.ldexp
 def ldexp_Tensor(b, self, other):
-    p = b.pointwise((self, other), promote="float")
+    b.native_if(is_int(dtype(other)) and dtype(self) != "float64", 'is_int(dtype(other)) and dtype(self) != "float64"')
+    p = b.pointwise((self,), plain=(other,), promote="float", compute="float64")
     self, other = p.operands
-    return p.result(s.ldexp(self, other))
+    return p.result(s.ldexp(self, to(s.minimum(s.maximum(to(other, "int32"), -400), 400), "float64")))
 
 
 # spec: aten.logaddexp
 def logaddexp(b, self, other):
+    b.native_if(is_float(promoted_dtype(self, other)), "is_float(promoted_dtype(self, other))")
     p = b.pointwise((self, other), promote="float")
     self, other = p.operands
     return p.result(s.logaddexp(self, other))
@@ -467,6 +562,7 @@ def logaddexp(b, self, other):
 
 # spec: aten.logaddexp2
 def logaddexp2(b, self, other):
+    b.native_if(is_float(promoted_dtype(self, other)), "is_float(promoted_dtype(self, other))")
     p = b.pointwise((self, other), promote="float")
     self, other = p.operands
     return p.result(s.logaddexp2(self, other))
@@ -476,21 +572,36 @@ def logaddexp2(b, self, other):
 def xlogy_Scalar_Other(b, self, other):
     p = b.pointwise((self, other), promote="float")
     self, other = p.operands
-    return p.result(s.xlogy(self, other))
+    x = to(to(self, p.common), opmath(p.common))
+    y = to(to(other, p.common), opmath(p.common))
+    l = to(to(s.log(y), p.common), opmath(p.common))
+    if opmath(p.common) == p.common:
+        return p.result(s.xlogy(self, other))
+    return p.result(s.where(s.isnan(y), nan, s.where(s.eq(x, 0), 0, x * l)))
 
 
 # spec: aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self
 def xlogy_Scalar_Self(b, self, other):
     p = b.pointwise((self, other), promote="float")
     self, other = p.operands
-    return p.result(s.xlogy(self, other))
+    x = to(to(self, p.common), opmath(p.common))
+    y = to(to(other, p.common), opmath(p.common))
+    l = to(to(s.log(y), p.common), opmath(p.common))
+    if opmath(p.common) == p.common:
+        return p.result(s.xlogy(self, other))
+    return p.result(s.where(s.isnan(y), nan, s.where(s.eq(x, 0), 0, x * l)))
 
 
 # spec: aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self
 def xlogy_Tensor(b, self, other):
     p = b.pointwise((self, other), promote="float")
     self, other = p.operands
-    return p.result(s.xlogy(self, other))
+    x = to(to(self, p.common), opmath(p.common))
+    y = to(to(other, p.common), opmath(p.common))
+    l = to(to(s.log(y), p.common), opmath(p.common))
+    if opmath(p.common) == p.common:
+        return p.result(s.xlogy(self, other))
+    return p.result(s.where(s.isnan(y), nan, s.where(s.eq(x, 0), 0, x * l)))
 
 
 # spec: aten.special_xlog1py.default, aten.special_xlog1py.other_scalar, aten.special_xlog1py.self_scalar
@@ -516,6 +627,7 @@ def special_xlog1py_self_scalar(b, self, other):
 
 # spec: aten.heaviside
 def heaviside(b, self, values):
+    b.native_if(dtype(self) == dtype(values), "dtype(self) == dtype(values)")
     p = b.pointwise((self, values))
     self, values = p.operands
     return p.result(s.heaviside(self, values))
@@ -523,6 +635,7 @@ def heaviside(b, self, values):
 
 # spec: aten.gcd
 def gcd(b, self, other):
+    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(s.gcd(self, other))
@@ -530,10 +643,12 @@ def gcd(b, self, other):
 
 # spec: aten.lcm
 def lcm(b, self, other):
+    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     g = s.gcd(self, other)
-    return p.result(s.where(s.eq(g, 0), 0, s.abs(s.truncdiv(self, g) * other)))
+    wide = "int32" if p.common in ["int8", "uint8", "int16"] else p.common
+    return p.result(s.where(s.eq(g, 0), 0, s.abs(s.truncdiv(to(self, wide), to(g, wide)) * to(other, wide))))
 
 
 # spec: aten.nan_to_num

@@ -108,6 +108,7 @@ def take(b, self, index):
 
 # spec: aten.index_put
 def index_put(b, self, indices, values, accumulate=False):
+    b.native_if(dtype(self) == dtype(values), "dtype(self) == dtype(values)")
     first = indices[0]
     if first is not None and is_bool(dtype(first)) and len(indices) == 1 and numel(values) == 1 and not accumulate:
         mask = b.call("aten.view.default", first, shape(first) + [1] * (rank(self) - rank(first)))
@@ -118,8 +119,8 @@ def index_put(b, self, indices, values, accumulate=False):
 # spec: aten._unsafe_index_put
 def _unsafe_index_put(b, self, indices, values, accumulate=False):
     b.native_if(
-        all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
-        'all([t is None or dtype(t) in ["int64", "int32"] for t in indices])',
+        dtype(self) == dtype(values) and all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
+        'dtype(self) == dtype(values) and all([t is None or dtype(t) in ["int64", "int32"] for t in indices])',
     )
     at_dims = [k for k, t in enumerate(indices) if t is not None]
     common = broadcast(*[shape(t) for t in indices if t is not None])
@@ -147,7 +148,10 @@ def _unsafe_index_put(b, self, indices, values, accumulate=False):
 
 # spec: aten.index_add
 def index_add(b, self, dim, index, source, *, alpha=1):
-    b.native_if(rank(self) > 0 and rank(index) == 1, "rank(self) > 0 and rank(index) == 1")
+    b.native_if(
+        dtype(self) == dtype(source) and rank(self) > 0 and rank(index) == 1,
+        "dtype(self) == dtype(source) and rank(self) > 0 and rank(index) == 1",
+    )
     d = wrap(dim, rank(self))
     b.raises(
         "RuntimeError"
@@ -162,7 +166,10 @@ def index_add(b, self, dim, index, source, *, alpha=1):
 
 # spec: aten.index_copy
 def index_copy(b, self, dim, index, source):
-    b.native_if(rank(self) > 0 and rank(index) == 1, "rank(self) > 0 and rank(index) == 1")
+    b.native_if(
+        dtype(self) == dtype(source) and rank(self) > 0 and rank(index) == 1,
+        "dtype(self) == dtype(source) and rank(self) > 0 and rank(index) == 1",
+    )
     d = wrap(dim, rank(self))
     r = b.rcoords(shape(source))
     return b.scatter(

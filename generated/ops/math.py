@@ -4,7 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import inf, opmath, pi, to
+from ...runtime.lower.names import dtype, inf, opmath, pi, to
 
 
 # spec: aten.exp
@@ -254,6 +254,7 @@ def special_i1e(b, self):
 
 # spec: aten.special_modified_bessel_i0
 def special_modified_bessel_i0(b, self):
+    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.i0(self))
@@ -261,6 +262,7 @@ def special_modified_bessel_i0(b, self):
 
 # spec: aten.special_modified_bessel_i1
 def special_modified_bessel_i1(b, self):
+    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.i1(self))
@@ -268,6 +270,7 @@ def special_modified_bessel_i1(b, self):
 
 # spec: aten.special_ndtri
 def special_ndtri(b, self):
+    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.ndtri(self))
@@ -275,6 +278,7 @@ def special_ndtri(b, self):
 
 # spec: aten.special_log_ndtr
 def special_log_ndtr(b, self):
+    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.log_ndtr(self))

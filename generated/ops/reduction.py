@@ -7,10 +7,13 @@ from ...runtime.lower import scalar_ops as s
 from ...runtime.lower.names import (
     dims_of,
     dtype,
+    gt,
     inf,
+    is_bool,
     is_float,
     is_known,
     kept,
+    nan,
     numel,
     opmath,
     prod,
@@ -18,6 +21,7 @@ from ...runtime.lower.names import (
     rank,
     reduced,
     shape,
+    size,
     sum_dtype,
     to,
     unreduced,
@@ -121,6 +125,7 @@ def amin(b, self, dim=[], keepdim=False):
 
 # spec: aten.max.default
 def max_default(b, self):
+    b.native_if(gt(numel(self), 0), "numel(self) > 0")
     out = []
     r = b.rcoords(shape(self))
     return b.reduce("max", out, r, b.at(self, r))
@@ -128,6 +133,7 @@ def max_default(b, self):
 
 # spec: aten.min.default
 def min_default(b, self):
+    b.native_if(gt(numel(self), 0), "numel(self) > 0")
     out = []
     r = b.rcoords(shape(self))
     return b.reduce("min", out, r, b.at(self, r))
@@ -135,11 +141,13 @@ def min_default(b, self):
 
 # spec: aten.max.dim
 def max_dim(b, self, dim, keepdim=False):
+    b.native_if(rank(self) == 0 or gt(size(self, dim), 0), "rank(self) == 0 or size(self, dim) > 0")
     return b.call("aten.amax.default", self, [dim], keepdim), b.call("aten.argmax.default", self, dim, keepdim)
 
 
 # spec: aten.min.dim
 def min_dim(b, self, dim, keepdim=False):
+    b.native_if(rank(self) == 0 or gt(size(self, dim), 0), "rank(self) == 0 or size(self, dim) > 0")
     return b.call("aten.amin.default", self, [dim], keepdim), b.call("aten.argmin.default", self, dim, keepdim)
 
 
@@ -151,6 +159,7 @@ def aminmax(b, self, *, dim=None, keepdim=False):
 
 # spec: aten.argmax
 def argmax(b, self, dim=None, keepdim=False):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     dims = dims_of(dim, rank(self))
     out = reduced(shape(self), dims, keepdim)
     i = b.coords(out)
@@ -160,6 +169,7 @@ def argmax(b, self, dim=None, keepdim=False):
 
 # spec: aten.argmin
 def argmin(b, self, dim=None, keepdim=False):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     dims = dims_of(dim, rank(self))
     out = reduced(shape(self), dims, keepdim)
     i = b.coords(out)
@@ -280,6 +290,7 @@ def std_correction(b, self, dim=None, *, correction=None, keepdim=False):
 def var_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
     dims = dims_of(dim, rank(self))
     center = b.call("aten.mean.dim", self, dims, True)
+    center = b.call("aten.where.self", b.call("aten.eq.Scalar", b.call("aten.abs.default", center), inf), nan, center)
     return b.call(
         "aten.var.correction", self, dim, correction=correction, keepdim=keepdim
     ), center if keepdim else b.call("aten.squeeze.dims", center, dims)
@@ -289,6 +300,7 @@ def var_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
 def std_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
     dims = dims_of(dim, rank(self))
     center = b.call("aten.mean.dim", self, dims, True)
+    center = b.call("aten.where.self", b.call("aten.eq.Scalar", b.call("aten.abs.default", center), inf), nan, center)
     return b.call(
         "aten.std.correction", self, dim, correction=correction, keepdim=keepdim
     ), center if keepdim else b.call("aten.squeeze.dims", center, dims)
@@ -346,6 +358,7 @@ def dist(b, self, other, p=2):
 
 # spec: aten.trace
 def trace(b, self):
+    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     return b.call("aten.sum.default", b.call("aten.diagonal.default", self))
 
 

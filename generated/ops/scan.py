@@ -3,11 +3,12 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import promoted_dtype, rank, shape, sum_dtype, wrap
+from ...runtime.lower.names import dtype, is_bool, is_float, promoted_dtype, rank, shape, sum_dtype, wrap
 
 
 # spec: aten.cumsum
 def cumsum(b, self, dim, *, dtype=None):
+    b.native_if(dtype is None or not is_bool(dtype), "dtype is None or not is_bool(dtype)")
     d = wrap(dim, rank(self))
     out = shape(self)
     i = b.coords(out)
@@ -16,6 +17,7 @@ def cumsum(b, self, dim, *, dtype=None):
 
 # spec: aten.cumprod
 def cumprod(b, self, dim, *, dtype=None):
+    b.native_if(dtype is None or not is_bool(dtype), "dtype is None or not is_bool(dtype)")
     d = wrap(dim, rank(self))
     out = shape(self)
     i = b.coords(out)
@@ -24,6 +26,7 @@ def cumprod(b, self, dim, *, dtype=None):
 
 # spec: aten.logcumsumexp
 def logcumsumexp(b, self, dim):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     d = wrap(dim, rank(self))
     out = shape(self)
     i = b.coords(out)

@@ -146,7 +146,7 @@ OPS = [
     Op("aten.heaviside", "pointwise", ("aten.heaviside.default",)),
     Op("aten.hypot", "pointwise", ("aten.hypot.default",)),
     Op("aten.lcm", "pointwise", ("aten.lcm.default",), tests=("S(50, 3, 4), S(50, 4)",)),
-    Op("aten.ldexp", "pointwise", ("aten.ldexp.Tensor",), tests=("F(3, 5), F(5)",)),
+    Op("aten.ldexp", "pointwise", ("aten.ldexp.Tensor",), tests=("F(3, 5), S(9, 5)", "F(3), S(300, 3)")),
     Op(
         "aten.lerp",
         "pointwise",

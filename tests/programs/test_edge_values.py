@@ -1,0 +1,106 @@
+"""Values and errors at the edges of the dtypes: a compiled operator gives eager's numbers, or raises what eager raises.
+
+All programs are compiled through Dynamo. The values stand where an easier formula would overflow, lose a sign, or miss a rounding that eager
+makes; the errors are those of dtypes that eager's kernels refuse (such calls run by those kernels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opforge  # noqa: F401
+
+L = torch.tensor
+INF = float("inf")
+HALF, BRAIN, INT8 = torch.float16, torch.bfloat16, torch.int8
+PLAIN = torch.arange(-6.0, 6.0).reshape(3, 4) / 7
+Program = Callable[..., Any]
+
+
+def compiled(program: Program, *args: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(program, backend="opforge")(*args)
+
+
+VALUES: dict[str, tuple[Program, tuple[Any, ...]]] = {
+    "lcm int8": (torch.lcm, (L([64, -128, 100], dtype=INT8), L([3, 5, 7], dtype=INT8))),
+    "ldexp up": (torch.ldexp, (L([0.0, -0.0, 1e-30, 1e-38]), L([200, 32767, 150, 130], dtype=torch.int32))),
+    "ldexp down": (torch.ldexp, (L([1e30, 3e38, 3e-38]), L([-160, -200, -20], dtype=torch.int32))),
+    "ldexp far": (torch.ldexp, (L([1.0, 2.0]), L([2**33 + 1, -(2**40)]))),
+    "ldexp half": (torch.ldexp, (L([0.0, 1.5, 1.0], dtype=HALF), L([200, 3, -20]))),
+    "sqrt as a power": (lambda x: (x**0.5, x**-0.5), (L([-INF, -0.0, 4.0], dtype=HALF),)),
+    "nextafter promoted": (torch.nextafter, (L([70000, 3, 0], dtype=torch.int32), L([2.0, 9.0, -1.0], dtype=HALF))),
+    "remainder number": (lambda x: (x % 0.7, torch.fmod(x, 0.7)), (L([65504.0, 1000.0, 20.0, 7.0], dtype=HALF),)),
+    "number first": (lambda x: (0.7 // x, torch.remainder(0.7, x)), (L([-0.349609375, 0.349609375], dtype=BRAIN),)),
+    "xlogy number": (lambda x: torch.xlogy(x, 1e-30), (L([1.0, 2.0, 0.0], dtype=HALF),)),
+    "addcdiv order": (lambda a, b, c: torch.ops.aten.addcdiv(a, b, c, value=2), (L([0.0]), L([2e38]), L([1.5]))),
+    "addcdiv tiny": (lambda a, b, c: torch.ops.aten.addcdiv(a, b, c, value=1e30), (L([0.0]), L([1e-30]), L([1e30]))),
+    "var_mean of infinity": (torch.var_mean, (L([INF, 1.0, 2.0]),)),
+    "nansum over no dimensions": (lambda x: x.nansum(dim=()), (PLAIN,)),
+    "nanmean over no dimensions": (lambda x: x.nanmean(dim=(), keepdim=True), (PLAIN,)),
+    "max of booleans": (lambda x: x.max(0), (L([False, True, True]),)),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_at_the_edges(name: str) -> None:
+    program, args = VALUES[name]
+    torch.testing.assert_close(compiled(program, *args), program(*args), rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN])
+def test_half_quotients_are_rounded_as_eager_rounds_them(dtype: torch.dtype) -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        modes = ("trunc", "floor")
+        return [torch.div(a, x, rounding_mode=m) for x in (b, 0.7) for m in modes] + [torch.xlogy(a, b)]
+
+    a, b = torch.arange(1, 300, dtype=dtype)[:, None] / 7, torch.arange(1, 30, dtype=dtype) / 3
+    for mine, eager in zip(compiled(program, a, b), program(a, b), strict=True):
+        assert torch.equal(mine, eager)
+
+
+def test_log_ndtr_is_accurate_in_double() -> None:
+    x = torch.linspace(-40, 3, 501, dtype=torch.float64)
+    torch.testing.assert_close(
+        compiled(torch.special.log_ndtr, x), torch.special.log_ndtr(x), rtol=4e-15, atol=0, check_dtype=True
+    )
+
+
+INTS, BITS, REALS = L([-3, 2, 100], dtype=INT8), L([True, False, True]), L([0.5, -1.0, 2.0])
+REFUSED: dict[str, tuple[Program, tuple[Any, ...]]] = {
+    **{
+        f"{f.__name__} of integers": (f, (INTS,))
+        for f in (F.gelu, F.silu, F.mish, F.softplus, F.hardswish, F.hardsigmoid, F.celu, F.hardshrink, torch.frac)
+    },
+    "lerp of integers": (lambda x: torch.lerp(x, x + 1, 3), (INTS,)),
+    "hypot of integers": (torch.hypot, (INTS, INTS)),
+    "nextafter of integers": (torch.nextafter, (INTS, INTS)),
+    "addcmul of booleans": (torch.addcmul, (BITS, BITS, BITS)),
+    "floor of booleans": (torch.floor, (BITS,)),
+    "number - booleans": (lambda x: 1 - x, (BITS,)),
+    "reals - booleans": (torch.sub, (REALS, BITS)),
+    "ldexp by booleans": (torch.ldexp, (REALS, BITS)),
+    "heaviside of two dtypes": (torch.heaviside, (REALS, REALS.double())),
+    "prelu of integers": (F.prelu, (INTS, L([2], dtype=INT8))),
+    "log_ndtr of bfloat16": (torch.special.log_ndtr, (REALS.bfloat16(),)),
+    "alpha not whole": (lambda x: torch.add(x, x, alpha=2.5), (BITS,)),
+    "index_put of another dtype": (lambda x, i: x.index_put((i,), L(9)), (REALS, L([1]))),
+    "argmax of booleans": (torch.argmax, (BITS,)),
+    "cumsum in booleans": (lambda x: x.cumsum(0, dtype=torch.bool), (REALS,)),
+    "max of nothing": (lambda x: x.max(), (torch.zeros(0, 3),)),
+    "max of an empty dimension": (lambda x: x.max(0), (torch.zeros(0, 3),)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses_is_refused(name: str) -> None:
+    program, args = REFUSED[name]
+    with pytest.raises((RuntimeError, IndexError)) as eager:
+        program(*args)
+    with pytest.raises(type(eager.value)):
+        compiled(program, *args)
