@@ -431,6 +431,8 @@ class KernelCheck:
         if nest.scan != st.kind or not inner:
             self.fail(f"buffer {st.buffer!r} is not the {st.kind} scan that the program defines")
         along = inner[-1]
+        if len(inner) > 1:
+            self.fail(f"buffer {st.buffer!r}: the scan runs on from row to row, over {len(inner)} loops")
         if index[nest.scan_dim].var is not along or any(
             along in vars_of(e) for k, e in enumerate(index) if k != nest.scan_dim
         ):

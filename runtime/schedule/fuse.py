@@ -179,6 +179,8 @@ class Alignment:
         mapping = self._match()
         if mapping is None:
             return False
+        if self.nest.scan is not None and any(mapping.get(v) not in self.outer for v in self.free):
+            return False  # its rows would follow each other in one inner loop, as if they were one
         return self._commit(mapping)
 
     def _links(self) -> list[tuple[Member, Node]]:
