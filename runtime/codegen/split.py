@@ -27,11 +27,34 @@ def split(fk: FlatKernel) -> list[FlatKernel]:
         if not isinstance(v.extent, int):
             continue
         cuts = breakpoints(fk, v)
+        if len(cuts) >= MAX_PIECES and len(pieces) == 1:
+            pieces = _halved(fk, v, cuts)
+            continue
         if not cuts or (len(cuts) + 1) * len(pieces) > MAX_PIECES:
             continue
         edges = [0, *cuts, v.extent]
         pieces = [piece for p in pieces for piece in _cut(p, v, edges)]
     return [collapse(p) for p in pieces] if len(pieces) > 1 else pieces
+
+
+def _halved(fk: FlatKernel, v: Var, cuts: list[int]) -> list[FlatKernel]:
+    """Many pieces, as long as they share little: a concatenation of hundreds then is as many short loops, not one long chain of choices."""
+    assert isinstance(v.extent, int)
+    if len(cuts) < MAX_PIECES:
+        return _cut(fk, v, [0, *cuts, v.extent]) if cuts else [fk]
+    halves = _cut(fk, v, [0, cuts[len(cuts) // 2], v.extent])
+    if sum(map(_size, halves)) > 1.25 * _size(fk) + 32:
+        return [fk]
+    pieces: list[FlatKernel] = []
+    for half in halves:
+        part = next((u for u in half.outer if u not in fk.outer), None)
+        pieces += [half] if part is None else _halved(half, part, breakpoints(half, part))
+    return pieces
+
+
+def _size(fk: FlatKernel) -> int:
+    """How many different values the kernel has."""
+    return len({n for p in fk.phases for s in p.body for n in s.value.walk()})
 
 
 def _cut(fk: FlatKernel, v: Var, edges: list[int]) -> list[FlatKernel]:

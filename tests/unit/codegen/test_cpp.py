@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from opforge.runtime.codegen.loops import flatten
+from opforge.runtime.codegen.split import split
 from opforge.runtime.ir.nodes import index_node
 from opforge.runtime.lower import scalar_ops as s
 from tests.support.loops import agree, cat, permute, pointwise, reduce, run, softmax, view
@@ -187,3 +189,12 @@ def test_nan_wins_in_max_and_argmax() -> None:
     ran = run(lambda b, t: (reduce(b, "max", t, 1), reduce(b, "argmax", t, 1)), [x])
     assert torch.equal(ran.got[0].isnan(), x.amax(1).isnan())
     assert torch.equal(ran.got[1], x.argmax(1))
+
+
+def test_a_concatenation_of_many_is_a_loop_for_each() -> None:
+    ran = run(
+        lambda b, x: cat(b, [pointwise(b, lambda a, k=k: s.add(a, float(k)), x) for k in range(100)], 0), [rand(4, 6)]
+    )
+    agree(ran)
+    (kernel,) = ran.plan.kernels()
+    assert len(split(flatten(kernel, dict(ran.plan.layouts)))) == 100
