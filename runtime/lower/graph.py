@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
+from ...generated.dispatch_tables import ROLES
 from ...generated.ops import EXTERN
 from ..dispatch.operators import op_info
 from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
@@ -237,6 +238,8 @@ class _Lowerer:
     # -- eager kernels -------------------------------------------------------------------------------------------------
     def extern(self, node: fx.Node, val: Any, name: str) -> Any:
         args = tuple(self.extern_argument(a) for a in node.args)
+        if _reads_storage(node.target):
+            args = tuple(self.own_storage(a, b) for a, b in zip(node.args, args, strict=True))
         kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
         effect = op_info(node.target).keep
         if isinstance(val, torch.Tensor):
@@ -254,6 +257,16 @@ class _Lowerer:
         if isinstance(v, torch.SymInt):
             return self.sizes.index(v)
         return _Opaque(f"a {type(v).__name__} from {name}")
+
+    def own_storage(self, node: Any, argument: Any) -> Any:
+        """An argument whose storage begins with its first element, as the traced tensor's does: a copy, unless it is an input."""
+        if not isinstance(argument, Ref) or node.op == "placeholder":
+            return argument
+        fake = node.meta["val"]
+        if isinstance(fake.storage_offset(), torch.SymInt) or fake.storage_offset() != 0:
+            raise UnsupportedError(f"{node.name} does not begin where its storage does")
+        copy = self.buffer(self.b.fresh(node.name), fake)
+        return Ref(self.b.extern([copy], str(ROLES["clone"]), (argument,), (), True)[0].name)
 
     def extern_argument(self, a: Any) -> Any:
         if isinstance(a, fx.Node):
@@ -286,13 +299,12 @@ class _Lowerer:
 
     def need_storage(self, node: fx.Node) -> None:
         """An eager kernel that reads its argument's storage by strides of its own needs the very layout that eager would have."""
-        target = node.target
-        if not isinstance(target, OpOverload) or not any(a.name == "storage_offset" for a in target._schema.arguments):
+        if not _reads_storage(node.target):
             return
         for a in node.all_input_nodes:
             fake = a.meta.get("val")
             if isinstance(fake, torch.Tensor) and not fake.is_contiguous():
-                raise UnsupportedError(f"{target} reads the storage of a tensor that is not contiguous")
+                raise UnsupportedError(f"{node.target} reads the storage of a tensor that is not contiguous")
 
     def strided(self, base: Tensor, fake: torch.Tensor, val: Any) -> Any:
         if not isinstance(val, torch.Tensor):
@@ -324,6 +336,11 @@ class _Opaque:
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
     """The fake values of a node's tensor arguments."""
     return [t for a in node.all_input_nodes for t in _leaves(a.meta.get("val")) if isinstance(t, torch.Tensor)]
+
+
+def _reads_storage(target: Any) -> bool:
+    """Whether an operator finds its elements by an offset into the storage."""
+    return isinstance(target, OpOverload) and any(a.name == "storage_offset" for a in target._schema.arguments)
 
 
 def _dense(t: torch.Tensor) -> bool:
