@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -84,15 +85,51 @@ def compile_fx(
     Raises `ConfigError` for a wrong option, and with `strict=True` `BuildError`/`UnsupportedError` instead of running eagerly.
     """
     cfg = config.from_options(dict(options) if options else None, mode)
+    _check_inputs(gm, example_inputs)
     try:
         return _compile(gm, example_inputs, cfg)
     except (UnsupportedError, BuildError) as error:
         if cfg.strict:
             raise
-        counters.count_fallback(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        counters.count_fallback(f"{type(error).__name__}: {_first_line(error)}")
         if isinstance(error, BuildError):
-            _warn_once(str(error).splitlines()[0])
-        return gm.forward
+            _warn_once(_first_line(error))
+        return eager_program(gm)
+    except ConfigError:
+        raise
+    except Exception as error:
+        # A mistake of opforge's own: the program still runs, and says so; with checks on, or strict, it is raised.
+        if cfg.strict or cfg.debug_verify:
+            raise
+        reason = f"internal error, please report it: {type(error).__name__}: {_first_line(error)}"
+        counters.count_fallback(reason)
+        _warn_once(reason)
+        return eager_program(gm)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _check_inputs(gm: Any, example_inputs: Sequence[Any]) -> None:
+    """Raises TypeError where a flat graph is given another number of inputs than it has placeholders."""
+    if not isinstance(gm, torch.fx.GraphModule) or hasattr(gm.graph._codegen, "pytree_info"):
+        return
+    names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
+    if len(names) != len(example_inputs):
+        raise TypeError(f"the graph takes {len(names)} inputs ({', '.join(names)}), {len(example_inputs)} were given")
+
+
+def eager_program(gm: Any) -> Compiled:
+    """The program by eager kernels. FX prints a power of a negative number as the negative of a power: such a graph is interpreted."""
+    nodes = gm.graph.nodes if isinstance(gm, torch.fx.GraphModule) else ()
+    misprinted = any(
+        n.target is operator.pow and isinstance(n.args[0], (int, float)) and n.args[0] < 0 for n in nodes if n.args
+    )
+    if misprinted:
+        interpreter = torch.fx.Interpreter(gm)
+        return lambda *args: interpreter.run(*args)
+    return gm.forward  # type: ignore[no-any-return]
 
 
 _warned: set[str] = set()

@@ -31,6 +31,8 @@ def to_fake(value: Any, fake_mode: Any) -> Any:
     """The fake tensor of an input; its symbolic sizes and their sources are those that Dynamo chose. Numbers stay as
     they are.
     """
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and (value.is_neg() or value.is_conj()):
+        raise UnsupportedError("an input is lazily conjugated or negated; call resolve_conj() or resolve_neg() on it")
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return value
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and hasattr(value, "__tensor_flatten__"):

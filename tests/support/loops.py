@@ -75,7 +75,7 @@ def run(
     plan = plan_of(program, fusion)
     unit = render_unit(plan, lanes=lanes, threads=2, threshold=threshold)
     source = unit.source.replace(
-        '#include "prelude.h"\n', f"#define OPFORGE_LANES {lanes}\n" * (lanes not in (1, 8)) + PRELUDE.read_text(), 1
+        '#include "prelude.h"\n', f"#define OPFORGE_LANES {lanes}\n" * (lanes != 1) + PRELUDE.read_text(), 1
     )
     module = load_wrapper(render_wrapper(plan, [b.name for b in program.inputs], {}), "loops")
     if unit.symbols:
