@@ -172,10 +172,12 @@ class RowWriter(Writer):
             return False
         first = rest[0] if rest else v
         parts = {}
+        wide = self._wide(phase, lanes)
         for s in reduces:
             assert isinstance(s.source, Reduce)
             parts[s.source.name] = self.fresh("part")
-            self.line(f"{COMPUTE[s.source.dtype]} {parts[s.source.name]}[MAX_THREADS];")
+            ctype = "double" if s.source.name in wide else COMPUTE[s.source.dtype]
+            self.line(f"{ctype} {parts[s.source.name]}[MAX_THREADS];")
             if s.source.kind.startswith("arg"):
                 self.line(f"{COMPUTE[s.value.dtype]} {parts[s.source.name]}_v[MAX_THREADS];")
         teams = self.fresh("threads")
@@ -186,13 +188,13 @@ class RowWriter(Writer):
             self.line("const int me = omp_get_thread_num();")
             self.line(f"const int64_t from = chunk_begin({self.size(first.extent)}, {teams}, me, {step});")
             self.line(f"const int64_t to = chunk_begin({self.size(first.extent)}, {teams}, me + 1, {step});")
-            accs = self._open_accumulators(reduces, lanes, self._wide(phase, lanes))
+            accs = self._open_accumulators(reduces, lanes, wide)
             if first is v:
                 self._innermost(phase, v, lanes, accs, {}, "from", "to", "")
             else:
                 with self.block(f"for (int64_t {first.name} = from; {first.name} < to; ++{first.name})", first):
                     self._loops(rest[1:], "", lambda: self._innermost(phase, v, lanes, accs, {}, "0", v.extent, ""))
-            self._close_accumulators(reduces, accs, lanes, {n: f"{p}[me]" for n, p in parts.items()})
+            self._close_accumulators(reduces, accs, lanes, {n: f"{p}[me]" for n, p in parts.items()}, wide)
         for s in reduces:
             assert isinstance(s.source, Reduce)
             name, part = s.source.name, parts[s.source.name]
@@ -201,9 +203,14 @@ class RowWriter(Writer):
                     f"{name} = combine_arg<{'true' if s.source.kind == 'argmax' else 'false'}>({part}_v, {part}, {teams});"
                 )
                 continue
-            self.line(f"{name} = {part}[0];")
-            combine = self.tables.combine(s.source.kind, s.source.dtype, name, f"{part}[k]", False)
-            self.line(f"for (int k = 1; k < {teams}; ++k) {name} = {combine};")
+            total, dtype = name, s.source.dtype
+            if name in wide:
+                total, dtype = self.fresh("total"), "float64"
+            self.line(f"{'double ' if name in wide else ''}{total} = {part}[0];")
+            combine = self.tables.combine(s.source.kind, dtype, total, f"{part}[k]", False)
+            self.line(f"for (int k = 1; k < {teams}; ++k) {total} = {combine};")
+            if name in wide:
+                self.line(f"{name} = {COMPUTE[s.source.dtype]}({total});")
         return True
 
     # -- accumulators --------------------------------------------------------------------------------------------------
@@ -242,7 +249,12 @@ class RowWriter(Writer):
         return s.value.dtype if s.source.kind.startswith("arg") else s.source.dtype
 
     def _close_accumulators(
-        self, reduces: list[FlatStatement], accs: dict[str, str], lanes: bool, target: Mapping[str, str] | None = None
+        self,
+        reduces: list[FlatStatement],
+        accs: dict[str, str],
+        lanes: bool,
+        target: Mapping[str, str] | None = None,
+        wide: frozenset[str] = frozenset(),
     ) -> None:
         for s in reduces:
             assert isinstance(s.source, Reduce)
@@ -255,7 +267,8 @@ class RowWriter(Writer):
                     self.line(f"{value} = {f'lane_value<{big}>({acc}, {acc}_any)' if lanes else acc};")
             else:
                 total = self.tables.horizontal(s.source.kind, acc) if lanes else acc
-                self.line(f"{name} = {COMPUTE[s.source.dtype]}({total});")
+                ctype = "double" if s.source.name in wide else COMPUTE[s.source.dtype]
+                self.line(f"{name} = {ctype}({total});")
 
     def _accumulate(self, s: FlatStatement, acc: str, position: Node | None) -> None:
         assert isinstance(s.source, Reduce)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
 import opforge
@@ -54,6 +55,9 @@ class Case:
 def check_op(op: Op) -> None:
     """Compile all cases of `op` as one graph; raise AssertionError that names each case with a wrong result or an eager kernel."""
     torch.manual_seed(0)
+    missing = [overload for overload in op.overloads if not _exists(overload)]
+    if missing:  # the specs follow the newest supported torch (D3)
+        pytest.skip(f"torch {torch.__version__} has no {', '.join(missing)}")
     cases = [c for overload in op.overloads for c in _cases(op, overload)]
     for overload in op.overloads:
         assert any(c.overload == overload for c in cases), f"no case for {overload}: eager rejects every one"
@@ -78,6 +82,14 @@ def _externs(op: Op, cases: list[Case], reasons: dict[str, int]) -> Iterator[str
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
+def _exists(overload: str) -> bool:
+    try:
+        _target(overload)
+    except AttributeError:
+        return False
+    return True
+
+
 def _target(overload: str) -> Any:
     target: Any = torch.ops
     for part in overload.split("."):
