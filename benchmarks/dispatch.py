@@ -40,14 +40,13 @@ def torch_stage(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
 
 def opforge_stage(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
     """Opforge's dispatch: the same graphs, interpreted."""
-    from opforge.runtime.config import from_options
-    from opforge.runtime.dispatch.autograd_function import bind_halves
     from opforge.runtime.dispatch.trace import trace
     from opforge.runtime.dispatch.wrapper import bind
+    from opforge.runtime.execute.autograd_function import bind_halves
     from opforge.runtime.training import split
 
     traced = trace(gm, example_inputs, training=True)
-    parts = split(traced, from_options(None, None))
+    parts = split(traced)
     return bind(traced, bind_halves(parts.halves, parts.forward, parts.backward))
 
 

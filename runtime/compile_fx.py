@@ -27,10 +27,10 @@ from .build.toolchain import host_target, runs_here
 from .codegen.unit import PRELUDE, render_unit
 from .codegen.wrapper import render_wrapper
 from .config import Config
-from .dispatch.autograd_function import bind_halves, emit_function
 from .dispatch.needs_grad import wants_grad
 from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
+from .execute.autograd_function import bind_halves, emit_function
 from .execute.load import load_library, load_wrapper
 from .graph.rewrite import rewrite
 from .ir.index import Expr, Sym
@@ -182,7 +182,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     from .training import split  # inference does not need it
 
     with watch.stage("partition"):
-        parts = split(traced, cfg)
+        parts = split(traced)
     watch.text("forward_graph.py", lambda: str(parts.forward.code))
     watch.text("backward_graph.py", lambda: str(parts.backward.code))
     watch.text("autograd_function.py", lambda: emit_function(parts.halves))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from .config import Config
-from .dispatch.autograd_function import Halves, tangent_strides
 from .dispatch.trace import Traced
+from .execute.autograd_function import Halves, tangent_strides
 from .partition import partition
 
 
@@ -22,7 +21,7 @@ class Split:
     halves: Halves
 
 
-def split(traced: Traced, cfg: Config) -> Split:
+def split(traced: Traced) -> Split:
     """Partition the joint graph of a training program. What the backward needs of the forward's arguments and results is not returned a
     second time.
     """
@@ -33,21 +32,14 @@ def split(traced: Traced, cfg: Config) -> Split:
     arguments = len(placeholders) - len(tangents)
     results = traced.meta.num_outputs
     parts = partition(traced.graph, arguments, results, never_saved_raw={*gradients.overwritten, *gradients.unkept})
-    graph = parts.forward.graph
-    names = {n.name: k for k, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
-    (output,) = (n for n in graph.nodes if n.op == "output")
+    (output,) = (n for n in parts.forward.graph.nodes if n.op == "output")
     returned = list(output.args[0])
-    kept = returned[:results]
-    first = {n: k for k, n in reversed([*enumerate(kept)]) if isinstance(n, fx.Node)}
-    saved: list[tuple[str, int]] = []
-    for node in returned[results:]:
-        if node.op == "placeholder":
-            saved.append(("input", names[node.name]))
-            continue
-        if node not in first:
-            first[node] = len(kept)
+    kept, saved = returned[:results], list[tuple[str, int]]()
+    for node, (what, k) in zip(returned[results:], parts.origins, strict=True):
+        if what == "saved":
+            k = len(kept)
             kept.append(node)
-        saved.append(("output", first[node]))
+        saved.append(("input" if what == "primal" else "output", k))
     output.args = (tuple(kept),)
     parts.forward.recompile()
     constant = tuple(

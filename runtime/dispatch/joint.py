@@ -112,6 +112,14 @@ def _moves(info: InputAliasInfo) -> bool:
     return info.mutation_type not in (MutationType.NOT_MUTATED, MutationType.DATA)
 
 
+def written_since(t: torch.Tensor, version: int) -> RuntimeError:
+    """What autograd raises when a tensor that it saved at `version` was written to."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"{t.dtype}{list(t.shape)} is at version {t._version}; expected version {version} instead"
+    )
+
+
 class Saved:
     """What autograd saves while the program runs, and which of that its backward reads (in the inner functions of writes through views too).
 
@@ -131,10 +139,7 @@ class Saved:
     def _unpack(self, packed: tuple[torch.Tensor, int | None]) -> torch.Tensor:
         t, version = packed
         if version is not None and t._version != version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{t.dtype}{list(t.shape)} is at version {t._version}; expected version {version} instead"
-            )
+            raise written_since(t, version)
         self.read.add(t.untyped_storage()._cdata)
         return t
 

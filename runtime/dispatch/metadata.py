@@ -161,7 +161,7 @@ class _Analysis:
         metadata = not replaced and after.key() != layout.key()
         if (i in updated or moved or replaced or metadata) and self._guarded_view(given, replaced or metadata):
             raise UnsupportedError(f"input {i} is a view in a storage that autograd follows, and is changed")
-        if replaced and same_twice(self.inputs.same_as, i) and any(e is not None for e in self.inputs.edges):
+        if replaced and i in self.inputs.same_as and any(e is not None for e in self.inputs.edges):
             raise UnsupportedError(f"input {i}, passed twice, gets another storage while autograd follows the program")
         return InputAliasInfo(
             mutation_type=mutation_type(data, metadata, replaced, version=base is None and moved),
@@ -456,11 +456,6 @@ class _Analysis:
             self.symbols[str(symbol)] = "{" + source.name + "}." + call
         else:
             self.symbols[str(symbol)] = f"{{out{self._return(known.of_symbol(symbol))}}}"
-
-
-def same_twice(same_as: list[int | None], i: int) -> bool:
-    """Whether another input is the very tensor of input `i`."""
-    return i in same_as
 
 
 def _one_of_many(value: Value | None) -> bool:

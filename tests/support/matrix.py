@@ -18,11 +18,10 @@ import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from opforge.errors import UnsupportedError
-from opforge.runtime.config import Config
-from opforge.runtime.dispatch.autograd_function import bind_halves
 from opforge.runtime.dispatch.needs_grad import wants_grad
 from opforge.runtime.dispatch.trace import Traced, trace
 from opforge.runtime.dispatch.wrapper import bind
+from opforge.runtime.execute.autograd_function import bind_halves
 from opforge.runtime.torch_compat import FakeTensorMode
 from opforge.runtime.training import split
 
@@ -176,7 +175,7 @@ def interpreted(traced: Traced) -> Callable[..., Any]:
     """The functional graph, or the autograd function of the two halves of the joint graph."""
     if traced.gradients is None:
         return _like_compiled(traced.graph)
-    parts = split(traced, Config())
+    parts = split(traced)
     return bind_halves(parts.halves, _like_compiled(parts.forward), _like_compiled(parts.backward))
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from .joint import Gradients
-from .regions import Layout
+from ..dispatch.joint import Gradients, written_since
+from ..dispatch.regions import Layout
+from .support import restride
 
 Compiled = Callable[..., Any]
 
@@ -49,7 +50,7 @@ def bind_halves(halves: Halves, forward: Compiled, backward: Compiled) -> Compil
         "forward_graph": forward,
         "backward_graph": backward,
         "is_grad_enabled": torch.is_grad_enabled,
-        "restrided": restrided,
+        "restride": restride,
         "ref": weakref.ref,
         "refuse_double_backward": refuse_double_backward,
         "refuse_written": refuse_written,
@@ -114,7 +115,7 @@ def _backward(halves: Halves) -> list[str]:
         if stride is None:
             lines.append(f"g{k} = g{k}.contiguous()")
         else:
-            lines += [f"if g{k}.stride() != {stride}:", f"    g{k} = restrided(g{k}, {stride})"]
+            lines += [f"if g{k}.stride() != {stride}:", f"    g{k} = restride(g{k}, {stride})"]
         arguments.append(f"g{k}")
     lines.append(f"out = backward_graph({', '.join(arguments)})")
     position = {k: n for n, k in enumerate(halves.gradients.inputs)}
@@ -137,21 +138,12 @@ def tangent_strides(tangent: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(tangent.stride()) if Layout.of(tangent).plain else None
 
 
-def restrided(gradient: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The gradient with other strides: a copy."""
-    out = torch.empty_strided(gradient.shape, stride, dtype=gradient.dtype, device=gradient.device)
-    return out.copy_(gradient)
-
-
 def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], int]]) -> None:
     """Raises RuntimeError, as eager does, when a tensor that the gradients depend on was written to since the forward."""
     for reference, version in watched:
         t = reference()
         if t is not None and t._version != version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{t.dtype}{list(t.shape)} is at version {t._version}; expected version {version} instead"
-            )
+            raise written_since(t, version)
 
 
 def refuse_double_backward() -> None:
