@@ -121,9 +121,8 @@ class Writer:
         for scope in reversed(self.scopes):
             if node in scope.names:
                 return scope.names[node]
-        for n in node.walk():
-            if not any(n in s.names for s in self.scopes):
-                self._emit(n)
+        for n in node.walk(lambda n: any(n in s.names for s in self.scopes)):
+            self._emit(n)
         return self.value(node)
 
     def _home(self, node: Node) -> Scope:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..ir.index import Expr, Val, Var, expr, of
-from ..ir.nodes import Buffer, LoadAt, Node, contiguous_strides, indirect, rebuild
+from ..ir.nodes import Buffer, LoadAt, Node, contiguous_strides, indirect, rebuild, walk_all
 from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
 
@@ -74,17 +74,13 @@ def flatten(kernel: Kernel, layouts: dict[str, Buffer]) -> FlatKernel:
 def expressions(fk: FlatKernel, phase: FlatPhase | None = None) -> list[Expr]:
     """Every index expression of the kernel (or of one phase), also those of coordinates used as values."""
     found: dict[Expr, None] = {}
-    for p in (phase,) if phase is not None else fk.phases:
-        for st in p.body:
-            if st.where is not None:
-                found.setdefault(st.where)
-            for root in (st.value, st.mask) if st.mask is not None else (st.value,):
-                for n in root.walk():
-                    if n.op == "load":
-                        for e in n.attr.index:
-                            found.setdefault(e)
-                    elif n.op == "index":
-                        found.setdefault(n.attr)
+    statements = [st for p in ((phase,) if phase is not None else fk.phases) for st in p.body]
+    found.update((st.where, None) for st in statements if st.where is not None)
+    for n in walk_all(root for st in statements for root in (st.value, st.mask) if root is not None):
+        if n.op == "load":
+            found.update((e, None) for e in n.attr.index)
+        elif n.op == "index":
+            found[n.attr] = None
     return list(found)
 
 

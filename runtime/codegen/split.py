@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from ..ir.fold import coordinate, fold
 from ..ir.index import Expr, Var, of
-from ..ir.nodes import Node
+from ..ir.nodes import Node, walk_all
 from ..schedule.plan import Reduce, Store
 from .loops import FlatKernel, FlatPhase, FlatStatement, collapse, substitute
 
@@ -54,7 +54,7 @@ def _halved(fk: FlatKernel, v: Var, cuts: list[int]) -> list[FlatKernel]:
 
 def _size(fk: FlatKernel) -> int:
     """How many different values the kernel has."""
-    return len({n for p in fk.phases for s in p.body for n in s.value.walk()})
+    return sum(1 for _ in walk_all(s.value for p in fk.phases for s in p.body))
 
 
 def _cut(fk: FlatKernel, v: Var, edges: list[int]) -> list[FlatKernel]:
@@ -89,16 +89,15 @@ def breakpoints(fk: FlatKernel, v: Var) -> list[int]:
     """Values of `v` at which some comparison of a coordinate that moves with it by one flips."""
     cuts: set[int] = set()
     assert isinstance(v.extent, int)
-    for p in fk.phases:
-        for s in p.body:
-            for root in (s.value,) if s.mask is None else (s.value, s.mask):
-                for n in root.walk():
-                    if n.op in ("lt", "le", "gt", "ge"):
-                        a, b = coordinate(n.args[0]), coordinate(n.args[1])
-                        if a is not None and b is not None:
-                            cut = _flip(a - b, v, n.op)
-                            if cut is not None and 0 < cut < v.extent:
-                                cuts.add(cut)
+    values = [s.value for p in fk.phases for s in p.body]
+    masks = [s.mask for p in fk.phases for s in p.body if s.mask is not None]
+    for n in walk_all(values + masks):
+        if n.op in ("lt", "le", "gt", "ge"):
+            a, b = coordinate(n.args[0]), coordinate(n.args[1])
+            if a is not None and b is not None:
+                cut = _flip(a - b, v, n.op)
+                if cut is not None and 0 < cut < v.extent:
+                    cuts.add(cut)
     return sorted(cuts)
 
 

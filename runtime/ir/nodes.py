@@ -178,18 +178,7 @@ class Node:
     # -- structure -----------------------------------------------------------------------------------------------------
     def walk(self, skip: Callable[[Node], bool] | None = None) -> Iterator[Node]:
         """Every node once, arguments before users (also the nodes inside indirect indices), except those where `skip` holds."""
-        seen: set[Node] = set()
-        stack: list[tuple[Node, bool]] = [(self, False)]
-        while stack:
-            node, ready = stack.pop()
-            if ready:
-                yield node
-                continue
-            if node in seen or (skip is not None and skip(node)):
-                continue
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.children()) if a not in seen)
+        return walk_all((self,), skip)
 
     def children(self) -> tuple[Node, ...]:
         """Arguments, and the nodes used as indirect indices."""
@@ -318,6 +307,23 @@ class Buffer:
     dtype: str
     stride: tuple[Size, ...] | None = None
     offset: Size = 0
+
+
+def walk_all(roots: Iterable[Node], skip: Callable[[Node], bool] | None = None) -> Iterator[Node]:
+    """What `Node.walk` gives, of several expressions together: what they share is met once."""
+    seen: set[Node] = set()
+    for root in roots:
+        stack: list[tuple[Node, bool]] = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                yield node
+                continue
+            if node in seen or (skip is not None and skip(node)):
+                continue
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((a, False) for a in reversed(node.children()) if a not in seen)
 
 
 @dataclass(frozen=True)

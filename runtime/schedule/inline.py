@@ -158,6 +158,8 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
             for name in item.reads():
                 uses[name] = uses.get(name, 0) + 2
 
+    stored = {*views.bodies, *pinned, *extern_reads, *scatter_bases}
+    homes = _homes(staged, stored)
     values = Inliner()
     faulty: dict[Node, bool] = {}
     left: list[Nest | Extern] = []
@@ -166,17 +168,43 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
             item = values.apply(item)
             if (
                 is_pointwise(item)
-                and item.name not in views.bodies
-                and item.name not in pinned
-                and item.name not in extern_reads
-                and item.name not in scatter_bases
-                and _pays(item, uses.get(item.name, 0), points.get(item.name, []), costs)
+                and item.name not in stored
+                and (item.name in homes or _pays(item, uses.get(item.name, 0), points.get(item.name, []), costs))
                 and (not _may_fault(item.body, faulty) or any(_visits_all(c, item) for c in points.get(item.name, [])))
             ):
                 values.bodies[item.name] = item
                 continue
         left.append(item)
     return left, views
+
+
+def _homes(items: list[Nest | Extern], stored: set[str]) -> set[str]:
+    """Pointwise values that one nest alone needs, at one place and at no more points than they have, though perhaps through several values
+    that end up in it themselves: substituted, they are still computed once.
+    """
+    homes: dict[str, tuple[str, tuple[Expr, ...]]] = {}  # the nest, and the place in its coordinates
+    needed_at: dict[str, set[tuple[str, tuple[Expr, ...]]]] = {}
+    elsewhere: set[str] = set()
+    points: dict[str, int | Expr] = {}
+    for item in reversed(items):
+        if isinstance(item, Extern) or item.scatter is not None:
+            elsewhere.update(item.reads())
+            continue
+        name = item.name
+        points[name] = points_of(item)
+        if is_pointwise(item) and name not in stored and name not in elsewhere and len(needed_at.get(name, ())) == 1:
+            (home,) = needed_at[name]
+            mine, theirs = points[name], points[home[0]]
+            if mine == theirs or (isinstance(mine, int) and isinstance(theirs, int) and theirs <= mine):
+                homes[name] = home
+        for ld in item.body.loads():
+            if ld.args:
+                elsewhere.add(ld.attr.buffer)
+            elif name in homes and ld.attr.index == item.vars:
+                needed_at.setdefault(ld.attr.buffer, set()).add(homes[name])
+            else:
+                needed_at.setdefault(ld.attr.buffer, set()).add((name, ld.attr.index))
+    return set(homes)
 
 
 def _may_fault(body: Node, memo: dict[Node, bool]) -> bool:

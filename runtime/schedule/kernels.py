@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..ir.guards import checks
 from ..ir.index import Expr, Sym, Var, of
-from ..ir.nodes import Buffer, Node, index_node, load, rebuild
+from ..ir.nodes import Buffer, Node, index_node, load, rebuild, walk_all
 from .fuse import Group, Member
 from .inline import node_cost
 from .plan import Kernel, Phase, Reduce, Scan, Statement, Store
@@ -152,9 +152,8 @@ def _symbols(outer: tuple[Var, ...], phases: tuple[Phase, ...], layouts: list[Bu
     for p in phases:
         for st in p.body:
             exprs += [] if isinstance(st, Reduce) else list(st.index)
-            for root in statement_nodes(st):
-                for n in root.walk():
-                    exprs += list(n.attr.index) if n.op == "load" else [n.attr] if n.op == "index" else []
+    for n in walk_all(root for p in phases for st in p.body for root in statement_nodes(st)):
+        exprs += list(n.attr.index) if n.op == "load" else [n.attr] if n.op == "index" else []
     return {a.name for e in exprs for a in e.atoms() if isinstance(a, Sym)}
 
 

@@ -79,6 +79,17 @@ def exp_sum_neg(b: Any, x: Any) -> Any:
     return e, reduce(b, "sum", e, 1), pointwise(b, s.neg, e)
 
 
+def two_losses(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    """A difference that one sum reads at several places of its expression, and another sum of the same points."""
+    d = pointwise(b, s.sub, x, y)
+    size = pointwise(b, s.abs, d)
+    near = pointwise(b, lambda a: s.mul(s.mul(a, a), 0.5), size)
+    far = pointwise(b, lambda a: s.sub(a, 0.5), size)
+    huber = pointwise(b, lambda a, c, e: s.where(s.le(a, 1.0), c, e), size, near, far)
+    square = pointwise(b, lambda a: s.mul(a, a), d)
+    return pointwise(b, s.add, reduce(b, "sum", huber, [0, 1]), reduce(b, "sum", square, [0, 1]))
+
+
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = {
     "broadcast": (lambda b, x, y: pointwise(b, s.add, x, y), lambda: [rand(7, 13), rand(13)]),
     "transcendental": (lambda b, x: pointwise(b, lambda a: s.mul(s.erf(a), s.tanh(a)), x), lambda: [rand(64, 129)]),
@@ -135,6 +146,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = 
     "pad": (pad, lambda: [rand(10, 21)]),
     "pool": (max_pool, lambda: [rand(3, 20, 32)]),
     "three outputs": (exp_sum_neg, lambda: [rand(10, 21)]),
+    "two losses": (two_losses, lambda: [rand(40, 50), rand(40, 50)]),
     "empty": (lambda b, x: pointwise(b, s.exp, x), lambda: [rand(0, 5)]),
     "sum of nothing": (lambda b, x: reduce(b, "sum", x, 0), lambda: [rand(0, 5)]),
     "no dimensions": (lambda b, x: pointwise(b, s.exp, x), lambda: [torch.tensor(2.0)]),
@@ -174,6 +186,7 @@ def test_without_fusion(name: str) -> None:
         ("softmax rows", 1),
         ("softmax middle", 1),
         ("three outputs", 1),
+        ("two losses", 1),
         ("concatenate columns", 1),
         ("transpose and add", 1),
     ],
