@@ -102,6 +102,7 @@ CPP: dict[str, str] = {
     "logaddexp": "v_logaddexp({0}, {1})",
     "logaddexp2": "v_logaddexp2({0}, {1})",
     "xlogy": "v_xlogy({0}, {1})",
+    "philox": "philox({0}, {1}, {2})",
     "i0": "v_i0({0})",
     "i0e": "v_i0e({0})",
     "i1": "v_i1({0})",

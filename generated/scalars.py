@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DIGEST = "173dc571c0acda5e"
+DIGEST = "0a756a7b5a8b4869"
 """Changes whenever a scalar, a reduction or a scan changes: part of every cache key."""
 
 
@@ -223,6 +223,8 @@ SCALARS: dict[str, Scalar] = {
     "logaddexp2": Scalar("logaddexp2", ("float", "same"), "same", "torch.logaddexp2", commutative=True, cost=30, ulp=2),
     # spec: xlogy
     "xlogy": Scalar("xlogy", ("float", "same"), "same", "torch.xlogy", cost=18, ulp=2, domain=(0, 10)),
+    # spec: philox
+    "philox": Scalar("philox", ("int64", "same", "same"), "int32", None, cost=20, ulp=0, fold=False),
     # spec: i0
     "i0": Scalar("i0", ("float",), "same", "torch.special.i0", cost=60, ulp=4),
     # spec: i0e

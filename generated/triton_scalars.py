@@ -91,6 +91,7 @@ TRITON: dict[str, str] = {
     "logaddexp": "tp.logaddexp({0}, {1})",
     "logaddexp2": "tp.logaddexp2({0}, {1})",
     "xlogy": "tp.xlogy({0}, {1})",
+    "philox": "tp.philox({0}, {1}, {2})",
     "i0": "tp.i0({0})",
     "i0e": "tp.i0e({0})",
     "i1": "tp.i1({0})",

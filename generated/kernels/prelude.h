@@ -1697,3 +1697,88 @@ template <class V> OPF_INLINE V v_i1e(V x) {
     if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i<1, true>(double(a))); }, x);
     else return T(bessel_i<1, true>(double(x)));
 }
+
+// ---- Random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) -------------------------
+// The key is the seed. The counter is (index / 4, stream), each 64 bits wide; word index % 4 of the block is the result. So a number depends on
+// seed, stream and index alone: not on lanes, threads or the order of a loop.
+constexpr uint64_t philox_m0 = 0xD2511F53, philox_m1 = 0xCD9E8D57, philox_w0 = 0x9E3779B9, philox_w1 = 0xBB67AE85, philox_low = 0xFFFFFFFF;
+typedef Native<int64_t, OPF_VL / 2>::U PhiloxWords;  // 64-bit lanes that hold 32-bit words; what is above a word is never read
+
+template <class U> OPF_INLINE U word_product(U a, U b) {
+#if defined(OPF_AVX512)
+    typedef long long Pairs __attribute__((vector_size(64)));
+    if constexpr (sizeof(U) == 64) return (U)__builtin_ia32_pmuludq512_mask((Native<int32_t, 16>::N)a, (Native<int32_t, 16>::N)b, (Pairs)a, -1);
+#elif defined(OPF_AVX2)
+    if constexpr (sizeof(U) == 32) return (U)__builtin_ia32_pmuludq256((Native<int32_t, 8>::N)a, (Native<int32_t, 8>::N)b);
+#endif
+    return (a & philox_low) * (b & philox_low);
+}
+
+// One block per lane (or one block): the words of the counter in, word `which` out.
+template <class U> OPF_INLINE U philox_word(U seed, U stream, U index) {
+    U c0 = index >> 2, c1 = c0 >> 32, c2 = stream, c3 = stream >> 32, k0 = seed, k1 = seed >> 32;
+    const U zero = seed ^ seed;
+    for (int round = 0; round < 10; ++round) {
+        const U p = word_product(c0, zero + philox_m0), q = word_product(c2, zero + philox_m1);
+        c0 = (q >> 32) ^ c1 ^ k0;
+        c2 = (p >> 32) ^ c3 ^ k1;
+        c1 = q;
+        c3 = p;
+        k0 += philox_w0;
+        k1 += philox_w1;
+    }
+    // Masks instead of branches: lanes want different words.
+    const U odd = zero - (index & 1), upper = zero - (index >> 1 & 1);
+    return ((~upper & ((~odd & c0) | (odd & c1))) | (upper & ((~odd & c2) | (odd & c3)))) & philox_low;
+}
+OPF_INLINE int32_t philox(int64_t seed, int64_t stream, int64_t index) {
+    return int32_t(philox_word<uint64_t>(seed, stream, index));
+}
+OPF_CALL Vec<int32_t> philox_lanes(Vec<int64_t> seed, Vec<int64_t> stream, Vec<int64_t> index) {
+    const PhiloxWords lo = philox_word((PhiloxWords)seed.lo, (PhiloxWords)stream.lo, (PhiloxWords)index.lo);
+    const PhiloxWords hi = philox_word((PhiloxWords)seed.hi, (PhiloxWords)stream.hi, (PhiloxWords)index.hi);
+    return Vec<int32_t>(low_words((Native<int64_t, OPF_VL / 2>::N)lo, (Native<int64_t, OPF_VL / 2>::N)hi));
+}
+
+#if OPF_VL == 4
+#define OPF_PAIRS(A, B) A, B
+#define OPF_BLOCKS 0, 0
+#define OPF_SWAPPED 1, 0
+#elif OPF_VL == 8
+#define OPF_PAIRS(A, B) A, B, A, B
+#define OPF_BLOCKS 0, 0, 1, 0
+#define OPF_SWAPPED 1, 0, 3, 2
+#elif OPF_VL == 16
+#define OPF_PAIRS(A, B) A, B, A, B, A, B, A, B
+#define OPF_BLOCKS 0, 0, 1, 0, 2, 0, 3, 0
+#define OPF_SWAPPED 1, 0, 3, 2, 5, 4, 7, 6
+#endif
+// VL / 4 blocks from `block` on, all of their words in order. Lanes alternate between the words 0 and 2 (in `even`), and 1 and 3 (in `odd`).
+OPF_INLINE Vec<int32_t> philox_blocks(uint64_t seed, uint64_t stream, uint64_t block) {
+    const PhiloxWords first = PhiloxWords{OPF_PAIRS(~uint64_t(0), 0)}, multiplier = PhiloxWords{OPF_PAIRS(philox_m0, philox_m1)};
+    const PhiloxWords step = PhiloxWords{OPF_PAIRS(philox_w0, philox_w1)}, counter = ((PhiloxWords{} + block + PhiloxWords{OPF_BLOCKS}) & first) | ((PhiloxWords{} + stream) & ~first);
+    PhiloxWords key = ((PhiloxWords{} + seed) & first) | ((PhiloxWords{} + (seed >> 32)) & ~first), even = counter, odd = counter >> 32;
+    for (int round = 0; round < 10; ++round) {
+        const PhiloxWords p = word_product(even, multiplier), q = __builtin_shufflevector(p, p, OPF_SWAPPED);
+        even = (q >> 32) ^ odd ^ key;
+        odd = q;
+        key += step;
+    }
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return Vec<int32_t>((Vec<int32_t>::N)((even & philox_low) | (odd << 32)));
+#else
+    return Vec<int32_t>((Vec<int32_t>::N)((odd & philox_low) | (even << 32)));
+#endif
+}
+OPF_CALL Vec<int32_t> philox_across(uint64_t seed, uint64_t stream, uint64_t index) {
+    Lanes<int32_t> two[2];
+    store_bits(two[0].x, philox_blocks(seed, stream, index >> 2));
+    store_bits(two[1].x, philox_blocks(seed, stream, (index >> 2) + OPF_VL / 4));
+    return load_bits<int32_t>((const char*)two + 4 * (index & 3));
+}
+OPF_INLINE Vec<int32_t> philox(Vec<int64_t> seed, Vec<int64_t> stream, Vec<int64_t> index) {
+    const int64_t s = seed.lo[0], t = stream.lo[0], i = index.lo[0];
+    const Mask differs = (index != Vec<int64_t>(i) + iota<int64_t>()) | (seed != Vec<int64_t>(s)) | (stream != Vec<int64_t>(t));
+    if (__builtin_expect(hany(differs), 0)) return philox_lanes(seed, stream, index);
+    return i & 3 ? philox_across(s, t, i) : philox_blocks(s, t, uint64_t(i) >> 2);
+}

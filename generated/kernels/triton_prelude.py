@@ -521,6 +521,36 @@ def log_ndtr(a):
     return tl.where(x != x, x, tl.where(x < 0, low, high)).to(a.dtype)
 
 
+# ---- Random numbers: as `philox` of the C++ prelude -----------------------------------------------------------------------
+@triton.jit
+def philox(seed, stream, index):
+    block = index.to(tl.uint64, bitcast=True) >> 2
+    key = (seed + index * 0).to(tl.uint64, bitcast=True)
+    counter = (stream + index * 0).to(tl.uint64, bitcast=True)
+    c0 = block.to(tl.uint32)
+    c1 = (block >> 32).to(tl.uint32)
+    c2 = counter.to(tl.uint32)
+    c3 = (counter >> 32).to(tl.uint32)
+    k0 = key.to(tl.uint32)
+    k1 = (key >> 32).to(tl.uint32)
+    m0 = tl.full([], 0xD2511F53, tl.uint32)
+    m1 = tl.full([], 0xCD9E8D57, tl.uint32)
+    w0 = tl.full([], 0x9E3779B9, tl.uint32)
+    w1 = tl.full([], 0xBB67AE85, tl.uint32)
+    for _ in tl.static_range(10):
+        p0 = c0
+        p2 = c2
+        c0 = tl.umulhi(p2, m1) ^ c1 ^ k0
+        c2 = tl.umulhi(p0, m0) ^ c3 ^ k1
+        c1 = p2 * m1
+        c3 = p0 * m0
+        k0 += w0
+        k1 += w1
+    odd = (index & 1) != 0
+    word = tl.where((index & 2) != 0, tl.where(odd, c3, c2), tl.where(odd, c1, c0))
+    return word.to(tl.int32, bitcast=True)
+
+
 # ---- Reductions and scans -----------------------------------------------------------------------------------------------
 @triton.jit
 def combine_add(a, b):

@@ -17,6 +17,7 @@ from ...errors import IRError
 from ...generated.scalars import REDUCTIONS, SCALARS, SCANS
 from .index import Atom, Expr, Quotient, Sym, Val, Var, expr
 from .nodes import FLOATS, Extern, Nest, Node, Program, Ref, Size
+from .philox import philox
 
 Tensor = torch.Tensor
 
@@ -192,6 +193,8 @@ class _Interpreter:
             return args[0].contiguous().view(self.dtype(n.dtype))
         if n.op == "fma":
             return args[0] * args[1] + args[2]
+        if n.op == "philox":
+            return philox(*args)
         if n.op == "truncdiv":
             return torch.div(args[0], args[1], rounding_mode="trunc")
         return _function(str(SCALARS[n.op].torch))(*args)

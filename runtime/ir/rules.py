@@ -22,7 +22,7 @@ _TAKES = {"number": ("float", "int"), "integral": ("int", "bool"), "any": ("floa
 
 def accepts(wanted: str, dtype: str) -> bool:
     """Whether a class of dtypes of the tables (`float`, `number`, …) takes the dtype."""
-    return kind_of(dtype) in _TAKES.get(wanted, (wanted,))
+    return wanted == dtype or kind_of(dtype) in _TAKES.get(wanted, (wanted,))
 
 
 def check_scalar(n: Node, fail: Fail) -> None:

@@ -18,7 +18,7 @@ from .scalar_fold import ON_NUMBERS, as_dtype, fold
 
 _ACCEPTED = {
     "float": frozenset(FLOATS), "int": frozenset(INTS), "bool": frozenset(["bool"]), "number": frozenset((*FLOATS, *INTS)),
-    "integral": frozenset((*INTS, "bool")), "any": frozenset(DTYPES),
+    "integral": frozenset((*INTS, "bool")), "any": frozenset(DTYPES), "int64": frozenset(["int64"]),
 }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def _maker(entry: Scalar) -> Callable[..., Any]:
         nodes: list[Node] = []
         for accepts, start, stop in groups:
             nodes += _unified(entry, accepts, list(args[start:stop]))
-        dtype = "bool" if result == "bool" else nodes[1].dtype if result == "arg1" else nodes[0].dtype
+        dtype = result if result in DTYPES else nodes[1].dtype if result == "arg1" else nodes[0].dtype
         if entry.fold and all(n.op == "const" for n in nodes):
             value = fold(name, tuple(n.attr for n in nodes), dtype)
             if value is not None:

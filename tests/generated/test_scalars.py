@@ -100,6 +100,7 @@ NAMES = [
     "logaddexp",
     "logaddexp2",
     "xlogy",
+    "philox",
     "i0",
     "i0e",
     "i1",

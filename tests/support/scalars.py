@@ -24,6 +24,7 @@ from opforge.generated.cpp_scalars import CPP, CPP_KIND
 from opforge.generated.scalars import SCALARS, Scalar
 from opforge.generated.targets import DTYPES
 from opforge.generated.triton_scalars import TRITON, TRITON_KIND
+from opforge.runtime.ir.philox import philox
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {"float": ("float32", "float64"), "int": ("uint8", "int8", "int16", "int32", "int64"), "bool": ("bool",)}
@@ -32,6 +33,7 @@ DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 NULL_TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "fma": lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype),
     "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "philox": philox,
 }
 EXACT: dict[str, Callable[..., mpmath.mpf]] = {
     "digamma": mpmath.digamma,
@@ -155,10 +157,10 @@ def _cases(s: Scalar) -> Iterator[Case]:
     # The argument that decides the others' dtype: the last one that is not `same`.
     lead = max(k for k, a in enumerate(s.args) if a != "same")
     for kind in CLASSES.get(s.args[lead], (s.args[lead],)):
-        for dtype in KINDS[kind]:
+        for dtype in KINDS.get(kind, (kind,)):
             args = tuple("bool" if k < lead else dtype for k in range(s.arity))
             if s.result != "attr":
-                yield Case(s, args, {"same": args[0], "arg1": args[-1], "bool": "bool"}[s.result])
+                yield Case(s, args, {"same": args[0], "arg1": args[-1]}.get(s.result, s.result))
                 continue
             size = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
             for result in DTYPES:
