@@ -45,6 +45,12 @@ class Config:
     # spec: index_checks
     #: Check positions that data brings and raise as eager does; without, one out of range reads or writes stray memory.
     index_checks: bool = True
+    # spec: partition
+    #: What training keeps for the backward; min_cut keeps the fewest bytes and computes cheap values again, default all it reads.
+    partition: str = "min_cut"
+    # spec: activation_memory_budget
+    #: Part (0 to 1) of the bytes min_cut keeps for the backward that may be kept; below 1 more is computed again, for a lower peak.
+    activation_memory_budget: float = 1.0
     # spec: reuse_workspace
     #: Keep a graph's arena of intermediate buffers between calls, instead of allocating it on every call.
     reuse_workspace: bool = True
@@ -152,6 +158,28 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_INDEX_CHECKS",
         affects="code",
         doc="Check positions that data brings and raise as eager does; without, one out of range reads or writes stray memory.",
+    ),
+    # spec: partition
+    "partition": Setting(
+        name="partition",
+        field="partition",
+        type="choice",
+        default="min_cut",
+        choices=("min_cut", "default"),
+        env="OPFORGE_PARTITION",
+        affects="code",
+        doc="What training keeps for the backward; min_cut keeps the fewest bytes and computes cheap values again, default all it reads.",
+    ),
+    # spec: activation_memory_budget
+    "activation_memory_budget": Setting(
+        name="activation_memory_budget",
+        field="activation_memory_budget",
+        type="float",
+        default=1.0,
+        choices=(),
+        env="OPFORGE_ACTIVATION_MEMORY_BUDGET",
+        affects="code",
+        doc="Part (0 to 1) of the bytes min_cut keeps for the backward that may be kept; below 1 more is computed again, for a lower peak.",
     ),
     # spec: reuse_workspace
     "reuse_workspace": Setting(

@@ -182,7 +182,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     from .training import split  # inference does not need it
 
     with watch.stage("partition"):
-        parts = split(traced)
+        parts = split(traced, cfg)
     watch.text("forward_graph.py", lambda: str(parts.forward.code))
     watch.text("backward_graph.py", lambda: str(parts.backward.code))
     watch.text("autograd_function.py", lambda: emit_function(parts.halves))

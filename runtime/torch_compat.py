@@ -14,6 +14,9 @@ from torch._dispatch.python import enable_python_dispatcher
 # Dynamo's state of the running compile: its fake mode, and the symbols that it chose for each input. [2.11, 2.13]
 from torch._guards import TracingContext
 
+# What Dynamo makes of `torch.utils.checkpoint.checkpoint`: called with the region's graph and its arguments. [2.11, 2.13]
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+
 # What a call_function node of a graph may name. [2.11, 2.13]
 from torch._ops import HigherOrderOperator, OpOverload
 
@@ -27,8 +30,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 # Nested arguments and results as flat lists. [2.11, 2.13]
 from torch.utils import _pytree as pytree
 
-# The mode whose handler sees every operator that the traced program calls. [2.11, 2.13]
-from torch.utils._python_dispatch import TorchDispatchMode
+# The mode whose handler sees every operator that the traced program calls, and the test for subclasses that wrap tensors. [2.11, 2.13]
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 __all__ = [
     "FakeTensor",
@@ -42,6 +45,8 @@ __all__ = [
     "disable_autocast",
     "empty_strided_cpu",
     "enable_python_dispatcher",
+    "is_traceable_wrapper_subclass",
+    "is_wrapper_type",
     "operator_schemas",
     "python_source",
     "pytree",
@@ -50,6 +55,8 @@ __all__ = [
     "shares_version",
     "size_hint",
     "symbol_hint",
+    "symbol_is_nonnegative",
+    "tag_activation_checkpoint",
 ]
 
 
@@ -83,6 +90,13 @@ def disable_autocast() -> AbstractContextManager[Any]:
     return torch._C._DisableAutocast()
 
 
+def is_wrapper_type(cls: type) -> bool:
+    """Whether tensors of this type wrap other tensors (a traceable wrapper subclass). [2.11, 2.13]"""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
+
+    return cls is not FakeTensor and is_traceable_wrapper_subclass_type(cls)
+
+
 def refuses_writes(view: Any) -> bool:
     """Whether autograd refuses writes to a view, or to views of it, for how it was made: without grad mode, in inference mode, by a view
     with several results, inside of a custom function. [2.11, 2.13]
@@ -114,6 +128,11 @@ def symbol_hint(size: object, symbol: object) -> int | None:
     values = getattr(env, "backed_var_to_val", None)  # `var_to_val` before 2.12
     value = (env.var_to_val if values is None else values).get(symbol)
     return None if value is None else int(value)
+
+
+def symbol_is_nonnegative(size: object, symbol: object) -> bool:
+    """Whether a symbol cannot be negative, as its guards say: a dimension, or a number that was compared. [2.11, 2.13]"""
+    return bool(size.node.shape_env.var_to_range[symbol].lower >= 0)  # type: ignore[attr-defined]
 
 
 def size_hint(size: object, unknown: int) -> int:

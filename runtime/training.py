@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from ..errors import ConfigError
+from .config import Config, current
 from .dispatch.trace import Traced
 from .execute.autograd_function import Halves, tangent_strides
 from .partition import partition
@@ -21,17 +23,27 @@ class Split:
     halves: Halves
 
 
-def split(traced: Traced) -> Split:
-    """Partition the joint graph of a training program. What the backward needs of the forward's arguments and results is not returned a
-    second time.
+def split(traced: Traced, cfg: Config | None = None) -> Split:
+    """Partition the joint graph of a training program as `cfg` says. What the backward needs of the forward's arguments and results is not
+    returned a second time. Raises `ConfigError` for a memory budget above 1.
     """
+    cfg = cfg or current()
+    if cfg.activation_memory_budget > 1:
+        raise ConfigError(f"activation_memory_budget lies between 0 and 1, not {cfg.activation_memory_budget!r}")
     gradients = traced.gradients
     assert gradients is not None
     placeholders = [n for n in traced.graph.graph.nodes if n.op == "placeholder"]
     tangents = [n.meta["val"] for n in placeholders if n.meta.get("tangent")]
     arguments = len(placeholders) - len(tangents)
     results = traced.meta.num_outputs
-    parts = partition(traced.graph, arguments, results, never_saved_raw={*gradients.overwritten, *gradients.unkept})
+    parts = partition(
+        traced.graph,
+        arguments,
+        results,
+        policy=cfg.partition,  # type: ignore[arg-type]  # its choices are the policies
+        budget=cfg.activation_memory_budget,
+        never_saved_raw={*gradients.overwritten, *gradients.unkept},
+    )
     (output,) = (n for n in parts.forward.graph.nodes if n.op == "output")
     returned = list(output.args[0])
     kept, saved = returned[:results], list[tuple[str, int]]()
@@ -42,10 +54,11 @@ def split(traced: Traced) -> Split:
         saved.append(("input" if what == "primal" else "output", k))
     output.args = (tuple(kept),)
     parts.forward.recompile()
+    inside = {k for r in gradients.wrapped_results for k in r.dense}
     constant = tuple(
         k
         for k, n in enumerate(kept[:results])
-        if k not in gradients.tangents and isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor)
+        if k not in gradients.tangents and k not in inside and isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor)
     )
     halves = Halves(
         arguments,

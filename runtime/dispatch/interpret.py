@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..torch_compat import tag_activation_checkpoint
+from .checkpoint import region
 from .inputs import attribute
 from .recorder import Recorder
 
@@ -28,6 +30,10 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
             case "get_attr":
                 path = str(node.target)
                 env[node] = attributes[path] if path in attributes else attribute(gm, path)
+            case "call_function" if node.target is tag_activation_checkpoint:
+                body, *values = load(node.args)
+                with region(recorder, body):
+                    env[node] = run_graph(body, values, {}, recorder)
             case "call_function":
                 env[node] = node.target(*load(node.args), **load(node.kwargs))
             case "call_method":

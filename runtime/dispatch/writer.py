@@ -24,9 +24,12 @@ class GraphWriter:
     kept     nodes that dead-code elimination leaves alone.
     makers   the node that made a tensor object, by the object's id.
     backward whether the program's gradients are being computed: nodes say so in their metadata.
+    region   the checkpointed region that runs now (`checkpoint.py`), of `region_count` so far; nodes say so in their metadata.
     """
 
     backward = False
+    region: int | None = None
+    region_count = 0
 
     def __init__(self, fake_mode: Any) -> None:
         super().__init__()
@@ -49,6 +52,13 @@ class GraphWriter:
         self.makers[id(val)] = node
         if self.backward:
             meta["backward"] = True
+            if keep and torch.is_grad_enabled():
+                # Autograd's own formulas run without grad mode: this is a checkpointed function that torch runs a second time.
+                raise UnsupportedError(
+                    f"{op} would run a second time with other random numbers or effects{self.where()}"
+                )
+        if self.region is not None:
+            meta["recompute"] = self.region
         origin = self.origin
         if origin is not None:
             for key in KEPT_META:

@@ -16,7 +16,7 @@ from ...errors import OpforgeError
 from . import predicates
 from .patterns import Rule, head, match
 
-KEPT_META = ("stack_trace", "nn_module_stack", "source", "backward", "recompute")
+KEPT_META = ("stack_trace", "nn_module_stack", "source", "backward", "recompute", "must_save")
 LIMIT = 16  # rewrites per node of the graph before the rules are taken to loop
 
 

@@ -167,6 +167,7 @@ def _regions(f: Facts, rules: Rules) -> None:
     for v, tag in enumerate(f.tag):
         if tag is None or f.backward[v] or f.kind[v] <= OpClass.SYMBOL:
             continue
-        fixed = f.kind[v] >= OpClass.FIXED or (f.kind[v] is OpClass.PART and f.kind[f.inputs[v][0]] >= OpClass.FIXED)
-        rules.banned[v] = fixed or v in leaving
+        whole = f.inputs[v][0] if f.kind[v] is OpClass.PART else v
+        once = f.kind[whole] >= OpClass.FIXED or (f.pinned[v] and f.kind[v] is not OpClass.VIEW)
+        rules.banned[v] = once or v in leaving
         rules.unsaveable[v] = not rules.banned[v] and not f.output[v]

@@ -38,6 +38,7 @@ class Facts:
     root        what a view views in the end; itself for anything else.
     level       heavy nodes on the longest path to it: consumers of a higher level run after some heavy kernel, so never in one with it.
     tag         the checkpointed region, or None.
+    pinned      whether a region's policy wants it kept (of a view: what it views).
     output      whether it is an output of the forward.
     raw         whether it is an input that is overwritten after the forward.
     """
@@ -56,6 +57,7 @@ class Facts:
     root: list[int]
     level: list[int]
     tag: list[Any]
+    pinned: list[bool]
     output: list[bool]
     raw: list[bool]
     outputs: list[int | None]
@@ -125,6 +127,7 @@ def gather(joint: fx.GraphModule, num_primals: int, num_forward_outputs: int, ne
         root=list(range(len(nodes))),
         level=[0] * len(nodes),
         tag=[n.meta.get("recompute") for n in nodes],
+        pinned=[bool(n.meta.get("must_save")) for n in nodes],
         output=[False] * len(nodes),
         raw=[False] * len(nodes),
         outputs=[index[o] if isinstance(o, fx.Node) else None for o in outs],  # type: ignore[union-attr]
@@ -214,7 +217,7 @@ def _sides(f: Facts) -> None:
 
 
 def _layout(f: Facts) -> None:
-    """Roots of views, and levels."""
+    """Roots of views, what policies pin, and levels."""
     for v, operands in enumerate(f.inputs):
         kind = f.kind[v]
         if kind is OpClass.VIEW:
@@ -222,5 +225,6 @@ def _layout(f: Facts) -> None:
                 (u for u in operands if f.tensor[u] or isinstance(f.nodes[u].meta.get("val"), (list, tuple))), v
             )
             f.root[v] = f.root[base]
+            f.pinned[f.root[v]] = f.pinned[f.root[v]] or f.pinned[v]
         if operands:
             f.level[v] = max(f.level[u] for u in operands) + (kind >= OpClass.HEAVY)
