@@ -42,6 +42,9 @@ class Config:
     # spec: parallel_threshold
     #: Number of elements under which a CPU kernel stays single-threaded.
     parallel_threshold: int = 32768
+    # spec: random
+    #: Random numbers; philox computes them in kernels from a seed that each call draws from torch's generator, eager has eager's exact stream.
+    random: str = "philox"
     # spec: index_checks
     #: Check positions that data brings and raise as eager does; without, one out of range reads or writes stray memory.
     index_checks: bool = True
@@ -147,6 +150,17 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_PARALLEL_THRESHOLD",
         affects="code",
         doc="Number of elements under which a CPU kernel stays single-threaded.",
+    ),
+    # spec: random
+    "random": Setting(
+        name="random",
+        field="random",
+        type="choice",
+        default="philox",
+        choices=("philox", "eager"),
+        env="OPFORGE_RANDOM",
+        affects="code",
+        doc="Random numbers; philox computes them in kernels from a seed that each call draws from torch's generator, eager has eager's exact stream.",
     ),
     # spec: index_checks
     "index_checks": Setting(

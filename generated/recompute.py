@@ -298,6 +298,9 @@ POINTWISE: frozenset[str] = frozenset(
         "aten.zero.default",
         "aten.zeros.default",
         "aten.zeros_like.default",
+        "opforge.philox_integers.default",
+        "opforge.philox_normal.default",
+        "opforge.philox_uniform.default",
         "prims.convert_element_type.default",
     )
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 from .diagnostics import did_you_mean, nearest
 
 SNAPSHOT = Path(__file__).with_name("torch_schemas.txt")
+OWN = Path(__file__).with_name("own_schemas.txt")
 _HEAD = re.compile(r"(?P<ns>\w+)::(?P<name>\w+)(?:\.(?P<overload>\w+))?\((?P<args>.*)\) -> (?P<returns>.*)\Z")
 _ALIAS = re.compile(r"\((?P<set>[^)]*)\)")
 
@@ -91,8 +92,8 @@ class TorchSchemas:
 
     @classmethod
     def snapshot(cls, path: Path = SNAPSHOT) -> TorchSchemas:
-        """The checked-in snapshot."""
-        return cls(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())
+        """The checked-in snapshot, and the operators that opforge registers itself."""
+        return cls(line for p in (path, OWN) if p.exists() for line in p.read_text(encoding="utf-8").splitlines())
 
     def extended(self, lines: Iterable[str]) -> TorchSchemas:
         """These and more schema lines (a user's `torch.library` operators)."""

@@ -148,7 +148,7 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
     try:
         watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)))
         with watch.stage("trace"):
-            traced = trace(gm, example_inputs, training=wants_grad(gm, example_inputs))
+            traced = trace(gm, example_inputs, training=wants_grad(gm, example_inputs), random=cfg.random)
         watch.text("functional_graph.py", lambda: str(traced.graph.code))
         call, artifacts = compile_traced(traced, cfg, watch)
         run = bind(traced, call)

@@ -20,7 +20,7 @@ from torch.autograd.graph import increment_version
 from ...errors import UnsupportedError
 from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import INVERSES, ROLES
-from ..torch_compat import TorchDispatchMode
+from ..torch_compat import TorchDispatchMode, is_wrapper_type
 from .operators import Functional, OpInfo, functional_arguments, op_info, view_of
 from .overlap import inside, is_dense, may_overlap, overlaps_itself
 from .regions import Layout, Step, Value, same_strides
@@ -44,6 +44,8 @@ class Recorder(GraphWriter, TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
+    draws: Any = None
+    """Makes random operators of seeded ones (`Draws`); None records them as they are."""
 
     def __init__(self, fake_mode: Any, overlaps: Callable[[int], frozenset[int]]) -> None:
         super().__init__(fake_mode)
@@ -51,12 +53,21 @@ class Recorder(GraphWriter, TorchDispatchMode):
         self.frozen: frozenset[int] = frozenset()
         self.relaid: set[int] = set()
         self._overlaps = overlaps
+        self.wrapper_views: dict[int, tuple[Any, Any, tuple[Any, ...], dict[str, Any], int | None]] = {}
+        self._wrappers: list[Any] = []
+        self._handing_over = False
 
     # --- operators
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(is_wrapper_type(t) for t in types):
+            return self._wrapper_call(func, args, kwargs)
         info = op_info(func)
+        if self.draws is not None and info.keep:
+            drawn = self.draws.replace(info, types, args, kwargs)
+            if drawn is not NotImplemented:
+                return drawn
         match info.kind:
             case "plain":
                 return self._plain(info, types, args, kwargs)
@@ -80,6 +91,28 @@ class Recorder(GraphWriter, TorchDispatchMode):
         raise UnsupportedError(
             f"the higher-order operator {func} cannot be traced yet{self.where()}; the graph runs eagerly"
         )
+
+    def _wrapper_call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call with tensor subclasses among its arguments: they take it apart, and what they call comes by here. Their own views are
+        noted in `wrapper_views`: by the result's id what it is a view of, the operator, its other arguments, and which result it is.
+        """
+        if self._handing_over:
+            self._handing_over = False
+            return NotImplemented
+        self._handing_over = True
+        with self:
+            out = func(*args, **kwargs)
+        info = op_info(func)
+        if info.kind == "view" and info.view_arg == 0 and args and is_wrapper_type(type(args[0])):
+            for k, t in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
+                self._wrappers.append(t)  # ids of living objects are unique
+                self.wrapper_views[id(t)] = (args[0], func, args[1:], kwargs, None if t is out else k)
+        return out
+
+    @staticmethod
+    def is_detach(op: Any) -> bool:
+        """Whether a view is just another tensor object."""
+        return op is ROLES["detach"] or op is ROLES["alias"]
 
     def _plain(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
         out = self.fake_mode.dispatch(info.op, types, args, kwargs)

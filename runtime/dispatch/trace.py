@@ -20,12 +20,15 @@ from torch import fx
 from ...errors import UnsupportedError
 from ...generated.schemas import ViewAndMutationMeta
 from ..torch_compat import LazyGraphModule, disable_autocast, enable_python_dispatcher
+from .border import Border
 from .calling import Calling
 from .inputs import Inputs, Lift, lifted_attributes
 from .interpret import run_graph
 from .joint import Gradients, Saved, differentiate
+from .lifted import LiftedModule
 from .merge import enter_inputs
 from .metadata import Found, analyze
+from .randomness import Draws
 from .recorder import Recorder, Restart
 
 # What torch raises for programs that fake tensors cannot run (data-dependent, unsupported) and for programs that
@@ -48,6 +51,8 @@ class Traced:
              tangents as further placeholders and returns (results, gradients).
     untracked  autograd is on, but nothing that the graph does is its business (all of it happens under `no_grad`).
     turns_grad_on  the program is called with grad mode off and turns it on.
+    border  tensor subclasses among its inputs and outputs, None where there are none. Flat inputs and outputs of `meta` are what is
+             inside of them.
     """
 
     graph: fx.GraphModule
@@ -58,6 +63,7 @@ class Traced:
     gradients: Gradients | None = None
     untracked: bool = False
     turns_grad_on: bool = False
+    border: Border | None = None
 
     @property
     def in_place_candidates(self) -> tuple[tuple[int, int], ...]:
@@ -73,10 +79,17 @@ class Traced:
         )
 
 
-def trace(gm: Callable[..., Any], example_inputs: Sequence[Any], *, training: bool = False) -> Traced:
+def trace(
+    gm: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    *,
+    training: bool = False,
+    recorder_type: type[Recorder] = Recorder,
+    random: str = "eager",
+) -> Traced:
     """Trace `gm` for inputs like `example_inputs` (positional arguments: real or fake tensors, numbers, size symbols,
-    and containers of them). For `training`, autograd follows the program and its gradients are traced too. Raises
-    `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
+    and containers of them). For `training`, autograd follows the program and its gradients are traced too. `random` is
+    the setting of that name: `philox` makes random operators of ones with an explicit seed. Raises `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
     """
     calling = Calling.of_inputs(example_inputs)
     flat = calling.flatten(example_inputs)
@@ -86,7 +99,7 @@ def trace(gm: Callable[..., Any], example_inputs: Sequence[Any], *, training: bo
     merged: list[frozenset[int]] = []
     for _ in range(2 * len(given) + 2):
         try:
-            return _trace_once(gm, calling, given, lifted, copies, merged, training)
+            return _trace_once(gm, calling, given, lifted, copies, merged, training, recorder_type, random)
         except Restart as again:
             copies |= again.copy
             if again.merge:
@@ -112,29 +125,35 @@ def _trace_once(
     copies: frozenset[int],
     merged: list[frozenset[int]],
     training: bool,
+    recorder_type: type[Recorder],
+    random: str,
 ) -> Traced:
     autocast = torch.is_autocast_enabled("cpu") or (torch.cuda.is_available() and torch.is_autocast_enabled("cuda"))
-    inputs = Inputs.of(given, copies, training)
+    border = Border(given)
+    inputs = Inputs.of(border.given, copies, training)
     inputs.merged = merged
-    recorder = Recorder(inputs.fake_mode, inputs.overlaps)
+    recorder = recorder_type(inputs.fake_mode, inputs.overlaps)
+    recorder.draws = Draws(recorder) if random == "philox" else None
     if not torch.is_inference_mode_enabled():
-        recorder.frozen = frozenset(i for i, t in enumerate(given) if isinstance(t, torch.Tensor) and t.is_inference())
+        recorder.frozen = frozenset(i for i, t in enumerate(border.given) if isinstance(t, torch.Tensor) and t.is_inference())
     entered = enter_inputs(inputs, recorder)
     count = len(given) - len(lifted)
-    attributes = {name: t for (name, _), t in zip(lifted, inputs.fakes[count:], strict=True)}
     try:
+        values = border.enter(inputs, recorder)
+        attributes = {name: t for (name, _), t in zip(lifted, values[count:], strict=True)}
         # Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run.
         symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts)
         dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
         saved = Saved()
         with preserved_state(), dispatcher(), saved.hooks() if training else contextlib.nullcontext(), recorder:
-            result = _run(gm, calling.unflatten_inputs(inputs.fakes[:count]), attributes, recorder)
-        flat_result = calling.flatten_result(result)
+            result = _run(gm, calling.unflatten_inputs(values[:count]), attributes, recorder)
+        flat_result = border.leave(calling.flatten_result(result), inputs, recorder)
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
+        border.settle(inputs, found)
         joint = None
         if training:
             with preserved_state(), dispatcher(), disable_autocast():
-                joint = differentiate(inputs, recorder, entered, found, saved)
+                joint = differentiate(inputs, recorder, entered, found, saved, border)
     except TRACE_ERRORS as error:
         if isinstance(error, UnsupportedError):
             raise
@@ -144,10 +163,12 @@ def _trace_once(
     gradients = None if joint is None else joint[0]
     grad = torch.is_grad_enabled()
     untracked, turns_on = training and gradients is None, training and not grad
-    return Traced(graph, found.meta, calling, tuple(lifted), program, gradients, untracked, turns_on)
+    return Traced(graph, found.meta, calling, tuple(lifted), program, gradients, untracked, turns_on, border if border.any else None)
 
 
 def _run(gm: Callable[..., Any], args: Sequence[Any], attributes: dict[str, Any], recorder: Recorder) -> Any:
+    if isinstance(gm, LiftedModule):
+        return gm.record(args, recorder)
     if isinstance(gm, fx.GraphModule):
         graph = gm.graph  # of an exported program, it takes its arguments apart and puts its results together itself
         return graph.process_outputs(run_graph(gm, graph.process_inputs(*args), attributes, recorder))

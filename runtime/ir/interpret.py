@@ -17,7 +17,7 @@ from ...errors import IRError
 from ...generated.scalars import REDUCTIONS, SCALARS, SCANS
 from .index import Atom, Expr, Quotient, Sym, Val, Var, expr
 from .nodes import FLOATS, Extern, Nest, Node, Program, Ref, Size
-from .philox import philox
+from ..philox import philox
 
 Tensor = torch.Tensor
 

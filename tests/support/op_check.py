@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import opforge
+import opforge.runtime.philox  # registers the seeded operators
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

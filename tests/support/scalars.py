@@ -24,7 +24,7 @@ from opforge.generated.cpp_scalars import CPP, CPP_KIND
 from opforge.generated.scalars import SCALARS, Scalar
 from opforge.generated.targets import DTYPES
 from opforge.generated.triton_scalars import TRITON, TRITON_KIND
-from opforge.runtime.ir.philox import philox
+from opforge.runtime.philox import philox
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {"float": ("float32", "float64"), "int": ("uint8", "int8", "int16", "int32", "int64"), "bool": ("bool",)}

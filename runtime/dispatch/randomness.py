@@ -1,0 +1,126 @@
+"""Functionalized randomness: random operators of the traced program become operators with an explicit seed and stream (specs/random.yaml).
+
+The graph draws one seed per device at each call, by an operator that advances torch's generator; a draw is a function of that seed, of a
+stream number and of the element's position. So a draw can be computed again, in the backward too, and is the same.
+
+Which stream a draw gets follows the state of torch's default generator while tracing: every draw moves it on, and code that puts a state
+back (`torch.utils.checkpoint` before it runs a function again) gets the streams that the function had the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...generated.random import RANDOM
+from .. import philox  # noqa: F401  (registers the operators)
+from .operators import OpInfo, functional_arguments
+from .regions import same_strides
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+#: Seeds of torch's generator while tracing: beyond those that people choose.
+_FIRST = 0x7068_696C_6F78_0000
+_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
+                     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))  # fmt: skip
+
+
+class Draws:
+    """The draws of one graph. `replaced` is what its random operators were replaced by, for each how many."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.streams: dict[tuple[int, torch.device], tuple[torch.Tensor, int]] = {}
+        self.seeds: dict[tuple[torch.device, bool], torch.Tensor] = {}
+        self.count = 0
+        self.device = torch.device("cpu")
+
+    # -- while tracing -------------------------------------------------------------------------------------------------
+    def replace(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
+        """What a random operator gives, recorded as draws; `NotImplemented` where it stays as it is."""
+        op, writes = info.op, info.kind == "write"
+        if writes:
+            form = info.functional
+            if form is None or form.drops_out or len(info.written) != 1:
+                return NotImplemented
+            op = form.op
+        body = RANDOM.get(str(op))
+        if body is None:
+            return NotImplemented
+        target = info.argument(info.written[0], args, kwargs) if writes else None
+        if writes:
+            args, kwargs = functional_arguments(info, form, args, kwargs)  # type: ignore[arg-type]
+        given = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
+        given |= dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+        if any(isinstance(v, torch.Generator) for v in given.values()):
+            return NotImplemented
+        # Also raises what eager raises for these arguments.
+        out = self.recorder.fake_mode.dispatch(op, types, args, kwargs)
+        outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
+        if not all(self._drawable(t) for t in (*outs, *(v for v in given.values() if isinstance(v, torch.Tensor)))):
+            return NotImplemented
+        self.device = outs[0].device
+        values = [given[a.name] for a in op._schema.arguments]
+        with self.recorder:
+            made = body(self, out, *values)
+            if made is NotImplemented:
+                return NotImplemented
+            made = (made,) if isinstance(made, torch.Tensor) else made
+            if writes:
+                return target.copy_(made[0])  # type: ignore[union-attr]
+            laid = [self._laid_out(m, o) for m, o in zip(made, outs, strict=True)]
+        return laid[0] if isinstance(out, torch.Tensor) else tuple(laid)
+
+    def _drawable(self, t: torch.Tensor) -> bool:
+        return t.dtype in _DTYPES and t.layout is torch.strided and t.device.type != "meta"
+
+    def _laid_out(self, made: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """`made` with the strides of `out`."""
+        if same_strides(made, out):
+            return made
+        new = torch.ops.aten.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device)
+        return new.copy_(made)
+
+    # -- what bodies call ----------------------------------------------------------------------------------------------
+    def uniform(self, size: Sequence[Any], dtype: Any, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+        """Numbers in [low, high)."""
+        return self._draw(torch.ops.opforge.philox_uniform, size, float(low), float(high), dtype=dtype)
+
+    def normal(self, size: Sequence[Any], dtype: Any, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
+        """Normally distributed numbers."""
+        return self._draw(torch.ops.opforge.philox_normal, size, float(mean), float(std), dtype=dtype)
+
+    def integers(self, size: Sequence[Any], dtype: Any, low: int, last: int) -> torch.Tensor:
+        """Integers from low to last."""
+        return self._draw(torch.ops.opforge.philox_integers, size, low, last, dtype=dtype)
+
+    def require(self, condition: torch.Tensor, message: str) -> None:
+        """A check of data when the graph runs; RuntimeError where an element is false."""
+        torch.ops.aten._assert_async.msg(torch.ops.aten.all(condition), message)
+
+    def _draw(self, op: Any, size: Sequence[Any], *parameters: Any, dtype: Any) -> torch.Tensor:
+        seed, stream = self._stream()
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        result: torch.Tensor = op(seed, stream, list(size), *parameters, dtype=dtype)
+        return result
+
+    def _stream(self) -> tuple[torch.Tensor, int]:
+        """Seed and stream of the next draw."""
+        generator = torch.default_generator
+        key = (generator.initial_seed(), self.device)
+        found = self.streams.get(key)
+        if found is None:
+            found = self.streams[key] = (self._seed(), self.count)
+            self.count += 1
+        generator.manual_seed(_FIRST + found[1])
+        return found
+
+    def _seed(self) -> torch.Tensor:
+        """The seed of the graph. Draws that only the backward makes have their own: it may run more than once."""
+        key = (self.device, self.recorder.backward)
+        if key not in self.seeds:
+            self.seeds[key] = torch.ops.opforge.philox_seed(device=self.device)
+        return self.seeds[key]
