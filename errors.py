@@ -36,6 +36,10 @@ class UnsupportedError(OpforgeError):
     """Something that this version cannot compile; the caller runs it by the eager kernel and counts it."""
 
 
+class ExportError(UnsupportedError, RuntimeError):
+    """A program that `aot_export_module` or `aot_export_joint_simple` refuses: the message names the input or output and what to change."""
+
+
 class MetadataError(OpforgeError):
     """What is said of a graph's inputs and outputs contradicts itself (a bug in dispatch, found when it is written down)."""
 

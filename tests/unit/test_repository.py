@@ -28,7 +28,7 @@ RANK = {
             ("codegen",),
             ("build",),
             ("execute",),
-            ("training",),
+            ("training", "aot"),
             ("compile_fx",),
         ]
     )

@@ -1,0 +1,118 @@
+"""One traced program through a user's compilers: decompositions, partition, forward and backward, and the wrapper around them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...errors import OpforgeWarning, UnsupportedError
+from ...generated.dispatch_tables import ROLES
+from ..config import current
+from ..dispatch.needs_grad import wants_grad
+from ..dispatch.trace import Traced, trace
+from ..dispatch.wrapper import bind
+from ..execute.autograd_function import bind_halves
+from ..observe import counters
+from .compilers import Compiled, Compilers, call_compiler
+from .decompose import decompose
+from .frames import FrameRecorder
+from .partitioners import joint_inputs, joint_module, read_halves, root_of
+
+
+def compile_program(program: Callable[..., Any], inputs: Sequence[Any], compilers: Compilers) -> Compiled:
+    """`program` compiled for flat or nested positional `inputs`; the result takes such inputs. A program that cannot be traced runs
+    eagerly and is counted, with the setting `strict` it raises `UnsupportedError`. What the user's functions raise is not caught.
+    """
+    training = wants_grad(getattr(program, "module", program), inputs)
+    try:
+        traced = trace(program, inputs, training=training, recorder_type=FrameRecorder)
+        _check(traced)
+        if compilers.decompositions:
+            traced.graph = decompose(traced.graph, compilers.decompositions)
+    except UnsupportedError as error:
+        if current().strict:
+            raise
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        counters.count_fallback(reason)
+        warnings.warn(f"opforge: {reason}; it runs eagerly (strict=True raises instead)", OpforgeWarning, stacklevel=3)
+        return program
+    if traced.gradients is not None:
+        return bind(traced, _compile_joint(traced, compilers))
+    kept = _keep_mutations(traced) if compilers.keep_mutations else ()
+    compiled = call_compiler(compilers.inference, traced.graph, "inference_compiler or fw_compiler")
+    return bind(traced, _with_gaps(compiled, kept, traced.meta.num_outputs) if kept else compiled, in_graph=kept)
+
+
+def _check(traced: Traced) -> None:
+    if getattr(traced, "border", None) is not None:
+        raise UnsupportedError("an input or output is a tensor subclass, which user compilers do not get yet")
+    for node in traced.graph.graph.nodes:
+        if node.op == "get_attr" and torch.is_grad_enabled():
+            held = getattr(traced.graph, str(node.target))
+            if held.requires_grad:
+                user = next(iter(node.users), node)
+                raise UnsupportedError(
+                    f"the function holds a tensor of shape {list(held.shape)} that requires grad, used at "
+                    f"{user.meta.get('source') or user}; pass it as an argument, or use aot_module for a module"
+                )
+
+
+def _compile_joint(traced: Traced, compilers: Compilers) -> Compiled:
+    gradients = traced.gradients
+    assert gradients is not None
+    placeholders = [n for n in traced.graph.graph.nodes if n.op == "placeholder"]
+    tangents = [n.meta["val"] for n in placeholders if n.meta.get("tangent")]
+    arguments, results = len(placeholders) - len(tangents), traced.meta.num_outputs
+    joint = joint_module(traced.graph, gradients.inputs, unsaved=(*gradients.overwritten, *gradients.unkept))
+    static = [k for k, i in enumerate(traced.meta.graph_inputs) if traced.meta.input_info[i].static]
+    parts = compilers.partition(
+        joint, joint_inputs(joint), num_fwd_outputs=results, static_lifetime_input_indices=static
+    )
+    if not isinstance(parts, tuple) or len(parts) != 2:
+        raise TypeError(f"partition_fn returned a {type(parts).__name__}; a forward and a backward graph are expected")
+    halves = read_halves(*parts, gradients, tangents, arguments, results)
+    forward = call_compiler(compilers.forward, parts[0], "fw_compiler")
+    backward = call_compiler(compilers.backward, parts[1], "bw_compiler")
+    return bind_halves(halves, forward, compilers.wrap_backward(backward))
+
+
+def _keep_mutations(traced: Traced) -> tuple[int, ...]:
+    """Write new contents of inputs inside of the graph, at its end. Returns the positions of the results that the graph no longer gives."""
+    graph = traced.graph.graph
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    outputs = list(output.args[0])
+    written = dict(traced.in_place_candidates)
+    copied = {}
+    with graph.inserting_before(output):
+        # All that is written is computed before anything is written: it may be an old input, or a view of one.
+        for k in written:
+            copied[k] = graph.call_function(ROLES["clone"], (outputs[k],)) if _reads_input(outputs[k]) else outputs[k]
+            copied[k].meta.setdefault("val", outputs[k].meta["val"])
+        for k, i in written.items():
+            put = graph.call_function(ROLES["copy_in_place"], (placeholders[i], copied[k]))
+            put.meta["val"] = placeholders[i].meta["val"]
+    output.args = (tuple(o for k, o in enumerate(outputs) if k not in written),)
+    traced.graph.recompile()
+    return tuple(sorted(written))
+
+
+def _reads_input(node: fx.Node) -> bool:
+    return root_of(node).op == "placeholder"
+
+
+def _with_gaps(compiled: Compiled, gaps: Sequence[int], count: int) -> Compiled:
+    """Results in the places that the wrapper looks at, None in `gaps`."""
+    places = [k for k in range(count) if k not in gaps]
+
+    def run(*args: Any) -> list[Any]:
+        results: list[Any] = [None] * count
+        for k, value in zip(places, compiled(*args), strict=True):
+            results[k] = value
+        return results
+
+    return run

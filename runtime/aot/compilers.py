@@ -1,0 +1,83 @@
+"""Compilers that users pass in: how they are called, and a few small ones to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+Compiled = Callable[..., Any]
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Compiled]
+Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Compilers:
+    """What a user passed. `wrap_backward` is put around the compiled backward, which the autograd engine calls."""
+
+    forward: Compiler
+    backward: Compiler
+    inference: Compiler
+    partition: Partitioner
+    decompositions: Decompositions = field(default_factory=dict)
+    keep_mutations: bool = False
+    wrap_backward: Callable[[Compiled], Compiled] = lambda compiled: compiled
+
+
+def nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    """A compiler that runs the graph as it is, by eager kernels."""
+    return gm
+
+
+def print_compile(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    """A compiler that prints the graph and runs it as it is."""
+    print(gm.print_readable(print_output=False))
+    return gm
+
+
+def make_boxed_func(f: Compiled) -> Compiled:
+    """`f` in the boxed convention: one list of arguments, which the callee may empty, so that what it holds is freed early."""
+
+    def boxed(args: list[Any]) -> Any:
+        return f(*args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+def make_boxed_compiler(compiler: Compiler) -> Compiler:
+    """A compiler whose results are boxed."""
+    return lambda gm, example_inputs: make_boxed_func(compiler(gm, example_inputs))
+
+
+def call_compiler(compiler: Compiler, gm: fx.GraphModule, what: str) -> Compiled:
+    """Have `gm` compiled for its placeholders' fake values; the result takes them one by one and returns a tuple. What the compiler raises
+    is its user's to see. Raises TypeError when it returns nothing that can be called.
+    """
+    gm.recompile()
+    compiled = compiler(gm, [detached(n.meta["val"]) for n in gm.graph.nodes if n.op == "placeholder"])
+    if not callable(compiled):
+        raise TypeError(
+            f"{what} returned a {type(compiled).__name__}; it must return a callable that takes the graph's inputs"
+        )
+    if getattr(compiled, "_boxed_call", False):
+        return lambda *args: _as_tuple(compiled(list(args)))
+    return lambda *args: _as_tuple(compiled(*args))
+
+
+def detached(value: Any) -> Any:
+    """A fake input as a compiler gets it: without autograd."""
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return value
+    with torch.no_grad():
+        return value.detach()
+
+
+def _as_tuple(out: Any) -> tuple[Any, ...]:
+    if type(out) is tuple:
+        return out
+    return tuple(out) if isinstance(out, (tuple, list)) else (out,)
