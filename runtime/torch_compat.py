@@ -27,6 +27,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+# Graph modules that take and return containers. [2.11, 2.13]
+from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
+from torch.fx.graph import _PyTreeInfo as PyTreeInfo
+
 # Nested arguments and results as flat lists. [2.11, 2.13]
 from torch.utils import _pytree as pytree
 
@@ -39,6 +43,8 @@ __all__ = [
     "HigherOrderOperator",
     "LazyGraphModule",
     "OpOverload",
+    "PyTreeCodeGen",
+    "PyTreeInfo",
     "ShapeEnv",
     "TorchDispatchMode",
     "TracingContext",
