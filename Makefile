@@ -17,7 +17,7 @@ ASKED_TORCH := $(if $(filter command environment,$(origin TORCH)),asked-torch)
 RIGHT_PYTHON := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 WHICH_PYTHON := import sys; print(sys.base_prefix, sys.version)
 
-.PHONY: help setup generate check check-format check-types check-generated lines format test test-all test-gpu demo bench bench-quick wheel clean
+.PHONY: help setup generate check check-format check-types check-generated lines format test test-all test-gpu fuzz demo bench bench-quick wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -81,6 +81,10 @@ test: $(STAMP) ## the test-suite (about 15 minutes at most on two cores)
 
 test-all: $(STAMP) ## the test-suite with the slow tests
 	$(PYTEST) -m "not gpu"
+
+FUZZ ?= 10000
+fuzz: $(STAMP) ## random programs against eager, 10,000 or FUZZ=number (nightly; about an hour and a half on two cores)
+	$(PY) -m tests.fuzz --programs $(FUZZ) --failures build-tmp/fuzz
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device
 	$(PY) -m pytest -m gpu

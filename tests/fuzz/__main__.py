@@ -1,0 +1,59 @@
+"""`python -m tests.fuzz`: random programs beside eager, in worker processes; failures are made small and printed as files that run.
+
+python -m tests.fuzz --programs 10000        the nightly run (`make fuzz`)
+python -m tests.fuzz --seed 1234             one program: its file, and how it comes out
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .check import check, quick_builds
+from .generate import generate
+from .program import runnable
+from .shrink import shrink
+from .workers import Summary, run_all
+
+
+def main() -> int:
+    """Exit status 1 where a program differs from eager."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", type=int, default=1000, help="how many programs (default %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first (default %(default)s)")
+    parser.add_argument("--seed", type=int, help="only the program of this seed, printed as a file")
+    parser.add_argument("--jobs", type=int, default=2, help="worker processes (default %(default)s)")
+    parser.add_argument(
+        "--shrink", type=float, default=60.0, help="seconds to make a failure smaller (default %(default)s)"
+    )
+    parser.add_argument("--failures", type=Path, help="folder for the failures' files (default: printed only)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="opforge-fuzz-", ignore_cleanup_errors=True) as folder:
+        if options.seed is not None:
+            with quick_builds(Path(folder)):
+                return _one(options.seed, options.shrink)
+        summary = Summary()
+        start = time.monotonic()
+        run_all(range(options.first, options.first + options.programs), options, Path(folder), summary)
+        print(summary.text(time.monotonic() - start))
+        return 1 if summary.failures else 0
+
+
+def _one(seed: int, seconds: float) -> int:
+    program = generate(seed)
+    print(runnable(program, []))
+    outcome = check(program)
+    if not outcome.different:
+        print(f"# as eager; {outcome.kernels} kernels, {outcome.externs} eager kernels; {outcome.eager or 'compiled'}")
+        return 0
+    print("\n".join(f"# {kind}: {text}" for kind, text in outcome.different), flush=True)
+    small, found = shrink(program, outcome, seconds)
+    print("\n# made smaller:\n" + runnable(small, [f"{kind}: {text}" for kind, text in found.different]))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

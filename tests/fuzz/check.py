@@ -1,0 +1,161 @@
+"""One program, compiled and run beside eager."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import opforge
+from opforge.runtime import compile_fx as engine
+from opforge.runtime.build.toolchain import find_toolchain
+from tests.support.matrix import symbolic
+
+from .judge import differences
+from .noise import Noise
+from .observe import Sight, see
+from .program import Functions, Program
+
+
+@dataclass
+class Outcome:
+    """How a program came out.
+
+    different  (kind, text) of each difference from eager; none is the aim.
+    eager      why it was left to eager kernels as a whole, or "".
+    raised     stages at which eager raises.
+    native, externs  whether anything was compiled to machine code, and how many operators ran by eager kernels.
+    """
+
+    different: list[tuple[str, str]] = field(default_factory=list)
+    eager: str = ""
+    raised: tuple[str, ...] = ()
+    kernels: int = 0
+    externs: int = 0
+    backward: bool = False
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of differences, each once."""
+        return tuple(dict.fromkeys(kind for kind, _ in self.different))
+
+
+class _Direct(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def check(program: Program) -> Outcome:
+    """Compile the program, call it for each of its sizes, and compare with eager. Never raises for what the program does."""
+    functions = program.functions()
+    outcome = Outcome()
+    opforge.reset_stats()
+    torch._dynamo.reset()
+    logging.disable(logging.ERROR)  # torch's fake tensors print the errors that programs are meant to make
+    try:
+        call, fits = _compile(program, functions)
+        for size in program.sizes:
+            if fits(size):
+                _compare(program, functions, size, call, outcome)
+            if outcome.different:
+                break
+    except Exception as error:  # noqa: BLE001 - a mistake of the compiler is a finding
+        outcome.different.append(("internal error", f"{type(error).__name__}: {error}"))
+    finally:
+        logging.disable(logging.NOTSET)
+    stats = opforge.stats()
+    outcome.kernels, outcome.externs = stats["kernels"], sum(stats["externs"].values())
+    outcome.eager = next(iter(stats["fallbacks"]), "")
+    if "BuildError" in outcome.eager:
+        outcome.different.append(("build error", outcome.eager))
+    return outcome
+
+
+def _compile(program: Program, functions: Functions) -> tuple[Callable[..., Any], Callable[[tuple[int, int]], bool]]:
+    """The compiled program, and whether it may be called for given sizes (Dynamo compiles again where it may not)."""
+    if program.path == "dynamo":
+        return torch.compile(functions.program, backend="opforge", dynamic=program.dynamic), lambda _: True
+    arguments, _ = functions.make(*program.sizes[0])
+    fits: Callable[[tuple[int, int]], bool] = lambda _: True  # noqa: E731
+    if program.dynamic:
+        arguments, others = symbolic(arguments)
+        fits = lambda size: others(functions.make(*size)[0])  # noqa: E731
+    with getattr(torch, program.mode)(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = opforge.compile_fx(_Direct(functions.program), arguments)  # type: ignore[arg-type]
+    return compiled, fits
+
+
+def _compare(
+    program: Program, functions: Functions, size: tuple[int, int], call: Callable[..., Any], outcome: Outcome
+) -> None:
+    eager = see(program, functions, size)
+    outcome.raised += tuple(eager.raised)
+    outcome.backward |= any(name.startswith("gradient") for name in eager.facts)
+    ours = see(program, functions, size, call)
+    found = differences(
+        eager,
+        ours,
+        lambda: _wide(program, size),
+        lambda seed: see(program, functions, size, around=lambda: Noise(seed)),
+    )
+    if found and program.path == "dynamo":
+        # What Dynamo itself does to the program is not ours.
+        torch._dynamo.reset()
+        captured = torch.compile(functions.program, backend="eager", dynamic=program.dynamic)
+        base = see(program, functions, size, captured)
+        same = differences(eager, base, lambda: _wide(program, size), lambda _: Sight())
+        found = [f for f in found if f[0] not in {kind for kind, _ in same}]
+    outcome.different += found
+
+
+def _wide(program: Program, size: tuple[int, int]) -> Sight:
+    """The program in float64."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return see(program, program.functions(wide=True), size)
+    finally:
+        torch.set_default_dtype(default)
+
+
+@contextlib.contextmanager
+def quick_builds(folder: Path) -> Iterator[None]:
+    """For many small programs: a low optimization level, checks on, and the prelude compiled once ahead, not in every unit."""
+    header = folder / "prelude.h"
+    header.write_text(engine.PRELUDE.read_text())
+    stub = folder / "include.h"
+    stub.write_text(f'#include "{header}"\n')
+    settings = {"debug.verify": True, "opt_level": "1", "cache_dir": str(folder / "cache"), "progress": "off"}
+    with opforge.config.patch(settings) as cfg:
+        tools = find_toolchain(cfg)
+        ahead = [*tools.command, *tools.compile_flags, "-w", "-x", "c++-header", str(header), "-o", f"{header}.gch"]
+        _build_once(ahead, Path(f"{header}.gch"))
+        original, engine.PRELUDE = engine.PRELUDE, stub
+        try:
+            yield
+        finally:
+            engine.PRELUDE = original
+
+
+def _build_once(command: list[str], product: Path) -> None:
+    import subprocess
+
+    if not product.exists():
+        subprocess.run(command, check=True)
+
+
+def reason(text: str) -> str:
+    """A reason without its numbers and places, for counting."""
+    return re.sub(r"\d+", "N", re.sub(r" \(.*| at .*|'[^']*'", "", text))[:110]

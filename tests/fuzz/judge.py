@@ -1,0 +1,91 @@
+"""Is what compiled code did what eager does? Facts and exception types exactly, values by a float64 run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .observe import Sight
+
+NOISY_RUNS = 4
+
+
+def differences(
+    eager: Sight, ours: Sight, wide: Callable[[], Sight], noisy: Callable[[int], Sight]
+) -> list[tuple[str, str]]:
+    """(kind, text) of each difference. `wide` runs the program in float64; `noisy` runs it by eager with roundings of a seed."""
+    found: list[tuple[str, str]] = []
+    for stage in {**eager.raised, **ours.raised}:
+        a, b = eager.raised.get(stage), ours.raised.get(stage)
+        if type(a) is not type(b):
+            found.append(
+                (f"exception in {stage.partition(' after')[0]}", f"{stage}: eager {_name(a)}, here {_name(b)}")
+            )
+    if found:
+        return found
+    for name in {**eager.facts, **ours.facts}:
+        if eager.facts.get(name) != ours.facts.get(name):
+            kind = name.rpartition(": ")[2].removeprefix("afterwards ")
+            found.append((kind, f"{name}: eager {eager.facts.get(name)}, here {ours.facts.get(name)}"))
+    if any(kind == "dtype, size" for kind, _ in found):
+        return found
+    unequal = [k for k, t in eager.values.items() if k in ours.values and not _equal(t, ours.values[k])]
+    if unequal:
+        exact = wide()
+        unequal = [k for k in unequal if not _judge(eager.values[k], ours.values[k], exact.values.get(k), [])]
+    if unequal:
+        runs = [noisy(seed) for seed in range(NOISY_RUNS)]
+        for name in unequal:
+            others = [r.values[name] for r in runs if name in r.values]
+            if not _judge(eager.values[name], ours.values[name], exact.values.get(name), others):
+                kind = "gradient" if name.startswith("gradient") else "value"
+                found.append((kind, f"{name}: {_show(eager.values[name], ours.values[name], exact.values.get(name))}"))
+    return found
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _judge(eager: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor | None, noisy: list[torch.Tensor]) -> bool:
+    """Whether the error is at most twice that of eager's runs, and one unit in the last place at the scale of the tensor. Elements
+    that are not floating or not finite are equal to eager's, or at least two of eager's own runs disagree about them.
+    """
+    if exact is None or exact.shape != eager.shape:
+        exact = eager
+    o, x = ours.double(), exact.double()
+    runs = [eager.double(), *(t.double() for t in noisy if t.shape == eager.shape)]
+    same = (o == runs[0]) | (o.isnan() & runs[0].isnan())
+    unsure = torch.zeros_like(same)
+    for run in runs[1:]:
+        unsure |= (run != runs[0]) & ~(run.isnan() & runs[0].isnan())
+    if not eager.is_floating_point():
+        return bool((same | unsure).all())
+    finite = x.isfinite() & o.isfinite()
+    for run in runs:
+        finite &= run.isfinite()
+    scale = torch.where(finite, x.abs(), 0).max() if x.numel() else 0
+    worst = max(float(torch.where(finite, (run - x).abs(), 0).max()) for run in runs)
+    close = (o - x).abs() <= 2 * worst + torch.finfo(eager.dtype).eps * scale + torch.finfo(eager.dtype).tiny
+    wavering = unsure & ~torch.stack([r.isfinite() for r in runs]).all(0)
+    return bool((torch.where(finite, close, same) | wavering).all())
+
+
+def _show(eager: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor | None) -> str:
+    wrong = (eager != ours) & ~((eager != eager) & (ours != ours))
+    at = tuple(
+        int(i)
+        for i in (wrong * (eager.double() - ours.double()).abs().nan_to_num(nan=1e30)).flatten().argmax().unsqueeze(0)
+    )
+    k = at[0]
+    text = f"{int(wrong.sum())} of {wrong.numel()} differ, flat position {k}: eager {eager.flatten()[k].item()!r}, here {ours.flatten()[k].item()!r}"
+    if exact is not None and exact.shape == eager.shape:
+        text += f", float64 {exact.flatten()[k].item()!r}"
+    return text
+
+
+def _name(error: Exception | None) -> str:
+    return (
+        f"raises {type(error).__name__} ({(str(error).splitlines() or [''])[0][:160]})" if error else "raises nothing"
+    )

@@ -1,0 +1,122 @@
+"""What a call of a program does, as its caller sees it, and how two such calls differ."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .program import Functions, Program
+
+
+@dataclass
+class Sight:
+    """Facts that have to be equal, tensors whose values are judged, and the exceptions at each stage."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    raised: dict[str, Exception] = field(default_factory=dict)
+
+
+def see(
+    program: Program,
+    functions: Functions,
+    size: tuple[int, int],
+    call: Callable[..., Any] | None = None,
+    around: Callable[[], Any] = contextlib.nullcontext,
+) -> Sight:
+    """Call `call` (or the program itself) on fresh inputs, do the steps after it, and take gradients; `around` is entered meanwhile."""
+    torch.manual_seed(program.seed)
+    sight = Sight()
+    args, leaves = functions.make(*size)
+    versions = [_version(t) for t in args]
+    with warnings.catch_warnings(), around():
+        warnings.simplefilter("ignore")
+        try:
+            with getattr(torch, program.mode)():
+                results = list((call or functions.program)(*args))
+        except Exception as error:  # noqa: BLE001 - which exception it is, is what is compared
+            sight.raised["call"] = error
+            return sight
+        with torch.no_grad():
+            _look(sight, "", args, results, versions)
+        distinct = list({id(a): a for a in args}.values())
+        for k, step in enumerate(functions.after(*_by_name(program, args), *results)):
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001
+                sight.raised[f"step {k} after the call"] = error
+                return sight
+        if program.after:
+            with torch.no_grad():
+                _look(sight, "afterwards ", args, results, versions)
+        tensors = [*[r for r in results if isinstance(r, torch.Tensor)], *distinct]
+        _gradients(sight, program, tensors, leaves)
+    return sight
+
+
+def _by_name(program: Program, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return list(dict(zip(program.args, args, strict=True)).values())
+
+
+def _look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], versions: Sequence[int]) -> None:
+    named = [(f"{when}argument {k}", t) for k, t in enumerate(args)]
+    named += [(f"{when}result {k}", t) for k, t in enumerate(results)]
+    tensors = [(name, t) for name, t in named if isinstance(t, torch.Tensor)]
+    sight.facts[f"{when}plain results"] = [r for r in results if not isinstance(r, torch.Tensor)]
+    for name, t in tensors:
+        sight.facts[f"{name}: dtype, size"] = (t.dtype, tuple(t.shape))
+        sight.facts[f"{name}: strides"] = tuple(
+            s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1 and t.numel()
+        )
+        sight.facts[f"{name}: requires_grad, is_leaf, has grad_fn"] = (t.requires_grad, *_history(t))
+        sight.facts[f"{name}: inference, conj, neg"] = (t.is_inference(), t.is_conj(), t.is_neg())
+        sight.values[name] = t.detach().clone()
+    sight.facts[f"{when}written arguments"] = [_version(t) > old for t, old in zip(args, versions, strict=True)]
+    same, shared, bases = [], [], []
+    for i, (a, t) in enumerate(tensors):
+        for b, u in tensors[:i]:
+            if t is u:
+                same.append((a, b))
+            if t.untyped_storage()._cdata == u.untyped_storage()._cdata:
+                distance = t.storage_offset() * t.element_size() - u.storage_offset() * u.element_size()
+                shared.append((a, b, distance if t.numel() and u.numel() else 0))
+            if (t._is_view() and t._base is u) or (u._is_view() and u._base is t):
+                bases.append((a, b))
+    sight.facts[f"{when}same objects"] = same
+    sight.facts[f"{when}shared memory"] = shared
+    sight.facts[f"{when}views of each other"] = bases
+
+
+def _history(t: torch.Tensor) -> tuple[Any, ...]:
+    try:
+        return t.is_leaf, t.grad_fn is not None
+    except RuntimeError as error:  # a view that autograd has given up
+        return (type(error).__name__,)
+
+
+def _version(t: Any) -> int:
+    return t._version if isinstance(t, torch.Tensor) and not t.is_inference() else 0
+
+
+def _gradients(sight: Sight, program: Program, tensors: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
+    """Of all that requires grad at once, with fixed random cotangents."""
+    wanted = [t for t in {id(t): t for t in tensors}.values() if t.requires_grad]
+    if not wanted or not leaves:
+        return
+    generator = torch.Generator().manual_seed(program.seed)
+    cotangents = [(torch.randint(-16, 17, t.shape, generator=generator) / 8).to(t.dtype) for t in wanted]
+    try:
+        found = torch.autograd.grad(wanted, leaves, cotangents, allow_unused=True)
+    except Exception as error:  # noqa: BLE001
+        sight.raised["backward"] = error
+        return
+    for k, (g, leaf) in enumerate(zip(found, leaves, strict=True)):
+        sight.facts[f"gradient {k} is there"] = g is not None
+        if g is not None:
+            sight.facts[f"gradient {k}: dtype, size"] = (g.dtype, tuple(g.shape), leaf.shape == g.shape)
+            sight.values[f"gradient {k}"] = g.detach().clone()

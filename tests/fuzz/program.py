@@ -1,0 +1,171 @@
+"""A random program as data: its inputs, steps and results are lines of Python, which can be dropped one by one and printed as a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+NAME = re.compile(r"\b[pxvr]\d+\b")
+_NARROW = re.compile(r"torch\.(float32|float16|bfloat16)\b")
+
+GRID = '''\
+def grid(shape, dtype, seed, step=8.0):
+    """Fixed numbers: multiples of 1/step between -3 and 3, integers between -4 and 4, or booleans."""
+    g = torch.Generator().manual_seed(seed)
+    if dtype == "bool":
+        return torch.rand(shape, generator=g) > 0.5
+    if dtype[0] in "iu":
+        return torch.randint(0 if dtype[0] == "u" else -4, 5, shape, generator=g).to(getattr(torch, dtype))
+    bound = int(3 * step)
+    t = (torch.randint(-bound, bound + 1, shape, generator=g).double() / step).to(getattr(torch, dtype))
+    return t.double() if WIDE else t
+'''
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line: `outs = text`, or only `text` where it has an effect; inside `with torch.<mode>():` where `mode` is set."""
+
+    text: str
+    outs: tuple[str, ...] = ()
+    mode: str = ""
+
+    def line(self) -> str:
+        """Its source."""
+        return f"{', '.join(self.outs)} = {self.text}" if self.outs else self.text
+
+    def uses(self) -> set[str]:
+        """Names that it reads."""
+        return set(NAME.findall(self.text))
+
+
+@dataclass(frozen=True)
+class Program:
+    """What `generate` makes and `shrink` makes smaller.
+
+    inputs   make tensors, also some that are no arguments but what arguments are views of; `leaves` require grad.
+    args     names of the arguments, in order; a name may stand twice.
+    steps    the program itself; `results` is what it returns.
+    after    what the caller does between the call and the backward; it knows arguments and results (`r0`, `r1`, …).
+    sizes    (n, m) of each call; two for dynamic shapes.
+    path     "direct" (compile_fx of the callable) or "dynamo" (torch.compile).
+    mode     the grad mode of the call: "enable_grad", "no_grad", "inference_mode".
+    """
+
+    seed: int
+    inputs: tuple[Step, ...]
+    leaves: tuple[str, ...]
+    args: tuple[str, ...]
+    steps: tuple[Step, ...]
+    results: tuple[str, ...]
+    after: tuple[Step, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ((4, 6),)
+    path: str = "direct"
+    mode: str = "enable_grad"
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether sizes are symbols."""
+        return len(self.sizes) > 1
+
+    def valid(self) -> bool:
+        """Whether every name is defined before it is used."""
+        known: set[str] = set()
+        for step in self.inputs:
+            if step.uses() - known:
+                return False
+            known |= set(step.outs)
+        if {*self.args, *self.leaves} - known or not self.args:
+            return False
+        known = set(self.args)
+        for step in self.steps:
+            if step.uses() - known:
+                return False
+            known |= set(step.outs)
+        outside = set(self.args) | {f"r{k}" for k in range(len(self.results))}
+        return not set(self.results) - known and all(step.uses() <= outside for step in self.after)
+
+    def source(self, wide: bool = False) -> str:
+        """The functions `make(n, m)`, `program(*args)` and `after(*args, *results)`; `wide` computes in float64."""
+        made = [*blocks(self.inputs), f"return [{', '.join(self.args)}], [{', '.join(self.leaves)}]"]
+        arguments = list(dict.fromkeys(self.args))
+        given = [a if a not in self.args[:k] else f"_{k}" for k, a in enumerate(self.args)]
+        body = [
+            *blocks(self.steps),
+            f"return {''.join(f'{r}, ' for r in self.results)}" if self.results else "return ()",
+        ]
+        seen = [*arguments, *(f"r{k}" for k in range(len(self.results)))]
+        text = (
+            f"def make(n, m):\n{_indent(made)}\n\n"
+            f"def program({', '.join(given)}):\n{_indent(body)}\n\n"
+            f"def steps_after({', '.join(seen)}):\n{_indent([_later(s) for s in self.after] or ['yield from ()'])}"
+        )
+        return _NARROW.sub("torch.float64", text) if wide else text
+
+    def functions(self, wide: bool = False) -> Functions:
+        """The program's functions, compiled from its source."""
+        namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "WIDE": wide}
+        exec(compile(GRID + self.source(wide), f"<fuzz {self.seed}>", "exec"), namespace)
+        return Functions(namespace["make"], namespace["program"], namespace["steps_after"])
+
+
+@dataclass(frozen=True)
+class Functions:
+    """A program ready to run."""
+
+    make: Callable[[int, int], tuple[list[torch.Tensor], list[torch.Tensor]]]
+    program: Callable[..., tuple[Any, ...]]
+    after: Callable[..., Iterable[Callable[[], Any]]] = field(repr=False)
+
+
+def blocks(steps: Sequence[Step]) -> list[str]:
+    """The lines of steps, those of one mode in a row under one `with`."""
+    lines: list[str] = []
+    mode = ""
+    for step in steps:
+        if step.mode != mode and step.mode:
+            lines.append(f"with torch.{step.mode}():")
+        mode = step.mode
+        lines.append(f"    {step.line()}" if mode else step.line())
+    return lines
+
+
+def runnable(program: Program, found: Sequence[str]) -> str:
+    """A file that shows the program, eager and compiled."""
+    comments = "".join(f"#   {line[:300]}\n" for line in found)
+    run = (
+        f'compiled = torch.compile(program, backend="opforge", dynamic={program.dynamic})'
+        if program.path == "dynamo"
+        else "class Direct(torch.nn.Module):\n    def forward(self, *args):\n        return program(*args)\n\n\n"
+        "compiled = None"
+    )
+    return (
+        f"# Reproduce: python -m tests.fuzz --seed {program.seed}\n{comments}"
+        f"# path {program.path}, sizes {program.sizes}, called under {program.mode}\n"
+        "import torch\nimport torch.nn.functional as F\n\nimport opforge\n\n"
+        f'opforge.config.configure({{"debug.verify": True}})\nWIDE = False\n\n\n{GRID}\n\n{program.source()}\n\n'
+        f"{run}\nfor n, m in {list(program.sizes)}:\n"
+        "    for name in ('eager', 'opforge'):\n"
+        "        args, leaves = make(n, m)\n"
+        "        run = program if name == 'eager' else compiled or opforge.compile_fx(Direct(), args)\n"
+        "        try:\n"
+        f"            with torch.{program.mode}():\n                results = run(*args)\n"
+        "            for step in steps_after(*dict.fromkeys(args), *results):\n                step()\n"
+        "            wanted = [t for t in dict.fromkeys([*results, *args]) if isinstance(t, torch.Tensor) and t.requires_grad]\n"
+        "            grads = torch.autograd.grad(wanted, leaves, [torch.ones_like(t) for t in wanted], allow_unused=True)"
+        " if wanted and leaves else ()\n"
+        "            print(name, 'results', results, 'arguments', args, 'gradients', grads, sep='\\n')\n"
+        "        except Exception as error:\n            print(name, 'raises', type(error).__name__, error)\n"
+    )
+
+
+def _later(step: Step) -> str:
+    return f"yield torch.{step.mode}()(lambda: {step.text})" if step.mode else f"yield lambda: {step.text}"
+
+
+def _indent(lines: Sequence[str]) -> str:
+    return "".join(f"    {line}\n" for line in lines)

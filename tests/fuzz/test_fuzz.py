@@ -1,0 +1,102 @@
+"""Random programs beside eager: a fixed sample of what `make fuzz` runs, and the fuzzer's own parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from .check import Outcome, check, quick_builds
+from .generate import generate
+from .judge import differences
+from .noise import Noise
+from .observe import Sight
+from .program import Program, Step, runnable
+from .shrink import shrink
+
+PROGRAMS, CHUNK = 300, 10
+FIRST = 1_000_000
+"""Seeds that the nightly run does not use."""
+
+
+@pytest.fixture(scope="session")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder of prepared headers and compiled kernels for the session."""
+    with quick_builds(tmp_path_factory.mktemp("fuzz")):
+        yield
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + PROGRAMS, CHUNK))
+def test_programs(first: int, quick: None) -> None:
+    for seed in range(first, first + CHUNK):
+        program = generate(seed)
+        outcome = check(program)
+        if outcome.different:
+            small, found = shrink(program, outcome, 30)
+            pytest.fail(runnable(small, [f"{kind}: {text}" for kind, text in found.different]), pytrace=False)
+
+
+def test_a_seed_makes_one_program() -> None:
+    assert generate(5) == generate(5)
+    assert generate(5).source() != generate(6).source()
+    assert all(generate(seed).valid() for seed in range(30))
+
+
+def _program(*steps: Step, results: tuple[str, ...]) -> Program:
+    inputs = (Step('grid((n, m), "float32", 1).requires_grad_()', ("p1",)), Step("p1 * 2", ("p2",)))
+    return Program(0, inputs, ("p1",), ("p2", "p1"), steps, results)
+
+
+_CASE = _program(
+    Step("p2.sin()", ("v1",)),
+    Step("p2 + 1", ("v2",)),
+    Step("v2.mul_(p1)"),
+    Step("v1 * v2", ("v3",)),
+    results=("v3", "v1", "p2"),
+)
+
+
+def test_a_planted_fault_is_found_and_made_small(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that forgets a factor: what is left of the program is the step that shows it."""
+    assert not check(_CASE).different
+
+    def wrong(program: Program) -> Outcome:
+        broken = any(".sin()" in s.text for s in program.steps)
+        return Outcome([("value", "planted")] if broken else [])
+
+    monkeypatch.setattr("tests.fuzz.shrink.check", wrong)
+    small, _ = shrink(_CASE, wrong(_CASE), 10)
+    assert [s.text for s in small.steps] == ["p2.sin()"]
+    assert small.results == ("v1",)
+
+
+def test_a_failure_is_a_file_that_runs(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    text = runnable(_CASE, ["value: planted"])
+    exec(compile(text, "failure.py", "exec"), {"__name__": "__main__"})
+    shown = capsys.readouterr().out
+    assert "eager" in shown
+    assert "opforge" in shown
+    assert "raises" not in shown
+
+
+def _sight(values: torch.Tensor) -> Sight:
+    return Sight(values={"result 0": values})
+
+
+def test_values_are_judged_by_a_float64_run() -> None:
+    exact = torch.tensor([1 / 3, 2.0], dtype=torch.float64)
+    eager = exact.float()
+    near, far = eager * (1 + 1.2e-7), eager * (1 + 2e-6)
+    for ours, found in ((eager, False), (near, False), (far, True)):
+        kinds = [k for k, _ in differences(_sight(eager), _sight(ours), lambda: _sight(exact), lambda _: _sight(eager))]
+        assert kinds == (["value"] if found else [])
+
+
+def test_roundings_move_but_exact_numbers_do_not() -> None:
+    x = torch.arange(8.0)
+    with Noise(0):
+        assert torch.equal(x * 2, 2 * torch.arange(8.0))
+        moved = (x + 0.1).sin()
+    assert not torch.equal(moved, (torch.arange(8.0) + 0.1).sin())
+    assert torch.allclose(moved, (torch.arange(8.0) + 0.1).sin())

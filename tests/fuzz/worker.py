@@ -1,0 +1,48 @@
+"""One worker process: a range of seeds, one line of JSON for each."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from .check import Outcome, check, quick_builds, reason
+from .generate import generate
+from .program import Program, runnable
+from .shrink import shrink
+
+
+def report(program: Program, outcome: Outcome, seconds: float) -> dict[str, Any]:
+    """What the summary wants to know of a program; a failing one is made smaller first."""
+    text = ""
+    kinds = list(outcome.kinds)
+    if kinds:
+        small, found = shrink(program, outcome, seconds) if seconds else (program, outcome)
+        text = runnable(small, [f"{kind}: {line}" for kind, line in found.different])
+    return {
+        "seed": program.seed,
+        "kinds": kinds,
+        "text": text,
+        "eager": reason(outcome.eager) if outcome.eager else "",
+        "backward": outcome.backward,
+        "externs": outcome.externs,
+        "dynamic": program.dynamic,
+        "path": program.path,
+        "raised": [f"in {stage.partition(' after')[0]}" for stage in outcome.raised],
+    }
+
+
+def main() -> None:
+    """`worker FIRST END FOLDER SECONDS`"""
+    first, end, folder, seconds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
+    warnings.simplefilter("ignore")
+    with quick_builds(folder):
+        for seed in range(first, end):
+            program = generate(seed)
+            print(json.dumps(report(program, check(program), seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Runs programs in worker processes, so that one that crashes or hangs is a finding and not the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HANG_S = 180.0
+# A process grows with every library that it loads; a fresh one now and then keeps it small.
+_PROGRAMS_PER_PROCESS = 400
+
+
+@dataclass
+class Summary:
+    """Counts over all programs."""
+
+    programs: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    raised: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, report: dict[str, Any]) -> None:
+        """One program's report, as a worker made it."""
+        self.programs += 1
+        self.counts["left to eager" if report["eager"] else "compiled"] += 1
+        self.counts["with a backward"] += report["backward"]
+        self.counts["with operators by eager kernels"] += bool(report["externs"])
+        self.counts["dynamic shapes"] += report["dynamic"]
+        self.counts["through Dynamo"] += report["path"] == "dynamo"
+        self.raised.update(report["raised"])
+        if report["eager"]:
+            self.reasons[report["eager"]] += 1
+        if report["kinds"]:
+            self.kinds[report["kinds"][0]] += 1
+            self.failures.append((report["seed"], report["kinds"][0]))
+
+    def text(self, seconds: float) -> str:
+        """The summary."""
+        lines = [f"{self.programs} programs in {seconds:.0f} s: {len(self.failures)} differ from eager"]
+        lines += [f"  {n:6} {name} ({n / max(self.programs, 1):.1%})" for name, n in self.counts.most_common()]
+        lines += [f"  {n:6} refused by eager: {name}" for name, n in self.raised.most_common()]
+        lines += [f"  {n:6} left to eager: {name}" for name, n in self.reasons.most_common(12)]
+        lines += [f"  {n:6} DIFFERENT: {name}" for name, n in self.kinds.most_common()]
+        lines += [f"  seed {seed}: {kind}" for seed, kind in self.failures[:40]]
+        return "\n".join(lines)
+
+
+def run_all(seeds: range, options: Any, folder: Path, summary: Summary) -> None:
+    """Run all seeds in `options.jobs` processes; prints progress and failures."""
+    todo: queue.Queue[range] = queue.Queue()
+    size = max(1, min(_PROGRAMS_PER_PROCESS, len(seeds) // options.jobs + 1))
+    for k in range(0, len(seeds), size):
+        todo.put(seeds[k : k + size])
+    reports: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    threads = [
+        threading.Thread(target=_serve, args=(todo, reports, folder, options.shrink), daemon=True)
+        for _ in range(options.jobs)
+    ]
+    for thread in threads:
+        thread.start()
+    start = shown = time.monotonic()
+    for report in _until_done(reports, len(threads)):
+        summary.add(report)
+        if report["kinds"]:
+            print(report["text"], flush=True)
+            if options.failures is not None:
+                options.failures.mkdir(parents=True, exist_ok=True)
+                (options.failures / f"seed_{report['seed']}.py").write_text(report["text"])
+        now = time.monotonic()
+        if now - shown > 20:
+            shown, rate = now, summary.programs / (now - start)
+            left = (len(seeds) - summary.programs) / rate
+            print(
+                f"# {summary.programs} of {len(seeds)}, {len(summary.failures)} differ, {left:.0f} s left", flush=True
+            )
+
+
+def _until_done(reports: queue.Queue[dict[str, Any] | None], count: int) -> Iterator[dict[str, Any]]:
+    while count:
+        report = reports.get()
+        if report is None:
+            count -= 1
+        else:
+            yield report
+
+
+def _serve(todo: queue.Queue[range], reports: queue.Queue[Any], folder: Path, shrink: float) -> None:
+    try:
+        while True:
+            seeds = todo.get_nowait()
+            while seeds:
+                seeds = _run_process(seeds, reports, folder, shrink)
+    except queue.Empty:
+        pass
+    finally:
+        reports.put(None)
+
+
+def _run_process(seeds: range, reports: queue.Queue[Any], folder: Path, shrink: float) -> range:
+    """Run seeds in one process; returns those that are left after one that ended it."""
+    command = [sys.executable, "-m", "tests.fuzz.worker", str(seeds.start), str(seeds.stop), str(folder), str(shrink)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    errors: list[str] = []
+    reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
+    reader.start()
+    seed = seeds.start
+    for line in _lines(process, HANG_S + shrink):
+        if line.startswith("{"):
+            report = json.loads(line)
+            reports.put(report)
+            seed = report["seed"] + 1
+    status = process.wait()
+    reader.join(5)
+    if seed < seeds.stop:
+        kind = "hang" if status == -9 else "crash"
+        text = (
+            f"# Reproduce: python -m tests.fuzz --seed {seed}\n# {kind}: exit status {status}\n{''.join(errors[-12:])}"
+        )
+        reports.put(_lost(seed, kind, text))
+        seed += 1
+    return range(seed, seeds.stop)
+
+
+def _lost(seed: int, kind: str, text: str) -> dict[str, Any]:
+    nothing = {"eager": "", "backward": False, "externs": 0, "dynamic": False, "path": "", "raised": []}
+    return {"seed": seed, "kinds": [kind], "text": text, **nothing}
+
+
+def _lines(process: subprocess.Popen[str], limit: float) -> Iterable[str]:
+    """Lines of a process, which is killed where none comes for `limit` seconds."""
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=limit)
+        except queue.Empty:
+            process.kill()
+            return
+        if line is None:
+            return
+        yield line
