@@ -24,6 +24,14 @@ def native_batch_norm(input, weight, bias, running_mean, running_var, training, 
     return torch.ops.aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
 
 
+# spec: aten.one_hot.default
+def one_hot(self, num_classes=-1):  # type: ignore[no-untyped-def]
+    """Its kernel for fake tensors compares, and loses the error of a class out of range."""
+    if not (num_classes > 0):
+        return NotImplemented
+    return torch.ops.aten.one_hot.default(self, num_classes)
+
+
 # spec: aten.unsafe_split.Tensor
 def unsafe_split_Tensor(self, split_size, dim=0):  # type: ignore[no-untyped-def]
     """Its results are views although its schema does not say so."""
@@ -39,9 +47,9 @@ def unsafe_split_with_sizes(self, split_sizes, dim=0):  # type: ignore[no-untype
 # spec: aten.nansum.default
 def nansum(self, dim=None, keepdim=False, *, dtype=None):  # type: ignore[no-untyped-def]
     """Over no dimensions it sums over all, which its fake kernel does not say."""
-    if not (dim == [] and dtype is None):
+    if not (dim == []):
         return NotImplemented
-    return torch.ops.aten.nansum.default(self, None, keepdim)
+    return torch.ops.aten.nansum.default(self, None, keepdim, dtype=dtype)
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
@@ -50,3 +58,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.unsafe_split_with_sizes.default: unsafe_split_with_sizes,
     torch.ops.aten.nansum.default: nansum,
 }
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.one_hot: one_hot,
+}
+"""Functions that programs call, replaced where a graph calls them."""

@@ -203,6 +203,7 @@ POINTWISE: frozenset[str] = frozenset(
         "aten.new_ones.default",
         "aten.new_zeros.default",
         "aten.nextafter.default",
+        "aten.one_hot.default",
         "aten.ones.default",
         "aten.ones_like.default",
         "aten.permute_copy.default",

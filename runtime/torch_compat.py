@@ -48,6 +48,7 @@ __all__ = [
     "ShapeEnv",
     "TorchDispatchMode",
     "TracingContext",
+    "below_autograd",
     "disable_autocast",
     "empty_strided_cpu",
     "enable_python_dispatcher",
@@ -87,6 +88,13 @@ def python_source(expr: object) -> str:
 
     text: str = PythonPrinter().doprint(expr)
     return text
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """A block whose operators are dispatched as autograd would: they reach a mode whole, without gradients. [2.11, 2.13]"""
+    import torch
+
+    return torch._C._AutoDispatchBelowAutograd()
 
 
 def disable_autocast() -> AbstractContextManager[Any]:

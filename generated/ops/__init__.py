@@ -349,6 +349,7 @@ LOWERINGS = Lowerings(
         "aten.norm.Scalar": "reduction:norm_Scalar",
         "aten.norm.ScalarOpt_dim": "reduction:norm_ScalarOpt_dim",
         "aten.norm.ScalarOpt_dim_dtype": "reduction:norm_ScalarOpt_dim_dtype",
+        "aten.one_hot.default": "index:one_hot",
         "aten.ones.default": "create:ones",
         "aten.ones_like.default": "create:ones_like",
         "aten.permute.default": "view:permute",
@@ -1655,6 +1656,7 @@ OPS: dict[str, OpInfo] = {
     "aten.norm.ScalarOpt_dim_dtype": OpInfo(
         "composite", "p-norm over dimensions, in another dtype", "reduction", ("aten.norm.ScalarOpt_dim_dtype",)
     ),
+    "aten.one_hot": OpInfo("gather", "1 at the class of each element", "index", ("aten.one_hot.default",)),
     "aten.ones": OpInfo("create", "Ones", "create", ("aten.ones.default",)),
     "aten.ones_like": OpInfo("create", "Ones in the shape of another tensor", "create", ("aten.ones_like.default",)),
     "aten.permute, aten.permute_copy": OpInfo(
@@ -1954,7 +1956,12 @@ OPS: dict[str, OpInfo] = {
         ("aten.squeeze.dim", "aten.squeeze.dims", "aten.squeeze_copy.dim", "aten.squeeze_copy.dims"),
     ),
     "aten.stack": OpInfo("view", "Tensors side by side along a new dimension", "index", ("aten.stack.default",)),
-    "aten.std.correction": OpInfo("composite", "Standard deviation", "reduction", ("aten.std.correction",)),
+    "aten.std.correction": OpInfo(
+        "composite",
+        "Standard deviation (its square may be too large for float32)",
+        "reduction",
+        ("aten.std.correction",),
+    ),
     "aten.std_mean.correction": OpInfo(
         "composite", "Standard deviation and mean", "reduction", ("aten.std_mean.correction",)
     ),

@@ -6,11 +6,13 @@
 from ...runtime.lower import scalar_ops as s
 from ...runtime.lower.names import (
     dtype,
+    ge,
     highest,
     inf,
     is_bool,
     is_float,
     is_int,
+    is_nonzero,
     is_number,
     lowest,
     nan,
@@ -138,11 +140,11 @@ def div_Tensor(b, self, other):
 def div_Scalar_mode(b, self, other, *, rounding_mode):
     b.native_if(
         rounding_mode is not None
-        and (is_float(promoted_dtype(self, other)) or is_number(other) and other != 0)
+        and (is_float(promoted_dtype(self, other)) or is_number(other) and is_nonzero(other))
         and (
             rounding_mode == "trunc" or is_number(other) or promoted_dtype(self, other) not in ["float16", "bfloat16"]
         ),
-        'rounding_mode is not None and (is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)) and (rounding_mode == "trunc" or is_number(other) or promoted_dtype(self, other) not in ["float16", "bfloat16"])',
+        'rounding_mode is not None and (is_float(promoted_dtype(self, other)) or (is_number(other) and is_nonzero(other))) and (rounding_mode == "trunc" or is_number(other) or promoted_dtype(self, other) not in ["float16", "bfloat16"])',
     )
     half = promoted_dtype(self, other) in ["float16", "bfloat16"] and not is_number(other)
     p = b.pointwise((self, other))
@@ -158,11 +160,11 @@ def div_Scalar_mode(b, self, other, *, rounding_mode):
 def div_Tensor_mode(b, self, other, *, rounding_mode):
     b.native_if(
         rounding_mode is not None
-        and (is_float(promoted_dtype(self, other)) or is_number(other) and other != 0)
+        and (is_float(promoted_dtype(self, other)) or is_number(other) and is_nonzero(other))
         and (
             rounding_mode == "trunc" or is_number(other) or promoted_dtype(self, other) not in ["float16", "bfloat16"]
         ),
-        'rounding_mode is not None and (is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)) and (rounding_mode == "trunc" or is_number(other) or promoted_dtype(self, other) not in ["float16", "bfloat16"])',
+        'rounding_mode is not None and (is_float(promoted_dtype(self, other)) or (is_number(other) and is_nonzero(other))) and (rounding_mode == "trunc" or is_number(other) or promoted_dtype(self, other) not in ["float16", "bfloat16"])',
     )
     half = promoted_dtype(self, other) in ["float16", "bfloat16"] and not is_number(other)
     p = b.pointwise((self, other))
@@ -178,9 +180,9 @@ def div_Tensor_mode(b, self, other, *, rounding_mode):
 def floor_divide_Scalar(b, self, other):
     b.native_if(
         is_number(other)
-        and (is_float(promoted_dtype(self, other)) or other != 0)
+        and (is_float(promoted_dtype(self, other)) or is_nonzero(other))
         or promoted_dtype(self, other) in ["float32", "float64"],
-        '(is_number(other) and (is_float(promoted_dtype(self, other)) or other != 0)) or promoted_dtype(self, other) in ["float32", "float64"]',
+        '(is_number(other) and (is_float(promoted_dtype(self, other)) or is_nonzero(other))) or promoted_dtype(self, other) in ["float32", "float64"]',
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -191,9 +193,9 @@ def floor_divide_Scalar(b, self, other):
 def floor_divide(b, self, other):
     b.native_if(
         is_number(other)
-        and (is_float(promoted_dtype(self, other)) or other != 0)
+        and (is_float(promoted_dtype(self, other)) or is_nonzero(other))
         or promoted_dtype(self, other) in ["float32", "float64"],
-        '(is_number(other) and (is_float(promoted_dtype(self, other)) or other != 0)) or promoted_dtype(self, other) in ["float32", "float64"]',
+        '(is_number(other) and (is_float(promoted_dtype(self, other)) or is_nonzero(other))) or promoted_dtype(self, other) in ["float32", "float64"]',
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -203,8 +205,8 @@ def floor_divide(b, self, other):
 # spec: aten.remainder
 def remainder_Scalar(b, self, other):
     b.native_if(
-        is_float(promoted_dtype(self, other)) or is_number(other) and other != 0,
-        "is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)",
+        is_float(promoted_dtype(self, other)) or is_number(other) and is_nonzero(other),
+        "is_float(promoted_dtype(self, other)) or (is_number(other) and is_nonzero(other))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -216,8 +218,8 @@ def remainder_Scalar(b, self, other):
 # spec: aten.remainder
 def remainder_Scalar_Tensor(b, self, other):
     b.native_if(
-        is_float(promoted_dtype(self, other)) or is_number(other) and other != 0,
-        "is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)",
+        is_float(promoted_dtype(self, other)) or is_number(other) and is_nonzero(other),
+        "is_float(promoted_dtype(self, other)) or (is_number(other) and is_nonzero(other))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -229,8 +231,8 @@ def remainder_Scalar_Tensor(b, self, other):
 # spec: aten.remainder
 def remainder_Tensor(b, self, other):
     b.native_if(
-        is_float(promoted_dtype(self, other)) or is_number(other) and other != 0,
-        "is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)",
+        is_float(promoted_dtype(self, other)) or is_number(other) and is_nonzero(other),
+        "is_float(promoted_dtype(self, other)) or (is_number(other) and is_nonzero(other))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -242,8 +244,8 @@ def remainder_Tensor(b, self, other):
 # spec: aten.fmod
 def fmod_Scalar(b, self, other):
     b.native_if(
-        is_float(promoted_dtype(self, other)) or is_number(other) and other != 0,
-        "is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)",
+        is_float(promoted_dtype(self, other)) or is_number(other) and is_nonzero(other),
+        "is_float(promoted_dtype(self, other)) or (is_number(other) and is_nonzero(other))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -255,8 +257,8 @@ def fmod_Scalar(b, self, other):
 # spec: aten.fmod
 def fmod_Tensor(b, self, other):
     b.native_if(
-        is_float(promoted_dtype(self, other)) or is_number(other) and other != 0,
-        "is_float(promoted_dtype(self, other)) or (is_number(other) and other != 0)",
+        is_float(promoted_dtype(self, other)) or is_number(other) and is_nonzero(other),
+        "is_float(promoted_dtype(self, other)) or (is_number(other) and is_nonzero(other))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -268,7 +270,7 @@ def fmod_Tensor(b, self, other):
 # spec: aten.pow.Tensor_Scalar
 def pow_Tensor_Scalar(b, self, exponent):
     b.native_if(
-        is_float(promoted_dtype(self, exponent)) or exponent >= 0,
+        is_float(promoted_dtype(self, exponent)) or ge(exponent, 0),
         "is_float(promoted_dtype(self, exponent)) or exponent >= 0",
     )
     power = exponent
@@ -676,6 +678,6 @@ def logit(b, self, eps=None):
 
 # spec: aten.addr
 def addr(b, self, vec1, vec2, *, beta=1, alpha=1):
-    b.native_if(beta != 0, "beta != 0")
+    b.native_if(is_nonzero(beta), "is_nonzero(beta)")
     outer = b.call("aten.unsqueeze.default", vec1, 1) * vec2
     return b.call("aten.mul.Tensor", self, beta) + b.call("aten.mul.Tensor", outer, alpha)

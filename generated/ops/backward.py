@@ -9,6 +9,7 @@ from ...runtime.lower.names import (
     drop,
     dtype,
     ge,
+    gt,
     kept,
     lt,
     numel,
@@ -241,6 +242,6 @@ def _weight_norm_interface_backward(b, grad_w, saved_v, saved_g, saved_norms, di
 def rrelu_with_noise_backward(b, grad_output, self, noise, lower, upper, training, self_is_result):
     p = b.pointwise((grad_output, self, noise))
     grad_output, self, noise = p.operands
-    if training and upper - lower > 1e-06:
+    if training and gt(upper - lower, 1e-06):
         return p.result(grad_output * noise)
     return p.result(s.where(self > 0, grad_output, grad_output * ((lower + upper) / 2)))

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, is_float, is_int, numel, opmath, rank, size, to
+from ...runtime.lower.names import dtype, gt, is_float, is_int, numel, opmath, rank, size, to
 
 
 # spec: aten.nll_loss_backward
@@ -56,7 +56,7 @@ def huber_loss_backward(b, grad_output, self, target, reduction, delta):
 
 # spec: aten.smooth_l1_loss_backward
 def smooth_l1_loss_backward(b, grad_output, self, target, reduction, beta):
-    b.native_if(is_float(dtype(self)) and beta > 0, "is_float(dtype(self)) and beta > 0")
+    b.native_if(is_float(dtype(self)) and gt(beta, 0), "is_float(dtype(self)) and beta > 0")
     kind = opmath(dtype(self))
     x = to(self, kind) - to(target, kind)
     g = to(grad_output, kind) * (1.0 / numel(self)) if reduction == 1 else to(grad_output, kind)

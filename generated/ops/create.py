@@ -4,7 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, greatest, is_float, is_int, promoted_dtype, shape, steps, to, value_of
+from ...runtime.lower.names import dtype, greatest, gt, is_float, is_int, promoted_dtype, shape, steps, to, value_of
 
 
 # spec: aten.full
@@ -158,7 +158,7 @@ def linspace(b, start, end, steps, *, dtype=None, layout=None, device=None, pin_
 
 # spec: aten.logspace.default
 def logspace(b, start, end, steps, base=10.0, *, dtype=None, layout=None, device=None, pin_memory=None):
-    b.native_if((dtype is None or is_float(dtype)) and base > 0, "(dtype is None or is_float(dtype)) and base > 0")
+    b.native_if((dtype is None or is_float(dtype)) and gt(base, 0), "(dtype is None or is_float(dtype)) and base > 0")
     step = (end - start) / greatest(steps - 1, 1)
     out = [steps]
     i = b.coords(out)

@@ -37,6 +37,15 @@ def embedding(b, weight, indices, padding_idx=-1, scale_grad_by_freq=False, spar
     return b.define(out, b.at(weight, [b.place_of(b.at(indices, i[:k]), size(weight, 0)), *i[k:]]))
 
 
+# spec: aten.one_hot
+def one_hot(b, self, num_classes=-1):
+    b.native_if(num_classes > 0 and dtype(self) == "int64", 'num_classes > 0 and dtype(self) == "int64"')
+    b.raises("RuntimeError")
+    out = [*shape(self), num_classes]
+    i = b.coords(out)
+    return b.define(out, s.eq(value_of(b.place_of(b.at(self, i[:-1]), num_classes)), value_of(i[-1])), "int64")
+
+
 # spec: aten.index.Tensor
 def index_Tensor(b, self, indices):
     b.native_if(

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, is_float, is_int, numel, opmath, rank, shape, to
+from ...runtime.lower.names import dtype, gt, is_float, is_int, numel, opmath, rank, shape, to
 
 
 # spec: aten.mse_loss
@@ -33,7 +33,7 @@ def smooth_l1_loss(b, self, target, reduction=1, beta=1.0):
         b.call(
             "aten.where.self", b.call("aten.lt.Scalar", apart, beta), apart * apart * (0.5 / beta), apart - 0.5 * beta
         )
-        if beta > 0
+        if gt(beta, 0)
         else apart
     )
     return (

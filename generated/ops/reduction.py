@@ -269,19 +269,17 @@ def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
     less = 1 if correction is None else correction
     x = to(self, opmath(dtype(self)))
     apart = x - b.call("aten.mean.dim", x, dims, True)
-    if is_known(n) and n - less > 0:
-        return to(b.call("aten.sum.dim_IntList", apart * apart / (n - less), dims, keepdim), dtype(self))
+    if is_known(n) and gt(n - less, 0):
+        return to(b.call("aten.sum.dim_IntList", apart * (apart / (n - less)), dims, keepdim), dtype(self))
     total = b.call("aten.sum.dim_IntList", apart * apart, dims, keepdim)
     return to(total / (n - less if not is_known(n) else 0), dtype(self))
 
 
 # spec: aten.std.correction
 def std_correction(b, self, dim=None, *, correction=None, keepdim=False):
+    x = to(self, "float32") if dtype(self) == "float16" else to(self, "float64")
     return to(
-        b.call(
-            "aten.sqrt.default",
-            b.call("aten.var.correction", to(self, opmath(dtype(self))), dim, correction=correction, keepdim=keepdim),
-        ),
+        b.call("aten.sqrt.default", b.call("aten.var.correction", x, dim, correction=correction, keepdim=keepdim)),
         dtype(self),
     )
 
@@ -290,7 +288,10 @@ def std_correction(b, self, dim=None, *, correction=None, keepdim=False):
 def var_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
     dims = dims_of(dim, rank(self))
     center = b.call("aten.mean.dim", self, dims, True)
-    center = b.call("aten.where.self", b.call("aten.eq.Scalar", b.call("aten.abs.default", center), inf), nan, center)
+    if prod(kept(shape(self), dims)) != 1:
+        center = b.call(
+            "aten.where.self", b.call("aten.eq.Scalar", b.call("aten.abs.default", center), inf), nan, center
+        )
     return b.call(
         "aten.var.correction", self, dim, correction=correction, keepdim=keepdim
     ), center if keepdim else b.call("aten.squeeze.dims", center, dims)
@@ -300,7 +301,10 @@ def var_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
 def std_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
     dims = dims_of(dim, rank(self))
     center = b.call("aten.mean.dim", self, dims, True)
-    center = b.call("aten.where.self", b.call("aten.eq.Scalar", b.call("aten.abs.default", center), inf), nan, center)
+    if prod(kept(shape(self), dims)) != 1:
+        center = b.call(
+            "aten.where.self", b.call("aten.eq.Scalar", b.call("aten.abs.default", center), inf), nan, center
+        )
     return b.call(
         "aten.std.correction", self, dim, correction=correction, keepdim=keepdim
     ), center if keepdim else b.call("aten.squeeze.dims", center, dims)

@@ -70,6 +70,7 @@ class DecompositionSpec:
     parameters: str
     when: str
     cases: tuple[tuple[str, str], ...]
+    called: str = ""  # the function that programs call, where that is what is replaced
 
 
 @dataclass(frozen=True)
@@ -281,9 +282,11 @@ class _Printer:
             overloads = [s.id.removeprefix("aten.") for s in self.model.torch.overloads(f"aten.{packet}")]
             hint = f"; expected {one_of(overloads)}" if overloads else did_you_mean(name, [*near, *self.helpers])
             raise _Fault(f"unknown operator '{name}'{hint}", offset)
-        named = [f"{literal(k.arg)}: {self.show(k.value)}" for k in keywords]
+        if keywords and "{args}" not in self.operator:
+            raise _Fault(f"'{name}' takes no keyword arguments here", offset)
+        named = [f"{k.arg}={self.show(k.value)}" for k in keywords]
         return self.operator.format(
-            op=f"torch.ops.{found[0].id}", args=", ".join(shown), tuple=", ".join(shown) + ",", named=", ".join(named)
+            op=f"torch.ops.{found[0].id}", args=", ".join([*shown, *named]), tuple=", ".join(shown) + ","
         )
 
 
@@ -339,7 +342,15 @@ def build_decompositions(doc: Document, model: Model, diags: Diagnostics) -> tup
             value = _printed(entry, (*at, "is") if at else ("body",), case["is"], printer, diags)
             cases.append((condition or "", value or ""))
         out.append(
-            DecompositionSpec(entry.id, entry["doc"], _function(entry.id), parameters, when or "True", tuple(cases))
+            DecompositionSpec(
+                entry.id,
+                entry["doc"],
+                _function(entry.id),
+                parameters,
+                when or "True",
+                tuple(cases),
+                entry.get("function", ""),
+            )
         )
     return tuple(out)
 

@@ -57,6 +57,7 @@ _TABLE = {
         dtype(x: tensor | elem | number) -> dtype
         is_number(x: tensor | elem | number) -> bool
         is_known(x: index) -> bool
+        is_nonzero(x: number) -> bool
         known(x: index) -> int
         number(x: index | number) -> number
         prod(l: list[index]) -> index

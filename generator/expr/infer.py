@@ -364,7 +364,7 @@ class Inference:
             self.dtype_literal(b, left)
             return BOOL
         elif a.numeric and b.numeric:
-            if "index" in kinds:
+            if "index" in kinds or "number" in kinds:
                 self.resolved[node] = As(self.function.imported(COMPARISONS[symbol]), call=True)
             return BOOL
         for side, t in ((left, a), (right, b)):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..torch_compat import tag_activation_checkpoint
+from ...generated.decompositions import FUNCTIONS
+from ..torch_compat import below_autograd, tag_activation_checkpoint
 from .checkpoint import region
 from .inputs import attribute
 from .recorder import Recorder
@@ -34,6 +35,8 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 body, *values = load(node.args)
                 with region(recorder, body):
                     env[node] = run_graph(body, values, {}, recorder)
+            case "call_function" if node.target in FUNCTIONS:
+                env[node] = _replaced(node.target, load(node.args), load(node.kwargs))
             case "call_function":
                 env[node] = node.target(*load(node.args), **load(node.kwargs))
             case "call_method":
@@ -50,3 +53,10 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 recorder.origin = None
                 return load(node.args[0])
     raise AssertionError("a graph without an output")
+
+
+def _replaced(target: Any, args: Any, kwargs: Any) -> Any:
+    """A call by what the spec says of it. Below autograd operators are not taken apart: the recorder sees them whole."""
+    with below_autograd():
+        result = FUNCTIONS[target](*args, **kwargs)
+    return target(*args, **kwargs) if result is NotImplemented else result

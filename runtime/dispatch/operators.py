@@ -12,6 +12,7 @@ import torch
 
 from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import ROLES
+from ...generated.ops import LOWERINGS
 from ..torch_compat import HigherOrderOperator, OpOverload
 
 
@@ -93,7 +94,7 @@ def _kind(op: OpOverload, writes: bool, views: bool) -> str:
         return "lift"
     if op in DECOMPOSITIONS:
         return "decompose"
-    if op._can_decompose():
+    if op._can_decompose() and str(op) not in LOWERINGS:
         return "composite"
     if torch.Tag.inplace_view in op.tags:
         return "metadata"

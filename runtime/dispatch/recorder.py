@@ -228,6 +228,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         f_args, f_kwargs = functional_arguments(info, form, args, kwargs)
         node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)
         result = self.fake_mode.dispatch(form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
+        self._check_types(info, form, result, args, kwargs)
         out = self.fake_mode.dispatch(info.op, types, args, kwargs)
         for k in info.written:
             if isinstance(lists := info.argument(k, args, kwargs), (tuple, list)):
@@ -235,6 +236,19 @@ class Recorder(GraphWriter, TorchDispatchMode):
         node = self.call(form.op, node_args, node_kwargs, result, keep=info.keep and bool(op_info(form.op).keep))
         self._put_results(info, form, node, result, args, kwargs)
         return self._returns(info, form, node, out, args, kwargs)
+
+    def _check_types(self, info: OpInfo, form: Functional, result: Any, args: Any, kwargs: Any) -> None:
+        """Leaves to eager what it may refuse: results of a type that cannot be cast to that of the tensor written to. Fake
+        tensors do not always say so.
+        """
+        for k, position in enumerate(info.written):
+            new = result if isinstance(result, torch.Tensor) else result[form.results[k]]
+            target = info.argument(position, args, kwargs)
+            for t, r in zip(_tensors(target), _tensors(new) or _tensors(result), strict=False):
+                if not torch.can_cast(r.dtype, t.dtype):
+                    raise UnsupportedError(
+                        f"{info.op} puts {r.dtype} into {t.dtype}{self.where()}; the graph runs eagerly"
+                    )
 
     def _check_order(self, info: OpInfo, written: list[torch.Tensor], args: Any, kwargs: Any) -> None:
         """Raises when an element is written that the operator reads as another one, or writes twice: what comes out depends on the

@@ -53,8 +53,12 @@ class Var(Atom):
         return self.name
 
 
+SIGNED = "_signed"
+"""How the name of a symbol ends that may be negative."""
+
+
 class Sym(Atom):
-    """A size known only at run time (a symbolic dimension): an integer >= 0."""
+    """An integer known only at run time: a symbolic dimension, >= 0, or (its name ends in `_signed`) a number of either sign."""
 
     __slots__ = ("hint", "name")
     name: str
@@ -67,6 +71,11 @@ class Sym(Atom):
         new = super().__new__(cls)
         new.name, new.hint, new.text = name, hint, name
         return _ATOMS.setdefault(name, new)  # type: ignore[return-value]
+
+    @property
+    def signed(self) -> bool:
+        """Whether it may be negative."""
+        return self.name.endswith(SIGNED)
 
 
 class Quotient(Atom):
@@ -420,7 +429,7 @@ def _atom_bounds(a: Atom) -> tuple[int | None, int | None]:
         top = bounds(a.extent)[1]
         return 0, None if top is None else max(top - 1, 0)
     if isinstance(a, Sym):
-        return 0, None
+        return None if a.signed else 0, None
     if isinstance(a, Val):
         return a.lo, a.hi
     assert isinstance(a, Quotient)

@@ -77,7 +77,7 @@ class _Lowerer:
             else:
                 raise UnsupportedError(f"graph node {node.name} is a {node.op}")
         updates = tuple((name, str(outputs[k].buffer)) for name, k in mutations.items())
-        program = Program(tuple(self.inputs), self.b.items, outputs, updates, tuple(self.sizes.symbols))
+        program = Program(tuple(self.inputs), self.b.items, outputs, updates, self.sizes.names)
         return Lowered(program, tuple(self.constants), tuple(self.placeholders))
 
     # -- leaves of the graph -------------------------------------------------------------------------------------------

@@ -69,6 +69,13 @@ def is_known(x: Size) -> bool:
     return not isinstance(x, Expr) or x.is_const
 
 
+def is_nonzero(x: Any) -> bool:
+    """Whether a number is not 0; False where that is not known before the program runs."""
+    if isinstance(x, Expr):
+        return proves_less(x, expr(0)) or proves_less(expr(0), x)
+    return bool(x != 0)
+
+
 def number(x: Size) -> Size:
     return canonical(x)
 
@@ -77,6 +84,8 @@ def number(x: Size) -> Size:
 def lt(a: Size, b: Size) -> bool:
     """`a < b`, if it can be told."""
     if isinstance(a, Expr) or isinstance(b, Expr):
+        if isinstance(a, float) or isinstance(b, float):
+            raise UnsupportedError(f"whether {a} < {b} is not known before the program runs")
         x, y = expr(a), expr(b)
         if proves_less(x, y):
             return True
@@ -87,7 +96,7 @@ def lt(a: Size, b: Size) -> bool:
 
 
 def le(a: Size, b: Size) -> bool:
-    return not lt(b, a)
+    return not lt(b, a) if isinstance(a, Expr) or isinstance(b, Expr) else a <= b
 
 
 def gt(a: Size, b: Size) -> bool:
@@ -95,7 +104,7 @@ def gt(a: Size, b: Size) -> bool:
 
 
 def ge(a: Size, b: Size) -> bool:
-    return not lt(a, b)
+    return le(b, a)
 
 
 def least(*values: Any) -> Size:

@@ -8,10 +8,10 @@ import sympy
 import torch
 
 from ...errors import UnsupportedError
-from ..ir.index import Expr, Sym, expr, sym
+from ..ir.index import SIGNED, Expr, Sym, expr, sym
 from ..ir.index import size as canonical
 from ..ir.nodes import Size
-from ..torch_compat import symbol_hint
+from ..torch_compat import symbol_hint, symbol_is_nonnegative
 
 
 class Sizes:
@@ -28,19 +28,25 @@ class Sizes:
         if type(value) is int:
             return value
         if isinstance(value, torch.SymInt):
-            found = self.convert(value.node.expr)
-            self._note_hints(value)
-            return found
+            self._note_symbols(value)
+            return self.convert(value.node.expr)
         return int(value)
 
-    def _note_hints(self, value: torch.SymInt) -> None:
-        """Let each new symbol know the size that it had while tracing: checkers use it, code never does."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The symbols as the program calls them, in the order in which they were met."""
+        return tuple(a.name for e in self.symbols.values() if isinstance(a := e.atom, Sym))
+
+    def _note_symbols(self, value: torch.SymInt) -> None:
+        """Name each new symbol, and let it know the size that it had while tracing: checkers use it, code never does."""
         for symbol in value.node.expr.free_symbols:
             if symbol.name not in self._hinted:
                 hint = symbol_hint(value, symbol)
                 if hint is None:
                     raise UnsupportedError(f"size {symbol.name} is made from data while the graph runs")
                 self._hinted.add(symbol.name)
+                name = symbol.name if symbol_is_nonnegative(value, symbol) else f"{symbol.name}{SIGNED}"
+                self.symbols[symbol.name] = sym(name)
                 atom = self.symbols[symbol.name].atom
                 assert isinstance(atom, Sym)
                 atom.hint = hint
@@ -67,8 +73,6 @@ class Sizes:
         if isinstance(e, (int, sympy.Integer)):
             return int(e)
         if isinstance(e, sympy.Symbol):
-            if e.name not in self.symbols:
-                self.symbols[e.name] = sym(e.name)
             return self.symbols[e.name]
         if isinstance(e, sympy.Add):
             total: Size = 0

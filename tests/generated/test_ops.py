@@ -917,6 +917,7 @@ OPS = [
         ("aten.linalg_cross.default",),
         tests=("F(4, 3), F(4, 3)", "F(3, 4), F(3, 4), dim=0"),
     ),
+    Op("aten.one_hot", "gather", ("aten.one_hot.default",), tests=("I(4, 3, 2), 4", "I(4, 5), 6")),
     Op(
         "aten.scatter.reduce",
         "scatter",

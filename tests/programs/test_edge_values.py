@@ -41,6 +41,11 @@ VALUES: dict[str, tuple[Program, tuple[Any, ...]]] = {
     "addcdiv order": (lambda a, b, c: torch.ops.aten.addcdiv(a, b, c, value=2), (L([0.0]), L([2e38]), L([1.5]))),
     "addcdiv tiny": (lambda a, b, c: torch.ops.aten.addcdiv(a, b, c, value=1e30), (L([0.0]), L([1e-30]), L([1e30]))),
     "var_mean of infinity": (torch.var_mean, (L([INF, 1.0, 2.0]),)),
+    "var_mean of one infinity": (lambda x: torch.var_mean(x, 0, correction=0), (L([[INF, 1.0]]),)),
+    "std near the end of the range": (torch.std, (L([1.5e38, -1.5e38, 1e38]),)),
+    "std_mean of tiny numbers": (torch.std_mean, (L([1e-30, -2e-30, 4e-30]),)),
+    "variance of one outlier": (torch.var, (torch.cat((L([3e19]), torch.zeros(99))),)),
+    "nansum over no dimensions, with a dtype": (lambda x: x.nansum(dim=(), dtype=torch.float64), (PLAIN,)),
     "nansum over no dimensions": (lambda x: x.nansum(dim=()), (PLAIN,)),
     "nanmean over no dimensions": (lambda x: x.nanmean(dim=(), keepdim=True), (PLAIN,)),
     "max of booleans": (lambda x: x.max(0), (L([False, True, True]),)),
@@ -92,6 +97,12 @@ REFUSED: dict[str, tuple[Program, tuple[Any, ...]]] = {
     "index_put of another dtype": (lambda x, i: x.index_put((i,), L(9)), (REALS, L([1]))),
     "argmax of booleans": (torch.argmax, (BITS,)),
     "cumsum in booleans": (lambda x: x.cumsum(0, dtype=torch.bool), (REALS,)),
+    "integers *= reals": (lambda x, y: x.clone().mul_(y), (INTS, REALS)),
+    "input of integers *= reals": (lambda x, y: x.mul_(y), (INTS, REALS)),
+    "booleans *= integers": (lambda x, y: x.clone().mul_(y), (BITS, INTS)),
+    "reals into integers": (lambda x, y: torch.add(x, y, out=torch.empty(3, dtype=torch.int64)), (INTS, REALS)),
+    "class too large": (lambda i: F.one_hot(i, 4), (L([9, 1]),)),
+    "class negative": (lambda i: F.one_hot(i, num_classes=4).sum(0), (L([1, -1]),)),
     "max of nothing": (lambda x: x.max(), (torch.zeros(0, 3),)),
     "max of an empty dimension": (lambda x: x.max(0), (torch.zeros(0, 3),)),
 }
@@ -104,3 +115,40 @@ def test_what_eager_refuses_is_refused(name: str) -> None:
         program(*args)
     with pytest.raises(type(eager.value)):
         compiled(program, *args)
+
+
+@pytest.mark.parametrize("program", [torch.floor_divide, torch.remainder, torch.fmod, lambda x, n: x // n], ids=str)
+def test_a_divisor_may_turn_out_to_be_zero(program: Program) -> None:
+    torch._dynamo.reset()
+    c = torch.compile(program, backend="opforge", dynamic=True)
+    x = torch.arange(-4, 4)
+    for n in (3, -3):
+        assert torch.equal(c(x, n), program(x, n))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        c(x, 0)
+
+
+NUMBERS: dict[str, Program] = {
+    "arithmetic": lambda x, n: (x * (n // 2), x + n % 5, x < n, torch.clamp(x, max=n), torch.full((3,), n) > -1),
+    "triangle": lambda x, n: torch.tril(x.reshape(1, -1), n),
+    "rolled": lambda x, n: torch.roll(x, n),
+    "power": lambda x, n: x.double() ** n,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_dynamic_programs_may_be_negative(name: str) -> None:
+    torch._dynamo.reset()
+    c = torch.compile(NUMBERS[name], backend="opforge", dynamic=True, options={"strict": True})
+    x = torch.arange(1, 7)
+    for n in (3, 2, -2, -7):
+        torch.testing.assert_close(c(x, n), NUMBERS[name](x, n), rtol=1e-15, atol=0)
+
+
+def test_integers_are_not_raised_to_negative_powers() -> None:
+    torch._dynamo.reset()
+    c = torch.compile(lambda x, n: x**n, backend="opforge", dynamic=True)
+    x = torch.arange(1, 5)
+    assert torch.equal(c(x, 3), x**3)
+    with pytest.raises(RuntimeError, match="negative integer powers"):
+        c(x, -1)
