@@ -20,6 +20,7 @@ ROLES: dict[str, Any] = {
     "device": torch.ops.prim.device.default,  # Asks a tensor for its device; answered without recording.
     "lift": torch.ops.aten.lift_fresh.default,  # Brings a constant tensor into the program.
     "alias": torch.ops.aten.alias.default,  # Another tensor object for the same elements.
+    "detach": torch.ops.aten.detach.default,  # Another tensor object for the same elements, without history.
     "view": torch.ops.aten.view.default,  # Another shape where strides allow it.
     "view_dtype": torch.ops.aten.view.dtype,  # The same bytes as another dtype.
     "slice": torch.ops.aten.slice.Tensor,  # A range of one dimension.
@@ -28,6 +29,7 @@ ROLES: dict[str, Any] = {
     "copy": torch.ops.aten.copy.default,  # A copy of the second argument with the sizes and strides of the first.
     "as_strided": torch.ops.aten.as_strided.default,  # Any layout of a storage.
     "as_strided_scatter": torch.ops.aten.as_strided_scatter.default,  # A copy of a tensor in which any layout of its storage has new elements.
+    "copy_in_place": torch.ops.aten.copy_.default,  # Writes new contents into a tensor; at the end of a graph that is asked to keep the mutations of its inputs.
     "size": torch.ops.aten.sym_size.int,  # Reads one size.
     "stride": torch.ops.aten.sym_stride.int,  # Reads one stride.
     "offset": torch.ops.aten.sym_storage_offset.default,  # Reads the storage offset.
@@ -144,11 +146,62 @@ def view_history(
     raise AssertionError("the generator proved this unreachable")
 
 
+# spec: wrapper_steps
+def wrapper_steps(
+    output: OutputType,
+    followed: bool,
+    detached: bool,
+) -> tuple[str, ...]:
+    """How an output that is a tensor subclass is made after the graph has run."""
+    if output in (
+        OutputType.NOT_TENSOR,
+        OutputType.ALIAS_OF_INTERMEDIATE,
+        OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
+    ):
+        raise MetadataError("wrapper_steps: What is inside of a tensor subclass has these types, not the subclass.")
+    if followed and (output != OutputType.NON_ALIAS):
+        raise MetadataError("wrapper_steps: The autograd function makes only fresh outputs.")
+    if detached and (
+        output
+        not in (
+            OutputType.ALIAS_OF_INPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+        )
+    ):
+        raise MetadataError("wrapper_steps: Only aliases have a history to be cut from.")
+    if (output == OutputType.NON_ALIAS) and followed:
+        return ("take_result",)
+    if (output == OutputType.NON_ALIAS) and (not followed):
+        return ("wrap_subclass",)
+    if output == OutputType.IS_INPUT:
+        return ("return_input",)
+    if output == OutputType.SAME_AS_OUTPUT:
+        return ("return_output",)
+    if (
+        output
+        in (
+            OutputType.ALIAS_OF_INPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+        )
+    ) and (not detached):
+        return ("replay_view",)
+    if (
+        output
+        in (
+            OutputType.ALIAS_OF_INPUT,
+            OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+        )
+    ) and detached:
+        return ("replay_view", "detach")
+    raise AssertionError("the generator proved this unreachable")
+
+
 # spec: input_steps
 def input_steps(
     mutation: MutationType,
     in_graph: bool,
     merged: bool,
+    told: bool,
     tracked: bool,
     seen: bool,
 ) -> tuple[str, ...]:
@@ -193,8 +246,22 @@ def input_steps(
         raise MetadataError("input_steps: The graph writes only inputs whose elements change.")
     if in_graph and merged:
         raise MetadataError("input_steps: The graph writes the base then.")
+    if told and (
+        (not merged)
+        or (not seen)
+        or (
+            mutation
+            in (
+                MutationType.NOT_MUTATED,
+                MutationType.VERSION,
+                MutationType.METADATA,
+                MutationType.STORAGE,
+            )
+        )
+    ):
+        raise MetadataError("input_steps: Only a base that was written tells of writes.")
     if (mutation == MutationType.NOT_MUTATED) or (
-        (mutation == MutationType.DATA) and (not seen) and (in_graph or merged)
+        (mutation == MutationType.DATA) and (told or ((not seen) and (in_graph or merged)))
     ):
         return ()
     if (mutation == MutationType.DATA) and (not in_graph) and (not merged) and (not seen):
@@ -203,12 +270,14 @@ def input_steps(
         return ("copy_back",)
     if (mutation == MutationType.DATA) and (not in_graph) and (not merged) and (not tracked):
         return ("copy_back_untracked",)
-    if (mutation == MutationType.VERSION) or ((mutation == MutationType.DATA) and seen and (in_graph or merged)):
+    if (mutation == MutationType.VERSION) or (
+        (mutation == MutationType.DATA) and seen and (not told) and (in_graph or merged)
+    ):
         return ("bump_version",)
     if (mutation == MutationType.METADATA) and (not tracked):
         return ("as_strided_back_untracked",)
     if ((mutation == MutationType.METADATA) and tracked) or (
-        (mutation == MutationType.DATA_AND_METADATA) and (not seen) and (in_graph or merged)
+        (mutation == MutationType.DATA_AND_METADATA) and (told or ((not seen) and (in_graph or merged)))
     ):
         return ("as_strided_back",)
     if (mutation == MutationType.DATA_AND_METADATA) and (not in_graph) and (not merged) and (not seen):
@@ -217,10 +286,10 @@ def input_steps(
         return ("copy_back", "as_strided_back")
     if (mutation == MutationType.DATA_AND_METADATA) and (not in_graph) and (not merged) and (not tracked):
         return ("copy_back_untracked", "as_strided_back_untracked")
-    if (mutation == MutationType.DATA_AND_METADATA) and seen and (in_graph or merged):
+    if (mutation == MutationType.DATA_AND_METADATA) and seen and (not told) and (in_graph or merged):
         return ("bump_version", "as_strided_back")
     if (mutation == MutationType.STORAGE) or (
-        (mutation == MutationType.DATA_AND_STORAGE) and (not seen) and (in_graph or merged)
+        (mutation == MutationType.DATA_AND_STORAGE) and (told or ((not seen) and (in_graph or merged)))
     ):
         return ("set_back",)
     if (mutation == MutationType.DATA_AND_STORAGE) and (not in_graph) and (not merged) and (not seen):
@@ -229,8 +298,28 @@ def input_steps(
         return ("copy_back", "set_back")
     if (mutation == MutationType.DATA_AND_STORAGE) and (not in_graph) and (not merged) and (not tracked):
         return ("copy_back_untracked", "set_back")
-    if (mutation == MutationType.DATA_AND_STORAGE) and seen and (in_graph or merged):
+    if (mutation == MutationType.DATA_AND_STORAGE) and seen and (not told) and (in_graph or merged):
         return ("bump_version", "set_back")
+    raise AssertionError("the generator proved this unreachable")
+
+
+# spec: base_steps
+def base_steps(
+    followed: bool,
+    tracked: bool,
+    seen: bool,
+) -> tuple[str, ...]:
+    """What happens to a base that the graph has new elements for."""
+    if (not followed) and (not (tracked and seen)):
+        raise MetadataError("base_steps: Each member tells of the write itself then.")
+    if (not tracked) and (not seen):
+        raise MetadataError("base_steps: Nobody follows a write that goes unseen.")
+    if (not followed) or (not seen):
+        return ("copy_back_unseen",)
+    if followed and tracked and seen:
+        return ("copy_back",)
+    if followed and (not tracked):
+        return ("copy_back_untracked",)
     raise AssertionError("the generator proved this unreachable")
 
 
@@ -239,6 +328,7 @@ def output_steps(
     output: OutputType,
     known: bool,
     dtype_view: bool,
+    relaid: bool,
 ) -> tuple[str, ...]:
     """How an output is made after the graph has run."""
     if known and (output != OutputType.NOT_TENSOR):
@@ -253,6 +343,20 @@ def output_steps(
         )
     ):
         raise MetadataError("output_steps: Only aliases have a source of another dtype.")
+    if relaid and (
+        dtype_view
+        or (
+            output
+            in (
+                OutputType.NOT_TENSOR,
+                OutputType.NON_ALIAS,
+                OutputType.SAME_AS_OUTPUT,
+                OutputType.IS_INPUT,
+                OutputType.ALIAS_OF_INPUT,
+            )
+        )
+    ):
+        raise MetadataError("output_steps: It is the base of other outputs itself, in the same dtype.")
     if (output == OutputType.NOT_TENSOR) and known:
         return ("return_constant",)
     if (output == OutputType.NON_ALIAS) or ((output == OutputType.NOT_TENSOR) and (not known)):
@@ -264,14 +368,27 @@ def output_steps(
     if (output == OutputType.ALIAS_OF_INPUT) and (not dtype_view):
         return ("regenerate_from_input",)
     if (
+        (
+            output
+            in (
+                OutputType.ALIAS_OF_INTERMEDIATE,
+                OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
+                OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+            )
+        )
+        and (not dtype_view)
+        and (not relaid)
+    ):
+        return ("regenerate_from_base",)
+    if (
         output
         in (
             OutputType.ALIAS_OF_INTERMEDIATE,
             OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
             OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
         )
-    ) and (not dtype_view):
-        return ("regenerate_from_base",)
+    ) and relaid:
+        return ("relay_base",)
     if (
         output
         in (

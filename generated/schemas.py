@@ -156,12 +156,27 @@ class BaseInfo:
     """Bytes from the first element of `first` to that of each member; a call for which they differ runs the program itself."""
     updated: int | None = None
     """Graph output that holds the new elements."""
+    followed: bool = False
+    """Whether autograd follows the members, which are views of one tensor then, or that tensor (`root`): the base is a view of it too, and has its history and its version counter."""
+    root: int | None = None
+    """The member that the others are views of; without one they are views of a tensor that is no member."""
+    tracked: bool = True
+    """Whether autograd follows the write."""
+    seen: bool = True
+    """Whether the version counter told of the write."""
 
     def __post_init__(self) -> None:
         if not (len(self.members) == len(self.distances)):
             raise MetadataError(f"BaseInfo needs a distance for every member: {self}")
         if not (self.first in self.members):
             raise MetadataError(f"BaseInfo needs the base is made of a member: {self}")
+        if not (self.root is None or (self.followed and self.root in self.members)):
+            raise MetadataError(f"BaseInfo needs a root that is a member of a base that autograd follows: {self}")
+
+    @property
+    def tells(self) -> bool:
+        """Whether writing the base moves the version counter of its members."""
+        return self.followed and self.seen and (self.updated is not None)
 
 
 # spec: DisjointInfo
@@ -198,6 +213,8 @@ class OutputAliasInfo:
     """Python source of a value that is known now."""
     requires_dtype_view: bool = False
     """Whether its dtype is not that of its source."""
+    relaid: bool = False
+    """Whether it is that graph output itself, in another layout (`t_`), not a view of it."""
     history: ViewHistory = ViewHistory.FOLLOWED
     """How autograd knows it."""
 

@@ -103,6 +103,14 @@ STEPS: dict[str, Step] = {
         ("result",),
         "{result} = as_strided({base}, {size}, {stride}, {offset})",
     ),
+    # spec: relay_base
+    "relay_base": Step(
+        "relay_base",
+        "The output is a result of the graph, whose layout the program has changed.",
+        ("base", "size", "stride", "offset"),
+        ("result",),
+        "{result} = {base}.as_strided_({size}, {stride}, {offset})",
+    ),
     # spec: regenerate_with_dtype
     "regenerate_with_dtype": Step(
         "regenerate_with_dtype",
@@ -136,5 +144,29 @@ STEPS: dict[str, Step] = {
         (),
         ("result",),
         "{result} = {result}.unsqueeze(0).unbind()[0]",
+    ),
+    # spec: wrap_subclass
+    "wrap_subclass": Step(
+        "wrap_subclass",
+        "The output is a tensor subclass around results of the graph.",
+        ("type", "inner", "context", "size", "stride"),
+        ("result",),
+        "{result} = {type}.__tensor_unflatten__({inner}, {context}, {size}, {stride})",
+    ),
+    # spec: replay_view
+    "replay_view": Step(
+        "replay_view",
+        "The output is a view of a tensor subclass, made by the subclass's own operator.",
+        ("op", "args"),
+        ("result",),
+        "{result} = {op}({args})",
+    ),
+    # spec: coerce_tangent
+    "coerce_tangent": Step(
+        "coerce_tangent",
+        "The gradient of an output that is a tensor subclass is made as the backward expects it.",
+        ("expected", "place"),
+        ("gradient",),
+        "{gradient} = coerced({gradient}, {expected}, {place})",
     ),
 }

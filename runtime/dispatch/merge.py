@@ -4,17 +4,20 @@ base.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import get_gradient_edge
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ...generated.schemas import BaseInfo
-from .inputs import Inputs
-from .overlap import byte_range
+from .families import Family, family_of
+from .inputs import Inputs, own_history
+from .overlap import byte_range, inside
 from .recorder import Recorder
 from .regions import Layout, Region, Step, Value
 
@@ -22,12 +25,15 @@ from .regions import Layout, Region, Step, Value
 @dataclass
 class Entered:
     """`values[i]` is what input i was when the program began (None for numbers); `graph_inputs` the flat inputs with
-    placeholders of their own; `bases` the merged groups, with their base's value.
+    placeholders of their own; `bases` the merged groups, with their base's value; `base_tensors` the traced tensors that the bases are, and
+    `base_edges` where their gradients arrive (None where they have none).
     """
 
     values: list[Value | None]
     graph_inputs: list[int] = field(default_factory=list)
     bases: list[tuple[BaseInfo, Value]] = field(default_factory=list)
+    base_tensors: list[torch.Tensor] = field(default_factory=list)
+    base_edges: list[Any] = field(default_factory=list)
 
 
 def enter_inputs(inputs: Inputs, recorder: Recorder) -> Entered:
@@ -83,16 +89,28 @@ def _enter_base(
             f"inputs {members} share elements as different dtypes at offsets that no tensor of {dtype} can hold"
         )
     length = (end - start) // size
+    family = family_of([inputs.given[i] for i in members]) if inputs.training else None
+    span = Layout(dtype, (length,), (1,), start // size)
+    if family is not None and not (inside(span, family.layout) and family.layout.dtype is dtype):
+        family = None
+    if inputs.training and family is None and any(inputs.given[i].requires_grad for i in members):
+        raise UnsupportedError(
+            f"inputs {members} share elements, one of them is written, one requires grad, and they are not ordinary views of one tensor"
+        )
     with inputs.fake_mode, torch.no_grad():
-        base = inputs.fakes[first].as_strided((length,), (1,), start // size)
-        for i in members:
-            layout = known[i]
-            own = inputs.fakes[i].as_strided(layout.size, layout.stride, layout.offset)
-            own._opforge_own = True
-            inputs.fakes[:] = [
-                own if same in (i,) or j == i else t
-                for j, (t, same) in enumerate(zip(inputs.fakes, inputs.same_as, strict=True))
-            ]
+        base = inputs.fakes[first].detach().as_strided((length,), (1,), start // size)
+    if family is not None:
+        base = own_history(base, family.root, inputs.fake_mode)
+    for i in members:
+        own = _view(inputs.fake_mode, base, known[i], family)
+        inputs.fakes[:] = [
+            own if same == i or j == i else t
+            for j, (t, same) in enumerate(zip(inputs.fakes, inputs.same_as, strict=True))
+        ]
+        inputs.versions[i] = None if own.is_inference() else own._version
+        inputs.edges[i], inputs.requires_grad[i] = None, own.requires_grad
+    entered.base_tensors.append(base)
+    entered.base_edges.append(get_gradient_edge(base) if family is not None and base.requires_grad else None)
     node = _placeholder(recorder.graph, f"base{k}", base)
     storage = base.untyped_storage()
     region = Region(storage._cdata, storage, tuple(members))
@@ -105,7 +123,33 @@ def _enter_base(
         entered.values[i] = value
     place = byte_range(known[first])[0]
     distances = tuple(byte_range(known[i])[0] - place for i in members)
-    return BaseInfo(tuple(members), first, (start - place) // size, length, distances), whole
+    root = next((i for i in members if family is not None and inputs.given[i] is family.root), None)
+    info = BaseInfo(
+        tuple(members), first, (start - place) // size, length, distances, followed=family is not None, root=root
+    )
+    return info, whole
+
+
+def _view(fake_mode: Any, base: torch.Tensor, layout: Layout, family: Family | None) -> torch.Tensor:
+    """The traced member: a tensor object of its own, which autograd follows as a view of the base when it follows the family."""
+    with fake_mode, torch.set_grad_enabled(family is not None):
+        if family is not None and _is_row_major(layout):
+            start = layout.offset - base.storage_offset()
+            own = base[start : start + math.prod(layout.size)].view(layout.size)
+        else:
+            flat = base if base.dtype == layout.dtype else base.view(layout.dtype)
+            own = flat.as_strided(layout.size, layout.stride, layout.offset)
+    own._opforge_own = True  # type: ignore[attr-defined]
+    return own
+
+
+def _is_row_major(layout: Layout) -> bool:
+    expected = 1
+    for n, s in zip(reversed(layout.size), reversed(layout.stride), strict=True):
+        if n != 1 and s != expected:
+            return False
+        expected *= n
+    return True
 
 
 def _member(recorder: Recorder, region: Region, whole: Value, layout: Layout, fake: torch.Tensor) -> Value:

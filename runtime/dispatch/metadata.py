@@ -4,7 +4,7 @@ generated tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES, mutation_type, output_type, view_history
 from ...generated.schemas import (
     BaseInfo,
-    DisjointInfo,
     InputAliasInfo,
     OutputAliasInfo,
     OutputType,
@@ -23,9 +22,10 @@ from ...generated.schemas import (
     ViewHistory,
 )
 from ..torch_compat import python_source, refuses_writes, shares_version
+from .disjoint import disjoint_pairs
 from .inputs import Inputs, is_static
 from .merge import Entered
-from .overlap import byte_range, is_dense
+from .overlap import is_dense
 from .recorder import Recorder
 from .regions import Layout, Value
 
@@ -71,7 +71,7 @@ class _Analysis:
         updated = {
             i: self._updated(i, value) for i, value in enumerate(self.entered.values) if self._written_alone(i, value)
         }
-        bases = [self._base(info, value) for info, value in self.entered.bases]
+        bases = [self._base(k, info, value) for k, (info, value) in enumerate(self.entered.bases)]
         given_storage = [i for i, t in enumerate(inputs.fakes) if self._storage_replaced(i, t)]
         for i in given_storage:
             if inputs.training or any(self._views_new_storage(t, i) for t in self.result):
@@ -80,7 +80,7 @@ class _Analysis:
         output_info = self._outputs(everything)
         storage_from = {i: len(self.result) + k for k, i in enumerate(given_storage)}
         input_info = tuple(self._input(i, updated, bases, storage_from) for i in range(len(inputs.fakes)))
-        disjoint = tuple(self._disjoint(input_info))  # reads sizes, which may be further outputs
+        disjoint = tuple(disjoint_pairs(inputs, input_info, self._number))  # reads sizes, which may be further outputs
         meta = ViewAndMutationMeta(
             input_info=input_info,
             output_info=tuple(output_info),
@@ -126,13 +126,20 @@ class _Analysis:
         t, edge = self.inputs.fakes[i], self.inputs.edges[i] if self.inputs.edges else None
         return edge is None or (t.grad_fn is not edge.node and t.grad_fn is not None)
 
-    def _base(self, info: BaseInfo, value: Value) -> BaseInfo:
-        if any(self.inputs.fakes[i].requires_grad for i in info.members):
+    def _base(self, k: int, info: BaseInfo, value: Value) -> BaseInfo:
+        if not info.followed and any(
+            self.inputs.fakes[i].requires_grad != self.inputs.requires_grad[i] for i in info.members
+        ):
             raise UnsupportedError(
-                f"inputs {list(info.members)} share elements, one of them is written, and one requires grad"
+                f"inputs {list(info.members)} share elements, one of them is written and requires grad then, and they are not ordinary "
+                "views of one tensor"
             )
-        updated = self._return(self.recorder.current(value)) if value.region.version else None
-        return BaseInfo(info.members, info.first, info.start, info.length, info.distances, updated)
+        base, edge = self.entered.base_tensors[k], self.entered.base_edges[k]
+        seen = not info.followed or any(self.inputs.version_moved(i) for i in info.members)
+        tracked = edge is None or (base.grad_fn is not edge.node and base.grad_fn is not None)
+        written = bool(value.region.version)
+        updated = self._return(self.recorder.current(value), base if tracked else None) if written else None
+        return replace(info, updated=updated, seen=seen, tracked=tracked or not seen or not written)
 
     def _storage_replaced(self, i: int, t: Any) -> bool:
         before = self.entered.values[i]
@@ -146,7 +153,9 @@ class _Analysis:
         t, before, layout = self.inputs.fakes[i], self.entered.values[i], self.inputs.layouts[i]
         same = self.inputs.same_as[i]
         static = is_static(self.inputs.given[i])
-        self._check_history(i, i in updated)
+        self._check_history(
+            i, i in updated or any(b.followed and b.updated is not None and i in b.members for b in bases)
+        )
         if before is None or layout is None or same is not None:
             base = self._base_of(same if same is not None else i)
             return InputAliasInfo(mutation_type(False, False, False, False), same_as=same, static=static, base=base)
@@ -164,7 +173,9 @@ class _Analysis:
         if replaced and i in self.inputs.same_as and any(e is not None for e in self.inputs.edges):
             raise UnsupportedError(f"input {i}, passed twice, gets another storage while autograd follows the program")
         return InputAliasInfo(
-            mutation_type=mutation_type(data, metadata, replaced, version=base is None and moved),
+            mutation_type=mutation_type(
+                data, metadata, replaced, version=moved and (base is None or bases[base].updated is None)
+            ),
             updated=updated.get(i),
             place_after=self._place(after, layout) if metadata else None,
             storage_from=storage_from.get(i),
@@ -192,45 +203,6 @@ class _Analysis:
 
     def _base_of(self, i: int) -> int | None:
         return next((k for k, (info, _) in enumerate(self.entered.bases) if i in info.members), None)
-
-    def _disjoint(self, input_info: tuple[InputAliasInfo, ...]) -> list[DisjointInfo]:
-        """Every written input against every other: the trace holds only while they do not meet."""
-        out = []
-        for i, info in enumerate(input_info):
-            if not info.mutates_data:
-                continue
-            for j, other in enumerate(input_info):
-                if not isinstance(self.inputs.fakes[j], torch.Tensor) or j == i or other.same_as is not None:
-                    continue
-                if (
-                    (info.base is not None and info.base == other.base)
-                    or (other.mutates_data and j < i)
-                    or (info.static and other.static)
-                ):
-                    continue
-                if self.inputs.fakes[i].device != self.inputs.fakes[j].device:
-                    continue
-                found = self._pair(i, j)
-                if found is not None:
-                    out.append(found)
-        return out
-
-    def _pair(self, i: int, j: int) -> DisjointInfo | None:
-        a, b = self.inputs.layouts[i], self.inputs.layouts[j]
-        assert a is not None
-        assert b is not None
-        spans = []
-        for layout in (a, b):
-            if any(type(n) is int and n == 0 for n in layout.size):
-                return None
-            last = sum(((n - 1) * s for n, s in zip(layout.size, layout.stride, strict=True)), 0)
-            spans.append(self._number((last + 1) * layout.dtype.itemsize))
-        distance = None
-        same = self.inputs.fakes[i].untyped_storage()._cdata == self.inputs.fakes[j].untyped_storage()._cdata
-        if same and a.plain and b.plain:
-            (lo_a, hi_a), (lo_b, hi_b) = byte_range(a), byte_range(b)
-            distance = lo_b - lo_a if lo_a < hi_b and lo_b < hi_a else None
-        return DisjointInfo(i, j, spans[0], spans[1], distance)
 
     # --- outputs
 
@@ -295,8 +267,7 @@ class _Analysis:
                 kind, value=position, history=ViewHistory.ONE_OF_MANY if many else ViewHistory.FOLLOWED
             )
         if kind is OutputType.ALIAS_OF_INPUT:
-            sources = region.inputs or self.recorder.regions.by_storage[region.key][0].inputs
-            source = min(sources, key=lambda i: self.inputs.fakes[i].dtype != value.layout.dtype)
+            source = self._source(value)
             if self.inputs.given[source].is_inference() and not torch.is_inference_mode_enabled():
                 raise UnsupportedError("an output is an alias of an inference tensor, outside of inference mode")
             origin = self.inputs.layouts[source]
@@ -307,11 +278,29 @@ class _Analysis:
                 )
             return self._alias(kind, value, source, origin, t, self.inputs.fakes[source])
         if kind in _ALIASES:
+            root = self._root_tensor(value, t)
             if region.key not in self.bases:
-                self.bases[region.key] = self._return(self._owned(value.root), self._root_tensor(value, t))
-            position = self.bases[region.key]
-            return self._alias(kind, value, position, value.root.layout, t, self._root_tensor(value, t))
+                self.bases[region.key] = self._return(self._owned(value.root), root)
+            return self._alias(kind, value, self.bases[region.key], value.root.layout, t, root)
         return OutputAliasInfo(kind, source=source)
+
+    def _source(self, value: Value) -> int:
+        """The input that an alias is regenerated from: of merged ones that which it was made of, for gradients reach no others by it."""
+        region = value.region
+        sources = region.inputs or self.recorder.regions.by_storage[region.key][0].inputs
+        above: Value | None = value
+        while above is not None:
+            for i in sources:
+                if self.entered.values[i] is above and self._on_element(i, value.layout):
+                    return i
+            above = above.parent
+        return min(sources, key=lambda i: self.inputs.fakes[i].dtype != value.layout.dtype)
+
+    def _on_element(self, i: int, layout: Layout) -> bool:
+        """Whether input `i` begins where an element of `layout` could."""
+        origin = self.inputs.layouts[i]
+        assert origin is not None
+        return not origin.plain or origin.offset * origin.dtype.itemsize % layout.dtype.itemsize == 0
 
     def _root_tensor(self, value: Value, t: torch.Tensor) -> torch.Tensor | None:
         """The traced tensor that is the whole of the region that `t` lies in."""
@@ -319,7 +308,18 @@ class _Analysis:
         for known, v in self.recorder.regions.values.values():
             if v is root:
                 return known
+        for known, v in list(self.recorder.regions.values.values()) if self.inputs.training else ():
+            if v.root is root and self._is_relaid(known):
+                return self._relaid_back(known, root.layout)
         return t._base if t._is_view() else None
+
+    def _is_relaid(self, t: torch.Tensor) -> bool:
+        """Whether `t` is what a region began as, in another layout now (`t_`)."""
+        return id(t) in self.recorder.relaid and not t._is_view() and self.recorder.value(t).parent is not None
+
+    def _relaid_back(self, t: torch.Tensor, layout: Layout) -> torch.Tensor:
+        with self.recorder, torch.enable_grad():
+            return t.as_strided(layout.size, layout.stride, layout.offset)
 
     def _alias(
         self,
@@ -340,12 +340,14 @@ class _Analysis:
             raise UnsupportedError(
                 "an output is a lazily conjugated or negated view of another tensor; call resolve_conj() on it"
             )
+        relaid = kind in _ALIASES and self._is_relaid(t) and value.layout.dtype == origin.dtype
         return OutputAliasInfo(
             kind,
             source=source,
             place=self._place(value.layout, origin),
             requires_dtype_view=value.layout.dtype != origin.dtype,
-            history=self._history(t, value, followed, gradient, source_tensor),
+            relaid=relaid,
+            history=ViewHistory.FOLLOWED if relaid else self._history(t, value, followed, gradient, source_tensor),
         )
 
     def _history(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..torch_compat import disable_autocast, pytree
+from ..torch_compat import disable_autocast, pytree, refuses_writes
 
 
 def reinterpreted(
@@ -31,6 +31,7 @@ NAMESPACE: dict[str, Any] = {
     "math": math,
     "no_autocast": disable_autocast,
     "no_grad": torch.no_grad,
+    "refuses_writes": refuses_writes,
     "reinterpreted": reinterpreted,
     "tree_unflatten": pytree.tree_unflatten,
 }

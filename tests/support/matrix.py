@@ -25,7 +25,7 @@ from opforge.runtime.execute.autograd_function import bind_halves
 from opforge.runtime.torch_compat import FakeTensorMode
 from opforge.runtime.training import split
 
-from .observe import World, differences, see
+from .observe import Sight, World, differences, see
 
 Axes = Mapping[str, Mapping[str, Mapping[str, Any]]]
 Cell = Mapping[str, str]
@@ -150,11 +150,19 @@ def run_cell(axes: Axes, cell: Cell) -> Outcome:
             for follow in follows:
                 expected, count = see(moded(program), make, follow)
                 actual, _ = see(moded(run), make, follow)
-                found += differences(expected, actual)
+                found += differences(expected, actual, functools.partial(_exact, moded(program), make, follow))
                 refused |= bool(expected.raised)
                 if follow is None and not found and not refused:
                     follows += range(min(count, 4))
     return Outcome(refused=refused, different=tuple(dict.fromkeys(found)))
+
+
+def _exact(program: Callable[..., Any], make: Callable[[], World], follow: int | None) -> Sight:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return see(program, make, follow)[0]
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def compiled(

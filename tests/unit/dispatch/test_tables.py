@@ -8,6 +8,7 @@ import pytest
 
 from opforge.errors import MetadataError
 from opforge.generated.dispatch_tables import (
+    base_steps,
     history_steps,
     input_steps,
     mutation_type,
@@ -119,17 +120,22 @@ def test_generated_tables_decide_every_combination() -> None:
         except MetadataError:
             pass
     assert decided > 20
-    for mutation, *flags in itertools.product(MutationType, *[(False, True)] * 4):
-        in_graph, merged, tracked, seen = flags
+    for mutation, *flags in itertools.product(MutationType, *[(False, True)] * 5):
+        in_graph, merged, told, tracked, seen = flags
         try:
-            assert set(input_steps(mutation, in_graph, merged, tracked, seen)) <= set(STEPS)
+            assert set(input_steps(mutation, in_graph, merged, told, tracked, seen)) <= set(STEPS)
         except MetadataError:
-            assert in_graph or not tracked or not seen
-    for output, known, dtype_view in itertools.product(OutputType, (False, True), (False, True)):
+            assert in_graph or told or not tracked or not seen
+    for followed, tracked, seen in itertools.product((False, True), repeat=3):
         try:
-            assert len(output_steps(output, known, dtype_view)) == 1
+            assert len(base_steps(followed, tracked, seen)) == 1
         except MetadataError:
-            assert known or dtype_view
+            assert not tracked or not seen
+    for output, known, dtype_view, relaid in itertools.product(OutputType, *[(False, True)] * 3):
+        try:
+            assert len(output_steps(output, known, dtype_view, relaid)) == 1
+        except MetadataError:
+            assert known or dtype_view or relaid
     for flags in itertools.product((False, True), repeat=5):
         followed, requires_grad, view, _, shares_version = flags
         try:
