@@ -9,7 +9,7 @@ Philox4x32-10: Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -102,7 +102,7 @@ def _empty_seed(*, device: torch.device) -> Tensor:
     return torch.empty(1, dtype=torch.int64, device=device)
 
 
-_KERNELS = {
+_KERNELS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "philox_uniform": (_uniform, _like_seed),
     "philox_normal": (_normal, _like_seed),
     "philox_integers": (_integers, _like_seed),

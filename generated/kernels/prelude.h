@@ -1743,31 +1743,44 @@ OPF_CALL Vec<int32_t> philox_lanes(Vec<int64_t> seed, Vec<int64_t> stream, Vec<i
 #if OPF_VL == 4
 #define OPF_PAIRS(A, B) A, B
 #define OPF_BLOCKS 0, 0
-#define OPF_SWAPPED 1, 0
+#define OPF_SWAPPED 2, 3, 0, 1
 #elif OPF_VL == 8
 #define OPF_PAIRS(A, B) A, B, A, B
 #define OPF_BLOCKS 0, 0, 1, 0
-#define OPF_SWAPPED 1, 0, 3, 2
+#define OPF_SWAPPED 2, 3, 0, 1, 6, 7, 4, 5
 #elif OPF_VL == 16
 #define OPF_PAIRS(A, B) A, B, A, B, A, B, A, B
 #define OPF_BLOCKS 0, 0, 1, 0, 2, 0, 3, 0
-#define OPF_SWAPPED 1, 0, 3, 2, 5, 4, 7, 6
+#define OPF_SWAPPED 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
 #endif
-// VL / 4 blocks from `block` on, all of their words in order. Lanes alternate between the words 0 and 2 (in `even`), and 1 and 3 (in `odd`).
+// VL / 4 blocks from `block` on, all of their words in order. `even` holds the words 0 and 2 of a block in neighbouring lanes, `odd` 1 and 3.
+// A round leaves its results where its operands were, so after every round the two lanes have changed places: only `odd`, for which there is
+// time, is put in order again.
+OPF_INLINE PhiloxWords philox_swap(PhiloxWords v) {
+    const auto w = (Native<int32_t, OPF_VL>::N)v;
+    return (PhiloxWords)__builtin_shufflevector(w, w, OPF_SWAPPED);
+}
 OPF_INLINE Vec<int32_t> philox_blocks(uint64_t seed, uint64_t stream, uint64_t block) {
-    const PhiloxWords first = PhiloxWords{OPF_PAIRS(~uint64_t(0), 0)}, multiplier = PhiloxWords{OPF_PAIRS(philox_m0, philox_m1)};
-    const PhiloxWords step = PhiloxWords{OPF_PAIRS(philox_w0, philox_w1)}, counter = ((PhiloxWords{} + block + PhiloxWords{OPF_BLOCKS}) & first) | ((PhiloxWords{} + stream) & ~first);
-    PhiloxWords key = ((PhiloxWords{} + seed) & first) | ((PhiloxWords{} + (seed >> 32)) & ~first), even = counter, odd = counter >> 32;
-    for (int round = 0; round < 10; ++round) {
-        const PhiloxWords p = word_product(even, multiplier), q = __builtin_shufflevector(p, p, OPF_SWAPPED);
-        even = (q >> 32) ^ odd ^ key;
+    const PhiloxWords first = PhiloxWords{OPF_PAIRS(~uint64_t(0), 0)}, low = PhiloxWords{} + philox_low;
+    const PhiloxWords m01 = PhiloxWords{OPF_PAIRS(philox_m0, philox_m1)}, m10 = PhiloxWords{OPF_PAIRS(philox_m1, philox_m0)};
+    const PhiloxWords w01 = PhiloxWords{OPF_PAIRS(philox_w0, philox_w1)} + PhiloxWords{OPF_PAIRS(philox_w0, philox_w1)};
+    const PhiloxWords w10 = PhiloxWords{OPF_PAIRS(philox_w1, philox_w0)} + PhiloxWords{OPF_PAIRS(philox_w1, philox_w0)};
+    PhiloxWords even = ((PhiloxWords{} + block + PhiloxWords{OPF_BLOCKS}) & first) | ((PhiloxWords{} + stream) & ~first), odd = even >> 32;
+    const PhiloxWords k0 = PhiloxWords{} + seed, k1 = PhiloxWords{} + (seed >> 32);
+    PhiloxWords k10 = (k1 & first) | (k0 & ~first), k01 = ((k0 & first) | (k1 & ~first)) + PhiloxWords{OPF_PAIRS(philox_w0, philox_w1)};
+    for (int rounds = 0; rounds < 10; rounds += 2) {
+        const PhiloxWords p = word_product(even, m01);
+        even = (p >> 32) ^ (philox_swap(odd) ^ k10);
+        const PhiloxWords q = word_product(even, m10);
+        even = (q >> 32) ^ (philox_swap(p) ^ k01);
         odd = q;
-        key += step;
+        k10 += w10;
+        k01 += w01;
     }
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    return Vec<int32_t>((Vec<int32_t>::N)((even & philox_low) | (odd << 32)));
+    return Vec<int32_t>((Vec<int32_t>::N)((even & low) | (odd << 32)));
 #else
-    return Vec<int32_t>((Vec<int32_t>::N)((odd & philox_low) | (even << 32)));
+    return Vec<int32_t>((Vec<int32_t>::N)((odd & low) | (even << 32)));
 #endif
 }
 OPF_CALL Vec<int32_t> philox_across(uint64_t seed, uint64_t stream, uint64_t index) {
