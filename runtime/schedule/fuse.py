@@ -267,8 +267,12 @@ class Alignment:
         return taken
 
     def _worth(self, keep: list[Var], dropped: list[Var]) -> bool:
-        """Dropping outer variables narrows the parallel loops; fine when the nest reduces over what is dropped."""
-        return bool(self.nest.rvars or self.nest.scan) and len(keep) > 0
+        """Dropping outer variables narrows the parallel loops; fine when the nest reduces over what is dropped. Of a reduction to one value
+        the threads share the inner loops, which cannot be tiled for transposed access.
+        """
+        if not keep:
+            return bool(self.nest.rvars) and all(_in_order(m.body, dropped) for m in self.members)
+        return bool(self.nest.rvars or self.nest.scan)
 
     def _match_siblings(self) -> dict[Var, Var] | None:
         """No value flows between them: only equal iteration spaces that read the same data are put together."""
@@ -333,6 +337,18 @@ class Alignment:
         self.group.members = [*members, new]
         self.group.fresh = self.fresh
         return True
+
+
+def _in_order(body: Node, variables: list[Var]) -> bool:
+    """Whether every load meets the variables in their own order."""
+    place = {v: k for k, v in enumerate(variables)}
+    for ld in body.loads():
+        met = [
+            k for e in ld.attr.index for k in sorted(place[a] for a in e.atoms() if isinstance(a, Var) and a in place)
+        ]
+        if met != sorted(met):
+            return False
+    return True
 
 
 def _position(m: Member, v: Var) -> int:

@@ -128,7 +128,7 @@ def eliminate_dead(program: Program) -> list[Nest | Extern]:
 def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest | Extern], Inliner]:
     """Return the items left, with substituted bodies, and the inliner (it knows the views that externs and outputs refer to)."""
     items = eliminate_dead(program)
-    pinned = {o.buffer for o in program.outputs} | {src for _, src in program.mutations}
+    pinned = {o.buffer for o in program.outputs if o.buffer is not None} | {src for _, src in program.mutations}
     extern_reads = {
         r.buffer for it in items if isinstance(it, Extern) for r in refs((it.args, tuple(v for _, v in it.kwargs)))
     }

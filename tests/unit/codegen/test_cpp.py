@@ -90,6 +90,11 @@ def two_losses(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     return pointwise(b, s.add, reduce(b, "sum", huber, [0, 1]), reduce(b, "sum", square, [0, 1]))
 
 
+def product_and_its_sum(b: Builder, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    d = pointwise(b, s.mul, x, y)
+    return d, reduce(b, "sum", d, [0, 1])
+
+
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = {
     "broadcast": (lambda b, x, y: pointwise(b, s.add, x, y), lambda: [rand(7, 13), rand(13)]),
     "transcendental": (lambda b, x: pointwise(b, lambda a: s.mul(s.erf(a), s.tanh(a)), x), lambda: [rand(64, 129)]),
@@ -147,6 +152,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = 
     "pool": (max_pool, lambda: [rand(3, 20, 32)]),
     "three outputs": (exp_sum_neg, lambda: [rand(10, 21)]),
     "two losses": (two_losses, lambda: [rand(40, 50), rand(40, 50)]),
+    "product and its sum": (product_and_its_sum, lambda: [rand(40, 50), rand(40, 50)]),
     "empty": (lambda b, x: pointwise(b, s.exp, x), lambda: [rand(0, 5)]),
     "sum of nothing": (lambda b, x: reduce(b, "sum", x, 0), lambda: [rand(0, 5)]),
     "no dimensions": (lambda b, x: pointwise(b, s.exp, x), lambda: [torch.tensor(2.0)]),
@@ -187,6 +193,7 @@ def test_without_fusion(name: str) -> None:
         ("softmax middle", 1),
         ("three outputs", 1),
         ("two losses", 1),
+        ("product and its sum", 1),
         ("concatenate columns", 1),
         ("transpose and add", 1),
     ],
