@@ -54,8 +54,11 @@ class Config:
     # spec: activation_memory_budget
     #: Part (0 to 1) of the bytes min_cut keeps for the backward that may be kept; below 1 more is computed again, for a lower peak.
     activation_memory_budget: float = 1.0
+    # spec: lazy_backward
+    #: Compile the backward of a training graph when it first runs (graphs of static shapes only), instead of with the forward.
+    lazy_backward: bool = True
     # spec: reuse_workspace
-    #: Keep a graph's arena of intermediate buffers between calls, instead of allocating it on every call.
+    #: Keep the arena of intermediate buffers between calls (one per thread, for all graphs), instead of allocating it on every call.
     reuse_workspace: bool = True
     # spec: target
     #: Vector instruction set of CPU kernels; auto takes what this machine has.
@@ -195,6 +198,17 @@ FIELDS: dict[str, Setting] = {
         affects="code",
         doc="Part (0 to 1) of the bytes min_cut keeps for the backward that may be kept; below 1 more is computed again, for a lower peak.",
     ),
+    # spec: lazy_backward
+    "lazy_backward": Setting(
+        name="lazy_backward",
+        field="lazy_backward",
+        type="bool",
+        default=True,
+        choices=(),
+        env="OPFORGE_LAZY_BACKWARD",
+        affects="run",
+        doc="Compile the backward of a training graph when it first runs (graphs of static shapes only), instead of with the forward.",
+    ),
     # spec: reuse_workspace
     "reuse_workspace": Setting(
         name="reuse_workspace",
@@ -204,7 +218,7 @@ FIELDS: dict[str, Setting] = {
         choices=(),
         env="OPFORGE_REUSE_WORKSPACE",
         affects="code",
-        doc="Keep a graph's arena of intermediate buffers between calls, instead of allocating it on every call.",
+        doc="Keep the arena of intermediate buffers between calls (one per thread, for all graphs), instead of allocating it on every call.",
     ),
     # spec: target
     "target": Setting(

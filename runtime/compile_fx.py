@@ -30,7 +30,7 @@ from .config import Config
 from .dispatch.needs_grad import wants_grad
 from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
-from .execute.autograd_function import bind_halves, emit_function
+from .execute.autograd_function import Backward, bind_halves, emit_function
 from .execute.load import load_library, load_wrapper
 from .graph.rewrite import rewrite
 from .ir.index import Expr, Sym
@@ -86,15 +86,20 @@ def compile_fx(
     """
     cfg = config.from_options(dict(options) if options else None, mode)
     _check_inputs(gm, example_inputs)
+    return _or_eager(lambda: _compile(gm, example_inputs, cfg), lambda: eager_program(gm), cfg)
+
+
+def _or_eager(compiled: Callable[[], Compiled], eager: Callable[[], Compiled], cfg: Config) -> Compiled:
+    """What `compiled` makes, or `eager` where it cannot be made, counted and said."""
     try:
-        return _compile(gm, example_inputs, cfg)
+        return compiled()
     except (UnsupportedError, BuildError) as error:
         if cfg.strict:
             raise
         counters.count_fallback(f"{type(error).__name__}: {_first_line(error)}")
         if isinstance(error, BuildError):
             _warn_once(_first_line(error))
-        return eager_program(gm)
+        return eager()
     except ConfigError:
         raise
     except Exception as error:
@@ -104,7 +109,7 @@ def compile_fx(
         reason = f"internal error, please report it: {type(error).__name__}: {_first_line(error)}"
         counters.count_fallback(reason)
         _warn_once(reason)
-        return eager_program(gm)
+        return eager()
 
 
 def _first_line(error: Exception) -> str:
@@ -179,7 +184,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
         watch.text("rewritten_graph.py", lambda: _rewritten(report.applied, traced))
     if traced.gradients is None:
         return compile_graph(traced.graph, cfg, watch)
-    from .training import split  # inference does not need it
+    from .training import compiles_later, eager_backward, split  # inference does not need it
 
     with watch.stage("partition"):
         parts = split(traced, cfg)
@@ -187,18 +192,38 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     watch.text("backward_graph.py", lambda: str(parts.backward.code))
     watch.text("autograd_function.py", lambda: emit_function(parts.halves))
     forward, artifacts = compile_graph(parts.forward, cfg, watch)
-    backward, artifacts.backward = compile_graph(parts.backward, cfg, watch)
     artifacts.function = emit_function(parts.halves)
-    return bind_halves(parts.halves, forward, backward), artifacts
+
+    def backward(watch: Watch) -> Compiled:
+        call, artifacts.backward = compile_graph(parts.backward, cfg, watch, boxed=True)
+        return call
+
+    def backward_later() -> Compiled:
+        watch = Watch(cfg.progress, cfg.dump_dir)
+        try:
+            call = _or_eager(lambda: backward(watch), lambda: eager_backward(parts), cfg)
+        finally:
+            watch.close()
+        if (made := artifacts.backward) is not None:
+            made.seconds = watch.seconds
+            counters.count_graph(made.kernels, made.externs, made.seconds, made.arena_bytes, False, graphs=0)
+        return call
+
+    half = Backward(backward_later) if compiles_later(parts, cfg) else Backward(call=backward(watch))
+    return bind_halves(parts.halves, forward, half), artifacts
 
 
-def compile_graph(graph: torch.fx.GraphModule, cfg: Config, watch: Watch) -> tuple[Compiled, Artifacts]:
-    """Compile one functional graph. The result takes the graph's placeholders, one argument each, and returns a tuple."""
+def compile_graph(
+    graph: torch.fx.GraphModule, cfg: Config, watch: Watch, *, boxed: bool = False
+) -> tuple[Compiled, Artifacts]:
+    """Compile one functional graph. The result takes the graph's placeholders, one argument each (`boxed`: one list of them, which it
+    empties, so that each is freed after its last use), and returns a tuple.
+    """
     with watch.stage("lower"):
         lowered = lower(graph, checks=cfg.index_checks)
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
-        return _realize(lowered, cfg, watch)
+        return _realize(lowered, cfg, watch, boxed)
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled graph: {error}") from error
 
@@ -207,15 +232,15 @@ def _rewritten(applied: Sequence[tuple[str, str]], traced: Traced) -> str:
     return "".join(f"# {rule} at {node}\n" for rule, node in applied) + str(traced.graph.code)
 
 
-def _realize(lowered: Lowered, cfg: Config, watch: Watch) -> tuple[Compiled, Artifacts]:
+def _realize(lowered: Lowered, cfg: Config, watch: Watch, boxed: bool) -> tuple[Compiled, Artifacts]:
     """The compiled graph out of the cache, or made and put there."""
     target = cpu_target(cfg)
     with watch.stage("cache"):
-        digest = key(cache_parts(lowered, cfg, target))
+        digest = key(cache_parts(lowered, cfg, target) | {"boxed": str(boxed)})
         cache = Cache.current(cfg)
         entry = cache.get(digest)
     if entry is None:
-        files, built, artifacts = build(lowered, cfg, target, watch)
+        files, built, artifacts = build(lowered, cfg, target, watch, boxed=boxed)
         with watch.stage("cache"):
             entry = cache.put(digest, files, built)
     else:
@@ -243,7 +268,7 @@ def _realize(lowered: Lowered, cfg: Config, watch: Watch) -> tuple[Compiled, Art
                 if not cfg.cache:
                     raise
                 warn_once("load", entry.path, f"{error}; it is compiled again, for this process only")
-                return _realize(lowered, replace(cfg, cache=False), watch)
+                return _realize(lowered, replace(cfg, cache=False), watch, boxed)
             for name, (symbol, pointers, sizes, checked) in meta["symbols"].items():
                 function = library[symbol]
                 function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
@@ -278,7 +303,7 @@ def _triton(kernel: Kernel, plan: Plan) -> str:
 
 
 def build(
-    lowered: Lowered, cfg: Config, target: CpuTarget, watch: Watch
+    lowered: Lowered, cfg: Config, target: CpuTarget, watch: Watch, *, boxed: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
     """Schedule, generate and compile; returns the cache entry's files and metadata."""
     program = separate_outputs(lowered.program)
@@ -292,7 +317,7 @@ def build(
             check(program, plan)
     with watch.stage("codegen"):
         unit = render_unit(plan, lanes=target.lanes, threads=torch.get_num_threads(), threshold=cfg.parallel_threshold)
-        wrapper = render_wrapper(plan, parameters(lowered), {})
+        wrapper = render_wrapper(plan, parameters(lowered), {}, boxed=boxed)
     if watch.dump:
         _dump_code(plan, unit.source, wrapper, watch)
     files: dict[str, Any] = {"wrapper.py": wrapper.encode(), "kernels.cpp": unit.source.encode()}

@@ -37,6 +37,9 @@ from torch.utils import _pytree as pytree
 # The mode whose handler sees every operator that the traced program calls, and the test for subclasses that wrap tensors. [2.11, 2.13]
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+# A context without the dispatch modes that the caller has put in force: while a backward runs, opforge itself compiles. [2.11, 2.13]
+from torch.utils._python_dispatch import _disable_current_modes as no_modes
+
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
@@ -54,6 +57,7 @@ __all__ = [
     "enable_python_dispatcher",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
+    "no_modes",
     "operator_schemas",
     "python_source",
     "pytree",

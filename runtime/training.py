@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UnsupportedError
 from .config import Config, current
 from .dispatch.trace import Traced
 from .execute.autograd_function import Halves, tangent_strides
+from .lower.graph import repeats
 from .partition import partition
 
 
@@ -49,6 +52,8 @@ def split(traced: Traced, cfg: Config | None = None) -> Split:
     kept, saved = returned[:results], list[tuple[str, int]]()
     for node, (what, k) in zip(returned[results:], parts.origins, strict=True):
         if what == "saved":
+            if isinstance(node.meta["val"], torch.Tensor) and repeats(node.meta["val"]):
+                raise UnsupportedError(f"{node.name}, which is kept for the backward, repeats elements of its memory")
             k = len(kept)
             kept.append(node)
         saved.append(("input" if what == "primal" else "output", k))
@@ -58,7 +63,10 @@ def split(traced: Traced, cfg: Config | None = None) -> Split:
     constant = tuple(
         k
         for k, n in enumerate(kept[:results])
-        if k not in gradients.tangents and k not in inside and isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor)
+        if k not in gradients.tangents
+        and k not in inside
+        and isinstance(n, fx.Node)
+        and isinstance(n.meta["val"], torch.Tensor)
     )
     halves = Halves(
         arguments,
@@ -70,3 +78,21 @@ def split(traced: Traced, cfg: Config | None = None) -> Split:
         gradients,
     )
     return Split(parts.forward, parts.backward, halves)
+
+
+def compiles_later(parts: Split, cfg: Config) -> bool:
+    """Whether the backward may be compiled when it first runs. Not with symbolic sizes: what compiling assumes of them becomes guards, which
+    are settled by then; and not when all texts of the graph are wanted.
+    """
+    symbolic = any(isinstance(n.meta.get("val"), torch.SymInt) or _is_dynamic(n) for n in parts.backward.graph.nodes)
+    return cfg.lazy_backward and not cfg.dump_dir and not symbolic
+
+
+def _is_dynamic(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and any(type(n) is not int for n in (*value.shape, *value.stride()))
+
+
+def eager_backward(parts: Split) -> Callable[[list[Any]], Any]:
+    """The backward by eager kernels, for a forward that was compiled. It takes a list of arguments, which it empties."""
+    return fx.Interpreter(parts.backward).boxed_run

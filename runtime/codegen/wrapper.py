@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from ..ir.index import Expr, Quotient, Sym
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
 from ..schedule.kernels import kernel_checks
-from ..schedule.memory import arena_offset, nbytes
+from ..schedule.memory import arena_offset, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 
 
@@ -56,8 +56,8 @@ def shape_text(shape: tuple[Size, ...]) -> str:
 class WrapperWriter:
     """Writes `call(…)` for a plan whose placeholders are `parameters` (buffer or symbol names, in call order)."""
 
-    def __init__(self, plan: Plan, parameters: list[str], out_targets: Mapping[str, str]):
-        self.plan, self.parameters, self.out_targets = plan, parameters, out_targets
+    def __init__(self, plan: Plan, parameters: list[str], out_targets: Mapping[str, str], *, boxed: bool = False):
+        self.plan, self.parameters, self.out_targets, self.boxed = plan, parameters, out_targets, boxed
         self.names = Names()
         self.body: list[str] = []
         self.tensors: set[str] = set()  # arena buffers that are needed as tensors
@@ -69,10 +69,10 @@ class WrapperWriter:
 
     def render(self) -> str:
         plan = self.plan
+        read_last = self._arguments_read_last()
         for k, step in enumerate(plan.steps):
             self._step(step)
-            for name in plan.frees.get(k, ()):
-                self.body.append(f"del {name}")
+            self.body += [f"del {name}" for name in (*plan.frees.get(k, ()), *read_last.get(k, ()))]
         results = [self._result(o) for o in plan.outputs]
         lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
         lines += [
@@ -85,15 +85,39 @@ class WrapperWriter:
         lines += ["", ""]
         if plan.arena_bytes:
             lines += self._workspace()
-        lines.append(f"def call({', '.join(self.parameters)}):")
+        if self.boxed:
+            lines += [
+                "def call(arguments):",
+                f"    [{', '.join(self.parameters)}] = arguments",
+                "    arguments.clear()",
+            ]
+        else:
+            lines.append(f"def call({', '.join(self.parameters)}):")
         lines += [f"    {line}" for line in self._sizes()]
+        lines += [f"    del {name}" for name in read_last.get(-1, ())]
         if plan.arena_bytes:
-            lines.append("    space = workspaces.take()")
+            lines.append("    arena, space = workspaces.take()")
         lines += [f"    {line}" for line in self.body]
         if plan.arena_bytes:
-            lines.append("    workspaces.give(space)")
+            lines.append("    workspaces.give(arena)")
         lines.append(f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})")
         return "\n".join(lines) + "\n"
+
+    def _arguments_read_last(self) -> dict[int, list[str]]:
+        """Of a boxed call, which owns its arguments: for each step the tensors that no later one reads, so that they are freed there; under
+        -1 those that none reads.
+        """
+        if not self.boxed:
+            return {}
+        held = {o.buffer for o in self.plan.outputs if o.buffer is not None}
+        last = {b.name: -1 for b in self.plan.inputs if b.name in self.parameters and b.name not in held}
+        for k, step in enumerate(self.plan.steps):
+            written = [step.target] if isinstance(step, CopyStep) else []
+            last.update((name, k) for name in (*step_reads(step), *written) if name in last)
+        found: dict[int, list[str]] = {}
+        for name, k in last.items():
+            found.setdefault(k, []).append(name)
+        return found
 
     def _sizes(self) -> list[str]:
         """Reads the size symbols that no argument is from the arguments that have them as a size or stride. Raises `UnsupportedError`."""
@@ -118,21 +142,21 @@ class WrapperWriter:
         lines.append(f"    __slots__ = ({', '.join(repr(s) for s in ['arena', *slots])},)")
         lines += [
             "",
-            "    def __init__(self):",
-            f"        self.arena = torch.empty({self.plan.arena_bytes} + 64, dtype=torch.uint8)",
+            "    def __init__(self, arena):",
+            "        self.arena = arena",
         ]
-        lines += ["        base = self.arena.data_ptr()", "        skip = -base % 64"]
+        lines += ["        base = arena.data_ptr()", "        skip = -base % 64"]
         for name in sorted(self.tensors):
             b = self.plan.layouts[name]
             lines.append(
-                f"        self.{name} = self.arena[skip + {self._offset(name)}:][:{self._bytes(b)}].view(torch.{b.dtype})"
+                f"        self.{name} = arena[skip + {self._offset(name)}:][:{self._bytes(b)}].view(torch.{b.dtype})"
                 f".as_strided({shape_text(b.shape)}, {shape_text(b.stride or ())})"
             )
         for name, (buffer, text) in self.views.items():
             lines.append(f"        self.{name} = reinterpret(self.{buffer}, {text})")
         for name in sorted(self.pointers):
             lines.append(f"        self.{name}_at = base + skip + {self._offset(name)}")
-        return [*lines, "", "", "workspaces = Workspaces(Space)", "", ""]
+        return [*lines, "", "", f"workspaces = Workspaces(Space, {self.plan.arena_bytes} + 64)", "", ""]
 
     def _bytes(self, b: Buffer) -> int:
         total = nbytes(b)
@@ -280,9 +304,10 @@ def _unpacked(call: Extern) -> str:
     return ", ".join([*targets, "*_"])
 
 
-def render_wrapper(plan: Plan, parameters: list[str], out_targets: Mapping[str, str]) -> str:
-    """Python source of a module with `call(…)`, which takes the placeholders in order and returns a tuple.
+def render_wrapper(plan: Plan, parameters: list[str], out_targets: Mapping[str, str], *, boxed: bool = False) -> str:
+    """Python source of a module with `call(…)`, which takes the placeholders in order and returns a tuple. `boxed`: it takes one list of
+    them, which it empties, and frees each after its last use.
 
     Kernel functions are put into the module by the loader under their names.
     """
-    return WrapperWriter(plan, parameters, out_targets).render()
+    return WrapperWriter(plan, parameters, out_targets, boxed=boxed).render()

@@ -6,6 +6,7 @@ are noticed as eager notices them; its backward gets gradients of any layout and
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 
 from ..dispatch.joint import Gradients, written_since
 from ..dispatch.regions import Layout
+from ..torch_compat import no_modes
 from .support import restride
 
 Compiled = Callable[..., Any]
@@ -43,12 +45,42 @@ class Halves:
     gradients: Gradients
 
 
-def bind_halves(halves: Halves, forward: Compiled, backward: Compiled) -> Compiled:
-    """What takes the place of the compiled graph: same arguments, a tuple of the program's results."""
+class Backward:
+    """A compiled backward that takes one list of arguments, which it empties: `call`, or what `make` gives when it is first needed.
+
+    Where `make` raises, so does the backward of the program, before anything saved for it is given up.
+    """
+
+    __slots__ = ("_lock", "_make", "call")
+
+    def __init__(self, make: Callable[[], Compiled] | None = None, call: Compiled | None = None) -> None:
+        self._make, self.call, self._lock = make, call, threading.Lock()
+
+    def ready(self) -> Compiled:
+        """The compiled backward."""
+        call = self.call
+        return self._made() if call is None else call
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _made(self) -> Compiled:
+        with self._lock, no_modes():
+            if self.call is None:
+                assert self._make is not None
+                self.call, self._make = self._make(), None
+            return self.call
+
+
+def bind_halves(halves: Halves, forward: Compiled, backward: Compiled | Backward) -> Compiled:
+    """What takes the place of the compiled graph: same arguments, a tuple of the program's results. `backward` takes its arguments one by
+    one if it is no `Backward`.
+    """
+    if not isinstance(backward, Backward):
+        plain = backward
+        backward = Backward(call=lambda arguments: plain(*arguments))
     namespace: dict[str, Any] = {
         "Function": torch.autograd.Function,
         "forward_graph": forward,
-        "backward_graph": backward,
+        "backward_ready": backward.ready,
         "is_grad_enabled": torch.is_grad_enabled,
         "restride": restride,
         "ref": weakref.ref,
@@ -104,20 +136,22 @@ def _backward(halves: Halves) -> list[str]:
     lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
     if _watched(halves):
         lines.append("refuse_written(ctx.watched)")
-    tensors = [f"s{k}" for k, tensor in enumerate(halves.saved_is_tensor) if tensor]
-    sizes = [f"s{k}" for k, tensor in enumerate(halves.saved_is_tensor) if not tensor]
-    if tensors:
-        lines.append(f"{_tuple(tensors)} = ctx.saved_tensors")
-    if sizes:
-        lines.append(f"{_tuple(sizes)} = ctx.sizes")
-    arguments = [f"s{k}" for k in range(len(halves.saved))]
+    lines.append("backward_graph = backward_ready()")
+    # Nothing but the list holds what was saved (tensors, then sizes), so that the graph can free it while it runs; what it frees is gone
+    # for autograd too, unless the caller retains the graph.
+    saved = ["*ctx.saved_tensors"] if any(halves.saved_is_tensor) else []
+    saved += ["*ctx.sizes"] if not all(halves.saved_is_tensor) else []
+    lines.append(f"arguments = [{', '.join(saved)}]")
+    if any(halves.saved_is_tensor):
+        lines.append("ctx.maybe_clear_saved_tensors()")
+    tangents: list[str] = []
     for k, stride in zip(halves.gradients.tangents, halves.tangents, strict=True):
         if stride is None:
             lines.append(f"g{k} = g{k}.contiguous()")
         else:
             lines += [f"if g{k}.stride() != {stride}:", f"    g{k} = restride(g{k}, {stride})"]
-        arguments.append(f"g{k}")
-    lines.append(f"out = backward_graph({', '.join(arguments)})")
+        tangents.append(f"g{k}")
+    lines += [f"arguments += [{', '.join(tangents)}]", "out = backward_graph(arguments)"]
     position = {k: n for n, k in enumerate(halves.gradients.inputs)}
     lines.append(
         f"return {_tuple([f'out[{position[k]}]' if k in position else 'None' for k in range(halves.arguments)])}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -14,28 +16,54 @@ from ..torch_compat import reinterpret_tensor as reinterpret
 _ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "RuntimeError": RuntimeError}
 
 
-class Workspaces:
-    """Hands out the memory for intermediate values, and takes it back for the next run.
+class Arena:
+    """A block of memory for intermediate values. Whoever runs a graph has it for that long, alone."""
 
-    One workspace is kept, so that a steady loop allocates nothing; concurrent runs make their own.
+    __slots__ = ("__weakref__", "memory")
+
+    def __init__(self, size: int) -> None:
+        self.memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+class _Pool(threading.local):
+    """The arena that waits for a thread's next run of any graph: a forward and its backward, and all other graphs, take turns with it."""
+
+    arena: Arena | None = None
+
+
+_pool = _Pool()
+
+
+class Workspaces:
+    """Hands out the memory for one graph's intermediate values, and takes it back for the thread's next run, of this graph or another.
+
+    One arena waits in each thread, as large as the largest that was needed there, so that a steady loop allocates nothing; a run inside of
+    another one makes its own. `make` cuts an arena of `size` bytes into the graph's buffers, once for each arena.
     """
 
-    __slots__ = ("keep", "kept", "make")
+    __slots__ = ("keep", "make", "size", "spaces")
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
-        self.kept: list[Any] = []
+    def __init__(self, make: Callable[[torch.Tensor], Any], size: int) -> None:
+        self.make, self.size = make, size
+        # An arena that a larger one has replaced must not be kept alive by the graphs that ran in it.
+        self.spaces: WeakKeyDictionary[Arena, Any] = WeakKeyDictionary()
         self.keep = config.current().reuse_workspace
 
-    def take(self) -> Any:
-        try:
-            return self.kept.pop()
-        except IndexError:
-            return self.make()
+    def take(self) -> tuple[Arena, Any]:
+        """An arena, which goes back by `give`, and this graph's buffers in it."""
+        arena, _pool.arena = _pool.arena, None
+        if arena is None or arena.memory.numel() < self.size:
+            del arena  # the smaller one is freed before the larger one is made
+            arena = Arena(self.size)
+        space = self.spaces.get(arena)
+        if space is None:
+            space = self.spaces[arena] = self.make(arena.memory)
+        return arena, space
 
-    def give(self, space: Any) -> None:
-        if self.keep and not self.kept:
-            self.kept.append(space)
+    def give(self, arena: Arena) -> None:
+        waiting = _pool.arena
+        if self.keep and (waiting is None or waiting.memory.numel() < arena.memory.numel()):
+            _pool.arena = arena
 
 
 def overload(name: str) -> Any:

@@ -28,11 +28,19 @@ def count_fallback(reason: str) -> None:
 
 
 def count_graph(
-    kernels: int, externs: Mapping[str, int], seconds: Mapping[str, float], arena_bytes: int, cached: bool
+    kernels: int,
+    externs: Mapping[str, int],
+    seconds: Mapping[str, float],
+    arena_bytes: int,
+    cached: bool,
+    *,
+    graphs: int = 1,
 ) -> None:
-    """One compiled graph: its kernels, its calls of eager kernels by operator, seconds by stage, bytes of its arena."""
+    """One compiled graph: its kernels, its calls of eager kernels by operator, seconds by stage, bytes of its arena. `graphs` is 0 for the
+    backward of one that was counted before.
+    """
     with _lock:
-        _totals["graphs"] += 1
+        _totals["graphs"] += graphs
         _totals["kernels"] += kernels
         _totals["cache_hits"] += int(cached)
         _totals["arena_bytes"] = max(_totals["arena_bytes"], arena_bytes)

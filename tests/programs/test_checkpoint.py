@@ -100,7 +100,7 @@ def test_as_eager(call: Callable[..., Tensor], drop: float) -> None:
     f = net(call, drop)
     want = run(f, *inputs())
     exact = run(f, *(t.detach().double().requires_grad_() for t in inputs())) if not drop else want
-    got = run(torch.compile(f, backend="opforge"), *inputs())
+    got = run(torch.compile(f, backend="opforge", options={"random": "eager"}), *inputs())
     assert opforge.stats()["fallbacks"] == {}
     for g, w, e in zip(got, want, exact, strict=True):
         if drop:  # float64 draws other random numbers: other summation orders of a few hundred terms are allowed
@@ -108,6 +108,23 @@ def test_as_eager(call: Callable[..., Tensor], drop: float) -> None:
         else:
             floor = torch.finfo(w.dtype).eps * float(e.abs().max())
             assert (g - e).abs().max() <= max(2 * float((w - e).abs().max()), floor)
+
+
+@pytest.mark.parametrize("random", ["eager", "philox"])
+def test_the_backward_has_the_forwards_random_numbers(random: str) -> None:
+    torch._dynamo.reset()
+
+    def f(x: Tensor) -> Tensor:
+        return checkpoint(lambda x: F.dropout(x.sin(), 0.5) * x, x, use_reentrant=False)
+
+    x = torch.randn(64, 64, requires_grad=True)
+    y = torch.compile(f, backend="opforge", options={"random": random})(x)
+    mask = y.detach().div(x.detach().sin() * x.detach()).round()
+    assert set(mask.unique().tolist()) == {0.0, 2.0}
+    (got,) = torch.autograd.grad(y.sum(), x)
+    t = x.detach().double()
+    want = mask * (t.cos() * t + t.sin())
+    assert (got - want).abs().max() <= 4 * torch.finfo(torch.float32).eps * want.abs().max()
 
 
 def test_less_is_kept_than_without() -> None:
