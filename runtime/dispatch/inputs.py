@@ -14,13 +14,15 @@ from ...errors import UnsupportedError
 from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext
 from .overlap import may_overlap
 from .regions import Layout
+from .subclasses import inner_tensors, is_wrapper
 
 
 def fake_mode_of(inputs: Sequence[Any]) -> Any:
     """The fake mode of the inputs, else of Dynamo's running compile, else a new one."""
-    for t in inputs:
-        if isinstance(t, FakeTensor):
-            return t.fake_mode
+    for value in inputs:
+        for t in inner_tensors(value):
+            if isinstance(t, FakeTensor):
+                return t.fake_mode
     context = TracingContext.try_get()
     if context is not None and context.fake_mode is not None:
         return context.fake_mode
@@ -35,8 +37,8 @@ def to_fake(value: Any, fake_mode: Any) -> Any:
         raise UnsupportedError("an input is lazily conjugated or negated; call resolve_conj() or resolve_neg() on it")
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return value
-    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and hasattr(value, "__tensor_flatten__"):
-        raise UnsupportedError(f"an input is a {type(value).__name__}: tensor subclasses are not traced yet")
+    if is_wrapper(value) and all(isinstance(t, FakeTensor) for t in inner_tensors(value)):
+        return value
     if value.layout is not torch.strided:
         raise UnsupportedError(f"an input has the layout {value.layout}; only strided tensors are traced")
     tracing = TracingContext.try_get()
@@ -97,13 +99,13 @@ class Inputs:
                     fakes = [own if other is t else other for other in fakes]
                     edges[k] = get_gradient_edge(own) if own.requires_grad else None
         layouts = [Layout.of(t) if isinstance(t, torch.Tensor) else None for t in fakes]
-        versions = [_version(t) for t in fakes]
+        versions = [version_of(t) for t in fakes]
         grads = [isinstance(t, torch.Tensor) and t.requires_grad for t in fakes]
         return cls(list(given), fakes, fake_mode, [], layouts, same, versions, edges, grads, training)
 
     def version_moved(self, i: int) -> bool:
         """Whether the program bumped the version counter of input `i`."""
-        return _version(self.fakes[i]) != self.versions[i]
+        return version_of(self.fakes[i]) != self.versions[i]
 
     def overlaps(self, i: int) -> frozenset[int]:
         """Input `i` and all inputs that share elements with it, directly or by way of another (equal objects counted
@@ -150,13 +152,21 @@ def own_history(fake: torch.Tensor, given: torch.Tensor, fake_mode: Any) -> torc
     own.requires_grad_()
     if given.is_leaf:
         return own
-    with fake_mode, torch.enable_grad():
-        computed: torch.Tensor = _NotALeaf.apply(own)
-    computed._opforge_own = True  # type: ignore[attr-defined]
-    return computed
+    with fake_mode:
+        own = computed(own)
+    own._opforge_own = True  # type: ignore[attr-defined]
+    return own
 
 
-def _version(t: Any) -> int | None:
+def computed(t: torch.Tensor) -> torch.Tensor:
+    """Another tensor object for `t`, a leaf, that is none."""
+    with torch.enable_grad():
+        result: torch.Tensor = _NotALeaf.apply(t)
+    return result
+
+
+def version_of(t: Any) -> int | None:
+    """The version counter of a tensor; None for numbers and inference tensors."""
     return t._version if isinstance(t, torch.Tensor) and not t.is_inference() else None
 
 

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.schemas import InputAliasInfo, MutationType
+from .border import Border, WrappedGradient, WrappedResult, read_symbols
 from .inputs import Inputs
 from .merge import Entered
 from .metadata import Found
 from .overlap import is_dense
-from .recorder import Recorder
+from .recorder import Recorder, Restart
 from .regions import Layout
+from .subclasses import Wrapped, inner_tensors, is_wrapper, like_tangent
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class Gradients:
     unkept     graph inputs that eager's backward does not read, so that a caller may write to them after the forward, and those whose
                version counter moves in the wrapper: our backward must not read them either.
     bumped     those of `overwritten` whose version counter tells of the write.
+    wrappers   number of further arguments: tensor subclasses, whose insides are graph inputs, for autograd to follow.
+    wrapped_results, wrapped_gradients  results and gradients that are put together of those of the graph; tangents of the former follow
+               the others.
+    symbols    sizes of what is put together: name, the argument that has it, and how it is read.
+    watched_wrappers  further arguments that eager's backward reads, with what the program's writes will add to their version.
+    bases      graph inputs that are merged bases: tensor objects of the wrapper alone.
     """
 
     tangents: tuple[int, ...]
@@ -43,31 +50,67 @@ class Gradients:
     watched_results: tuple[int, ...] = ()
     unkept: tuple[int, ...] = ()
     bumped: tuple[int, ...] = ()
+    wrappers: int = 0
+    wrapped_results: tuple[WrappedResult, ...] = ()
+    wrapped_gradients: tuple[WrappedGradient, ...] = ()
+    watched_wrappers: tuple[tuple[int, int], ...] = ()
+    symbols: tuple[tuple[str, int, str], ...] = ()
+    bases: tuple[int, ...] = ()
 
 
 def differentiate(
-    inputs: Inputs, recorder: Recorder, entered: Entered, found: Found, saved: Saved
+    inputs: Inputs, recorder: Recorder, entered: Entered, found: Found, saved: Saved, border: Border
 ) -> tuple[Gradients, list[Any]] | None:
     """Record the gradients of `found`'s results for every input that requires grad; returns also their nodes. None when no result depends
     on such an input. Raises what autograd raises: a tensor that it needs was written in place, a formula is missing.
     """
     followed = [(k, t) for k, t in enumerate(found.tensors) if t is not None and t.requires_grad]
     wanted = [(k, inputs.edges[i]) for k, i in enumerate(entered.graph_inputs) if inputs.edges[i] is not None]
-    if not followed or not wanted:
+    first_base = len(entered.graph_inputs)
+    wanted += [(first_base + k, edge) for k, edge in enumerate(entered.base_edges) if edge is not None]
+    made = [r for r in border.results if r.position is not None]
+    wrappers = [border.arguments[i] for i in border.distinct()]
+    arguments = first_base + len(entered.bases)
+    edges = [(arguments + k, a.edge) for k, a in enumerate(wrappers) if a.edge is not None]
+    if not (followed or made) or not (wanted or edges):
         return None
-    tangents = _tangents(recorder, [found.outputs[k] for k, _ in followed], inputs.fake_mode)
+    alike = [found.outputs[k].meta["val"] for k, _ in followed]
+    with recorder, torch.no_grad():
+        expected = [like_tangent(r.traced) for r in made]
+    for wrapper, form in expected:
+        alike += form.take(wrapper)
+    dense = iter(_tangents(recorder, alike, inputs.fake_mode))
+    tangents = [next(dense) for _ in followed] + [form.put(dense) for _, form in expected]
+    results = [t for _, t in followed] + [r.traced for r in made]
     recorder.origin, recorder.backward = None, True
     with recorder:
-        gradients = torch.autograd.grad([t for _, t in followed], [e for _, e in wanted], tangents, allow_unused=True)
+        gradients = torch.autograd.grad(results, [e for _, e in [*wanted, *edges]], tangents, allow_unused=True)
     needed = saved.read
+    _check_shared_counters(inputs, recorder, entered, found, needed)
     for i in entered.graph_inputs:
         if _moves(found.meta.input_info[i]) and recorder.regions.key(inputs.fakes[i]) in needed:
             raise UnsupportedError(
                 f"input {i} is given another layout or storage, and its elements are needed by the backward"
             )
-    nodes = [None if g is None else recorder.current(recorder.value(g)) for g in gradients]
+    plain = [None if g is None or is_wrapper(g) else g for g in gradients]
+    nodes = [None if g is None else recorder.current(recorder.value(g)) for g in plain]
+    wrapped_gradients: list[WrappedGradient] = []
+    for (k, _), g in zip([*wanted, *edges], gradients, strict=True):
+        if g is not None and is_wrapper(g):
+            inside = inner_tensors(g)
+            wrapped_gradients.append(WrappedGradient(k, tuple(range(len(nodes), len(nodes) + len(inside))), Wrapped.of(g)))
+            nodes += [recorder.current(recorder.value(t)) for t in inside]
     overwritten = tuple(k for k, i in enumerate(entered.graph_inputs) if found.meta.input_info[i].mutates_data)
+    written_bases = [first_base + k for k, base in enumerate(found.meta.bases) if base.updated is not None]
+    needed_bases = [
+        first_base + k
+        for k, t in enumerate(entered.base_tensors)
+        if recorder.regions.key(t) in needed
+        and not any(_moves(found.meta.input_info[i]) for i in found.meta.bases[k].members)
+    ]
+    all_bases = range(first_base, first_base + len(entered.bases))
     beside = _beside(inputs, recorder, entered, found)
+    wrapped_inside = {i for a in wrappers for i in a.dense}
     watched_inputs = tuple(
         k
         for k, i in enumerate(entered.graph_inputs)
@@ -75,29 +118,58 @@ def differentiate(
         and recorder.regions.key(inputs.fakes[i]) in needed
         and not _moves(found.meta.input_info[i])
         and k not in beside
-    )
+        and i not in wrapped_inside
+    ) + tuple(k for k in needed_bases if found.meta.bases[k - first_base].followed)
     watched_results = tuple(
         k
         for k, t in enumerate(found.tensors)
         if t is not None and recorder.regions.key(t) in needed and t.requires_grad
     )
-    positions = tuple(k for k, _ in followed), tuple(k for k, _ in wanted), overwritten
+    positions = tuple(k for k, _ in followed), tuple(k for k, _ in [*wanted, *edges]), (*overwritten, *written_bases)
     unkept = tuple(
         k
         for k, i in enumerate(entered.graph_inputs)
         if isinstance(inputs.fakes[i], torch.Tensor)
         and (recorder.regions.key(inputs.fakes[i]) not in needed or k in beside or _moves(found.meta.input_info[i]))
-    )
+    ) + tuple(k for k in all_bases if k not in needed_bases)
     bumped = tuple(k for k in overwritten if found.meta.input_info[entered.graph_inputs[k]].seen)
-    return Gradients(*positions, watched_inputs, watched_results, unkept, bumped), nodes
+    bumped += tuple(k for k in written_bases if found.meta.bases[k - first_base].seen)
+    wrapped_results = []
+    for r, (_, form) in zip(made, expected, strict=True):
+        assert r.made is not None
+        watched = any(recorder.regions.key(t) in needed for t in inner_tensors(r.traced))
+        places = tuple(found.meta.output_info[k].value or 0 for k in r.dense)
+        wrapped_results.append(WrappedResult(r.made, places, form, watched))
+    watched_wrappers = tuple(
+        (k, int(a.moved))
+        for k, a in enumerate(wrappers)
+        if any(recorder.regions.key(inputs.fakes[i]) in needed for i in a.dense)
+    )
+    shapes: set[Any] = set()
+    shapes = shapes.union(*(w.made.symbols() for w in (*wrapped_results, *wrapped_gradients)))
+    names = {f"arg{i}": k for k, i in enumerate(entered.graph_inputs)}
+    symbols = tuple((s, names[node], call) for s, node, call in read_symbols(shapes, recorder.symbols))
+    return Gradients(
+        *positions,
+        watched_inputs,
+        watched_results,
+        unkept,
+        bumped,
+        len(wrappers),
+        tuple(wrapped_results),
+        tuple(wrapped_gradients),
+        watched_wrappers,
+        symbols,
+        tuple(all_bases),
+    ), nodes
 
 
 def _beside(inputs: Inputs, recorder: Recorder, entered: Entered, found: Found) -> set[int]:
     """Graph inputs in a storage of which another input is mutated: they may share its version counter."""
     mutated = {
         i: recorder.regions.key(inputs.fakes[i])
-        for i in entered.graph_inputs
-        if found.meta.input_info[i].mutation_type is not MutationType.NOT_MUTATED
+        for i, info in enumerate(found.meta.input_info)
+        if info.mutation_type is not MutationType.NOT_MUTATED
     }
     return {
         k
@@ -105,6 +177,25 @@ def _beside(inputs: Inputs, recorder: Recorder, entered: Entered, found: Found) 
         if isinstance(inputs.fakes[i], torch.Tensor)
         and any(j != i and key == recorder.regions.key(inputs.fakes[i]) for j, key in mutated.items())
     }
+
+
+def _check_shared_counters(
+    inputs: Inputs, recorder: Recorder, entered: Entered, found: Found, needed: set[int]
+) -> None:
+    """Inputs that lie apart in one storage of which one is written, and that the backward reads, share a version counter: how often the
+    wrapper moves it is known when they are one base. Raises `Restart` for that.
+    """
+    beside = sorted(_beside(inputs, recorder, entered, found))
+    for i in (entered.graph_inputs[k] for k in beside):
+        key = recorder.regions.key(inputs.fakes[i])
+        if key in needed:
+            raise Restart(
+                merge=frozenset(
+                    j
+                    for j, t in enumerate(inputs.fakes)
+                    if isinstance(t, torch.Tensor) and inputs.same_as[j] is None and recorder.regions.key(t) == key
+                )
+            )
 
 
 def _moves(info: InputAliasInfo) -> bool:
@@ -140,17 +231,16 @@ class Saved:
         t, version = packed
         if version is not None and t._version != version:
             raise written_since(t, version)
-        self.read.add(t.untyped_storage()._cdata)
+        self.read.update(inside.untyped_storage()._cdata for inside in inner_tensors(t))
         return t
 
 
-def _tangents(recorder: Recorder, results: Sequence[fx.Node], fake_mode: Any) -> list[torch.Tensor]:
-    """Placeholders after the inputs, laid out as the results are, where those are dense (row-major for sizes known only later)."""
+def _tangents(recorder: Recorder, results: Sequence[torch.Tensor], fake_mode: Any) -> list[torch.Tensor]:
+    """Placeholders after the inputs, laid out as `results` are, where those are dense (row-major for sizes known only later)."""
     graph = recorder.graph
     last = [n for n in graph.nodes if n.op == "placeholder"][-1]
     tangents = []
-    for k, result in enumerate(results):
-        like = result.meta["val"]
+    for k, like in enumerate(results):
         layout = Layout.of(like)
         with fake_mode:
             if layout.plain and is_dense(layout):

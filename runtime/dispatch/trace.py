@@ -32,7 +32,7 @@ from .randomness import Draws
 from .recorder import Recorder, Restart
 
 # What torch raises for programs that fake tensors cannot run (data-dependent, unsupported) and for programs that
-# eager refuses as well.
+# eager refuses as well. Those that opforge's own code raised are its mistakes (`_is_mistake`) and go through.
 TRACE_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError)
 
 
@@ -149,13 +149,13 @@ def _trace_once(
             result = _run(gm, calling.unflatten_inputs(values[:count]), attributes, recorder)
         flat_result = border.leave(calling.flatten_result(result), inputs, recorder)
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
-        border.settle(inputs, found)
+        border.settle(inputs, found, recorder.symbols)
         joint = None
         if training:
             with preserved_state(), dispatcher(), disable_autocast():
                 joint = differentiate(inputs, recorder, entered, found, saved, border)
     except TRACE_ERRORS as error:
-        if isinstance(error, UnsupportedError):
+        if isinstance(error, UnsupportedError) or _is_mistake(error):
             raise
         raise UnsupportedError(f"{type(error).__name__} while tracing{recorder.where()}: {error}") from error
     graph = finish(recorder, found.outputs if joint is None else (tuple(found.outputs), tuple(joint[1])))
@@ -164,6 +164,15 @@ def _trace_once(
     grad = torch.is_grad_enabled()
     untracked, turns_on = training and gradients is None, training and not grad
     return Traced(graph, found.meta, calling, tuple(lifted), program, gradients, untracked, turns_on, border if border.any else None)
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Whether opforge's own code raised an error other than a RuntimeError, which is what it raises in eager's place."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    module = place.tb_frame.f_globals.get("__name__", "") if place is not None else ""
+    return not isinstance(error, RuntimeError) and str(module).startswith(__name__.split(".", maxsplit=1)[0] + ".")
 
 
 def _run(gm: Callable[..., Any], args: Sequence[Any], attributes: dict[str, Any], recorder: Recorder) -> Any:

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from ...generated.dispatch_tables import history_steps, input_steps, output_steps
-from ...generated.schemas import OutputAliasInfo, OutputType, Place
+from ...generated.dispatch_tables import base_steps, history_steps, input_steps, output_steps
+from ...generated.schemas import BaseInfo, OutputAliasInfo, OutputType, Place
 from ...generated.wrapper_steps import STEPS
 from .calling import result_text
 from .runtime_support import NAMESPACE
+from .subclasses import Names
 from .trace import Traced
 
 Compiled = Callable[..., Any]
@@ -27,8 +28,9 @@ def bind(traced: Traced, compiled: Compiled, *, in_graph: Collection[int] = ()) 
     """
     if passes_through(traced):
         return compiled
-    source = emit_wrapper(traced, "compiled", in_graph=in_graph)
-    namespace: dict[str, Any] = {**NAMESPACE, "compiled": compiled, "program": traced.program, "torch": torch}
+    writer = _Writer(traced, "compiled", frozenset(in_graph))
+    source = writer.write()
+    namespace: dict[str, Any] = {**NAMESPACE, **writer.values.values, "compiled": compiled, "program": traced.program, "torch": torch}
     namespace |= {f"lifted{k}": tensor for k, (_, tensor) in enumerate(traced.lifted)}
     namespace["out_spec"] = traced.calling.out_spec
     exec(compile(source, "<opforge wrapper>", "exec"), namespace)
@@ -41,7 +43,7 @@ def passes_through(traced: Traced) -> bool:
     calling = traced.calling
     plain = calling.in_spec is None and calling.out_spec is None and calling.out_type is tuple
     modes = traced.untracked or traced.turns_grad_on
-    return traced.meta.passes_through and not traced.lifted and plain and not modes
+    return traced.meta.passes_through and traced.border is None and not traced.lifted and plain and not modes
 
 
 def emit_wrapper(traced: Traced, compiled_name: str, *, in_graph: Collection[int] = ()) -> str:
@@ -58,7 +60,12 @@ class _Writer:
         self.traced, self.compiled_name, self.in_graph = traced, compiled_name, in_graph
         self.meta = traced.meta
         self.inputs: set[int] = set()
-        self.out = len(traced.calling.paths)
+        self.wrappers: set[int] = set()
+        self.values = Names()
+        self.flat = [*traced.calling.paths, *(f"lifted{k}" for k in range(len(traced.lifted)))]
+        border = traced.border
+        self.dense = self.flat if border is None else border.paths(self.flat)
+        self.out = len(traced.calling.paths if border is None else border.paths(traced.calling.paths))
 
     def write(self) -> str:
         meta = self.meta
@@ -69,20 +76,19 @@ class _Writer:
         # New contents first, then layouts; outputs are regenerated while inputs still have their old storage; then storages change.
         # Autograd goes by this order: a write to a tensor ends the views of it that it does not follow.
         contents, layouts, storages = self._input_steps()
-        results = [line for k, o in enumerate(meta.output_info) for line in self._output(k, o)]
-        work = [*bases, *call, *symbols, *contents, *layouts, *results, *storages]
+        made, returned = self._wrapped()
+        skipped = self.traced.border.inside_function() if self.traced.border is not None else set()
+        results = [line for k, o in enumerate(meta.output_info) if k not in skipped for line in self._output(k, o)]
+        work = [*bases, *call, *symbols, *contents, *layouts, *results, *storages, *made]
         if self.traced.turns_grad_on:
             work = ["with enable_grad():", *(f"    {line}" for line in work)]
-        body = [*checks, *work, self._return()]
-        unpack = [f"{self._name(i)} = {traced_path}" for i, traced_path in self._paths() if i in self.inputs]
+        body = [*checks, *work, self._return(returned)]
+        unpack = [f"v{i} = {path}" for i, path in enumerate(self.flat) if i in self.wrappers]
+        unpack += [f"{self._name(i)} = {path}" for i, path in enumerate(self.dense) if i in self.inputs]
         lines = ["def run(*args):", *(f"    {line}" for line in (*unpack, *body))]
         return "\n".join(lines) + "\n"
 
     # --- names
-
-    def _paths(self) -> list[tuple[int, str]]:
-        paths = self.traced.calling.paths
-        return [*enumerate(paths), *((len(paths) + k, f"lifted{k}") for k in range(len(self.traced.lifted)))]
 
     def _name(self, i: int) -> str:
         return f"x{i}"
@@ -91,6 +97,11 @@ class _Writer:
         """The variable of flat input `i`, which is unpacked because of this."""
         self.inputs.add(i)
         return self._name(i)
+
+    def wrapper(self, i: int) -> str:
+        """The variable of the flat input `i`, a tensor subclass, which is unpacked because of this."""
+        self.wrappers.add(i)
+        return f"v{i}"
 
     def _symbol(self, source: str) -> str:
         names: dict[str, str] = {}
@@ -114,6 +125,9 @@ class _Writer:
                 lines.append(f"p{i} = {self.input(i)}.data_ptr()")
             return pointers[i]
 
+        for i, same in self.traced.border.same() if self.traced.border is not None else ():
+            if i < len(self.traced.calling.paths):
+                lines += [f"if {self.wrapper(i)} is not {self.wrapper(same)}:", "    return program(*args)"]
         for i, info in enumerate(self.meta.input_info):
             if info.same_as is not None and i < self.out:
                 lines += [f"if {self.input(i)} is not {self.input(info.same_as)}:", "    return program(*args)"]
@@ -122,12 +136,22 @@ class _Writer:
             apart = f" and {q} - {p} != {d.distance}" if d.distance is not None else ""
             bytes_p, bytes_q = self._bytes(d.written_bytes), self._bytes(d.other_bytes)
             lines += [f"if {p} < {q} + {bytes_q} and {q} < {p} + {bytes_p}{apart}:", "    return program(*args)"]
-        for base in self.meta.bases:
+        for k, base in enumerate(self.meta.bases):
+            if base.followed:
+                lines += self._family(k, base)
             first = pointer(base.first)
             for i, distance in zip(base.members, base.distances, strict=True):
                 if i != base.first:
                     lines += [f"if {pointer(i)} - {first} != {distance}:", "    return program(*args)"]
         return lines
+
+    def _family(self, k: int, base: BaseInfo) -> list[str]:
+        """The members must be ordinary views of one tensor, as they were while tracing."""
+        views = [self.input(i) for i in base.members if i != base.root]
+        root = self.input(base.root) if base.root is not None else f"{views[0]}._base"
+        tests = [f"{x}._base is not root{k}" for x in views] + [f"refuses_writes({x})" for x in views]
+        missing = [] if base.root is not None else [f"root{k} is None"]
+        return [f"root{k} = {root}", f"if {' or '.join([*missing, *tests])}:", "    return program(*args)"]
 
     def _bytes(self, n: int | str) -> str:
         if isinstance(n, int):
@@ -141,18 +165,23 @@ class _Writer:
         for k, base in enumerate(self.meta.bases):
             first = self.input(base.first)
             start = f" + {base.start}" if base.start > 0 else f" - {-base.start}" if base.start else ""
-            lines.append(f"base{k} = as_strided({first}, ({base.length},), (1,), {first}.storage_offset(){start})")
+            source = f"root{k}" if base.followed else first
+            lines.append(f"base{k} = as_strided({source}, ({base.length},), (1,), {first}.storage_offset(){start})")
         return lines
 
     def _call(self) -> list[str]:
         meta = self.meta
         count = len(self.traced.calling.paths)
         flat = self.traced.calling.in_spec is None
-        if flat and not meta.bases and meta.graph_inputs == tuple(range(count)):
+        if flat and self.traced.border is None and not meta.bases and meta.graph_inputs == tuple(range(count)):
             arguments = "*args"
         else:
             arguments = ", ".join(
-                [*(self.input(i) for i in meta.graph_inputs), *(f"base{k}" for k in range(len(meta.bases)))]
+                [
+                    *(self.input(i) for i in meta.graph_inputs),
+                    *(f"base{k}" for k in range(len(meta.bases))),
+                    *self._followed(),
+                ]
             )
         call = f"{self.compiled_name}({arguments})"
         used = bool(meta.num_outputs)
@@ -163,7 +192,24 @@ class _Writer:
             lines = ["with no_grad():", *(f"    {line}" for line in lines)]
         return lines
 
+    def _followed(self) -> list[str]:
+        """Tensor subclasses that the autograd function takes beside what is inside of them."""
+        border = self.traced.border
+        if border is None or self.traced.gradients is None:
+            return []
+        return [self.wrapper(i) for i in border.distinct()]
+
     # --- after the call
+
+    def _wrapped(self) -> tuple[list[str], list[str]]:
+        """Lines that make outputs which are tensor subclasses, and the names of all outputs."""
+        if self.traced.border is None:
+            return [], [f"r{k}" for k in range(self.meta.num_user_outputs)]
+        border = self.traced.border
+        names = {f"arg{i}": i for i in self.meta.graph_inputs}
+        sizes = [f"{symbol} = {self.input(names[node])}{call}" for symbol, node, call in border.symbols if node in names]
+        lines, results = border.emit(self.values, self.wrapper)
+        return [*sizes, *lines], results
 
     def _input_steps(self) -> tuple[list[str], list[str], list[str]]:
         contents: list[str] = []
@@ -171,13 +217,15 @@ class _Writer:
         storages: list[str] = []
         for k, base in enumerate(self.meta.bases):
             if base.updated is not None:
-                contents.append(STEPS["copy_back_unseen"].code.format(input=f"base{k}", value=f"out[{base.updated}]"))
+                steps = base_steps(followed=base.followed, tracked=base.tracked, seen=base.seen)
+                contents += [STEPS[s].code.format(input=f"base{k}", value=f"out[{base.updated}]") for s in steps]
         for i, info in enumerate(self.meta.input_info):
             written_inside = info.updated is not None and info.updated in self.in_graph
             for name in input_steps(
                 mutation=info.mutation_type,
                 in_graph=written_inside,
                 merged=info.base is not None,
+                told=info.mutates_data and info.base is not None and self.meta.bases[info.base].tells and info.seen,
                 tracked=info.tracked,
                 seen=info.seen,
             ):
@@ -220,7 +268,7 @@ class _Writer:
                 first=f"f{info.source}" if moved else None,
             )
         (step,) = output_steps(
-            output=info.output_type, known=info.constant is not None, dtype_view=info.requires_dtype_view
+            output=info.output_type, known=info.constant is not None, dtype_view=info.requires_dtype_view, relaid=info.relaid
         )
         steps = (step, *history_steps(info.history))
         return [STEPS[s].code.format(**names) for s in steps]
@@ -234,8 +282,7 @@ class _Writer:
             return {**out, "dtype": dtype, "first": first, "offset": offset}
         return {**out, "offset": first if place.offset == 0 else f"{first} + {offset}"}
 
-    def _return(self) -> str:
-        results = [f"r{k}" for k in range(self.meta.num_user_outputs)]
+    def _return(self, results: list[str]) -> str:
         calling = self.traced.calling
         if calling.out_spec is not None:
             text = result_text(calling.out_spec, list(results))

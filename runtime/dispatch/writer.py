@@ -12,6 +12,7 @@ from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from .operators import op_info
 from .regions import Regions, Value
+from .subclasses import is_wrapper
 from .symbols import Symbols
 
 KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack")
@@ -124,6 +125,8 @@ class GraphWriter:
             if found.region.key != self.regions.key(t):
                 raise UnsupportedError(f"the `.data` of a tensor is replaced{self.where()}")
             return found
+        if is_wrapper(t):
+            raise UnsupportedError(f"a {type(t).__name__} of the program itself is used as a plain tensor{self.where()}")
         if hasattr(t, "fake_mode"):
             raise UnsupportedError(f"a tensor is used{self.where()} that was made outside of the traced program")
         value = self.regions.add(t, self._constant(t, self.fake_mode.from_tensor(t, static_shapes=True)))

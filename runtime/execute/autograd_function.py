@@ -6,6 +6,7 @@ are noticed as eager notices them; its backward gets gradients of any layout and
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,8 +15,10 @@ from typing import Any
 
 import torch
 
+from ...generated.wrapper_steps import STEPS
 from ..dispatch.joint import Gradients, written_since
 from ..dispatch.regions import Layout
+from ..dispatch.subclasses import Names, coerced, dense_tangent
 from ..torch_compat import no_modes
 from .support import restride
 
@@ -83,23 +86,44 @@ def bind_halves(halves: Halves, forward: Compiled, backward: Compiled | Backward
         "backward_ready": backward.ready,
         "is_grad_enabled": torch.is_grad_enabled,
         "restride": restride,
+        "Tensor": torch.Tensor,
+        "math": math,
+        "coerced": coerced,
+        "dense_tangent": dense_tangent,
+        "held": held,
         "ref": weakref.ref,
         "refuse_double_backward": refuse_double_backward,
         "refuse_written": refuse_written,
     }
-    exec(compile(emit_function(halves), "<opforge autograd function>", "exec"), namespace)
+    names = Names()
+    source = _source(halves, names)
+    namespace |= names.values
+    exec(compile(source, "<opforge autograd function>", "exec"), namespace)
     apply: Compiled = namespace["Compiled"].apply
     return apply
 
 
 def emit_function(halves: Halves) -> str:
     """Source of the class `Compiled`, a `torch.autograd.Function`."""
-    return "\n".join(["class Compiled(Function):", *_forward(halves), "", *_backward(halves)]) + "\n"
+    return _source(halves, Names())
 
 
-def _forward(halves: Halves) -> list[str]:
+def _source(halves: Halves, names: Names) -> str:
+    return "\n".join(["class Compiled(Function):", *_forward(halves, names), "", *_backward(halves, names)]) + "\n"
+
+
+def _forward(halves: Halves, values: Names) -> list[str]:
     names = [f"x{k}" for k in range(halves.arguments)]
     lines = [f"out = forward_graph({', '.join(names)})"]
+    names += [f"v{k}" for k in range(halves.gradients.wrappers)]
+    wrapped = halves.gradients.wrapped_results
+    inside = {k for r in wrapped for k in r.dense}
+    symbols = halves.gradients.symbols
+    lines += [f"{symbol} = x{k}{call}" for symbol, k, call in symbols]
+    if symbols:
+        lines.append(f"ctx.symbols = ({', '.join(s for s, _, _ in symbols)},)")
+    for k, r in enumerate(wrapped):
+        lines += values.wrap(f"w{k}", r.made, iter([f"out[{d}]" for d in r.dense]))
     tensors: list[str] = []
     sizes: list[str] = []
     for (where, k), tensor in zip(halves.saved, halves.saved_is_tensor, strict=True):
@@ -109,10 +133,13 @@ def _forward(halves: Halves) -> list[str]:
     if sizes:
         lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
     if watched := _watched(halves):
-        lines.append(f"ctx.watched = ({', '.join(f'(ref({t}), {t}._version{after})' for t, after in watched)},)")
+        bases = {f"x{k}" for k in halves.gradients.bases}
+        texts = [f"({'held' if t in bases else 'ref'}({t}), {t}._version{after})" for t, after in watched]
+        lines.append(f"ctx.watched = ({', '.join(texts)},)")
     if halves.constant:
         lines.append(f"ctx.mark_non_differentiable({', '.join(f'out[{k}]' for k in halves.constant)})")
-    lines.append(f"return {_tuple([f'out[{k}]' for k in range(halves.results)])}")
+    results = ["None" if k in inside else f"out[{k}]" for k in range(halves.results)]
+    lines.append(f"return {_tuple([*results, *(f'w{k}' for k in range(len(wrapped)))])}")
     return [
         "    @staticmethod",
         f"    def forward({', '.join(['ctx', *names])}):",
@@ -128,11 +155,16 @@ def _watched(halves: Halves) -> list[tuple[str, str]]:
     inputs = [k for k in halves.gradients.watched_inputs if ("input", k) not in saved]
     results = [k for k in halves.gradients.watched_results if ("output", k) not in saved]
     bumped = halves.gradients.bumped
-    return [(f"x{k}", " + 1" if k in bumped else "") for k in inputs] + [(f"out[{k}]", "") for k in results]
+    made = halves.gradients.wrapped_results
+    wrappers = [(f"v{k}", f" + {n}" if n else "") for k, n in halves.gradients.watched_wrappers]
+    wrappers += [(f"w{k}", "") for k, r in enumerate(made) if r.watched]
+    dense = [(f"x{k}", " + 1" if k in bumped else "") for k in inputs]
+    return dense + [(f"out[{k}]", "") for k in results] + wrappers
 
 
-def _backward(halves: Halves) -> list[str]:
-    gradients = [f"g{k}" for k in range(halves.results)]
+def _backward(halves: Halves, values: Names) -> list[str]:
+    wrapped = halves.gradients.wrapped_results
+    gradients = [f"g{k}" for k in range(halves.results)] + [f"h{k}" for k in range(len(wrapped))]
     lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
     if _watched(halves):
         lines.append("refuse_written(ctx.watched)")
@@ -144,18 +176,34 @@ def _backward(halves: Halves) -> list[str]:
     lines.append(f"arguments = [{', '.join(saved)}]")
     if any(halves.saved_is_tensor):
         lines.append("ctx.maybe_clear_saved_tensors()")
+    if halves.gradients.symbols:
+        lines.append(f"{_tuple([s for s, _, _ in halves.gradients.symbols])} = ctx.symbols")
     tangents: list[str] = []
-    for k, stride in zip(halves.gradients.tangents, halves.tangents, strict=True):
+    inside: list[str] = []
+    for k in halves.gradients.tangents:
+        lines += [f"if type(g{k}) is not Tensor:", f"    g{k} = dense_tangent(g{k}, 'result {k} of a compiled graph')"]
+    for k, r in enumerate(wrapped):
+        place = f"'result {halves.results + k} of a compiled graph'"
+        expected = values.of(r.tangent, "tangent")
+        lines.append(STEPS["coerce_tangent"].code.format(gradient=f"h{k}", expected=expected, place=place))
+        for n, path in enumerate(r.tangent.paths(f"h{k}")):
+            lines.append(f"h{k}_{n} = {path}")
+            inside.append(f"h{k}_{n}")
+    dense = [f"g{k}" for k in halves.gradients.tangents]
+    for name, stride in zip([*dense, *inside], halves.tangents, strict=True):
         if stride is None:
-            lines.append(f"g{k} = g{k}.contiguous()")
+            lines.append(f"{name} = {name}.contiguous()")
         else:
-            lines += [f"if g{k}.stride() != {stride}:", f"    g{k} = restride(g{k}, {stride})"]
-        tangents.append(f"g{k}")
+            lines += [f"if {name}.stride() != {stride}:", f"    {name} = restride({name}, {stride})"]
+        tangents.append(name)
     lines += [f"arguments += [{', '.join(tangents)}]", "out = backward_graph(arguments)"]
     position = {k: n for n, k in enumerate(halves.gradients.inputs)}
-    lines.append(
-        f"return {_tuple([f'out[{position[k]}]' if k in position else 'None' for k in range(halves.arguments)])}"
-    )
+    arguments_in_all = range(halves.arguments + halves.gradients.wrappers)
+    returned = [f"out[{position[k]}]" if k in position else "None" for k in arguments_in_all]
+    for g in halves.gradients.wrapped_gradients:
+        returned[g.argument] = f"d{g.argument}"
+        lines += values.wrap(f"d{g.argument}", g.made, iter([f"out[{d}]" for d in g.dense]))
+    lines.append(f"return {_tuple(returned)}")
     return [
         "    @staticmethod",
         f"    def backward({', '.join(['ctx', *gradients])}):",
@@ -170,6 +218,12 @@ def _tuple(parts: Sequence[str]) -> str:
 def tangent_strides(tangent: torch.Tensor) -> tuple[int, ...] | None:
     """Strides that the backward was compiled for; None where it was compiled for row-major sizes known only later."""
     return tuple(tangent.stride()) if Layout.of(tangent).plain else None
+
+
+def held(base: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A reference to a tensor object that nobody else holds, by another one with its version counter."""
+    t = base.detach()
+    return lambda: t
 
 
 def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], int]]) -> None:
