@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "aot": "",
+    "aot_autograd": "aot",
+    "aot_export_joint_simple": "aot",
+    "aot_export_module": "aot",
+    "aot_function": "aot",
+    "aot_module": "aot",
+    "aot_module_simplified": "aot",
     "backend": "frontend_api",
     "compile_fx": "frontend_api",
     "stats": "frontend_api",
@@ -25,12 +32,28 @@ _WHERE = {
 }
 
 if TYPE_CHECKING:
+    from . import aot as aot
     from . import errors as errors
+    from .aot import (
+        aot_autograd,
+        aot_export_joint_simple,
+        aot_export_module,
+        aot_function,
+        aot_module,
+        aot_module_simplified,
+    )
     from .frontend_api import backend, compile_fx, explain, last_artifacts, load_specs, reset_stats, stats
     from .runtime import config as config
 
 __all__ = [
     "__version__",
+    "aot",
+    "aot_autograd",
+    "aot_export_joint_simple",
+    "aot_export_module",
+    "aot_function",
+    "aot_module",
+    "aot_module_simplified",
     "backend",
     "compile_fx",
     "config",
@@ -47,7 +70,7 @@ def __getattr__(name: str) -> Any:
     where = _WHERE.get(name)
     if where is None:
         raise AttributeError(f"module 'opforge' has no attribute {name!r}")
-    if name in ("config", "errors"):
+    if name in ("aot", "config", "errors"):
         return import_module(f".{where}.{name}" if where else f".{name}", __name__)
     return getattr(import_module(f".{where}", __name__), name)
 

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from ...errors import OpforgeWarning, UnsupportedError
@@ -15,9 +14,9 @@ from ..config import current
 from ..dispatch.needs_grad import wants_grad
 from ..dispatch.trace import Traced, trace
 from ..dispatch.wrapper import bind
-from ..execute.autograd_function import bind_halves
+from ..execute.autograd_function import Backward, bind_halves
 from ..observe import counters
-from .compilers import Compiled, Compilers, call_compiler
+from .compilers import Compiled, Compilers, call_compiler, unboxed
 from .decompose import decompose
 from .frames import FrameRecorder
 from .partitioners import joint_inputs, joint_module, read_halves, root_of
@@ -43,22 +42,13 @@ def compile_program(program: Callable[..., Any], inputs: Sequence[Any], compiler
     if traced.gradients is not None:
         return bind(traced, _compile_joint(traced, compilers))
     kept = _keep_mutations(traced) if compilers.keep_mutations else ()
-    compiled = call_compiler(compilers.inference, traced.graph, "inference_compiler or fw_compiler")
+    compiled = unboxed(call_compiler(compilers.inference, traced.graph, "inference_compiler or fw_compiler"))
     return bind(traced, _with_gaps(compiled, kept, traced.meta.num_outputs) if kept else compiled, in_graph=kept)
 
 
 def _check(traced: Traced) -> None:
     if getattr(traced, "border", None) is not None:
         raise UnsupportedError("an input or output is a tensor subclass, which user compilers do not get yet")
-    for node in traced.graph.graph.nodes:
-        if node.op == "get_attr" and torch.is_grad_enabled():
-            held = getattr(traced.graph, str(node.target))
-            if held.requires_grad:
-                user = next(iter(node.users), node)
-                raise UnsupportedError(
-                    f"the function holds a tensor of shape {list(held.shape)} that requires grad, used at "
-                    f"{user.meta.get('source') or user}; pass it as an argument, or use aot_module for a module"
-                )
 
 
 def _compile_joint(traced: Traced, compilers: Compilers) -> Compiled:
@@ -77,7 +67,21 @@ def _compile_joint(traced: Traced, compilers: Compilers) -> Compiled:
     halves = read_halves(*parts, gradients, tangents, arguments, results)
     forward = call_compiler(compilers.forward, parts[0], "fw_compiler")
     backward = call_compiler(compilers.backward, parts[1], "bw_compiler")
-    return bind_halves(halves, forward, compilers.wrap_backward(backward))
+    tensors = sum(halves.saved_is_tensor)
+    ordered = _sizes_first(backward, tensors, len(halves.saved) - tensors)
+    return bind_halves(halves, unboxed(forward), Backward(call=compilers.wrap_backward(ordered)))
+
+
+def _sizes_first(backward: Compiled, tensors: int, sizes: int) -> Compiled:
+    """The backward as the autograd function calls it, with saved tensors, then saved sizes, then tangents."""
+    if not sizes:
+        return backward
+
+    def run(arguments: list[Any]) -> Any:
+        arguments[: tensors + sizes] = [*arguments[tensors : tensors + sizes], *arguments[:tensors]]
+        return backward(arguments)
+
+    return run
 
 
 def _keep_mutations(traced: Traced) -> tuple[int, ...]:

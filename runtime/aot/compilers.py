@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.passes.shape_prop import TensorMetadata
 
 Compiled = Callable[..., Any]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Compiled]
@@ -55,9 +56,10 @@ def make_boxed_compiler(compiler: Compiler) -> Compiler:
 
 
 def call_compiler(compiler: Compiler, gm: fx.GraphModule, what: str) -> Compiled:
-    """Have `gm` compiled for its placeholders' fake values; the result takes them one by one and returns a tuple. What the compiler raises
-    is its user's to see. Raises TypeError when it returns nothing that can be called.
+    """Have `gm` compiled for its placeholders' fake values; the result takes them as a list, which it may empty, and returns a tuple. What
+    the compiler raises is its user's to see. Raises TypeError when it returns nothing that can be called.
     """
+    describe(gm.graph)
     gm.recompile()
     compiled = compiler(gm, [detached(n.meta["val"]) for n in gm.graph.nodes if n.op == "placeholder"])
     if not callable(compiled):
@@ -65,8 +67,23 @@ def call_compiler(compiler: Compiler, gm: fx.GraphModule, what: str) -> Compiled
             f"{what} returned a {type(compiled).__name__}; it must return a callable that takes the graph's inputs"
         )
     if getattr(compiled, "_boxed_call", False):
-        return lambda *args: _as_tuple(compiled(list(args)))
-    return lambda *args: _as_tuple(compiled(*args))
+        return lambda args: _as_tuple(compiled(args))
+    return lambda args: _as_tuple(compiled(*args))
+
+
+def unboxed(compiled: Compiled) -> Compiled:
+    """A function of a list as one of as many arguments."""
+    return lambda *args: compiled(list(args))
+
+
+def describe(graph: fx.Graph) -> None:
+    """Give nodes the `tensor_meta` that torch's partition functions and other readers of its graphs look for."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and "tensor_meta" not in node.meta:
+            node.meta["tensor_meta"] = TensorMetadata(
+                value.shape, value.dtype, value.requires_grad, value.stride(), None, False, {}
+            )
 
 
 def detached(value: Any) -> Any:

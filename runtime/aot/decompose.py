@@ -31,7 +31,7 @@ def decompose(gm: fx.GraphModule, table: Decompositions) -> fx.GraphModule:
             if node.op == "output":
                 result = fx.node.map_arg(node.args[0], lambda n: recorder.nodes(values[n]))
                 break
-            last = next(reversed(recorder.graph.nodes), None)
+            recorder.origin, last = node, next(reversed(recorder.graph.nodes), None)
             values[node] = _run(gm, node, values, recorder)
             if node.op == "call_function":
                 _carry_metadata(node, last, recorder.graph)
@@ -59,7 +59,6 @@ def _run(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], recorder
         own = recorder.graph.placeholder(node.name)
         own.meta = dict(node.meta)
         if isinstance(value, torch.Tensor):
-            value = own.meta["val"] = value.detach()
             recorder.regions.add(value, own)
             recorder.symbols.bind_sizes(value, own)
         elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):

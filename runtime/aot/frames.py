@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...errors import UnsupportedError
+from ..dispatch.operators import op_info
 from ..dispatch.recorder import Recorder
+from ..torch_compat import FakeTensor, pytree
 
 _INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 # The frames outside of these are the caller's, not the traced program's.
@@ -19,7 +22,52 @@ _ENTRIES = (str(Path(__file__).with_name("record.py")), str(Path(_INSIDE[1], "di
 
 
 class FrameRecorder(Recorder):
-    """A recorder that takes a node's `stack_trace` and `source`, and the place in its messages, from the running Python frames."""
+    """A recorder for programs that are Python functions and modules. Nodes and messages have the user's line from the running frames; real
+    tensors that the program holds, other than its inputs, become constants of the graph.
+
+    lines  where a storage was last written or laid out anew.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.lines: dict[int, str] = {}
+        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._held_storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op_info(func).kind != "lift":
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._known, (args, kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _known(self, t: torch.Tensor) -> torch.Tensor:
+        if isinstance(t, FakeTensor):
+            return t
+        if t.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedError(
+                f"the program holds a tensor of shape {list(t.shape)} that requires grad{self.where()}; pass it as an input, or make it a "
+                "parameter of the module"
+            )
+        if id(t) not in self._held:
+            fake = self.fake_mode.from_tensor(t.detach(), static_shapes=True)
+            self.regions.add(fake, self._constant(t, fake)).region.constant = True
+            self._held[id(t)] = (t, fake)
+            self._held_storages.add(self.regions.key(fake))
+        return self._held[id(t)][1]
+
+    def write(self, t: torch.Tensor, new: fx.Node) -> None:
+        """As the recorder's. Raises `UnsupportedError` for a tensor that the program holds."""
+        key = self.regions.key(t)
+        if key in self._held_storages:
+            raise UnsupportedError(
+                f"the program writes to a tensor of shape {list(t.shape)} that it holds{self.where()}; pass it as an input, or register it as "
+                "a buffer of the module"
+            )
+        self.lines[key] = self.where()
+        super().write(t, new)
+
+    def _metadata_op(self, info: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        self.lines[self.regions.key(args[0])] = self.where()
+        return super()._metadata_op(info, types, args, kwargs)
 
     def call(self, op: Any, args: Any, kwargs: Any, val: Any, *, keep: bool = False) -> fx.Node:
         """As the recorder's, with the user's line."""

@@ -21,7 +21,7 @@ from ..dispatch.operators import op_info
 from ..execute.autograd_function import Halves, tangent_strides
 from ..partition import partition
 from ..torch_compat import OpOverload, PyTreeCodeGen, PyTreeInfo, pytree
-from .compilers import detached
+from .compilers import describe, detached
 
 Halved = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -44,6 +44,7 @@ def joint_module(graph: fx.GraphModule, gradients: Sequence[int], *, unsaved: Co
             made[node].meta = dict(node.meta)
             continue
         made[node] = own.node_copy(node, made.__getitem__)
+        made[node].meta["partitioner_tag"] = "is_backward" if node.meta.get("backward") else "is_forward"
     every: list[Any] = [None] * counts["primals"]
     for k, g in zip(gradients, found, strict=True):
         every[k] = g
@@ -52,6 +53,7 @@ def joint_module(graph: fx.GraphModule, gradients: Sequence[int], *, unsaved: Co
     in_spec = pytree.tree_structure(tuple([0] * n for n in counts.values()))
     own.set_codegen(PyTreeCodeGen(PyTreeInfo(list(counts), in_spec, pytree.tree_structure([0] * len(outputs)))))
     module = fx.GraphModule(graph, own, class_name="Joint")
+    describe(own)
     module.meta["opforge_unsaved"] = frozenset(unsaved)
     return module
 
@@ -166,7 +168,7 @@ def read_halves(
     output.args = ((*returned[:results], *saved),)
     forward.recompile()
     numbers = [k for k, node in enumerate(saved) if not isinstance(_value(node), torch.Tensor)]
-    order = [*numbers, *(k for k in range(len(saved)) if k not in set(numbers))]
+    order = [*(k for k in range(len(saved)) if k not in set(numbers)), *numbers]
     at = {n: k for k, n in enumerate(primals)}
     constant = tuple(
         k
