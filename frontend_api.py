@@ -87,7 +87,7 @@ def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Explanation
         # A backend of its own: what Dynamo has compiled of `fn` before, under any backend, is not used.
         def fresh(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             last = _engine.HISTORY[-1:]
-            compiled = _engine.compile_fx(gm, inputs, options=options or None)
+            compiled = _engine.compile_fx(gm, inputs, options={"lazy_backward": False, **options})
             made.extend(a for a in _engine.HISTORY[-1:] if not last or a is not last[0])
             return compiled
 
