@@ -43,6 +43,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How the cells of the matrix of mutations and aliases came out, over all its tests."""
+    counts: dict[str, int] = {}
+    for report in (r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)):
+        for name, found in report.user_properties:
+            if name == "matrix" and isinstance(found, dict):
+                counts |= {k: counts.get(k, 0) + n for k, n in found.items()}
+    if counts:
+        parts = ", ".join(f"{n} {k}" for k, n in sorted(counts.items(), key=lambda item: -item[1]))
+        terminalreporter.write_line(f"matrix of mutations and aliases: {sum(counts.values())} cells: {parts}")
+
+
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
     """After a test that used torch: no compiled frames, counters or seeds remain for the next."""

@@ -68,6 +68,7 @@ class _Analysis:
 
     def run(self, autocast: bool) -> Found:
         inputs = self.inputs
+        self._check_storages()
         updated = {
             i: self._updated(i, value) for i, value in enumerate(self.entered.values) if self._written_alone(i, value)
         }
@@ -96,6 +97,17 @@ class _Analysis:
 
     # --- inputs
 
+    def _check_storages(self) -> None:
+        tensors = [(f"input {i}", v) for i, v in enumerate(self.entered.values) if v is not None]
+        tensors += [
+            (f"output {k}", self.recorder.value(t)) for k, t in enumerate(self.result) if isinstance(t, torch.Tensor)
+        ]
+        for name, value in tensors:
+            if value.region.resized:
+                raise UnsupportedError(
+                    f"the storage of {name} is resized (untyped_storage().resize_); resize the tensor"
+                )
+
     def _views_new_storage(self, t: Any, i: int) -> bool:
         own = self.inputs.fakes[i]
         if not isinstance(t, torch.Tensor) or t is own or not shares_version(own, t):
@@ -110,7 +122,12 @@ class _Analysis:
 
     def _updated(self, i: int, value: Value | None) -> int:
         assert value is not None
-        return self._return(self.recorder.current(value), self._first_layout(i) if self._tracked(i) else None)
+        node = self.recorder.current(value)
+        if value.layout.plain and not is_dense(
+            value.layout
+        ):  # a graph returns tensors without gaps; these elements are copied anyway
+            node = self.recorder.dispatch_node(ROLES["clone"], (node,), {"memory_format": torch.contiguous_format})
+        return self._return(node, self._first_layout(i) if self._tracked(i) else None)
 
     def _first_layout(self, i: int) -> torch.Tensor:
         """Input `i` laid out as it was when the program began, which is how the graph returns its elements."""
@@ -138,6 +155,10 @@ class _Analysis:
         seen = not info.followed or any(self.inputs.version_moved(i) for i in info.members)
         tracked = edge is None or (base.grad_fn is not edge.node and base.grad_fn is not None)
         written = bool(value.region.version)
+        if info.followed and not written and any(self.inputs.version_moved(i) for i in info.members):
+            raise UnsupportedError(
+                f"inputs {list(info.members)} share memory, the backward needs it, and an operator changed only the layout of one"
+            )
         updated = self._return(self.recorder.current(value), base if tracked else None) if written else None
         return replace(info, updated=updated, seen=seen, tracked=tracked or not seen or not written)
 
@@ -173,9 +194,7 @@ class _Analysis:
         if replaced and i in self.inputs.same_as and any(e is not None for e in self.inputs.edges):
             raise UnsupportedError(f"input {i}, passed twice, gets another storage while autograd follows the program")
         return InputAliasInfo(
-            mutation_type=mutation_type(
-                data, metadata, replaced, version=moved and (base is None or bases[base].updated is None)
-            ),
+            mutation_type=mutation_type(data, metadata, replaced, version=base is None and moved),
             updated=updated.get(i),
             place_after=self._place(after, layout) if metadata else None,
             storage_from=storage_from.get(i),

@@ -89,6 +89,16 @@ class Region:
     loose: bool = False
     """Some value reaches outside of the region (`as_strided` beyond an input's own elements)."""
     constant: bool = False
+    bytes: Any = None
+    """Size of the storage when the region was made."""
+
+    def __post_init__(self) -> None:
+        self.bytes = self.storage.nbytes()
+
+    @property
+    def resized(self) -> bool:
+        """Whether the size of the storage has changed behind the back of operators (`untyped_storage().resize_`)."""
+        return _exprs((self.storage.nbytes(),)) != _exprs((self.bytes,))
 
 
 @dataclass(eq=False, slots=True)

@@ -5,7 +5,7 @@
 
 import pytest
 
-from tests.support.matrix import Matrix, check_row
+from tests.support.matrix import Cell, Matrix, Note, check_row, check_whole, whole_cells
 
 AXES = {
     "mutation": {
@@ -65,6 +65,10 @@ AXES = {
         "t_and_data": {"doc": "It is transposed, then written.", "code": ["x.t_()", "x[0].mul_(2)"]},
         "shrunk": {"doc": "`resize_` to fewer elements.", "code": ["x.resize_(2, 2)"]},
         "grown": {"doc": "`resize_` to more.", "code": ["x.resize_(9, 9)", "x.zero_()"]},
+        "storage_grown": {
+            "doc": "Its storage is resized, without an operator.",
+            "code": ["x.untyped_storage().resize_(1024)"],
+        },
         "set": {"doc": "It gets the storage of the other input.", "code": ["x.set_(y)"]},
         "set_fresh": {"doc": "It gets the storage of an intermediate.", "code": ["z = y * 2", "x.set_(z.detach())"]},
         "data_and_set": {
@@ -365,7 +369,7 @@ PLANES = (
 )
 IMPOSSIBLE = ()
 MATRIX = Matrix(AXES, PLANES, IMPOSSIBLE)
-CELLS = 106848
+CELLS = 109074
 
 
 def test_count() -> None:
@@ -373,11 +377,16 @@ def test_count() -> None:
 
 
 @pytest.mark.parametrize("mutation", AXES["mutation"])
-def test_sample(mutation: str) -> None:
-    check_row(MATRIX, mutation, sample=90)
+def test_sample(mutation: str, record_property: Note) -> None:
+    check_row(MATRIX, mutation, record_property, sample=90)
+
+
+@pytest.mark.parametrize("cell", list(whole_cells(MATRIX, 60)), ids=lambda cell: "-".join(cell.values()))
+def test_whole_path(cell: Cell) -> None:
+    check_whole(MATRIX, cell)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", AXES["mutation"])
-def test_all(mutation: str) -> None:
-    check_row(MATRIX, mutation)
+def test_all(mutation: str, record_property: Note) -> None:
+    check_row(MATRIX, mutation, record_property)

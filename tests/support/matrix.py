@@ -29,6 +29,7 @@ from .observe import Sight, World, differences, see
 
 Axes = Mapping[str, Mapping[str, Mapping[str, Any]]]
 Cell = Mapping[str, str]
+Note = Callable[[str, object], None]
 SIZES = {"static": [(4, 6)], "dynamic": [(4, 6), (5, 8)]}
 MODES: dict[str, Callable[[], Any]] = {
     "": torch.enable_grad,
@@ -157,6 +158,39 @@ def run_cell(axes: Axes, cell: Cell) -> Outcome:
     return Outcome(refused=refused, different=tuple(dict.fromkeys(found)))
 
 
+def run_whole(axes: Axes, cell: Cell) -> list[str]:
+    """The cell's program through `torch.compile(backend="opforge")`, Dynamo and native kernels included: what differs from eager."""
+    program = _function(program_text(axes, cell), "program")
+    history = axes["history"][cell["history"]]
+    mode = MODES[history.get("call", "")]
+    found: list[str] = []
+    torch.compiler.reset()
+    run = torch.compile(program, backend="opforge", dynamic=cell["shape"] == "dynamic")
+
+    def moded(f: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with mode():
+                return f(*args)
+
+        return call
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for size in SIZES[cell["shape"]]:
+            make = maker(axes, cell, size)
+            _, count = see(moded(program), make, None)
+            for follow in [None, *range(min(count, 2))]:
+                expected, _ = see(moded(program), make, follow)
+                actual, _ = see(moded(run), make, follow)
+                if (
+                    actual.raised == "TorchRuntimeError"
+                ):  # Dynamo's own, a RuntimeError: it met eager's before it asked for a backend
+                    actual.raised = "RuntimeError"
+                exact = functools.partial(_exact, moded(program), make, follow)
+                found += differences(expected, actual, exact, kernels=True)
+    return found
+
+
 def _exact(program: Callable[..., Any], make: Callable[[], World], follow: int | None) -> Sight:
     torch.set_default_dtype(torch.float64)
     try:
@@ -278,8 +312,29 @@ class Matrix:
                     yield cell
 
 
-def check_row(matrix: Matrix, mutation: str, sample: int | None = None) -> None:
-    """Run the cells of one mutation, or a fixed sample of them; fail with every cell that differs, and a file that shows the first."""
+def whole_cells(matrix: Matrix, count: int) -> Iterator[Cell]:
+    """`count` cells, fixed, at least one of every mutation."""
+    rows = [list(matrix.cells(m)) for m in matrix.axes["mutation"]]
+    chosen = [random.Random(str(k)).sample(row, -(-count // len(rows))) for k, row in enumerate(rows)]
+    yield from itertools.islice((cell for members in zip(*chosen, strict=True) for cell in members), count)
+
+
+def check_whole(matrix: Matrix, cell: Cell) -> None:
+    """Fail when the whole path differs from eager, with a file that shows it."""
+    logging.disable(logging.ERROR)
+    try:
+        found = run_whole(matrix.axes, cell)
+    finally:
+        logging.disable(logging.NOTSET)
+    if found:
+        lines = "\n".join(line[:300] for line in found[:5])
+        pytest.fail(f"differs from eager:\n{lines}\n\n{runnable(matrix.axes, cell)}", pytrace=False)
+
+
+def check_row(matrix: Matrix, mutation: str, note: Note, sample: int | None = None) -> None:
+    """Run the cells of one mutation, or a fixed sample of them; fail with every cell that differs, and a file that shows the first. The
+    counts go to `note`, and with it into pytest's summary.
+    """
     cells = list(matrix.cells(mutation))
     if sample is not None and len(cells) > sample:
         cells = random.Random(mutation).sample(cells, sample)
@@ -289,13 +344,13 @@ def check_row(matrix: Matrix, mutation: str, sample: int | None = None) -> None:
         for cell in cells:
             outcome = run_cell(matrix.axes, cell)
             counts[
-                "different"
+                "differing"
                 if outcome.different
-                else "refused"
+                else "refused as by eager"
                 if outcome.refused
-                else "eager"
+                else "left to eager"
                 if outcome.eager
-                else "compiled"
+                else "compiled and equal"
             ] += 1
             if outcome.different:
                 different.append((cell, outcome.different))
@@ -303,6 +358,7 @@ def check_row(matrix: Matrix, mutation: str, sample: int | None = None) -> None:
                 reasons[re.sub(r"\d+", "N", outcome.eager)[:120]] += 1
     finally:
         logging.disable(logging.NOTSET)
+    note("matrix", dict(counts))
     print(f"{mutation}: {len(cells)} cells: {dict(counts)}")
     for reason, count in reasons.most_common():
         print(f"  {count} left to eager: {reason}")

@@ -106,6 +106,7 @@ def look(sight: Sight, when: str, world: World, results: Sequence[torch.Tensor])
         sight.add(f"{when}{name}: dtype, size, stride, requires_grad, is_leaf, has grad_fn", facts)
         sight.add(f"{when}{name}: conj, neg, inference", (t.is_conj(), t.is_neg(), t.is_inference()))
         sight.add(f"{when}{name}: values", _values(t))
+    sight.add(f"{when}bytes of the inputs' storages", [t.untyped_storage().nbytes() for t in world.tensors()])
     moved = [new > old for new, old in zip((_version(t) for t in world.tensors()), world.versions, strict=True)]
     sight.add(f"{when}which inputs' versions moved", moved)
     pairs = [(a, b) for i, (_, a) in enumerate(known) for _, b in known[:i]]
@@ -152,8 +153,10 @@ def take_gradients(sight: Sight, world: World, results: Sequence[torch.Tensor]) 
         sight.add("gradients of all", [None if g is None else _values(g) for g in found])
 
 
-def differences(expected: Sight, actual: Sight, exact: Callable[[], Sight]) -> list[str]:
-    """What differs, one line each. `exact` runs the program in float64, to judge gradients that differ in bits."""
+def differences(expected: Sight, actual: Sight, exact: Callable[[], Sight], *, kernels: bool = False) -> list[str]:
+    """What differs, one line each. `exact` runs the program in float64, to judge gradients that differ in bits; values too where other
+    `kernels` than eager's computed them.
+    """
     if expected.raised or actual.raised:
         if expected.raised == actual.raised:
             changed = actual.left != expected.left and not actual.untouched
@@ -164,17 +167,26 @@ def differences(expected: Sight, actual: Sight, exact: Callable[[], Sight]) -> l
         # A compiled graph is one node of autograd: it refuses its backward as a whole, eager a part of it.
         a |= {k: "RuntimeError" for k, v in b.items() if k.startswith("gradients") and v == "RuntimeError"}
     different = [k for k in {**a, **b} if a.get(k) != b.get(k)]
-    if any(k.startswith("gradients") for k in different):
+    numbers = [k for k in different if k.startswith("gradients") or (kernels and k.endswith("values"))]
+    if numbers:
         c = dict(exact().lines)
-        different = [k for k in different if not (k.startswith("gradients") and _as_good(a.get(k), b.get(k), c.get(k)))]
+        different = [k for k in different if k not in numbers or not _as_good(a.get(k), b.get(k), c.get(k))]
     return [f"{k}: {a.get(k, 'not reached')} in eager, {b.get(k, 'not reached')} here" for k in different]
 
 
 def _as_good(eager: Any, ours: Any, exact: Any) -> bool:
-    """Whether gradients (a list of tensors' values) are off by at most twice as much as eager's, or one ulp of the largest of each."""
-    if not all(isinstance(g, list) and len(g) == len(exact or ()) for g in (eager, ours, exact)):
+    """Whether numbers (a list of tensors' values, or one's) are off by at most twice as much as eager's, or one ulp of the largest of
+    each tensor.
+    """
+    if not all(isinstance(g, (list, float)) for g in (eager, ours, exact)):
         return False
-    for e, o, x in zip(eager, ours, exact, strict=True):
+    tensors = [
+        g if isinstance(g, list) and all(isinstance(v, (list, type(None))) for v in g) else [g]
+        for g in (eager, ours, exact)
+    ]
+    if len({len(g) for g in tensors}) != 1:
+        return False
+    for e, o, x in zip(*tensors, strict=True):
         if None in (e, o, x):
             if (e, o, x) != (None, None, None):
                 return False
