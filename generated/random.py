@@ -96,10 +96,11 @@ def log_normal(draws, out, self, mean, std, generator):  # type: ignore[no-untyp
 # spec: aten.native_dropout
 def native_dropout(draws, out, input, p, train):  # type: ignore[no-untyped-def]
     """Elements kept with probability 1 - p and scaled by its reciprocal, and which were"""
-    if not ((train is None or train) and p >= 0 and (p <= 1) and is_float(dtype(input))):
+    if not (p >= 0 and p <= 1 and is_float(dtype(input))):
         return NotImplemented
-    mask = draws.uniform(shape(input), "float32") < 1 - p
-    return (input * mask * (0.0 if p == 1 else 1 / (1 - p)), mask)
+    on = train is None or train
+    mask = draws.uniform(shape(input), "float32") < 1 - p if on else aten.zeros_like(input) == 0
+    return (input * mask * (0.0 if p == 1 else 1 / (1 - p)) if on else aten.clone(input), mask)
 
 
 # spec: aten.normal.float_Tensor, aten.normal.Tensor_Tensor

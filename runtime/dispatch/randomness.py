@@ -41,18 +41,16 @@ class Draws:
     # -- while tracing -------------------------------------------------------------------------------------------------
     def replace(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
         """What a random operator gives, recorded as draws; `NotImplemented` where it stays as it is."""
-        op, writes = info.op, info.kind == "write"
-        if writes:
-            form = info.functional
-            if form is None or form.drops_out or len(info.written) != 1:
-                return NotImplemented
-            op = form.op
+        form = info.functional if info.kind == "write" else None
+        if info.kind == "write" and (form is None or form.drops_out):
+            return NotImplemented
+        op = info.op if form is None else form.op
         body = RANDOM.get(str(op))
         if body is None:
             return NotImplemented
-        target = info.argument(info.written[0], args, kwargs) if writes else None
-        if writes:
-            args, kwargs = functional_arguments(info, form, args, kwargs)  # type: ignore[arg-type]
+        targets = [info.argument(k, args, kwargs) for k in info.written]
+        if form is not None:
+            args, kwargs = functional_arguments(info, form, args, kwargs)
         given = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
         given |= dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
         if any(isinstance(v, torch.Generator) for v in given.values()):
@@ -69,10 +67,16 @@ class Draws:
             if made is NotImplemented:
                 return NotImplemented
             made = (made,) if isinstance(made, torch.Tensor) else made
-            if writes:
-                return target.copy_(made[0])  # type: ignore[union-attr]
-            laid = [self._laid_out(m, o) for m, o in zip(made, outs, strict=True)]
-        return laid[0] if isinstance(out, torch.Tensor) else tuple(laid)
+            if form is None:
+                laid = [self._laid_out(m, o) for m, o in zip(made, outs, strict=True)]
+                return laid[0] if isinstance(out, torch.Tensor) else tuple(laid)
+            for target, k in zip(targets, form.results, strict=True):
+                target.copy_(made[k])
+            fresh = iter([self._laid_out(made[k], outs[k]) for k in form.kept])
+        returned = [
+            next(fresh) if position is None else targets[info.written.index(position)] for position in info.aliased
+        ]
+        return returned[0] if len(returned) == 1 else tuple(returned)
 
     def _drawable(self, t: torch.Tensor) -> bool:
         return t.dtype in _DTYPES and t.layout is torch.strided and t.device.type != "meta"

@@ -145,9 +145,9 @@ def test_uniform_has_the_dtypes_bits_and_never_one(dtype: torch.dtype) -> None:
 
     x, y = draw(program)
     assert x.dtype == dtype
-    assert 0 <= float(x.min())
+    assert float(x.min()) >= 0
     assert float(x.max()) < 1
-    assert 1 <= float(y.min())
+    assert float(y.min()) >= 1
     assert float(y.max()) < 2
     bits = round(-math.log2(torch.finfo(dtype).eps)) + 1
     scaled = x.double() * 2.0**bits
@@ -291,10 +291,10 @@ def test_backward_has_the_forwards_mask_and_keeps_only_the_seed() -> None:
     x = torch.randn(100, 37, requires_grad=True)
     run = compiled(program)
     y = run(x)
+    kept = y.grad_fn.saved_tensors
     (grad,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(grad, torch.where(y == 0, 0.0, torch.tensor(1 / 0.75)))
     assert torch.equal(y != 0, grad != 0)
-    kept = y.grad_fn.saved_tensors
     assert sum(t.numel() for t in kept) == 1, "the seed, no mask"
     native()
 
@@ -359,9 +359,9 @@ def test_training_with_dropout_learns() -> None:
         loss = F.mse_loss(run(x), y)
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert losses[-1] < 0.2 * losses[0]
-    native()
+    assert not [k for k in opforge.stats()["externs"] if not k.endswith(("mm.default", "philox_seed.default"))]
 
 
 def test_evaluation_has_no_randomness() -> None:
@@ -422,7 +422,12 @@ def test_rrelu() -> None:
 
 def test_other_dropouts_and_modules() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
-        return F.dropout2d(x, 0.5), F.alpha_dropout(x, 0.5, True), F.feature_alpha_dropout(x, 0.5, True), F.gumbel_softmax(x, 1.0)
+        return (
+            F.dropout2d(x, 0.5),
+            F.alpha_dropout(x, 0.5, True),
+            F.feature_alpha_dropout(x, 0.5, True),
+            F.gumbel_softmax(x, 1.0),
+        )
 
     x = torch.ones(16, 32, 5, 5, requires_grad=True)
     channels, *rest = draw(program, x)
