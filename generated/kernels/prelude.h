@@ -1784,10 +1784,10 @@ OPF_INLINE Vec<int32_t> philox_blocks(uint64_t seed, uint64_t stream, uint64_t b
 #endif
 }
 OPF_CALL Vec<int32_t> philox_across(uint64_t seed, uint64_t stream, uint64_t index) {
-    Lanes<int32_t> two[2];
-    store_bits(two[0].x, philox_blocks(seed, stream, index >> 2));
-    store_bits(two[1].x, philox_blocks(seed, stream, (index >> 2) + OPF_VL / 4));
-    return load_bits<int32_t>((const char*)two + 4 * (index & 3));
+    alignas(64) int32_t words[2 * OPF_VL];
+    store_bits(words, philox_blocks(seed, stream, index >> 2));
+    store_bits(words + OPF_VL, philox_blocks(seed, stream, (index >> 2) + OPF_VL / 4));
+    return load_bits<int32_t>(words + (index & 3));
 }
 OPF_INLINE Vec<int32_t> philox(Vec<int64_t> seed, Vec<int64_t> stream, Vec<int64_t> index) {
     const int64_t s = seed.lo[0], t = stream.lo[0], i = index.lo[0];
