@@ -62,3 +62,39 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
 }
 """Functions that programs call, replaced where a graph calls them."""
+
+CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], int | None], ...]] = {
+    # With a weight of another dtype the statistics have its dtype.
+    torch.ops.aten.native_layer_norm.default: ((1, (2, 3), None), (2, (2, 3), None)),
+    # With a weight of another dtype the statistics have its dtype.
+    torch.ops.aten.native_group_norm.default: ((1, (1, 2), None), (2, (1, 2), None)),
+    # The gradient of the input has its dtype.
+    torch.ops.aten.native_group_norm_backward.default: ((0, (1,), None),),
+    # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
+    torch.ops.aten._native_batch_norm_legit_functional.default: (
+        (0, (), 0),
+        (1, (1, 2, 3), None),
+        (2, (1, 2, 3), None),
+        (3, (3,), None),
+        (4, (4,), None),
+    ),
+    # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
+    torch.ops.aten._native_batch_norm_legit.default: ((0, (), 0), (1, (1, 2, 3), None), (2, (1, 2, 3), None)),
+    # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
+    torch.ops.aten._native_batch_norm_legit.no_stats: ((0, (), 0), (1, (1, 2), None), (2, (1, 2), None)),
+    # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
+    torch.ops.aten._native_batch_norm_legit_no_training.default: (
+        (0, (), 0),
+        (1, (1, 2, 3), None),
+        (2, (1, 2, 3), None),
+    ),
+    # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
+    torch.ops.aten.native_batch_norm.default: ((0, (), 0), (1, (1, 2, 3), None), (2, (1, 2, 3), None)),
+    # The gradient of the input is contiguous or channels-last.
+    torch.ops.aten.native_batch_norm_backward.default: ((0, (), 1),),
+    # The result is channels-last where the operand is.
+    torch.ops.aten.channel_shuffle.default: ((0, (), 0),),
+    # The result is channels-last where the operand is.
+    torch.ops.aten.native_channel_shuffle.default: ((0, (), 0),),
+}
+"""Results whose dtype (of the first of some arguments) or layout (of an argument) the fake kernel has wrong, by position."""

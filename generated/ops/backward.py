@@ -70,8 +70,7 @@ def native_group_norm_backward(b, grad_out, input, mean, rstd, weight, N, C, HxW
     last = dtype(weight) if weight is not None else dtype(input)
     dw = b.call("aten.view.default", b.call("aten.sum.dim_IntList", dy * normal, [0, 3]), [C])
     db = b.call("aten.view.default", b.call("aten.sum.dim_IntList", dy, [0, 3]), [C])
-    first = promoted_dtype(grad_out, weight) if weight is not None else dtype(input)
-    return b.call("aten.view.default", to(dx, first), shape(input)), to(dw, last), to(db, last)
+    return b.call("aten.view.default", to(dx, dtype(input)), shape(input)), to(dw, last), to(db, last)
 
 
 # spec: aten.native_batch_norm_backward
@@ -137,10 +136,11 @@ def _native_batch_norm_legit_functional(b, input, weight, bias, running_mean, ru
     flat, spread_ = (b.call("aten.view.default", m, [c]), b.call("aten.view.default", spread, [c]))
     new_mean = to(running_mean, kind) * (1.0 - momentum) + flat * momentum
     new_var = to(running_var, kind) * (1.0 - momentum) + spread_ * (momentum * n / (n - 1))
+    kept_in = dtype(weight) if weight is not None else dtype(bias) if bias is not None else dtype(running_mean)
     return (
         to(y, dtype(input)),
-        to(flat, dtype(input)),
-        to(b.call("aten.view.default", rstd, [c]), dtype(input)),
+        to(flat, kept_in),
+        to(b.call("aten.view.default", rstd, [c]), kept_in),
         to(new_mean, dtype(running_mean)),
         to(new_var, dtype(running_var)),
     )

@@ -77,7 +77,8 @@ def native_layer_norm(b, input, normalized_shape, weight, bias, eps):
         y = y * weight
     if bias is not None:
         y = y + bias
-    return to(y, dtype(input)), to(m, dtype(input)), to(rstd, dtype(input))
+    kind = dtype(weight) if weight is not None else dtype(bias) if bias is not None else dtype(input)
+    return to(y, dtype(input)), to(m, kind), to(rstd, kind)
 
 
 # spec: aten.native_group_norm
@@ -92,10 +93,11 @@ def native_group_norm(b, input, weight, bias, N, C, HxW, group, eps):
     if bias is not None:
         y = y + b.call("aten.view.default", bias, [C, 1])
     y = b.call("aten.view.default", to(y, dtype(input)), shape(input))
+    kind = dtype(weight) if weight is not None else dtype(bias) if bias is not None else dtype(input)
     return (
         y,
-        to(b.call("aten.view.default", m, [N, group]), dtype(input)),
-        to(b.call("aten.view.default", rstd, [N, group]), dtype(input)),
+        to(b.call("aten.view.default", m, [N, group]), kind),
+        to(b.call("aten.view.default", rstd, [N, group]), kind),
     )
 
 
@@ -110,10 +112,11 @@ def _native_batch_norm_legit_no_training(b, input, weight, bias, running_mean, r
     )
     if bias is not None:
         y = y + b.call("aten.view.default", bias, across)
+    kept_in = dtype(weight) if weight is not None else dtype(bias) if bias is not None else dtype(running_mean)
     return (
         to(y, kind),
-        b.call("aten.full.default", [0], 0.0, dtype=kind),
-        b.call("aten.full.default", [0], 0.0, dtype=kind),
+        b.call("aten.full.default", [0], 0.0, dtype=kept_in),
+        b.call("aten.full.default", [0], 0.0, dtype=kept_in),
     )
 
 
@@ -150,10 +153,11 @@ def _native_batch_norm_legit_no_stats(b, input, weight, bias, training, momentum
         y = y * b.call("aten.view.default", weight, across)
     if bias is not None:
         y = y + b.call("aten.view.default", bias, across)
+    kept_in = dtype(weight) if weight is not None else dtype(bias) if bias is not None else kind
     return (
         to(y, kind),
-        to(b.call("aten.view.default", m, [size(input, 1)]), kind),
-        to(b.call("aten.view.default", rstd, [size(input, 1)]), kind),
+        to(b.call("aten.view.default", m, [size(input, 1)]), kept_in),
+        to(b.call("aten.view.default", rstd, [size(input, 1)]), kept_in),
     )
 
 

@@ -74,6 +74,15 @@ class DecompositionSpec:
 
 
 @dataclass(frozen=True)
+class CorrectionSpec:
+    """What a fake kernel says wrongly: (result, arguments that have its dtype, argument that has its layout), by position."""
+
+    op: str
+    doc: str
+    rules: tuple[tuple[int, tuple[int, ...], int | None], ...]
+
+
+@dataclass(frozen=True)
 class Mutations:
     """The whole of mutations.yaml, checked."""
 
@@ -324,10 +333,36 @@ def _inverse(entry: Entry, model: Model, diags: Diagnostics) -> InverseSpec | No
     )
 
 
-def build_decompositions(doc: Document, model: Model, diags: Diagnostics) -> tuple[DecompositionSpec, ...]:
-    """The decompositions, checked: operators exist, names are arguments."""
+def build_decompositions(
+    doc: Document, model: Model, diags: Diagnostics
+) -> tuple[tuple[DecompositionSpec, ...], tuple[CorrectionSpec, ...]]:
+    """The decompositions and corrections, checked: operators exist, names are arguments."""
+    corrections = [c for e in doc.tagged("correction") if (c := _correction(e, model, diags)) is not None]
+    return _decompositions(doc.tagged("decomposition"), model, diags), tuple(corrections)
+
+
+def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpec | None:
+    schema = _overload(entry, "correction", model, diags)
+    if schema is None:
+        return None
+    names = [a.name for a in schema.args]
+    rules = []
+    for k, rule in enumerate(entry["results"]):
+        named = [*((("dtype_of", j), n) for j, n in enumerate(rule.get("dtype_of", ())))]
+        named += [(("layout_of",), rule["layout_of"])] if "layout_of" in rule else []
+        for path, name in named:
+            if name not in names:
+                message = f"expected an argument of {entry.id}, found '{name}'{did_you_mean(name, names)}"
+                diags.error(entry.pos("results", k, *path), message)
+                return None
+        typed = tuple(names.index(n) for n in rule.get("dtype_of", ()))
+        rules.append((rule["result"], typed, names.index(rule["layout_of"]) if "layout_of" in rule else None))
+    return CorrectionSpec(entry.id, entry["doc"], tuple(rules))
+
+
+def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics) -> tuple[DecompositionSpec, ...]:
     out = []
-    for entry in doc:
+    for entry in entries:
         schema = _overload(entry, "decomposition", model, diags)
         if schema is None:
             continue
@@ -383,7 +418,8 @@ def _imports(spec: Mutations, name: str) -> str:
 def emit_decompositions(model: Model) -> dict[str, str]:
     """`generated/decompositions.py`."""
     path = "generated/decompositions.py"
-    specs = model.part("decompositions", ())
-    return (
-        {path: render("decompositions.py.j2", header=header(path, DECOMPOSITIONS_SPEC), specs=specs)} if specs else {}
-    )
+    specs, corrections = model.part("decompositions", ()) or ((), ())
+    if not specs:
+        return {}
+    values = {"header": header(path, DECOMPOSITIONS_SPEC), "specs": specs, "corrections": corrections}
+    return {path: render("decompositions.py.j2", **values)}

@@ -77,7 +77,7 @@ class WrapperWriter:
         lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
         lines += [
             f"from opforge.runtime.execute.support import {n}"
-            for n in sorted({"Workspaces", "empty_strided", "overload", "reinterpret", "restride", *self.imports})
+            for n in sorted({"Workspaces", "empty_strided", "overload", "reinterpret", *self.imports})
         ]
         lines += ["import torch", ""]
         for name, text in self.names.constants.items():
@@ -257,7 +257,12 @@ class WrapperWriter:
         for b in call.outs:
             if b.stride is not None and b.name in self.plan.layouts:
                 stride = shape_text(b.stride)
-                self.body.append(f"if {b.name}.stride() != {stride}: {b.name} = restride({b.name}, {stride})")
+                dtype = self.names.constant("dtype", f"torch.{b.dtype}")
+                self.imports.append("conform")
+                self.body.append(
+                    f"if {b.name}.stride() != {stride} or {b.name}.dtype is not {dtype}: "
+                    f"{b.name} = conform({b.name}, {dtype}, {stride}, {call.target!r})"
+                )
 
     def _argument(self, x: object) -> str:
         if isinstance(x, ViewOf):

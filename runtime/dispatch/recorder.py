@@ -21,6 +21,7 @@ from ...errors import UnsupportedError
 from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import INVERSES, ROLES
 from ..torch_compat import TorchDispatchMode, is_wrapper_type
+from .fakes import run_fake
 from .operators import Functional, OpInfo, functional_arguments, op_info, view_of
 from .overlap import inside, is_dense, may_overlap, overlaps_itself
 from .regions import Layout, Step, Value, same_strides
@@ -115,7 +116,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         return op is ROLES["detach"] or op is ROLES["alias"]
 
     def _plain(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
-        out = self.fake_mode.dispatch(info.op, types, args, kwargs)
+        out = run_fake(self.fake_mode, info.op, types, args, kwargs)
         if isinstance(out, torch.Tensor):
             values: Any = (out,)
         elif isinstance(out, (tuple, list)):
@@ -227,9 +228,9 @@ class Recorder(GraphWriter, TorchDispatchMode):
             raise UnsupportedError(f"{info.op} writes to its arguments and has no functional overload{self.where()}")
         f_args, f_kwargs = functional_arguments(info, form, args, kwargs)
         node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)
-        result = self.fake_mode.dispatch(form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
+        result = run_fake(self.fake_mode, form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
         self._check_types(info, form, result, args, kwargs)
-        out = self.fake_mode.dispatch(info.op, types, args, kwargs)
+        out = run_fake(self.fake_mode, info.op, types, args, kwargs)
         for k in info.written:
             if isinstance(lists := info.argument(k, args, kwargs), (tuple, list)):
                 increment_version(lists)  # autograd does so for single tensors only when it sees fake ones

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .. import config
+from ..build.scratch import warn_once
 from ..torch_compat import empty_strided_cpu as empty_strided
 from ..torch_compat import reinterpret_tensor as reinterpret
 
@@ -78,10 +79,23 @@ def restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return out.copy_(t)
 
 
+def conform(t: torch.Tensor, dtype: torch.dtype, stride: tuple[int, ...], op: str) -> torch.Tensor:
+    """What the eager kernel of `op` returned, with the strides and the dtype that the graph was traced with. Other strides are the kernel's
+    choice; another dtype is a mistake of its fake kernel (`specs/decompositions.yaml` corrects those that are known), told once.
+    """
+    if t.dtype is not dtype:
+        warn_once(
+            "result",
+            op,
+            f"opforge: {op} returned {t.dtype} where tracing says {dtype}; it is converted, please report it",
+        )
+    return torch.empty_strided(t.shape, stride, dtype=dtype, device=t.device).copy_(t)
+
+
 def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:
     """Raise what the check `number` (from 1) of a kernel says: an exception type and the place of the operator."""
     error, place = faults[number - 1]
     raise _ERRORS[error](f"index out of range in {place}")
 
 
-__all__ = ["Workspaces", "empty_strided", "out_of_range", "overload", "reinterpret", "restride"]
+__all__ = ["Workspaces", "conform", "empty_strided", "out_of_range", "overload", "reinterpret", "restride"]

@@ -1,0 +1,58 @@
+"""What torch's fake kernels say wrongly of a few operators' results, put right by `specs/decompositions.yaml`.
+
+A wrong stride is visible to the program, a wrong dtype is worse: code that reads the result of an eager kernel as another dtype reads
+other memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...generated.decompositions import CORRECTIONS
+
+
+def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """The fake results of `op`: dtypes, sizes and strides as the eager kernel gives them."""
+    out = fake_mode.dispatch(op, types, args, kwargs)
+    rules = CORRECTIONS.get(op)
+    if rules is None:
+        return out
+    results = [out] if isinstance(out, torch.Tensor) else list(out)
+    for position, typed, laid in rules:
+        t = results[position]
+        if isinstance(t, torch.Tensor) and t.device.type == "cpu":
+            results[position] = _corrected(fake_mode, t, args, typed, laid)
+    return results[0] if isinstance(out, torch.Tensor) else type(out)(results)
+
+
+def _corrected(fake_mode: Any, t: torch.Tensor, args: Any, typed: tuple[int, ...], laid: int | None) -> torch.Tensor:
+    """`t`, or one with the dtype of the first argument at `typed` that is a tensor, laid out as the argument at `laid` suggests."""
+    models = (args[k] for k in typed if k < len(args) and isinstance(args[k], torch.Tensor))
+    dtype = next((m.dtype for m in models), t.dtype)
+    with fake_mode:
+        if laid is not None:
+            like = torch.empty(t.shape, dtype=dtype, device=t.device, memory_format=_suggested(args[laid]))
+            return t if like.stride() == t.stride() and dtype == t.dtype else like
+        return t if dtype == t.dtype else torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device)
+
+
+def _suggested(t: torch.Tensor) -> torch.memory_format:
+    """Channels-last if the strides order the dimensions so (sizes of 1 included), else contiguous."""
+    for rank, order, answer in (
+        (4, (1, 3, 2, 0), torch.channels_last),
+        (5, (1, 4, 3, 2, 0), torch.channels_last_3d),
+    ):
+        if t.ndim == rank and t.stride(1) != 0 and _ascending(t, order):
+            return answer
+    return torch.contiguous_format
+
+
+def _ascending(t: torch.Tensor, order: tuple[int, ...]) -> bool:
+    least: Any = 0
+    for d in order:
+        if t.shape[d] == 0 or t.stride(d) < least or (d == 0 and least == t.stride(1)):
+            return False
+        least = t.stride(d) * t.shape[d] if t.shape[d] > 1 else t.stride(d)
+    return True

@@ -1,0 +1,143 @@
+"""Dtypes and strides of results where torch's fake kernels are wrong about them: `correction` entries of `specs/decompositions.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opforge
+from opforge.errors import OpforgeWarning
+
+aten = torch.ops.aten
+
+
+def brain(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+def transposed(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def channels_last(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).to(memory_format=torch.channels_last)
+
+
+def channels() -> tuple[torch.Tensor, ...]:
+    """Weight, bias, running mean and variance of 4 channels."""
+    return torch.randn(4), torch.randn(4), torch.randn(4), torch.rand(4) + 0.5
+
+
+Call = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
+CALLS: dict[str, Call] = {
+    "layer norm": (aten.native_layer_norm, lambda: (brain(3, 8), [8], torch.randn(8), torch.randn(8), 1e-5)),
+    "layer norm, bias only": (aten.native_layer_norm, lambda: (brain(3, 8), [8], None, torch.randn(8), 1e-5)),
+    "group norm": (aten.native_group_norm, lambda: (brain(2, 4, 6), torch.randn(4), torch.randn(4), 2, 4, 6, 2, 1e-5)),
+    "group norm backward": (
+        aten.native_group_norm_backward,
+        lambda: (
+            brain(2, 4, 6),
+            brain(2, 4, 6),
+            torch.randn(2, 2),
+            torch.rand(2, 2),
+            torch.randn(4),
+            2,
+            4,
+            6,
+            2,
+            [True] * 3,
+        ),
+    ),
+    "batch norm": (aten._native_batch_norm_legit_functional, lambda: (brain(2, 4, 6), *channels(), True, 0.1, 1e-5)),
+    "batch norm, no weight": (
+        aten._native_batch_norm_legit_functional,
+        lambda: (brain(2, 4, 6), None, None, *channels()[2:], True, 0.1, 1e-5),
+    ),
+    "batch norm, all bfloat16": (
+        aten._native_batch_norm_legit_functional,
+        lambda: (brain(2, 4, 6), *(c.bfloat16() for c in channels()), True, 0.1, 1e-5),
+    ),
+    "batch norm, transposed": (
+        aten._native_batch_norm_legit_functional,
+        lambda: (transposed(2, 4, 6), *channels(), True, 0.1, 1e-5),
+    ),
+    "batch norm, matrix": (
+        aten._native_batch_norm_legit_functional,
+        lambda: (transposed(6, 4), *channels(), True, 0.1, 1e-5),
+    ),
+    "batch norm, channels-last": (
+        aten._native_batch_norm_legit_functional,
+        lambda: (channels_last(2, 4, 6, 5), *channels(), True, 0.1, 1e-5),
+    ),
+    "batch norm without statistics": (
+        aten._native_batch_norm_legit.no_stats,
+        lambda: (brain(2, 4, 6), *channels()[:2], True, 0.1, 1e-5),
+    ),
+    "batch norm by statistics": (
+        aten._native_batch_norm_legit_no_training,
+        lambda: (brain(2, 4, 6), *channels(), 0.1, 1e-5),
+    ),
+    "batch norm backward": (
+        aten.native_batch_norm_backward,
+        lambda: (
+            *(transposed(2, 4, 6), transposed(2, 4, 6), torch.randn(4)),
+            *(*channels()[2:], *channels()[2:], True, 1e-5, [True] * 3),
+        ),
+    ),
+    "channel shuffle": (F.channel_shuffle, lambda: (channels_last(2, 4, 3, 5), 2)),
+    "channel shuffle, transposed": (F.channel_shuffle, lambda: (transposed(2, 4, 3, 5), 2)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_dtypes_and_strides_are_those_of_eager(name: str) -> None:
+    op, make = CALLS[name]
+    torch.manual_seed(0)
+    args = make()
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    with torch.no_grad():
+        expected = op(*args)
+        found = torch.compile(lambda *args: op(*args), backend="opforge", options={"strict": True})(*args)
+    assert not opforge.stats()["externs"]
+    exact = op(*(a.double() if isinstance(a, torch.Tensor) else a for a in args))
+    single = isinstance(expected, torch.Tensor)
+    for e, f, x in zip(*(([t] if single else t) for t in (expected, found, exact)), strict=True):
+        assert (e.dtype, e.shape, e.stride()) == (f.dtype, f.shape, f.stride())
+        unit = torch.finfo(e.dtype).eps * x.abs()
+        assert ((f - x).abs() <= 2 * (e - x).abs().max().nan_to_num() + unit).all() if x.numel() else True
+
+
+def test_training_under_autocast_keeps_the_statistics_of_a_norm_in_float32() -> None:
+    torch.manual_seed(0)
+    block = torch.nn.Sequential(
+        torch.nn.Linear(8, 8), torch.nn.GroupNorm(2, 8), torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)
+    )
+    x = torch.randn(16, 8)
+
+    def gradients(run: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        block.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            run(x).float().pow(2).mean().backward()
+        return [p.grad.clone() for p in block.parameters()]
+
+    torch._dynamo.reset()
+    exact = gradients(block, torch.float32)
+    eager = gradients(block, torch.bfloat16)
+    ours = gradients(torch.compile(block, backend="opforge"), torch.bfloat16)
+    for o, e, x64 in zip(ours, eager, exact, strict=True):
+        assert (o - x64).norm() <= 2 * (e - x64).norm() + 1e-6
+
+
+def test_a_result_of_another_dtype_than_traced_is_converted_and_told() -> None:
+    from opforge.runtime.execute.support import conform
+
+    t = torch.arange(6.0).reshape(2, 3)
+    with pytest.warns(OpforgeWarning, match="example returned torch.float32 where tracing says torch.bfloat16"):
+        out = conform(t, torch.bfloat16, (1, 2), "example")
+    assert (out.dtype, out.stride()) == (torch.bfloat16, (1, 2))
+    assert torch.equal(out.float(), t)
