@@ -1,7 +1,7 @@
 """Joint graphs as torch's partition functions take them, and the two graphs that such a function returns.
 
-A joint module is called with `(primals, tangents)`, two lists, and returns the flat list of the forward's results and one gradient for each
-primal, None where there is none. Its placeholders are `primals_1`, ... and `tangents_1`, .... A partition function returns a forward
+A joint module is called with `(primals, tangents)`, two lists, and returns the forward's results and one gradient for each primal, None
+where there is none; its output node has them in one flat list. Its placeholders are `primals_1`, ... and `tangents_1`, .... A partition function returns a forward
 `primals → (*results, *saved tensors, *saved sizes)` and a backward `(*saved sizes, *saved tensors, *tangents) → gradients`.
 """
 
@@ -51,7 +51,8 @@ def joint_module(graph: fx.GraphModule, gradients: Sequence[int], *, unsaved: Co
     outputs = fx.node.map_arg([*results, *every], made.__getitem__)
     own.output(outputs)
     in_spec = pytree.tree_structure(tuple([0] * n for n in counts.values()))
-    own.set_codegen(PyTreeCodeGen(PyTreeInfo(list(counts), in_spec, pytree.tree_structure([0] * len(outputs)))))
+    out_spec = pytree.tree_structure(((0,) * len(results), (0,) * len(every)))
+    own.set_codegen(PyTreeCodeGen(PyTreeInfo(list(counts), in_spec, out_spec)))
     module = fx.GraphModule(graph, own, class_name="Joint")
     describe(own)
     module.meta["opforge_unsaved"] = frozenset(unsaved)

@@ -136,7 +136,7 @@ def test_the_joint_module_has_torchs_form() -> None:
         seen["outputs"] = num_fwd_outputs
         # It runs on real tensors, and gives what autograd gives.
         x, y, t = torch.randn(3), torch.randn(3), torch.randn(3)
-        out, none, grad = joint([x, y], [t])
+        (out,), (none, grad) = joint([x, y], [t])
         assert none is None
         same(out, x * y.sin())
         torch.testing.assert_close(grad, t * x * y.cos())
