@@ -44,7 +44,7 @@ def huber_loss_backward(b, grad_output, self, target, reduction, delta):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     kind = opmath(dtype(self))
     x = to(self, kind) - to(target, kind)
-    g = to(grad_output, kind) * (1.0 / numel(self)) if reduction == 1 else to(grad_output, kind)
+    g = to(grad_output, kind) / numel(self) if reduction == 1 else to(grad_output, kind)
     slope = b.call(
         "aten.where.self",
         b.call("aten.le.Scalar", x, -delta),
@@ -59,7 +59,7 @@ def smooth_l1_loss_backward(b, grad_output, self, target, reduction, beta):
     b.native_if(is_float(dtype(self)) and gt(beta, 0), "is_float(dtype(self)) and beta > 0")
     kind = opmath(dtype(self))
     x = to(self, kind) - to(target, kind)
-    g = to(grad_output, kind) * (1.0 / numel(self)) if reduction == 1 else to(grad_output, kind)
+    g = to(grad_output, kind) / numel(self) if reduction == 1 else to(grad_output, kind)
     slope = b.call(
         "aten.where.self",
         b.call("aten.le.Scalar", x, -beta),
@@ -75,7 +75,7 @@ def soft_margin_loss_backward(b, grad_output, self, target, reduction):
     kind = opmath(dtype(self))
     y = to(target, kind)
     z = b.call("aten.exp.default", b.call("aten.neg.default", y) * to(self, kind))
-    g = to(grad_output, kind) * (1.0 / numel(self)) if reduction == 1 else to(grad_output, kind)
+    g = to(grad_output, kind) / numel(self) if reduction == 1 else to(grad_output, kind)
     return to(b.call("aten.neg.default", y) * z / (z + 1.0) * g, dtype(self))
 
 

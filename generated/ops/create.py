@@ -111,7 +111,7 @@ def arange_start(b, start, end, *, dtype=None, layout=None, device=None, pin_mem
     i = b.coords(out)
     return b.define(
         out,
-        start + value_of(i[0]) if whole else start + to(value_of(i[0]), "float64"),
+        value_of(i[0]) + start if whole else to(value_of(i[0]), "float64") + start,
         promoted_dtype(start, end) if dtype is None else dtype,
     )
 
@@ -123,7 +123,7 @@ def arange_start_step(b, start, end, step=1, *, dtype=None, layout=None, device=
     i = b.coords(out)
     return b.define(
         out,
-        start + step * value_of(i[0]) if whole else start + step * to(value_of(i[0]), "float64"),
+        value_of(i[0]) * step + start if whole else to(value_of(i[0]), "float64") * step + start,
         promoted_dtype(start, end, step) if dtype is None else dtype,
     )
 

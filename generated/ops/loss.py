@@ -22,8 +22,8 @@ def mse_loss(b, self, target, reduction=1):
 # spec: aten.mse_loss_backward
 def mse_loss_backward(b, grad_output, self, target, reduction):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
-    share = 2.0 / numel(self) if reduction == 1 else 2.0
-    return b.call("aten.mul.Tensor", self - target, share) * grad_output
+    g = (self - target) * 2.0 * grad_output
+    return g / numel(self) if reduction == 1 else g
 
 
 # spec: aten.smooth_l1_loss

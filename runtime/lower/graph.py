@@ -26,9 +26,16 @@ _DTYPE_NAMES: dict[torch.dtype, str] = {
     v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]
 }
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in (.*)')
-_SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError)
+_SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
 _NO_MUTATIONS: Mapping[str, int] = {}
+
+
+def repeats(t: torch.Tensor) -> bool:
+    """Whether a (fake) tensor has a dimension of stride 0 that says the same element more than once."""
+    return any(
+        type(s) is int and s == 0 and (type(n) is not int or n > 1) for n, s in zip(t.shape, t.stride(), strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,10 @@ class _Lowerer:
         val = self.env[value] if isinstance(value, fx.Node) else value
         if isinstance(val, Tensor):
             fake = value.meta["val"]
-            return Output(val.name, self.sizes.strides(fake.stride()) if fake.layout == torch.strided else None)
+            # Only gradients are handed out as views that repeat elements (results that do are made outside of the graph): memory of their
+            # own, in any layout, does as well.
+            told = fake.layout == torch.strided and not repeats(fake)
+            return Output(val.name, self.sizes.strides(fake.stride()) if told else None)
         if isinstance(val, _Opaque):
             raise UnsupportedError(f"output {value} is {val.what}")
         return Output(None, value=val)

@@ -48,8 +48,6 @@ _AFTER = (
     "{r}.zero_()",
     "{r}[:1].add_(1)",
     "{r}.view(-1)[:1].mul_(3)",
-    "{r}.t_()",
-    "{r}.data.add_(1)",
 )
 _LIMIT = 1000.0
 _ELEMENTS = 3000
@@ -302,7 +300,7 @@ def _broadcasts(envs: list[Env], a: str, b: str) -> bool:
 
 
 def _env(n: int, m: int) -> Env:
-    env: Env = {"torch": torch, "F": torch.nn.functional, "n": n, "m": m, "WIDE": False}
+    env: Env = {"torch": torch, "F": torch.nn.functional, "n": n, "m": m, "FLOAT": None}
     exec(GRID, env)
     return env
 

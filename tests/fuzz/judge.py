@@ -12,9 +12,9 @@ NOISY_RUNS = 4
 
 
 def differences(
-    eager: Sight, ours: Sight, wide: Callable[[], Sight], noisy: Callable[[int], Sight]
+    eager: Sight, ours: Sight, wide: Callable[[str], Sight], noisy: Callable[[int], Sight]
 ) -> list[tuple[str, str]]:
-    """(kind, text) of each difference. `wide` runs the program in float64; `noisy` runs it by eager with roundings of a seed."""
+    """(kind, text) of each difference. `wide` runs the program with one floating dtype, `noisy` with roundings of a seed."""
     found: list[tuple[str, str]] = []
     for stage in {**eager.raised, **ours.raised}:
         a, b = eager.raised.get(stage), ours.raised.get(stage)
@@ -32,23 +32,44 @@ def differences(
         return found
     unequal = [k for k, t in eager.values.items() if k in ours.values and not _equal(t, ours.values[k])]
     if unequal:
-        exact = wide()
-        unequal = [k for k in unequal if not _judge(eager.values[k], ours.values[k], exact.values.get(k), [])]
+        exact = wide("float64").values
+        own = _errors_of_float64(eager, wide, exact, unequal)
+        unequal = [k for k in unequal if not _judge(eager.values[k], ours.values[k], exact.get(k), [], own.get(k, 0.0))]
     if unequal:
         runs = [noisy(seed) for seed in range(NOISY_RUNS)]
         for name in unequal:
             others = [r.values[name] for r in runs if name in r.values]
-            if not _judge(eager.values[name], ours.values[name], exact.values.get(name), others):
+            if not _judge(eager.values[name], ours.values[name], exact.get(name), others, own.get(name, 0.0)):
                 kind = "gradient" if name.startswith("gradient") else "value"
-                found.append((kind, f"{name}: {_show(eager.values[name], ours.values[name], exact.values.get(name))}"))
+                found.append((kind, f"{name}: {_show(eager.values[name], ours.values[name], exact.get(name))}"))
     return found
+
+
+def _errors_of_float64(
+    eager: Sight, run: Callable[[str], Sight], exact: dict[str, torch.Tensor], names: list[str]
+) -> dict[str, float]:
+    """Eager's error in each float64 result. There is nothing to judge it by: the error of a float32 run, at the scale of float64."""
+    wanted = [k for k in names if eager.values[k].dtype == torch.float64 and k in exact]
+    if not wanted:
+        return {}
+    narrow = run("float32").values
+    scale = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    errors = {}
+    for k in wanted:
+        if k in narrow and narrow[k].shape == exact[k].shape:
+            gap = (narrow[k].double() - exact[k].double()).abs()
+            gap = gap[gap.isfinite()]
+            errors[k] = float(gap.max()) * scale if gap.numel() else 0.0
+    return errors
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _judge(eager: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor | None, noisy: list[torch.Tensor]) -> bool:
+def _judge(
+    eager: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor | None, noisy: list[torch.Tensor], own: float
+) -> bool:
     """Whether the error is at most twice that of eager's runs, and one unit in the last place at the scale of the tensor. Elements
     that are not floating or not finite are equal to eager's, or at least two of eager's own runs disagree about them.
     """
@@ -66,7 +87,7 @@ def _judge(eager: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor | None, 
     for run in runs:
         finite &= run.isfinite()
     scale = torch.where(finite, x.abs(), 0).max() if x.numel() else 0
-    worst = max(float(torch.where(finite, (run - x).abs(), 0).max()) for run in runs)
+    worst = own + max((float(torch.where(finite, (run - x).abs(), 0).max()) for run in runs if x.numel()), default=0.0)
     close = (o - x).abs() <= 2 * worst + torch.finfo(eager.dtype).eps * scale + torch.finfo(eager.dtype).tiny
     wavering = unsure & ~torch.stack([r.isfinite() for r in runs]).all(0)
     return bool((torch.where(finite, close, same) | wavering).all())

@@ -28,8 +28,11 @@ def see(
     size: tuple[int, int],
     call: Callable[..., Any] | None = None,
     around: Callable[[], Any] = contextlib.nullcontext,
+    only_strides: bool = False,
 ) -> Sight:
-    """Call `call` (or the program itself) on fresh inputs, do the steps after it, and take gradients; `around` is entered meanwhile."""
+    """Call `call` (or the program itself) on fresh inputs, do the steps after it, and take gradients; `around` is entered meanwhile.
+    `only_strides` looks at the strides of the results only.
+    """
     torch.manual_seed(program.seed)
     sight = Sight()
     args, leaves = functions.make(*size)
@@ -41,6 +44,11 @@ def see(
                 results = list((call or functions.program)(*args))
         except Exception as error:  # noqa: BLE001 - which exception it is, is what is compared
             sight.raised["call"] = error
+            return sight
+        if only_strides:
+            for k, t in enumerate(results):
+                if isinstance(t, torch.Tensor):
+                    sight.facts[f"result {k}: strides"] = _strides(t)
             return sight
         with torch.no_grad():
             _look(sight, "", args, results, versions)
@@ -70,9 +78,7 @@ def _look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], 
     sight.facts[f"{when}plain results"] = [r for r in results if not isinstance(r, torch.Tensor)]
     for name, t in tensors:
         sight.facts[f"{name}: dtype, size"] = (t.dtype, tuple(t.shape))
-        sight.facts[f"{name}: strides"] = tuple(
-            s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1 and t.numel()
-        )
+        sight.facts[f"{name}: strides"] = _strides(t)
         sight.facts[f"{name}: requires_grad, is_leaf, has grad_fn"] = (t.requires_grad, *_history(t))
         sight.facts[f"{name}: inference, conj, neg"] = (t.is_inference(), t.is_conj(), t.is_neg())
         sight.values[name] = t.detach().clone()
@@ -85,11 +91,16 @@ def _look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], 
             if t.untyped_storage()._cdata == u.untyped_storage()._cdata:
                 distance = t.storage_offset() * t.element_size() - u.storage_offset() * u.element_size()
                 shared.append((a, b, distance if t.numel() and u.numel() else 0))
-            if (t._is_view() and t._base is u) or (u._is_view() and u._base is t):
+            # What a view is a view of matters to autograd alone, and results may stand for hidden bases.
+            if "argument" in b and t.requires_grad and t._is_view() and t._base is u:
                 bases.append((a, b))
     sight.facts[f"{when}same objects"] = same
     sight.facts[f"{when}shared memory"] = shared
     sight.facts[f"{when}views of each other"] = bases
+
+
+def _strides(t: torch.Tensor) -> tuple[int, ...]:
+    return tuple(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1 and t.numel())
 
 
 def _history(t: torch.Tensor) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 NAME = re.compile(r"\b[pxvr]\d+\b")
-_NARROW = re.compile(r"torch\.(float32|float16|bfloat16)\b")
+_FLOATS = re.compile(r"torch\.(float64|float32|float16|bfloat16)\b")
 
 GRID = '''\
 def grid(shape, dtype, seed, step=8.0):
@@ -22,7 +22,7 @@ def grid(shape, dtype, seed, step=8.0):
         return torch.randint(0 if dtype[0] == "u" else -4, 5, shape, generator=g).to(getattr(torch, dtype))
     bound = int(3 * step)
     t = (torch.randint(-bound, bound + 1, shape, generator=g).double() / step).to(getattr(torch, dtype))
-    return t.double() if WIDE else t
+    return t.to(FLOAT) if FLOAT else t
 '''
 
 
@@ -89,8 +89,8 @@ class Program:
         outside = set(self.args) | {f"r{k}" for k in range(len(self.results))}
         return not set(self.results) - known and all(step.uses() <= outside for step in self.after)
 
-    def source(self, wide: bool = False) -> str:
-        """The functions `make(n, m)`, `program(*args)` and `after(*args, *results)`; `wide` computes in float64."""
+    def source(self, dtype: str = "") -> str:
+        """The functions `make(n, m)`, `program(*args)` and `steps_after(*args, *results)`; with every floating dtype replaced by `dtype`."""
         made = [*blocks(self.inputs), f"return [{', '.join(self.args)}], [{', '.join(self.leaves)}]"]
         arguments = list(dict.fromkeys(self.args))
         given = [a if a not in self.args[:k] else f"_{k}" for k, a in enumerate(self.args)]
@@ -104,12 +104,16 @@ class Program:
             f"def program({', '.join(given)}):\n{_indent(body)}\n\n"
             f"def steps_after({', '.join(seen)}):\n{_indent([_later(s) for s in self.after] or ['yield from ()'])}"
         )
-        return _NARROW.sub("torch.float64", text) if wide else text
+        return _FLOATS.sub(f"torch.{dtype}", text) if dtype else text
 
-    def functions(self, wide: bool = False) -> Functions:
+    def functions(self, dtype: str = "") -> Functions:
         """The program's functions, compiled from its source."""
-        namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "WIDE": wide}
-        exec(compile(GRID + self.source(wide), f"<fuzz {self.seed}>", "exec"), namespace)
+        namespace: dict[str, Any] = {
+            "torch": torch,
+            "F": torch.nn.functional,
+            "FLOAT": getattr(torch, dtype or "_", None),
+        }
+        exec(compile(GRID + self.source(dtype), f"<fuzz {self.seed}>", "exec"), namespace)
         return Functions(namespace["make"], namespace["program"], namespace["steps_after"])
 
 
@@ -143,15 +147,17 @@ def runnable(program: Program, found: Sequence[str]) -> str:
         else "class Direct(torch.nn.Module):\n    def forward(self, *args):\n        return program(*args)\n\n\n"
         "compiled = None"
     )
+    given = "symbolic(args)[0]" if program.dynamic else "args"
+    symbolic = "from tests.support.matrix import symbolic\n" if program.dynamic and program.path == "direct" else ""
     return (
         f"# Reproduce: python -m tests.fuzz --seed {program.seed}\n{comments}"
         f"# path {program.path}, sizes {program.sizes}, called under {program.mode}\n"
-        "import torch\nimport torch.nn.functional as F\n\nimport opforge\n\n"
-        f'opforge.config.configure({{"debug.verify": True}})\nWIDE = False\n\n\n{GRID}\n\n{program.source()}\n\n'
+        f"import torch\nimport torch.nn.functional as F\n\nimport opforge\n{symbolic}\n"
+        f'opforge.config.configure({{"debug.verify": True}})\nFLOAT = None\n\n\n{GRID}\n\n{program.source()}\n\n'
         f"{run}\nfor n, m in {list(program.sizes)}:\n"
         "    for name in ('eager', 'opforge'):\n"
         "        args, leaves = make(n, m)\n"
-        "        run = program if name == 'eager' else compiled or opforge.compile_fx(Direct(), args)\n"
+        f"        run = program if name == 'eager' else compiled or opforge.compile_fx(Direct(), {given})\n"
         "        try:\n"
         f"            with torch.{program.mode}():\n                results = run(*args)\n"
         "            for step in steps_after(*dict.fromkeys(args), *results):\n                step()\n"

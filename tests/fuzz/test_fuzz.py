@@ -89,7 +89,9 @@ def test_values_are_judged_by_a_float64_run() -> None:
     eager = exact.float()
     near, far = eager * (1 + 1.2e-7), eager * (1 + 2e-6)
     for ours, found in ((eager, False), (near, False), (far, True)):
-        kinds = [k for k, _ in differences(_sight(eager), _sight(ours), lambda: _sight(exact), lambda _: _sight(eager))]
+        kinds = [
+            k for k, _ in differences(_sight(eager), _sight(ours), lambda _: _sight(exact), lambda _: _sight(eager))
+        ]
         assert kinds == (["value"] if found else [])
 
 

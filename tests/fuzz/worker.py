@@ -29,6 +29,7 @@ def report(program: Program, outcome: Outcome, seconds: float) -> dict[str, Any]
         "backward": outcome.backward,
         "externs": outcome.externs,
         "dynamic": program.dynamic,
+        "fake_strides": outcome.fake_strides,
         "path": program.path,
         "raised": [f"in {stage.partition(' after')[0]}" for stage in outcome.raised],
     }

@@ -39,6 +39,7 @@ class Summary:
         self.counts["with operators by eager kernels"] += bool(report["externs"])
         self.counts["dynamic shapes"] += report["dynamic"]
         self.counts["through Dynamo"] += report["path"] == "dynamo"
+        self.counts["with other strides, as torch's fake tensors say"] += report["fake_strides"]
         self.raised.update(report["raised"])
         if report["eager"]:
             self.reasons[report["eager"]] += 1
@@ -135,7 +136,15 @@ def _run_process(seeds: range, reports: queue.Queue[Any], folder: Path, shrink: 
 
 
 def _lost(seed: int, kind: str, text: str) -> dict[str, Any]:
-    nothing = {"eager": "", "backward": False, "externs": 0, "dynamic": False, "path": "", "raised": []}
+    nothing = {
+        "eager": "",
+        "backward": False,
+        "externs": 0,
+        "dynamic": False,
+        "fake_strides": False,
+        "path": "",
+        "raised": [],
+    }
     return {"seed": seed, "kinds": [kind], "text": text, **nothing}
 
 
