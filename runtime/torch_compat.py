@@ -14,6 +14,9 @@ from torch._dispatch.python import enable_python_dispatcher
 # Dynamo's state of the running compile: its fake mode, and the symbols that it chose for each input. [2.11, 2.13]
 from torch._guards import TracingContext
 
+# Calls with effect tokens, in programs that were exported so. [2.11, 2.13]
+from torch._higher_order_ops.effects import with_effects
+
 # What Dynamo makes of `torch.utils.checkpoint.checkpoint`: called with the region's graph and its arguments. [2.11, 2.13]
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
@@ -62,12 +65,14 @@ __all__ = [
     "python_source",
     "pytree",
     "refuses_writes",
+    "registered_effect",
     "reinterpret_tensor",
     "shares_version",
     "size_hint",
     "symbol_hint",
     "symbol_is_nonnegative",
     "tag_activation_checkpoint",
+    "with_effects",
 ]
 
 
@@ -106,6 +111,14 @@ def disable_autocast() -> AbstractContextManager[Any]:
     import torch
 
     return torch._C._DisableAutocast()
+
+
+def registered_effect(op: OpOverload) -> bool:
+    """Whether an operator is registered with an ordered effect. [2.11, 2.13]"""
+    from torch._library import simple_registry
+
+    effect = getattr(simple_registry.singleton.find(op._name), "effect", None)
+    return effect is not None and effect.effect is not None
 
 
 def is_wrapper_type(cls: type) -> bool:

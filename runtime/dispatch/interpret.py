@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from ...generated.decompositions import FUNCTIONS
-from ..torch_compat import below_autograd, tag_activation_checkpoint
+from ..torch_compat import below_autograd, tag_activation_checkpoint, with_effects
 from .checkpoint import region
+from .effects import run_with_token
 from .inputs import attribute
 from .recorder import Recorder
 
@@ -35,6 +36,8 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 body, *values = load(node.args)
                 with region(recorder, body):
                     env[node] = run_graph(body, values, {}, recorder)
+            case "call_function" if node.target is with_effects:
+                env[node] = run_with_token(*load(node.args), **load(node.kwargs))
             case "call_function" if node.target in FUNCTIONS:
                 env[node] = _replaced(node.target, load(node.args), load(node.kwargs))
             case "call_function":

@@ -14,6 +14,7 @@ from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import ROLES
 from ...generated.ops import LOWERINGS
 from ..torch_compat import HigherOrderOperator, OpOverload
+from .effects import must_run
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def op_info(op: Any) -> OpInfo:
             k for k in written if r.alias_info is not None and _same_set(r.alias_info, schema.arguments[k].alias_info)
         ]
         aliased.append(shares[0] if shares else None)
-    keep = not schema.returns or torch.Tag.nondeterministic_seeded in op.tags
+    keep = must_run(op)
     kind = _kind(op, bool(written), view_arg is not None)
     return OpInfo(op, kind, names, written, tuple(aliased), view_arg or 0, keep)
 

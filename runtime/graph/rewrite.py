@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...errors import OpforgeError
+from ..dispatch.effects import must_run
 from . import predicates
 from .patterns import Rule, head, match
 
@@ -101,5 +102,5 @@ def _agrees(old: torch.fx.Node, new: Any) -> bool:
 
 def _eliminate_dead(graph: torch.fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
-        if not node.users and head(node) is not None and not node.is_impure():
+        if not node.users and head(node) is not None and not node.is_impure() and not must_run(node.target):
             graph.erase_node(node)

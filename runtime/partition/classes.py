@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from ...generated import recompute
+from ..dispatch.effects import has_effect
 from ..torch_compat import OpOverload
 
 
@@ -39,7 +40,7 @@ _FIXED = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, to
 @functools.cache
 def class_of_op(op: OpOverload) -> OpClass:
     """The class of an overload."""
-    if not op._schema.returns:
+    if has_effect(op):
         return OpClass.EFFECT
     if any(tag in op.tags for tag in _FIXED):
         return OpClass.FIXED
