@@ -562,6 +562,18 @@ template <class T> OPF_INLINE Reg<T> gather(const T* p, Vec<int64_t> index, Mask
         if (on.x[i]) __builtin_memcpy(&l.x[i], p + at.x[i], sizeof(S));
     return decode<T>(from_lanes(l));
 }
+// Neighbours where `live` holds, else 0. Masks come from coordinates: nearly always all lanes are live, or none.
+template <class T> OPF_INLINE Reg<T> load_where(const T* p, Mask live) {
+    typedef typename Stored<T>::S S;
+    if (!hany(~live)) return loadu(p);
+    Lanes<S> l{};
+    if (hany(live)) {
+        const auto on = to_lanes(live);
+        for (int i = 0; i < OPF_VL; ++i)
+            if (on.x[i]) __builtin_memcpy(&l.x[i], p + i, sizeof(S));
+    }
+    return decode<T>(from_lanes(l));
+}
 template <class T> OPF_INLINE void scatter(T* p, Vec<int64_t> index, Reg<T> v, Mask live) {  // later lanes win
     const auto bits = to_lanes(encode<T>(v));
     const auto at = to_lanes(index);
@@ -1789,9 +1801,12 @@ OPF_CALL Vec<int32_t> philox_across(uint64_t seed, uint64_t stream, uint64_t ind
     store_bits(words + OPF_VL, philox_blocks(seed, stream, (index >> 2) + OPF_VL / 4));
     return load_bits<int32_t>(words + (index & 3));
 }
+// The lanes from `index` on.
+OPF_INLINE Vec<int32_t> philox_row(int64_t seed, int64_t stream, int64_t index) {
+    return index & 3 ? philox_across(seed, stream, index) : philox_blocks(seed, stream, uint64_t(index) >> 2);
+}
 OPF_INLINE Vec<int32_t> philox(Vec<int64_t> seed, Vec<int64_t> stream, Vec<int64_t> index) {
     const int64_t s = seed.lo[0], t = stream.lo[0], i = index.lo[0];
     const Mask differs = (index != Vec<int64_t>(i) + iota<int64_t>()) | (seed != Vec<int64_t>(s)) | (stream != Vec<int64_t>(t));
-    if (__builtin_expect(hany(differs), 0)) return philox_lanes(seed, stream, index);
-    return i & 3 ? philox_across(s, t, i) : philox_blocks(s, t, uint64_t(i) >> 2);
+    return hany(differs) ? philox_lanes(seed, stream, index) : philox_row(s, t, i);
 }

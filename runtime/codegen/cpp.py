@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ...generated.cpp_scalars import CPP_KIND
 from ..ir.index import Expr, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
 from ..ir.nodes import ITEMSIZE, Buffer, Node
 from ..schedule.kernels import kernel_checks
@@ -161,6 +162,8 @@ class Writer:
             return self.index_vector(node.attr) if vector else f"(int64_t)({self.address(node.attr)})"
         if node.op == "load":
             return self._load(node, vector)
+        if vector and (row := self._row(node)) is not None:
+            return row
         args = []
         for a in node.args:
             text, is_vector = self._find(a)
@@ -170,6 +173,16 @@ class Writer:
                 args[2] = f"({args[2]} & lane_mask({self.count}))"
             return f"bounded({', '.join(args)}, &{FAULT}, {self.checks[node.attr]})"
         return self.tables.call(node, args, vector)
+
+    def _row(self, node: Node) -> str | None:
+        """The scalar's spelling for lanes that differ only in a last argument which counts up by one; None where they do not."""
+        spelled = CPP_KIND.get((node.op, "row"))
+        if spelled is None or node.args[-1].op != "index" or self.step(node.args[-1].attr) != 1:
+            return None
+        others = [self._find(a) for a in node.args[:-1]]
+        if any(is_vector for _, is_vector in others):
+            return None
+        return spelled.format(*(text for text, _ in others), f"(int64_t)({self.address(node.args[-1].attr)})")
 
     def _load(self, node: Node, vector: bool) -> str:
         name = node.attr.buffer
@@ -199,6 +212,8 @@ class Writer:
             lanes_mask = mask[0] if mask[1] else f"splat<bool>({mask[0]})"
             if self.count is not None:
                 lanes_mask = f"({lanes_mask} & lane_mask({self.count}))"
+            if c is not None and c == 1:
+                return f"load_where({pointer} + {self.address(e)}, {lanes_mask})"
             return f"gather({pointer}, {self.index_vector(e)}, {lanes_mask})"
         if c is not None and c == 0:
             # Only the mask differs between lanes or the load is inside a per-lane expression: one load for all lanes.

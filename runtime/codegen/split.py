@@ -18,9 +18,9 @@ MAX_PIECES = 16
 
 
 def split(fk: FlatKernel) -> list[FlatKernel]:
-    """Kernels that together do the same work, one after the other. Only kernels of independent points are cut."""
+    """Kernels that together do the same work, one after the other: what the points of outer loops compute is independent."""
     fk = fold_kernel(fk)
-    if any(p.inner for p in fk.phases) or fk.kernel.serial or fk.kernel.scratch:
+    if fk.kernel.serial:
         return [fk]
     pieces = [fk]
     for v in fk.outer:

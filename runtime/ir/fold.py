@@ -10,6 +10,8 @@ _COMPARE = {
     "le": lambda lo, hi: (hi <= 0, lo > 0),
     "gt": lambda lo, hi: (lo > 0, hi <= 0),
     "ge": lambda lo, hi: (lo >= 0, hi < 0),
+    "eq": lambda lo, hi: (lo == 0 == hi, lo > 0 or hi < 0),
+    "ne": lambda lo, hi: (lo > 0 or hi < 0, lo == 0 == hi),
 }
 _AND = ("logical_and", "bitwise_and")
 _OR = ("logical_or", "bitwise_or")

@@ -153,6 +153,22 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = 
     "three outputs": (exp_sum_neg, lambda: [rand(10, 21)]),
     "two losses": (two_losses, lambda: [rand(40, 50), rand(40, 50)]),
     "product and its sum": (product_and_its_sum, lambda: [rand(40, 50), rand(40, 50)]),
+    "sums of the columns of a concatenation": (
+        lambda b, x, y: reduce(b, "sum", cat(b, [x, y, x], 1), 0),
+        lambda: [rand(40, 21), rand(40, 13)],
+    ),
+    "concatenation and sums of its columns": (
+        lambda b, x, y: (c := cat(b, [x, y], 1), reduce(b, "sum", c, 0)),
+        lambda: [rand(70, 24), rand(70, 40)],
+    ),
+    "softmax over rows of a concatenation": (
+        lambda b, x, y: softmax(b, cat(b, [x, y], 1), 0),
+        lambda: [rand(40, 21), rand(40, 13)],
+    ),
+    "softmax of a concatenation": (
+        lambda b, x, y: softmax(b, cat(b, [x, y], 1), 1),
+        lambda: [rand(9, 21), rand(9, 13)],
+    ),
     "empty": (lambda b, x: pointwise(b, s.exp, x), lambda: [rand(0, 5)]),
     "sum of nothing": (lambda b, x: reduce(b, "sum", x, 0), lambda: [rand(0, 5)]),
     "no dimensions": (lambda b, x: pointwise(b, s.exp, x), lambda: [torch.tensor(2.0)]),
