@@ -116,6 +116,7 @@ CPP_KIND: dict[tuple[str, str], str] = {
     ("add", "float"): "({0} + {1})",
     ("sub", "float"): "({0} - {1})",
     ("mul", "float"): "({0} * {1})",
+    ("philox", "row"): "philox_row({0}, {1}, {2})",
 }
 """Shorter spellings by kind (`float`, `int`, `bool`) of the first argument's dtype; `CPP` is right for all."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DIGEST = "0a756a7b5a8b4869"
+DIGEST = "cb1ed5a0398e163a"
 """Changes whenever a scalar, a reduction or a scan changes: part of every cache key."""
 
 

@@ -90,7 +90,8 @@ def _integers(seed: Tensor, stream: int, size: Sequence[int], low: int, last: in
 
 
 def _seed(*, device: torch.device) -> Tensor:
-    return torch.empty(1, dtype=torch.int64, device=device).random_(-(2**63), None)
+    # One call instead of `empty` and `random_`: it is made at every call of a graph.
+    return torch.randint(-(2**63), 2**63 - 1, (1,), device=device)
 
 
 # -- registration ------------------------------------------------------------------------------------------------------
@@ -102,7 +103,8 @@ def _empty_seed(*, device: torch.device) -> Tensor:
     return torch.empty(1, dtype=torch.int64, device=device)
 
 
-_KERNELS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+#: Name → the eager kernel, and what it gives on fake tensors.
+KERNELS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "philox_uniform": (_uniform, _like_seed),
     "philox_normal": (_normal, _like_seed),
     "philox_integers": (_integers, _like_seed),
@@ -111,10 +113,10 @@ _KERNELS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 _library = torch.library.Library("opforge", "FRAGMENT")
 for _schema in SCHEMAS:
     _name = _schema.partition("(")[0]
-    _kernel, _fake = _KERNELS[_name]
+    _kernel, _fake = KERNELS[_name]
     # The seed is what depends on the state of a generator: it is drawn once, whatever is computed again.
     _library.define(_schema, tags=(torch.Tag.nondeterministic_seeded,) if _kernel is _seed else ())
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"opforge::{_name}", _fake, lib=_library)
 
-__all__ = ["philox"]
+__all__ = ["KERNELS", "philox"]

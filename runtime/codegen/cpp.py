@@ -162,7 +162,7 @@ class Writer:
             return self.index_vector(node.attr) if vector else f"(int64_t)({self.address(node.attr)})"
         if node.op == "load":
             return self._load(node, vector)
-        if vector and (row := self._row(node)) is not None:
+        if vector and (row := self._counting(node)) is not None:
             return row
         args = []
         for a in node.args:
@@ -174,7 +174,7 @@ class Writer:
             return f"bounded({', '.join(args)}, &{FAULT}, {self.checks[node.attr]})"
         return self.tables.call(node, args, vector)
 
-    def _row(self, node: Node) -> str | None:
+    def _counting(self, node: Node) -> str | None:
         """The scalar's spelling for lanes that differ only in a last argument which counts up by one; None where they do not."""
         spelled = CPP_KIND.get((node.op, "row"))
         if spelled is None or node.args[-1].op != "index" or self.step(node.args[-1].attr) != 1:

@@ -49,14 +49,13 @@ class Draws:
         if body is None:
             return NotImplemented
         targets = [info.argument(k, args, kwargs) for k in info.written]
-        if form is not None:
-            args, kwargs = functional_arguments(info, form, args, kwargs)
+        f_args, f_kwargs = (args, kwargs) if form is None else functional_arguments(info, form, args, kwargs)
         given = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
-        given |= dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+        given |= dict(zip((a.name for a in op._schema.arguments), f_args, strict=False)) | f_kwargs
         if any(isinstance(v, torch.Generator) for v in given.values()):
             return NotImplemented
         # Also raises what eager raises for these arguments.
-        out = self.recorder.fake_mode.dispatch(op, types, args, kwargs)
+        out = self.recorder.fake_mode.dispatch(op, types, f_args, f_kwargs)
         outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
         if not all(self._drawable(t) for t in (*outs, *(v for v in given.values() if isinstance(v, torch.Tensor)))):
             return NotImplemented
@@ -70,9 +69,8 @@ class Draws:
             if form is None:
                 laid = [self._laid_out(m, o) for m, o in zip(made, outs, strict=True)]
                 return laid[0] if isinstance(out, torch.Tensor) else tuple(laid)
-            for target, k in zip(targets, form.results, strict=True):
-                target.copy_(made[k])
             fresh = iter([self._laid_out(made[k], outs[k]) for k in form.kept])
+        self.recorder.overwrite(info, types, args, kwargs, targets, [made[k] for k in form.results])
         returned = [
             next(fresh) if position is None else targets[info.written.index(position)] for position in info.aliased
         ]

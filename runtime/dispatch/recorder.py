@@ -238,6 +238,17 @@ class Recorder(GraphWriter, TorchDispatchMode):
         self._put_results(info, form, node, result, args, kwargs)
         return self._returns(info, form, node, out, args, kwargs)
 
+    def overwrite(
+        self, info: OpInfo, types: Any, args: Any, kwargs: Any, targets: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> None:
+        """A writing operator whose new contents are recorded already: `values`, for the written tensors `targets`."""
+        for t in targets:
+            self._may_write(self.value(t))
+        self._check_order(info, targets, args, kwargs)
+        run_fake(self.fake_mode, info.op, types, args, kwargs)
+        for t, value in zip(targets, values, strict=True):
+            self.write(t, self.current(self.value(value)))
+
     def _check_types(self, info: OpInfo, form: Functional, result: Any, args: Any, kwargs: Any) -> None:
         """Leaves to eager what it may refuse: results of a type that cannot be cast to that of the tensor written to. Fake
         tensors do not always say so.
