@@ -7,6 +7,7 @@ are noticed as eager notices them; its backward gets gradients of any layout and
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -64,7 +65,6 @@ class Backward:
         call = self.call
         return self._made() if call is None else call
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _made(self) -> Compiled:
         with self._lock, no_modes():
             if self.call is None:
@@ -99,7 +99,11 @@ def bind_halves(halves: Halves, forward: Compiled, backward: Compiled | Backward
     source = _source(halves, names)
     namespace |= names.values
     exec(compile(source, "<opforge autograd function>", "exec"), namespace)
-    apply: Compiled = namespace["Compiled"].apply
+    function = namespace["Compiled"]
+    if "torch._dynamo" in sys.modules:
+        # The backward may run inside of a compiled function that calls `backward()`: Dynamo would trace it.
+        function.backward = staticmethod(torch.compiler.disable(function.backward))
+    apply: Compiled = function.apply
     return apply
 
 

@@ -26,11 +26,12 @@ SEGMENTS = (12, 6, 3, 2)
 
 @dataclass(frozen=True)
 class Rung:
-    """A choice, the bytes that it keeps and its predicted peak."""
+    """A choice, the bytes that it keeps and its predicted peaks: node by node, and with pointwise values in registers."""
 
     choice: Choice
     bytes: int
     peak: int
+    fused: int
 
 
 def choose_within(f: Facts, budget: float) -> Choice:
@@ -64,13 +65,13 @@ def ladder(f: Facts, first: Choice) -> list[Rung]:
         tried.append(_rung(f, choose(f, _segments(f, forward, [], relaxed=True))))
     steps = [tried[0]]
     for rung in sorted(tried[1:], key=lambda r: (-r.bytes, r.peak)):
-        if rung.bytes < steps[-1].bytes and rung.peak <= steps[-1].peak:
+        if rung.bytes < steps[-1].bytes and rung.peak <= steps[-1].peak and rung.fused <= steps[-1].fused:
             steps.append(rung)
     return steps
 
 
 def _rung(f: Facts, choice: Choice) -> Rung:
-    return Rung(choice, choice.bytes(f), peak_bytes(f, choice))
+    return Rung(choice, choice.bytes(f), peak_bytes(f, choice), peak_bytes(f, choice, fused=True))
 
 
 def _ends(f: Facts, forward: list[int]) -> list[int]:

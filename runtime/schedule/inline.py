@@ -24,6 +24,7 @@ from ..ir.nodes import (
 )
 
 CHEAP = 3  # a body of this cost or less is recomputed rather than stored
+HELD = 4  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
 
 
 def is_pointwise(item: Nest | Extern) -> bool:
@@ -160,6 +161,7 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
 
     stored = {*views.bodies, *pinned, *extern_reads, *scatter_bases}
     homes = _homes(staged, stored)
+    holds = _Holds(staged, uses)
     values = Inliner()
     faulty: dict[Node, bool] = {}
     left: list[Nest | Extern] = []
@@ -171,11 +173,34 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
                 and item.name not in stored
                 and (item.name in homes or _pays(item, uses.get(item.name, 0), points.get(item.name, []), costs))
                 and (not _may_fault(item.body, faulty) or any(_visits_all(c, item) for c in points.get(item.name, [])))
+                and not holds.too_much(item)
             ):
                 values.bodies[item.name] = item
                 continue
         left.append(item)
     return left, views
+
+
+class _Holds:
+    """What substituting a value would keep in memory: sums of many products, for one, would all be waited for until the last is there."""
+
+    def __init__(self, items: list[Nest | Extern], uses: dict[str, int]) -> None:
+        self.single = {b.name for it in items if isinstance(it, Extern) for b in it.outs if uses.get(b.name) == 1}
+        self.before: dict[str, int] = {}  # eager kernels before each nest
+        self.reader: dict[str, int] = {}  # and before the first reader of each buffer
+        kernels = 0
+        for it in items:
+            if isinstance(it, Nest):
+                self.before[it.name] = kernels
+            for name in it.reads():
+                self.reader.setdefault(name, kernels)
+            kernels += isinstance(it, Extern)
+
+    def too_much(self, nest: Nest) -> bool:
+        """Whether `HELD` results of eager kernels that nothing else reads would wait for one more such kernel."""
+        if self.reader.get(nest.name, 0) <= self.before[nest.name]:
+            return False
+        return len({n.attr.buffer for n in nest.body.loads()} & self.single) >= HELD
 
 
 def _homes(items: list[Nest | Extern], stored: set[str]) -> set[str]:
