@@ -119,28 +119,36 @@ def output_type(
 # spec: view_history
 def view_history(
     source_requires_grad: bool,
-    requires_grad: bool,
+    followed: bool,
+    says_requires_grad: bool,
     view: bool,
+    other_base: bool,
     one_of_many: bool,
     shares_version: bool,
 ) -> ViewHistory:
     """The history of an alias, from what autograd says of the traced tensor and of its source."""
     if view and (not shares_version):
         raise MetadataError("view_history: A view has the version counter of its base.")
-    if requires_grad and (not view):
+    if followed and (not view):
         raise MetadataError("view_history: Only views pass gradients on.")
-    if requires_grad and (not source_requires_grad):
+    if other_base and (followed or (not view)):
+        raise MetadataError("view_history: Gradients, and the base of what is no view, are those of the source.")
+    if followed and (not says_requires_grad):
+        raise MetadataError("view_history: What has a history requires grad.")
+    if followed and (not source_requires_grad):
         raise MetadataError(
             "view_history: Such a program is refused earlier; its wrapper could not give the alias its gradient."
         )
-    if view and ((not source_requires_grad) or (requires_grad and (not one_of_many))):
+    if view and (not other_base) and ((not source_requires_grad) or (followed and (not one_of_many))):
         return ViewHistory.FOLLOWED
-    if source_requires_grad and requires_grad and one_of_many:
+    if source_requires_grad and followed and one_of_many:
         return ViewHistory.ONE_OF_MANY
-    if source_requires_grad and (not requires_grad) and view:
+    if source_requires_grad and (not followed) and says_requires_grad and view and (not other_base):
         return ViewHistory.NO_GRAD
     if (not view) and shares_version:
         return ViewHistory.DETACHED
+    if view and (other_base or (source_requires_grad and (not says_requires_grad))):
+        return ViewHistory.VIEW_OF_DETACHED
     if (not view) and (not shares_version):
         return ViewHistory.SEPARATE
     raise AssertionError("the generator proved this unreachable")
@@ -411,6 +419,8 @@ def history_steps(
         return ()
     if history == ViewHistory.DETACHED:
         return ("detach",)
+    if history == ViewHistory.VIEW_OF_DETACHED:
+        return ("view_of_detached",)
     if history == ViewHistory.SEPARATE:
         return ("separate",)
     if history == ViewHistory.NO_GRAD:

@@ -62,6 +62,8 @@ class ViewHistory(Enum):
     """As a view; gradients flow through it to its source when that has any."""
     DETACHED = "detached"
     """Not at all (`detach`)."""
+    VIEW_OF_DETACHED = "view_of_detached"
+    """As a view of something detached from its source."""
     SEPARATE = "separate"
     """Not at all, and it does not tell of writes either (`.data`)."""
     NO_GRAD = "no_grad"

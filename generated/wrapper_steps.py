@@ -121,6 +121,14 @@ STEPS: dict[str, Step] = {
     ),
     # spec: detach
     "detach": Step("detach", "The output has no history.", (), ("result",), "{result} = {result}.detach()"),
+    # spec: view_of_detached
+    "view_of_detached": Step(
+        "view_of_detached",
+        "The output is a view of something that has no history.",
+        (),
+        ("result",),
+        "{result} = {result}.detach()[...]",
+    ),
     # spec: separate
     "separate": Step(
         "separate",

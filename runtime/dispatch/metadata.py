@@ -236,7 +236,11 @@ class _Analysis:
                 first_with[id(t)] = k
                 if not self._input_region(value):
                     members.setdefault(value.region.key, []).append(k)
-        whole = {key: next((k for k in ks if self._is_whole(values[k])), None) for key, ks in members.items()}
+        # A view of all that there is (`view_as`) is still a view of another tensor.
+        whole = {
+            key: next((k for k in ks if self._is_whole(values[k]) and not results[k]._is_view()), None)
+            for key, ks in members.items()
+        }
         out: list[OutputAliasInfo] = []
         for k, (t, value) in enumerate(zip(results, values, strict=True)):
             if value is None:
@@ -355,6 +359,8 @@ class _Analysis:
             raise UnsupportedError(
                 "an output requires grad, but its gradient does not flow by way of what it is an alias of"
             )
+        if gradient and self._cut(value):
+            raise UnsupportedError("an output is a view of a view that was made under no_grad, where its gradient ends")
         if value.layout.conj or value.layout.neg or origin.conj or origin.neg:
             raise UnsupportedError(
                 "an output is a lazily conjugated or negated view of another tensor; call resolve_conj() on it"
@@ -369,6 +375,17 @@ class _Analysis:
             history=ViewHistory.FOLLOWED if relaid else self._history(t, value, followed, gradient, source_tensor),
         )
 
+    def _cut(self, value: Value) -> bool:
+        """Whether a tensor that the value is a view of has no history although it requires grad."""
+        tensors = {id(v): t for t, v in self.recorder.regions.values.values()}
+        above = value.parent
+        while above is not None:
+            t = tensors.get(id(above))
+            if t is not None and t._is_view() and t.requires_grad and not self._followed(t):
+                return True
+            above = above.parent
+        return False
+
     def _history(
         self, t: torch.Tensor, value: Value, followed: bool, gradient: bool, source: torch.Tensor | None
     ) -> ViewHistory:
@@ -379,7 +396,14 @@ class _Analysis:
         # Merged inputs are one view family in the caller's hands, and each its own here.
         family = [source, *(self.inputs.fakes[i] for i in value.region.inputs)]
         shares = view or source is None or any(shares_version(known, t) for known in family if known is not None)
-        return view_history(followed, gradient, view, _one_of_many(value), shares)
+        other = t._is_view() and not gradient and not any(_same_base(t, known) for known in family if known is not None)
+        if other and t.requires_grad and not followed:
+            raise UnsupportedError(
+                "an output is a view of a leaf that the program itself made (requires_grad_()); make it outside"
+            )
+        return view_history(
+            followed, gradient, t.requires_grad, view, other and source is not None, _one_of_many(value), shares
+        )
 
     def _number_output(self, value: Any) -> OutputAliasInfo:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -477,6 +501,10 @@ class _Analysis:
             self.symbols[str(symbol)] = "{" + source.name + "}." + call
         else:
             self.symbols[str(symbol)] = f"{{out{self._return(known.of_symbol(symbol))}}}"
+
+
+def _same_base(t: torch.Tensor, source: torch.Tensor) -> bool:
+    return t._base is source or (source._is_view() and t._base is source._base)
 
 
 def _one_of_many(value: Value | None) -> bool:

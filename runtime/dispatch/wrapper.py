@@ -4,6 +4,7 @@ graph.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -157,7 +158,8 @@ class _Writer:
         if isinstance(n, int):
             return str(n)
         for name, source in self.meta.symbols:
-            n = n.replace(name, f"({self._symbol(source)})") if "out" not in source else n
+            if "out" not in source:
+                n = re.sub(rf"\b{re.escape(name)}\b", f"({self._symbol(source)})", n)
         return f"({n})"
 
     def _bases(self) -> list[str]:

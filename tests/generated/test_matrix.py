@@ -231,6 +231,22 @@ AXES = {
             "after": ["i = (x * 3).detach().requires_grad_()"],
             "result": "(i, i * 2)",
         },
+        "view_of_no_grad_view": {
+            "doc": "A view of a view that was made under `no_grad`, where gradients end.",
+            "after": ["with torch.no_grad(): v = x[0]"],
+            "result": "v[1:]",
+        },
+        "view_of_detached": {"doc": "A view of it without history.", "result": "x.detach().t()"},
+        "whole_view_and_intermediate": {
+            "doc": "A view of all of an intermediate, and the intermediate.",
+            "after": ["i = x * 3"],
+            "result": "(i.view_as(i), i)",
+        },
+        "no_grad_whole_view": {
+            "doc": "Only a view of all of an intermediate, made under `no_grad`.",
+            "after": ["i = x * 3", "with torch.no_grad(): v = i.view_as(i)"],
+            "result": "v",
+        },
         "constant": {"doc": "A tensor that depends on nothing.", "result": "(torch.ones(2), x + 1)"},
     },
     "history": {
@@ -369,7 +385,7 @@ PLANES = (
 )
 IMPOSSIBLE = ()
 MATRIX = Matrix(AXES, PLANES, IMPOSSIBLE)
-CELLS = 109074
+CELLS = 117306
 
 
 def test_count() -> None:

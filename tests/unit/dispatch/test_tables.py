@@ -136,12 +136,12 @@ def test_generated_tables_decide_every_combination() -> None:
             assert len(output_steps(output, known, dtype_view, relaid)) == 1
         except MetadataError:
             assert known or dtype_view or relaid
-    for flags in itertools.product((False, True), repeat=5):
-        followed, requires_grad, view, _, shares_version = flags
+    for flags in itertools.product((False, True), repeat=7):
+        source, followed, says, view, other_base, _, shares_version = flags
         try:
             assert set(history_steps(view_history(*flags))) <= set(STEPS)
         except MetadataError:
-            assert (requires_grad and not (followed and view)) or (view and not shares_version)
+            assert (followed and not (source and says and view)) or (view and not shares_version) or other_base
 
 
 def test_structs_check_themselves() -> None:
