@@ -29,7 +29,6 @@ def compile_program(program: Callable[..., Any], inputs: Sequence[Any], compiler
     training = wants_grad(getattr(program, "module", program), inputs)
     try:
         traced = trace(program, inputs, training=training, recorder_type=FrameRecorder)
-        _check(traced)
         if compilers.decompositions:
             traced.graph = decompose(traced.graph, compilers.decompositions)
     except UnsupportedError as error:
@@ -44,11 +43,6 @@ def compile_program(program: Callable[..., Any], inputs: Sequence[Any], compiler
     kept = _keep_mutations(traced) if compilers.keep_mutations else ()
     compiled = unboxed(call_compiler(compilers.inference, traced.graph, "inference_compiler or fw_compiler"))
     return bind(traced, _with_gaps(compiled, kept, traced.meta.num_outputs) if kept else compiled, in_graph=kept)
-
-
-def _check(traced: Traced) -> None:
-    if getattr(traced, "border", None) is not None:
-        raise UnsupportedError("an input or output is a tensor subclass, which user compilers do not get yet")
 
 
 def _compile_joint(traced: Traced, compilers: Compilers) -> Compiled:

@@ -14,7 +14,7 @@ from torch import fx
 from ...errors import UnsupportedError
 from ..dispatch.operators import op_info
 from ..dispatch.recorder import Recorder
-from ..torch_compat import FakeTensor, pytree
+from ..torch_compat import FakeTensor, is_traceable_wrapper_subclass, pytree
 
 _INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 # The frames outside of these are the caller's, not the traced program's.
@@ -40,7 +40,7 @@ class FrameRecorder(Recorder):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _known(self, t: torch.Tensor) -> torch.Tensor:
-        if isinstance(t, FakeTensor):
+        if isinstance(t, FakeTensor) or is_traceable_wrapper_subclass(t):
             return t
         if t.requires_grad and torch.is_grad_enabled():
             raise UnsupportedError(

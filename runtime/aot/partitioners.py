@@ -1,8 +1,9 @@
 """Joint graphs as torch's partition functions take them, and the two graphs that such a function returns.
 
 A joint module is called with `(primals, tangents)`, two lists, and returns the forward's results and one gradient for each primal, None
-where there is none; its output node has them in one flat list. Its placeholders are `primals_1`, ... and `tangents_1`, .... A partition function returns a forward
-`primals → (*results, *saved tensors, *saved sizes)` and a backward `(*saved sizes, *saved tensors, *tangents) → gradients`.
+where there is none; its output node has them in one flat list. Its placeholders are `primals_1`, ... and `tangents_1`, .... A partition
+function returns a forward `primals → (*results, *saved tensors, *saved sizes)` and a backward
+`(*saved sizes, *saved tensors, *tangents) → gradients`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from ...generated.dispatch_tables import ROLES
 from ..config import current
@@ -44,10 +46,17 @@ def joint_module(graph: fx.GraphModule, gradients: Sequence[int], *, unsaved: Co
             made[node].meta = dict(node.meta)
             continue
         made[node] = own.node_copy(node, made.__getitem__)
-        made[node].meta["partitioner_tag"] = "is_backward" if node.meta.get("backward") else "is_forward"
-    every: list[Any] = [None] * counts["primals"]
-    for k, g in zip(gradients, found, strict=True):
-        every[k] = g
+        meta = made[node].meta
+        meta["partitioner_tag"] = "is_backward" if node.meta.get("backward") else "is_forward"
+        if "recompute" in meta:  # a checkpointed region, as torch tells it
+            keep = meta.get("must_save") or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            policy = CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+            meta |= {"ac_graph_id": meta["recompute"], "recompute": policy}
+    rest = _beyond(gradients, counts["primals"], len(found))
+    every: list[Any] = [*([None] * counts["primals"]), *(found[k] for k in rest)]
+    for k, g in zip(gradients, found, strict=False):
+        if k < counts["primals"]:
+            every[k] = g
     outputs = fx.node.map_arg([*results, *every], made.__getitem__)
     own.output(outputs)
     in_spec = pytree.tree_structure(tuple([0] * n for n in counts.values()))
@@ -57,6 +66,11 @@ def joint_module(graph: fx.GraphModule, gradients: Sequence[int], *, unsaved: Co
     describe(own)
     module.meta["opforge_unsaved"] = frozenset(unsaved)
     return module
+
+
+def _beyond(inputs: Sequence[int], primals: int, count: int) -> list[int]:
+    """Which of `count` gradients are of no primal: those of tensor subclasses, which follow the primals' gradients."""
+    return [k for k in range(count) if k >= len(inputs) or inputs[k] >= primals]
 
 
 def joint_inputs(joint: fx.GraphModule) -> tuple[list[Any], list[Any]]:
@@ -103,10 +117,11 @@ def _cut(joint: fx.GraphModule, results: int, policy: Literal["default", "min_cu
     flat: Any = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
     if len(flat) == 2 and all(isinstance(part, (list, tuple)) for part in flat):
         flat = (*flat[0], *flat[1])
-    if len(flat) != results + primals:
+    if len(flat) < results + primals:
         raise ValueError(
             f"the joint graph returns {len(flat)} values; {results} results and a gradient for each of {primals} primals were expected"
         )
+    _mark_regions(graph)
     _mark_backward(graph, placeholders[primals:])
     graph.output((tuple(flat[:results]), tuple(flat[results:])))
     parts = partition(
@@ -119,6 +134,15 @@ def _cut(joint: fx.GraphModule, results: int, policy: Literal["default", "min_cu
     )
     _sizes_first(parts.backward, parts.saved_tensors, parts.saved_symbols)
     return parts.forward, parts.backward
+
+
+def _mark_regions(graph: fx.Graph) -> None:
+    """Checkpointed regions by number, as our partition reads them."""
+    for node in graph.nodes:
+        policy = node.meta.get("recompute")
+        if isinstance(policy, CheckpointPolicy):
+            node.meta["recompute"] = node.meta.get("ac_graph_id", 0)
+            node.meta["must_save"] = policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
 
 def _mark_backward(graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
@@ -157,7 +181,10 @@ def read_halves(
     _expect("inputs of the forward", len(primals), arguments)
     saved = returned[results:]
     _expect("inputs of the backward", len(taken), len(saved) + len(tangents))
-    _expect("results of the backward", len(end.args[0]), arguments)
+    inside = {k for r in gradients.wrapped_results for k in r.dense}
+    further = sum(len(g.dense) for g in gradients.wrapped_gradients)
+    beyond = sum(k >= arguments for k in gradients.inputs)
+    _expect("results of the backward", len(end.args[0]), arguments + beyond + further)
     written = {primals[k] for k in (*gradients.overwritten, *gradients.unkept)}
     shown = {n for n in returned[:results] if isinstance(n, fx.Node)}
     for k, node in enumerate(saved):
@@ -174,8 +201,15 @@ def read_halves(
     constant = tuple(
         k
         for k, n in enumerate(returned[:results])
-        if k not in gradients.tangents and isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor)
+        if k not in gradients.tangents
+        and k not in inside
+        and isinstance(n, fx.Node)
+        and isinstance(n.meta["val"], torch.Tensor)
     )
+    rest = _beyond(gradients.inputs, arguments, len(gradients.inputs) + further)
+    place = {k: arguments + n for n, k in enumerate(rest)}
+    inputs = (*range(arguments), *(gradients.inputs[k] if k < len(gradients.inputs) else -1 - k for k in rest))
+    wrapped = tuple(replace(g, dense=tuple(place[k] for k in g.dense)) for g in gradients.wrapped_gradients)
     return Halves(
         arguments,
         results,
@@ -183,7 +217,7 @@ def read_halves(
         tuple(("input", at[saved[k]]) if saved[k] in at else ("output", results + k) for k in order),
         tuple(k not in numbers for k in order),
         tuple(tangent_strides(t) for t in tangents),
-        replace(gradients, inputs=tuple(range(arguments))),
+        replace(gradients, inputs=inputs, wrapped_gradients=wrapped),
     )
 
 

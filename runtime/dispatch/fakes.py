@@ -24,7 +24,7 @@ def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any
         t = results[position]
         if isinstance(t, torch.Tensor) and t.device.type == "cpu":
             results[position] = _corrected(fake_mode, t, args, typed, laid)
-    return results[0] if isinstance(out, torch.Tensor) else type(out)(results)
+    return results[0] if isinstance(out, torch.Tensor) else tuple(results)  # its type may be a named tuple
 
 
 def _corrected(fake_mode: Any, t: torch.Tensor, args: Any, typed: tuple[int, ...], laid: int | None) -> torch.Tensor:

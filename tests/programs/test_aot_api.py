@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 import opforge
 from opforge.aot import (
@@ -292,6 +293,53 @@ def test_random_operators_are_eagers() -> None:
         found = compiled(x)
         same(found, expected)
         same(torch.autograd.grad(found.sum(), x)[0], grad)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_checkpointed_regions_are_computed_again(partition: str, dropout: float) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return checkpoint(lambda a: F.dropout((a @ w).sigmoid(), dropout).exp() @ w, x, use_reentrant=False).sin()
+
+    forward, backward = Watched(), Watched()
+    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    torch.manual_seed(0)
+    expected = fn(x, w)
+    gradients = torch.autograd.grad(expected.sum(), (x, w))
+    compiled = torch.compile(
+        fn, backend=aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=PARTITIONS[partition])
+    )
+    compiled(x, w)
+    torch.manual_seed(0)
+    found = compiled(x, w)
+    same(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), (x, w)), gradients)
+    assert "aten.sigmoid.default" in backward.operators()
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_tensor_subclasses_reach_compilers_as_their_inner_tensors(partition: str) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * y).sin() + x, y * 2
+
+    def inputs() -> list[Tensor]:
+        torch.manual_seed(0)
+        return [TwoTensor(torch.randn(3), torch.randn(3)).requires_grad_(), torch.randn(3, requires_grad=True)]
+
+    compiler = Watched()
+    compiled = aot_function(fn, compiler, partition_fn=PARTITIONS[partition])
+    (x, y), (x2, y2) = inputs(), inputs()
+    found, expected = compiled(x, y), fn(x2, y2)
+    assert all(type(t) is not TwoTensor for given in compiler.inputs for t in given)
+    for results in (found, expected):
+        torch.autograd.backward([r.sum() for r in results])
+    for mine, theirs in [(found[0], expected[0]), (x.grad, x2.grad), (y.grad, y2.grad)]:
+        assert type(mine) is TwoTensor
+        same([mine.a.detach(), mine.b.detach()], [theirs.a.detach(), theirs.b.detach()])
+    with torch.no_grad():
+        same(compiled(x, y)[0].b, fn(x, y)[0].b)
 
 
 # --- decompositions
