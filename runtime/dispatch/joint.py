@@ -146,7 +146,7 @@ def differentiate(
         if any(recorder.regions.key(inputs.fakes[i]) in needed for i in a.dense)
     )
     shapes: set[Any] = set()
-    shapes = shapes.union(*(w.made.symbols() for w in (*wrapped_results, *wrapped_gradients)))
+    shapes = shapes.union(*(r.made.symbols() for r in wrapped_results), *(g.made.symbols() for g in wrapped_gradients))
     names = {f"arg{i}": k for k, i in enumerate(entered.graph_inputs)}
     symbols = tuple((s, names[node], call) for s, node, call in read_symbols(shapes, recorder.symbols))
     return Gradients(

@@ -15,17 +15,24 @@ from ..torch_compat import python_source, pytree
 
 
 @dataclass(frozen=True, eq=False)
+class Held:
+    """Something inside of a wrapper that is no tensor (a device mesh): it is the same at every call."""
+
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
 class Wrapped:
     """How a wrapper is put together.
 
     cls, context  its type, and what `__tensor_flatten__` tells besides the names of the inner tensors.
-    inner    name of each inner tensor, with how that one is put together when it is a wrapper itself.
+    inner    name of each inner tensor, with how that one is put together when it is a wrapper itself; other things inside as they are.
     size, stride  of the wrapper, integers or size symbols.
     """
 
     cls: Any
     context: Any
-    inner: tuple[tuple[str, Wrapped | None], ...]
+    inner: tuple[tuple[str, Wrapped | Held | None], ...]
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
 
@@ -36,34 +43,39 @@ class Wrapped:
         for part in pytree.tree_leaves(context):
             if isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise UnsupportedError(f"a {type(t).__name__} has dynamic sizes in its metadata; mark them static")
-        inner = []
+        inner: list[tuple[str, Wrapped | Held | None]] = []
         for name in names:
             held = getattr(t, name)
-            if not isinstance(held, torch.Tensor):
-                raise UnsupportedError(f"a {type(t).__name__} wraps a {type(held).__name__} as .{name}, not a tensor")
-            inner.append((name, cls.of(held) if is_wrapper(held) else None))
+            if isinstance(held, torch.Tensor):
+                inner.append((name, cls.of(held) if is_wrapper(held) else None))
+            else:
+                inner.append((name, Held(held)))
         return cls(type(t), context, tuple(inner), tuple(t.shape), tuple(t.stride()))
 
     def symbols(self) -> set[Any]:
         """Size symbols in its sizes and strides, and in those of wrappers inside."""
         found = {s for n in (*self.size, *self.stride) if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
-        return found.union(*(w.symbols() for _, w in self.inner if w is not None))
+        return found.union(*(w.symbols() for _, w in self.inner if isinstance(w, Wrapped)))
 
     @property
     def count(self) -> int:
         """Dense tensors inside."""
-        return sum(1 if w is None else w.count for _, w in self.inner)
+        return sum(1 if w is None else w.count for _, w in self.inner if not isinstance(w, Held))
 
     def take(self, t: Any) -> list[torch.Tensor]:
         """The dense tensors inside of `t`, which is put together in this way."""
         found: list[torch.Tensor] = []
         for name, w in self.inner:
-            found += [getattr(t, name)] if w is None else w.take(getattr(t, name))
+            if not isinstance(w, Held):
+                found += [getattr(t, name)] if w is None else w.take(getattr(t, name))
         return found
 
     def put(self, dense: Iterator[torch.Tensor]) -> torch.Tensor:
         """A wrapper of the next `count` tensors."""
-        held = {name: next(dense) if w is None else w.put(dense) for name, w in self.inner}
+        held = {
+            name: w.value if isinstance(w, Held) else next(dense) if w is None else w.put(dense)
+            for name, w in self.inner
+        }
         made: torch.Tensor = self.cls.__tensor_unflatten__(held, self.context, self.size, self.stride)
         return made
 
@@ -71,7 +83,8 @@ class Wrapped:
         """Source text of each dense tensor inside of the wrapper `path`."""
         found: list[str] = []
         for name, w in self.inner:
-            found += [f"{path}.{name}"] if w is None else w.paths(f"{path}.{name}")
+            if not isinstance(w, Held):
+                found += [f"{path}.{name}"] if w is None else w.paths(f"{path}.{name}")
         return found
 
     def fits(self, t: Any) -> bool:
@@ -82,8 +95,14 @@ class Wrapped:
         return (
             list(names) == [name for name, _ in self.inner]
             and bool(context == self.context)
-            and all(w.fits(getattr(t, name)) if w else not is_wrapper(getattr(t, name)) for name, w in self.inner)
+            and all(_fits(w, getattr(t, name)) for name, w in self.inner)
         )
+
+
+def _fits(w: Wrapped | Held | None, held: Any) -> bool:
+    if isinstance(w, Held):
+        return bool(w.value == held)
+    return w.fits(held) if w is not None else not is_wrapper(held)
 
 
 def inner_tensors(t: Any) -> list[torch.Tensor]:
@@ -113,7 +132,9 @@ class Names:
         lines: list[str] = []
         parts = []
         for name, deeper in w.inner:
-            if deeper is None:
+            if isinstance(deeper, Held):
+                parts.append(f"{name!r}: {self.of(deeper.value, name)}")
+            elif deeper is None:
                 parts.append(f"{name!r}: {next(dense)}")
             else:
                 lines += self.wrap(f"{result}_{name}", deeper, dense)
@@ -141,7 +162,7 @@ def _sizes(values: Sequence[Any]) -> str:
 def like_tangent(t: Any) -> tuple[Any, Wrapped]:
     """A wrapper like those that gradients of the traced result `t` will be made into, and how it is put together."""
     change = getattr(t, "__coerce_tangent_metadata__", None)
-    made = t.detach() if change is None else change()
+    made = (t if change is None else change()).detach()
     return made, Wrapped.of(made)
 
 

@@ -222,3 +222,37 @@ def test_the_wrapper_is_straight_line_source() -> None:
 
     compiled(PURE["outputs"])(two(2, 3, grad=True), two(2, 3))
     assert "w0 = Two0.__tensor_unflatten__({'a': out[0], 'b': out[1]}, '', (2, 3), (3, 1))" in HISTORY[-1].function
+
+
+@pytest.fixture
+def mesh() -> Any:
+    """A mesh of this process alone."""
+    distributed = pytest.importorskip("torch.distributed", reason="torch was built without distributed (A9)")
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("torch was built without Gloo (A9)")
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    from torch.distributed.device_mesh import init_device_mesh
+
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_dtensor(mesh: Any, dim: int) -> None:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    seen = []
+    for wrap in (lambda m: m, compiled):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3)
+        weight, bias = layer.weight.detach(), layer.bias.detach()
+        layer.weight = nn.Parameter(distribute_tensor(weight, mesh, [Shard(dim)]))
+        layer.bias = nn.Parameter(distribute_tensor(bias, mesh, [Replicate()]))
+        x = distribute_tensor(torch.randn(5, 4), mesh, [Replicate()])
+        y = wrap(layer)(x).relu()
+        torch.autograd.backward([y], [torch.ones_like(y)])
+        seen.append([y, layer.weight.grad, layer.bias.grad])
+    for expected, actual in zip(*seen, strict=True):
+        assert type(expected) is type(actual)
+        assert expected.placements == actual.placements
+        torch.testing.assert_close(actual.to_local(), expected.to_local())
