@@ -32,7 +32,7 @@ def bernoulli_Tensor(draws, out, self, p, generator):  # type: ignore[no-untyped
     """1 with the probability that each element of p gives, else 0"""
     if not (is_float(dtype(p))):
         return NotImplemented
-    draws.require((p >= 0) & (p <= 1), "Expected p_in >= 0 && p_in <= 1 to be true, but got false.")
+    aten._assert_async.msg(aten.all((p >= 0) & (p <= 1)), "Expected p_in >= 0 && p_in <= 1 to be true, but got false.")
     return aten._to_copy(draws.uniform(shape(out), wide(dtype(p))) < p, dtype=dtype(out))
 
 
@@ -41,7 +41,9 @@ def bernoulli(draws, out, self, generator):  # type: ignore[no-untyped-def]
     """1 with the probability that each element gives, else 0"""
     if not (is_float(dtype(self))):
         return NotImplemented
-    draws.require((self >= 0) & (self <= 1), "Expected p_in >= 0 && p_in <= 1 to be true, but got false.")
+    aten._assert_async.msg(
+        aten.all((self >= 0) & (self <= 1)), "Expected p_in >= 0 && p_in <= 1 to be true, but got false."
+    )
     return aten._to_copy(draws.uniform(shape(out), wide(dtype(self))) < self, dtype=dtype(out))
 
 
@@ -108,7 +110,7 @@ def normal_Tensor_Tensor(draws, out, mean, std, generator):  # type: ignore[no-u
     """Normal with a deviation for each element"""
     if not (is_float(dtype(out))):
         return NotImplemented
-    draws.require(std >= 0, "normal expects all elements of std >= 0.0")
+    aten._assert_async.msg(aten.all(std >= 0), "normal expects all elements of std >= 0.0")
     return draws.normal(shape(out), dtype(out)) * std + mean
 
 
@@ -125,7 +127,7 @@ def normal_float_Tensor(draws, out, mean, std, generator):  # type: ignore[no-un
     """Normal with a deviation for each element"""
     if not (is_float(dtype(out))):
         return NotImplemented
-    draws.require(std >= 0, "normal expects all elements of std >= 0.0")
+    aten._assert_async.msg(aten.all(std >= 0), "normal expects all elements of std >= 0.0")
     return draws.normal(shape(out), dtype(out)) * std + mean
 
 

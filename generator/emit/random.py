@@ -15,7 +15,7 @@ from ..torch_schemas import TorchSchema
 
 PATH = "generated/random.py"
 SPEC = "specs/random.yaml"
-DRAWS = ("uniform", "normal", "integers", "require")
+DRAWS = ("uniform", "normal", "integers")
 """Methods of `Draws` (runtime/dispatch/randomness.py)."""
 PLAIN = ("shape", "dtype", "wide", "is_float", "is_int", "smallest", "largest", "fits", "half_step", "ln1p")
 """Functions of runtime/dispatch/random_names.py."""

@@ -83,7 +83,7 @@ class Draws:
         """`made` with the strides of `out`."""
         if same_strides(made, out):
             return made
-        new = torch.ops.aten.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device)
+        new = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device)
         return new.copy_(made)
 
     # -- what bodies call ----------------------------------------------------------------------------------------------
@@ -98,10 +98,6 @@ class Draws:
     def integers(self, size: Sequence[Any], dtype: Any, low: int, last: int) -> torch.Tensor:
         """Integers from low to last."""
         return self._draw(torch.ops.opforge.philox_integers, size, low, last, dtype=dtype)
-
-    def require(self, condition: torch.Tensor, message: str) -> None:
-        """A check of data when the graph runs; RuntimeError where an element is false."""
-        torch.ops.aten._assert_async.msg(torch.ops.aten.all(condition), message)
 
     def _draw(self, op: Any, size: Sequence[Any], *parameters: Any, dtype: Any) -> torch.Tensor:
         seed, stream = self._stream()

@@ -18,7 +18,7 @@ RANK = {
     for rank, names in enumerate(
         [
             ("errors",),
-            ("torch_compat", "config", "observe"),
+            ("torch_compat", "config", "observe", "philox"),
             ("ir",),
             ("partition",),
             ("dispatch",),
