@@ -6,7 +6,6 @@
 A step is forward, backward, clipping and the optimizer (compiled too). Curves are compared with eager's in float64 where that makes sense.
 """
 
-import copy
 import gc
 import json
 import os
@@ -23,6 +22,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from memory import allocation_peak
 
 import backends
 import report
@@ -114,7 +115,7 @@ def run_program(program: TrainProgram, names: list[str], rounds: int, steps: int
 
 
 def memory(program: str, backend: str) -> dict[str, Any]:
-    """Peak resident memory (MB) of ten steps after compilation, in a fresh process."""
+    """Peak resident memory (MB) of ten steps after compilation, in a fresh process; and what torch's allocator hands out at most in one."""
     done = subprocess.run(
         [sys.executable, __file__, "--memory-of", program, "--backend", backend],
         capture_output=True, text=True, check=False,
@@ -136,14 +137,21 @@ def measure_memory(program: str, backend: str) -> None:
     reset_peak()
     for _ in range(10):
         trainer.step()
-    print(json.dumps({"run_peak_mb": peak_rss_mb(), "peak_mb": start}))
+    resident = peak_rss_mb()
+    del trainer
+    gc.collect()
+    torch._dynamo.reset()
+    allocated = allocation_peak(Trainer(TRAINING[program], backend).step)
+    print(json.dumps({"run_peak_mb": resident, "peak_mb": start, "allocated_peak_mb": allocated / 2**20}))
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The table of results."""
+    names = ("eager", "inductor", "opforge")
     lines = [
-        "| step of | size | eager ms | Inductor : eager | opforge : eager | opforge : Inductor | curve error eager | … Inductor | … opforge |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| step of | size | eager ms | Inductor : eager | opforge : eager | opforge : Inductor | curve error eager | … Inductor | … opforge "
+        "| peak MB eager | … Inductor | … opforge |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
 
     def cell(d: dict[str, float], key: str, form: str) -> str:
@@ -154,7 +162,9 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {row['name']} | {row['shape']} | {row['ms']['eager']:.2f} | {cell(speed, 'inductor/eager', '.2f')} | "
             f"{cell(speed, 'opforge/eager', '.2f')} | {cell(speed, 'opforge/inductor', '.2f')} | {cell(error, 'eager', '.1e')} | "
-            f"{cell(error, 'inductor', '.1e')} | {cell(error, 'opforge', '.1e')} |"
+            f"{cell(error, 'inductor', '.1e')} | {cell(error, 'opforge', '.1e')} | "
+            + " | ".join(cell(row.get("memory", {}).get(n, {}), "allocated_peak_mb", ".2f") for n in names)
+            + " |"
         )
     lines.append("")
     for key, value in result["summary"].items():
@@ -189,7 +199,9 @@ def main(
     if not programs:
         console.print(f"[red]no program's name contains {only!r}; there are: {', '.join(TRAINING)}")
         raise typer.Exit(2)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    started = report.machine(threads)
+    out.mkdir(parents=True, exist_ok=True)
     for k, program in enumerate(programs, 1):
         console.print(f"[dim]{k}/{len(programs)}[/] {program.name}  [dim]{program.shape}")
         try:
@@ -201,28 +213,29 @@ def main(
             row["memory"] = {name: memory(program.name, name) for name in names}
         rows.append(row)
         console.print("  " + ", ".join(f"{k} {v:.2f}x" for k, v in row["speed"].items()) + f" {row['failed'] or ''}")
-    keys = sorted({k for row in rows for k in row["speed"]})
-    summary = {k: geomean([row["speed"][k] for row in rows if k in row["speed"]]) for k in keys}
-    ratios = [
-        row["memory"]["opforge"]["run_peak_mb"] / row["memory"]["inductor"]["run_peak_mb"]
-        for row in rows
-        if all("run_peak_mb" in row.get("memory", {}).get(n, {}) for n in ("opforge", "inductor"))
-    ]
-    if ratios:
-        summary["peak memory opforge/inductor"] = geomean(ratios)
-    result = {
-        "machine": report.machine(threads),
-        "rounds": rounds,
-        "steps": steps,
-        "programs": rows,
-        "summary": summary,
-    }
-    text = markdown(copy.deepcopy(result))
-    print(text)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "training.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / "training.md").write_text(text)
+        write(out, {"machine": started, "rounds": rounds, "steps": steps, "programs": rows, "summary": summary(rows)})
+    print((out / "training.md").read_text() if rows else "nothing was measured")
     console.print(f"wrote {out / 'training.json'}")
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Geometric means over the programs so far."""
+    keys = sorted({k for row in rows for k in row["speed"]})
+    means = {k: geomean([row["speed"][k] for row in rows if k in row["speed"]]) for k in keys}
+    for what, key in (("resident", "run_peak_mb"), ("allocated", "allocated_peak_mb")):
+        both = [[row.get("memory", {}).get(n, {}).get(key) for n in ("opforge", "inductor")] for row in rows]
+        ratios = [mine / theirs for mine, theirs in both if mine and theirs]
+        if ratios:
+            means[f"peak {what} memory opforge/inductor"] = geomean(ratios)
+    return means
+
+
+def write(out: Path, result: dict[str, Any]) -> None:
+    """The results so far: a run that is cut off leaves those of the programs that it finished."""
+    for name, text in (("training.json", json.dumps(result, indent=1) + "\n"), ("training.md", markdown(result))):
+        part = out / f"{name}.part"
+        part.write_text(text)
+        part.replace(out / name)
 
 
 if __name__ == "__main__":

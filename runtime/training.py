@@ -14,7 +14,8 @@ from .config import Config, current
 from .dispatch.trace import Traced
 from .execute.autograd_function import Halves, tangent_strides
 from .lower.graph import repeats
-from .partition import partition
+from .partition import Partition, partition
+from .partition.split import Halves as Cut
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,9 @@ def split(traced: Traced, cfg: Config | None = None) -> Split:
         policy=cfg.partition,  # type: ignore[arg-type]  # its choices are the policies
         budget=cfg.activation_memory_budget,
         never_saved_raw={*gradients.overwritten, *gradients.unkept},
+        measure=lambda parts: _peak(parts, results, cfg),
     )
-    (output,) = (n for n in parts.forward.graph.nodes if n.op == "output")
-    returned = list(output.args[0])
-    kept, saved = returned[:results], list[tuple[str, int]]()
-    for node, (what, k) in zip(returned[results:], parts.origins, strict=True):
-        if what == "saved":
-            if isinstance(node.meta["val"], torch.Tensor) and repeats(node.meta["val"]):
-                raise UnsupportedError(f"{node.name}, which is kept for the backward, repeats elements of its memory")
-            k = len(kept)
-            kept.append(node)
-        saved.append(("input" if what == "primal" else "output", k))
-    output.args = (tuple(kept),)
-    parts.forward.recompile()
+    returned, kept, saved = _trim(parts, results)
     inside = {k for r in gradients.wrapped_results for k in r.dense}
     constant = tuple(
         k
@@ -78,6 +69,31 @@ def split(traced: Traced, cfg: Config | None = None) -> Split:
         gradients,
     )
     return Split(parts.forward, parts.backward, halves)
+
+
+def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], list[tuple[str, int]]]:
+    """Make the forward return no argument or result a second time. What it returned, what it returns now, and where each saved value is."""
+    (output,) = (n for n in parts.forward.graph.nodes if n.op == "output")
+    returned = list(output.args[0])
+    kept, saved = returned[:results], list[tuple[str, int]]()
+    for node, (what, k) in zip(returned[results:], parts.origins, strict=True):
+        if what == "saved":
+            if isinstance(node.meta["val"], torch.Tensor) and repeats(node.meta["val"]):
+                raise UnsupportedError(f"{node.name}, which is kept for the backward, repeats elements of its memory")
+            k = len(kept)
+            kept.append(node)
+        saved.append(("input" if what == "primal" else "output", k))
+    output.args = (tuple(kept),)
+    parts.forward.recompile()
+    return returned, kept, saved
+
+
+def _peak(parts: Cut, results: int, cfg: Config) -> int | None:
+    from .planned import planned_peak  # only a budget below 1 asks
+
+    _trim(parts, results)
+    owned = {k for k, (what, _) in enumerate(parts.origins) if what == "saved"}
+    return planned_peak(parts.forward, parts.backward, owned, cfg)
 
 
 def compiles_later(parts: Split, cfg: Config) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -19,6 +20,19 @@ def count_extern(op: str, reason: str) -> None:
     """One node that runs by the eager kernel of `op` (`namespace.name.overload`), and why."""
     with _lock:
         _externs[op, reason] += 1
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """What is lowered inside is a trial: its eager kernels are not counted."""
+    with _lock:
+        before = _externs.copy()
+    try:
+        yield
+    finally:
+        with _lock:
+            _externs.clear()
+            _externs.update(before)
 
 
 def count_fallback(reason: str) -> None:

@@ -11,6 +11,7 @@ the predicted peak falls with the budget. Fewer bans never give a dearer cut, so
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,6 +21,8 @@ from .cut import Choice, choose
 from .facts import Facts
 from .peak import peak_bytes
 
+#: Rungs between which a budget may choose at most.
+PARTS = 10
 #: Numbers of segments that are tried.
 SEGMENTS = (12, 6, 3, 2)
 
@@ -34,14 +37,29 @@ class Rung:
     fused: int
 
 
-def choose_within(f: Facts, budget: float) -> Choice:
-    """The first rung that keeps at most `budget` times the bytes of the minimum cut; the last one where none does."""
+def choose_within(f: Facts, budget: float, measured: Callable[[Choice], int | None]) -> Choice:
+    """The first rung that keeps at most `budget` times the bytes of the minimum cut; the last one where none does. Rungs whose `measured`
+    peak is higher than that of one before are left out.
+    """
     first = choose(f, min_cut_rules(f))
     if budget >= 1.0:
         return first
-    steps = ladder(f, first)
+    steps = _thinned(ladder(f, first))
     limit = budget * steps[0].bytes
-    return next((r for r in steps if r.bytes <= limit), steps[-1]).choice
+    chosen, lowest = steps[0], measured(steps[0].choice)
+    for rung in steps[1:]:
+        if chosen.bytes <= limit:
+            break
+        peak = measured(rung.choice)
+        if lowest is None or peak is None or peak <= lowest:
+            chosen, lowest = rung, peak
+    return chosen.choice
+
+
+def _thinned(steps: list[Rung]) -> list[Rung]:
+    """The first rung, and of those in the same tenth of its bytes the one that keeps least."""
+    parts = {rung.bytes * PARTS // max(1, steps[0].bytes): rung for rung in steps[1:]}
+    return [steps[0], *parts.values()]
 
 
 def ladder(f: Facts, first: Choice) -> list[Rung]:

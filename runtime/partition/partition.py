@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,9 @@ from torch import fx
 
 from .bans import default_rules
 from .budget import choose_within
-from .cut import choose
+from .cut import Choice, choose
 from .facts import gather
-from .split import split
+from .split import Halves, split
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ def partition(
     policy: Literal["default", "min_cut"] = "min_cut",
     budget: float = 1.0,
     never_saved_raw: Collection[int] = (),
+    measure: Callable[[Halves], int | None] | None = None,
 ) -> Partition:
     """Cut a functional joint graph into a forward and a backward.
 
@@ -55,6 +56,7 @@ def partition(
 
     policy  `default`: what the backward reads is kept · `min_cut`: fewest bytes, cheap values are computed again.
     budget  part of the bytes that `min_cut` keeps which may be kept: below 1, more is computed again.
+    measure  the peak memory of two halves, or None if it is not known: among those that a budget chooses from, it must fall with the budget.
 
     Raises `ValueError` for a graph of another form, `UnsupportedError` for a value that can neither be kept nor computed again.
     """
@@ -63,7 +65,11 @@ def partition(
     if not 0.0 <= budget <= 1.0:
         raise ValueError(f"budget lies between 0 and 1, not {budget!r}")
     f = gather(joint, num_primals, num_forward_outputs, frozenset(never_saved_raw))
-    choice = choose(f, default_rules(f)) if policy == "default" else choose_within(f, budget)
+
+    def measured(choice: Choice) -> int | None:
+        return None if measure is None else measure(split(joint, f, choice))
+
+    choice = choose(f, default_rules(f)) if policy == "default" else choose_within(f, budget, measured)
     halves = split(joint, f, choice)
     return Partition(
         halves.forward,

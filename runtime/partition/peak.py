@@ -26,9 +26,7 @@ def peak_bytes(f: Facts, choice: Choice, *, fused: bool = False) -> int:
     forward = _run(f, forward_order(f, choice), held=kept | outputs, given=set(f.primals), alive=0, fused=fused)
     gradients = {f.root[g] for g in f.gradients if g is not None}
     alive = base + sum(f.size[v] for v in kept)
-    backward = _run(
-        f, backward_order(f, choice), held=gradients, given=given, alive=alive, start=kept, fused=fused
-    )
+    backward = _run(f, backward_order(f, choice), held=gradients, given=given, alive=alive, start=kept, fused=fused)
     return max(forward, backward)
 
 
