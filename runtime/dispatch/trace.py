@@ -33,7 +33,7 @@ from .recorder import Recorder, Restart
 
 # What torch raises for programs that fake tensors cannot run (data-dependent, unsupported) and for programs that
 # eager refuses as well. Those that opforge's own code raised are its mistakes (`_is_mistake`) and go through.
-TRACE_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError)
+TRACE_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError, ZeroDivisionError)
 
 
 @dataclass

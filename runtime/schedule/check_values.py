@@ -155,9 +155,14 @@ class Values:
         """The pairs that must be equal so that `a` and `b` are; None if they cannot be shown equal."""
         if a is b and fa == fb:
             return []
+        whole = a, b
         a, b = reduced(a, fa), reduced(b, fb)
         if a is b:
             return []
+        # Assumptions decide the one, but not the other as long as it is the name of a definition: equal everywhere is equal here.
+        if a.dtype == b.dtype == "bool" and (a.op == "const") != (b.op == "const") and whole != (a, b):
+            if self.same(*whole, seen):
+                return []
         if a.op == "load" and b.op == "load":
             at = self._same_place(a, b, fa, fb, seen)
             if at is not None:

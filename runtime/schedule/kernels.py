@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..ir.guards import checks
-from ..ir.index import Expr, Sym, Var, of
+from ..ir.index import Expr, Sym, Var, expr, of
 from ..ir.nodes import Buffer, Node, index_node, load, rebuild, walk_all
 from .fuse import Group, Member
 from .inline import node_cost
@@ -55,10 +56,15 @@ def build_kernel(
             tile = 1
             for v in m.inner:
                 tile = tile * v.extent if isinstance(v.extent, int) else SCRATCH_BYTES + 1
-            if tile * itemsize(m.nest.dtype) <= SCRATCH_BYTES and {v for e in m.index for v in e.atoms()} <= {
-                *m.inner,
-                *group.outer,
-            }:
+            if (
+                tile * itemsize(m.nest.dtype) <= SCRATCH_BYTES
+                and {v for e in m.index for v in e.atoms()}
+                <= {
+                    *m.inner,
+                    *group.outer,
+                }
+                and all(_digit(m, v, m.index) is not None for v in m.inner)
+            ):
                 scratch.append(Buffer(f"tile_{m.name}", tuple(v.extent for v in m.inner), m.nest.dtype))
                 scratch_of[m.name] = m.inner
 
@@ -198,15 +204,26 @@ def _expensive(p: Member, members: dict[str, Member], costs: Callable[[str], flo
 
 def _tile_index(p: Member, ld: Node) -> tuple[Expr, ...]:
     """Coordinates inside the scratch tile of `p` for a load of its logical element."""
-    coords: list[Expr] = []
-    for v in p.inner:
-        for place, e in zip(p.index, ld.attr.index, strict=True):
-            if place.var is v:
-                coords.append(e)
-                break
-        else:
-            return tuple(of(v) for v in p.inner)
-    return tuple(coords)
+    if _same_point(p, ld):
+        return tuple(of(v) for v in p.inner)
+    return tuple(e for v in p.inner if (e := _digit(p, v, ld.attr.index)) is not None)
+
+
+def _digit(p: Member, v: Var, index: tuple[Expr, ...]) -> Expr | None:
+    """The loop variable `v` at the element `index` of what `p` defines, if it is a digit of one of the coordinates."""
+    for place, e in zip(p.index, index, strict=True):
+        if place.var is v:
+            return e
+        steps = [(c, u) for u in place.atoms() if isinstance(u, Var) and (c := place.coefficient(u)) is not None]
+        if not all(c.is_const and isinstance(u.extent, int) for c, u in steps) or v not in (u for _, u in steps):
+            continue
+        digits = sorted(((int(c), int(u.extent), u) for c, u in steps), key=lambda d: d[:2])  # type: ignore[arg-type]
+        radix = all(b[0] == a[0] * a[1] for a, b in itertools.pairwise(digits)) and digits[0][0] == 1
+        whole = sum((of(u) * c for c, _, u in digits), start=expr(0))
+        if radix and whole == place:
+            step = next(c for c, _, u in digits if u is v)
+            return e // step if v is digits[-1][2] else e // step % v.extent
+    return None
 
 
 def _add_scatter(slots: dict[tuple[int, tuple[Var, ...]], list[Statement]], m: Member) -> None:

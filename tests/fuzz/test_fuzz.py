@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from .check import Outcome, check, quick_builds
+from .check import Outcome, check
 from .generate import generate
 from .judge import differences
 from .noise import Noise
@@ -18,13 +16,6 @@ from .shrink import shrink
 PROGRAMS, CHUNK = 300, 10
 FIRST = 1_000_000
 """Seeds that the nightly run does not use."""
-
-
-@pytest.fixture(scope="session")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder of prepared headers and compiled kernels for the session."""
-    with quick_builds(tmp_path_factory.mktemp("fuzz")):
-        yield
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + PROGRAMS, CHUNK))
