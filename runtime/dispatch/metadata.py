@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.dispatch_tables import ROLES, mutation_type, output_type, view_history
+from ...generated.dispatch_tables import ROLES, mutation_type, output_type
 from ...generated.schemas import (
     BaseInfo,
     InputAliasInfo,
@@ -23,6 +23,7 @@ from ...generated.schemas import (
 )
 from ..torch_compat import python_source, refuses_writes, shares_version
 from .disjoint import disjoint_pairs
+from .history import history_of, is_cut, one_of_many
 from .inputs import Inputs, is_static
 from .merge import Entered
 from .overlap import is_dense
@@ -285,7 +286,7 @@ class _Analysis:
             position = self.bases[region.key] if region.key in self.bases else self._return(self._owned(value), t)
             if self._is_whole(value):
                 self.bases[region.key] = position
-            many = self._followed(t) and _one_of_many(value)
+            many = self._followed(t) and one_of_many(value)
             return OutputAliasInfo(
                 kind, value=position, history=ViewHistory.ONE_OF_MANY if many else ViewHistory.FOLLOWED
             )
@@ -359,7 +360,7 @@ class _Analysis:
             raise UnsupportedError(
                 "an output requires grad, but its gradient does not flow by way of what it is an alias of"
             )
-        if gradient and self._cut(value):
+        if gradient and is_cut(self.recorder, value, self._followed):
             raise UnsupportedError("an output is a view of a view that was made under no_grad, where its gradient ends")
         if value.layout.conj or value.layout.neg or origin.conj or origin.neg:
             raise UnsupportedError(
@@ -372,37 +373,9 @@ class _Analysis:
             place=self._place(value.layout, origin),
             requires_dtype_view=value.layout.dtype != origin.dtype,
             relaid=relaid,
-            history=ViewHistory.FOLLOWED if relaid else self._history(t, value, followed, gradient, source_tensor),
-        )
-
-    def _cut(self, value: Value) -> bool:
-        """Whether a tensor that the value is a view of has no history although it requires grad."""
-        tensors = {id(v): t for t, v in self.recorder.regions.values.values()}
-        above = value.parent
-        while above is not None:
-            t = tensors.get(id(above))
-            if t is not None and t._is_view() and t.requires_grad and not self._followed(t):
-                return True
-            above = above.parent
-        return False
-
-    def _history(
-        self, t: torch.Tensor, value: Value, followed: bool, gradient: bool, source: torch.Tensor | None
-    ) -> ViewHistory:
-        # Inference tensors are nobody's views; an input that gets another storage takes it from whatever this is.
-        if torch.is_inference_mode_enabled() and not t._is_view() and not t.is_inference() and value.step is None:
-            raise UnsupportedError("an output is another object for an input, made in inference mode; return the input")
-        view = t._is_view() or t.is_inference() or any(t is known for known in self.inputs.fakes)
-        # Merged inputs are one view family in the caller's hands, and each its own here.
-        family = [source, *(self.inputs.fakes[i] for i in value.region.inputs)]
-        shares = view or source is None or any(shares_version(known, t) for known in family if known is not None)
-        other = t._is_view() and not gradient and not any(_same_base(t, known) for known in family if known is not None)
-        if other and t.requires_grad and not followed:
-            raise UnsupportedError(
-                "an output is a view of a leaf that the program itself made (requires_grad_()); make it outside"
-            )
-        return view_history(
-            followed, gradient, t.requires_grad, view, other and source is not None, _one_of_many(value), shares
+            history=ViewHistory.FOLLOWED
+            if relaid
+            else history_of(self.inputs, t, value, followed, gradient, source_tensor),
         )
 
     def _number_output(self, value: Any) -> OutputAliasInfo:
@@ -501,19 +474,6 @@ class _Analysis:
             self.symbols[str(symbol)] = "{" + source.name + "}." + call
         else:
             self.symbols[str(symbol)] = f"{{out{self._return(known.of_symbol(symbol))}}}"
-
-
-def _same_base(t: torch.Tensor, source: torch.Tensor) -> bool:
-    return t._base is source or (source._is_view() and t._base is source._base)
-
-
-def _one_of_many(value: Value | None) -> bool:
-    """Whether a view with several results is among those that made the value."""
-    while value is not None:
-        if value.step is not None and value.step.index is not None:
-            return True
-        value = value.parent
-    return False
 
 
 def _literal(value: Any) -> str:

@@ -52,6 +52,11 @@ def program_text(axes: Axes, cell: Cell) -> str:
     return "def program(x, y):\n" + "".join(f"    {line}\n" for line in lines)
 
 
+def matrix_program(axes: Axes, cell: Cell) -> Callable[..., Any]:
+    """The cell's program."""
+    return _function(program_text(axes, cell), "program")
+
+
 def make_text(axes: Axes, cell: Cell) -> str:
     """Source of `make(n, m)`, which gives `x` and `y` and reads `leaf`, `parameter` and `keep`."""
     history = axes["history"][cell["history"]]
