@@ -17,7 +17,6 @@ import torch
 
 from ..errors import BuildError, CacheError, ConfigError, OpforgeWarning, UnsupportedError
 from ..generated.rewrites import RULES
-from ..generated.scalars import SCALARS
 from ..generated.targets import CPU_TARGETS, CpuTarget
 from . import config
 from .build.cache import Cache, key
@@ -43,6 +42,7 @@ from .schedule.check import check
 from .schedule.kernels import kernel_checks
 from .schedule.outputs import separate_outputs
 from .schedule.plan import ExternStep, Kernel, Plan
+from .schedule.planned import cost, plan_of
 from .schedule.schedule import schedule
 from .schedule.text import plan_text
 
@@ -277,15 +277,6 @@ def _realize(lowered: Lowered, cfg: Config, watch: Watch, boxed: bool) -> tuple[
     return module.call, artifacts
 
 
-def plan_of(lowered: Lowered, cfg: Config) -> Plan:
-    """The schedule of a lowered program."""
-    return schedule(separate_outputs(lowered.program), costs=_cost, fusion=cfg.fusion)
-
-
-def _cost(op: str) -> float:
-    return SCALARS[op].cost if op in SCALARS else 1
-
-
 def _dump_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
     watch.text("plan.txt", lambda: plan_text(plan))
     watch.text("kernels.cpp", lambda: cpp)
@@ -311,7 +302,7 @@ def build(
         with watch.stage("verify"):
             verify(program)
     with watch.stage("schedule"):
-        plan = schedule(program, costs=_cost, fusion=cfg.fusion)
+        plan = schedule(program, costs=cost, fusion=cfg.fusion)
     if cfg.debug_verify:
         with watch.stage("verify"):
             check(program, plan)

@@ -89,7 +89,7 @@ def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], l
 
 
 def _peak(parts: Cut, results: int, cfg: Config) -> int | None:
-    from .planned import planned_peak  # only a budget below 1 asks
+    from .schedule.planned import planned_peak  # only a budget below 1 asks
 
     _trim(parts, results)
     owned = {k for k, (what, _) in enumerate(parts.origins) if what == "saved"}

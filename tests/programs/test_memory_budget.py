@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from opforge.errors import ConfigError
 from opforge.runtime import config
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.planned import planned_peak
+from opforge.runtime.schedule.planned import planned_peak
 from opforge.runtime.training import split
 
 WIDTH, ROWS, MARK = 32, 512, 1234577

@@ -6,12 +6,24 @@ from collections.abc import Collection, Mapping
 
 from torch import fx
 
-from .compile_fx import plan_of
-from .config import Config
-from .lower.graph import lower
-from .observe.counters import uncounted
-from .schedule.memory import nbytes, step_reads, step_writes
-from .schedule.plan import Plan
+from ...generated.scalars import SCALARS
+from ..config import Config
+from ..lower.graph import Lowered, lower
+from ..observe.counters import uncounted
+from .memory import nbytes, step_reads, step_writes
+from .outputs import separate_outputs
+from .plan import Plan
+from .schedule import schedule
+
+
+def plan_of(lowered: Lowered, cfg: Config) -> Plan:
+    """The schedule of a lowered program."""
+    return schedule(separate_outputs(lowered.program), costs=cost, fusion=cfg.fusion)
+
+
+def cost(op: str) -> float:
+    """What one scalar operation costs, in additions."""
+    return SCALARS[op].cost if op in SCALARS else 1
 
 
 def planned_peak(forward: fx.GraphModule, backward: fx.GraphModule, owned: Collection[int], cfg: Config) -> int | None:
