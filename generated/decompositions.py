@@ -63,38 +63,54 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 """Functions that programs call, replaced where a graph calls them."""
 
-CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], int | None], ...]] = {
+CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], bool, int | None], ...]] = {
     # With a weight of another dtype the statistics have its dtype.
-    torch.ops.aten.native_layer_norm.default: ((1, (2, 3), None), (2, (2, 3), None)),
+    torch.ops.aten.native_layer_norm.default: ((1, (2, 3), False, None), (2, (2, 3), False, None)),
     # With a weight of another dtype the statistics have its dtype.
-    torch.ops.aten.native_group_norm.default: ((1, (1, 2), None), (2, (1, 2), None)),
+    torch.ops.aten.native_group_norm.default: ((1, (1, 2), False, None), (2, (1, 2), False, None)),
     # The gradient of the input has its dtype.
-    torch.ops.aten.native_group_norm_backward.default: ((0, (1,), None),),
+    torch.ops.aten.native_group_norm_backward.default: ((0, (1,), False, None),),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit_functional.default: (
-        (0, (), 0),
-        (1, (1, 2, 3), None),
-        (2, (1, 2, 3), None),
-        (3, (3,), None),
-        (4, (4,), None),
+        (0, (), False, 0),
+        (1, (1, 2, 3), False, None),
+        (2, (1, 2, 3), False, None),
+        (3, (3,), False, None),
+        (4, (4,), False, None),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
-    torch.ops.aten._native_batch_norm_legit.default: ((0, (), 0), (1, (1, 2, 3), None), (2, (1, 2, 3), None)),
+    torch.ops.aten._native_batch_norm_legit.default: (
+        (0, (), False, 0),
+        (1, (1, 2, 3), False, None),
+        (2, (1, 2, 3), False, None),
+    ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
-    torch.ops.aten._native_batch_norm_legit.no_stats: ((0, (), 0), (1, (1, 2), None), (2, (1, 2), None)),
+    torch.ops.aten._native_batch_norm_legit.no_stats: (
+        (0, (), False, 0),
+        (1, (1, 2), False, None),
+        (2, (1, 2), False, None),
+    ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit_no_training.default: (
-        (0, (), 0),
-        (1, (1, 2, 3), None),
-        (2, (1, 2, 3), None),
+        (0, (), False, 0),
+        (1, (1, 2, 3), False, None),
+        (2, (1, 2, 3), False, None),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
-    torch.ops.aten.native_batch_norm.default: ((0, (), 0), (1, (1, 2, 3), None), (2, (1, 2, 3), None)),
+    torch.ops.aten.native_batch_norm.default: (
+        (0, (), False, 0),
+        (1, (1, 2, 3), False, None),
+        (2, (1, 2, 3), False, None),
+    ),
     # The gradient of the input is contiguous or channels-last.
-    torch.ops.aten.native_batch_norm_backward.default: ((0, (), 1),),
+    torch.ops.aten.native_batch_norm_backward.default: ((0, (), False, 1),),
     # The result is channels-last where the operand is.
-    torch.ops.aten.channel_shuffle.default: ((0, (), 0),),
+    torch.ops.aten.channel_shuffle.default: ((0, (), False, 0),),
     # The result is channels-last where the operand is.
-    torch.ops.aten.native_channel_shuffle.default: ((0, (), 0),),
+    torch.ops.aten.native_channel_shuffle.default: ((0, (), False, 0),),
+    # The norms of half-precision weights are float32.
+    torch.ops.aten._weight_norm_interface.default: ((1, (1,), True, None),),
 }
-"""Results whose dtype (of the first of some arguments) or layout (of an argument) the fake kernel has wrong, by position."""
+"""Results of which the fake kernel has the dtype (that of the first of some arguments; float32 for half precision?) or the layout (that of
+an argument) wrong, by position.
+"""

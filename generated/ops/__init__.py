@@ -87,7 +87,6 @@ LOWERINGS = Lowerings(
         "aten._foreach_tanh.default": "foreach:_foreach_tanh",
         "aten._foreach_trunc.default": "foreach:_foreach_trunc",
         "aten._foreach_zero.default": "foreach_lists:_foreach_zero",
-        "aten._fused_rms_norm.default": "norm:_fused_rms_norm",
         "aten._log_softmax.default": "norm:_log_softmax",
         "aten._log_softmax_backward_data.default": "norm:_log_softmax_backward_data",
         "aten._native_batch_norm_legit.no_stats": "norm:_native_batch_norm_legit_no_stats",
@@ -119,7 +118,6 @@ LOWERINGS = Lowerings(
         "aten.addcdiv.default": "arithmetic:addcdiv",
         "aten.addcmul.default": "arithmetic:addcmul",
         "aten.addr.default": "arithmetic:addr",
-        "aten.alias.default": "view:alias",
         "aten.alias_copy.default": "compare:alias_copy",
         "aten.all.default": "reduction:all_default",
         "aten.all.dim": "reduction:all_dim",
@@ -187,7 +185,6 @@ LOWERINGS = Lowerings(
         "aten.cumprod.default": "scan:cumprod",
         "aten.cumsum.default": "scan:cumsum",
         "aten.deg2rad.default": "math:deg2rad",
-        "aten.detach.default": "view:detach",
         "aten.detach_copy.default": "compare:detach_copy",
         "aten.diag_embed.default": "view:diag_embed",
         "aten.diagonal.default": "view:diagonal",
@@ -276,8 +273,6 @@ LOWERINGS = Lowerings(
         "aten.lerp.Scalar": "arithmetic:lerp_Scalar",
         "aten.lerp.Tensor": "arithmetic:lerp_Tensor",
         "aten.lgamma.default": "math:lgamma",
-        "aten.lift.default": "view:lift",
-        "aten.lift_fresh.default": "view:lift_fresh",
         "aten.lift_fresh_copy.default": "compare:lift_fresh_copy",
         "aten.linalg_cross.default": "index:linalg_cross",
         "aten.linalg_vector_norm.default": "reduction:linalg_vector_norm",
@@ -467,8 +462,6 @@ LOWERINGS = Lowerings(
         "aten.unfold.default": "view:unfold",
         "aten.unfold_backward.default": "backward:unfold_backward",
         "aten.unfold_copy.default": "view:unfold_copy",
-        "aten.unsafe_split.Tensor": "view:unsafe_split_Tensor",
-        "aten.unsafe_split_with_sizes.default": "view:unsafe_split_with_sizes",
         "aten.unsqueeze.default": "view:unsqueeze",
         "aten.unsqueeze_copy.default": "view:unsqueeze_copy",
         "aten.upsample_bilinear2d.default": "resample:upsample_bilinear2d",
@@ -899,12 +892,6 @@ OPS: dict[str, OpInfo] = {
     "aten._foreach_zero": OpInfo(
         "composite", "zeros for every tensor", "foreach_lists", ("aten._foreach_zero.default",)
     ),
-    "aten._fused_rms_norm": OpInfo(
-        "composite",
-        "Scaled by 1 / root mean square over the last dimensions; also that factor",
-        "norm",
-        ("aten._fused_rms_norm.default",),
-    ),
     "aten._linalg_det, aten._linalg_slogdet, aten._linalg_svd, aten._linalg_eigh, aten._linalg_solve_ex, aten.linalg_eig, aten.linalg_eigvals, aten.linalg_inv_ex, aten.linalg_qr, aten.linalg_lu, aten.linalg_lu_factor_ex, aten.linalg_lu_solve, aten.linalg_cholesky_ex, aten.linalg_lstsq, aten.linalg_solve_triangular, aten.linalg_matrix_exp, aten.linalg_pinv, aten.cholesky, aten.cholesky_solve, aten.cholesky_inverse, aten.triangular_solve, aten.geqrf, aten.linalg_householder_product, aten.ormqr": OpInfo(
         "extern",
         "Linear algebra",
@@ -1059,12 +1046,6 @@ OPS: dict[str, OpInfo] = {
     "aten.addcdiv": OpInfo("pointwise", "self + value * tensor1 / tensor2", "arithmetic", ("aten.addcdiv.default",)),
     "aten.addcmul": OpInfo("pointwise", "self + value * tensor1 * tensor2", "arithmetic", ("aten.addcmul.default",)),
     "aten.addr": OpInfo("composite", "beta * self + alpha * outer(vec1, vec2)", "arithmetic", ("aten.addr.default",)),
-    "aten.alias, aten.detach, aten.lift_fresh, aten.lift": OpInfo(
-        "view",
-        "The same tensor",
-        "view",
-        ("aten.alias.default", "aten.detach.default", "aten.lift.default", "aten.lift_fresh.default"),
-    ),
     "aten.all.default": OpInfo("reduction", "Whether no element is zero", "reduction", ("aten.all.default",)),
     "aten.all.dim, aten.all.dims": OpInfo(
         "reduction", "Whether no element of the dimensions is zero", "reduction", ("aten.all.dim", "aten.all.dims")
@@ -1933,17 +1914,17 @@ OPS: dict[str, OpInfo] = {
         "arithmetic",
         ("aten.special_xlog1py.default", "aten.special_xlog1py.other_scalar", "aten.special_xlog1py.self_scalar"),
     ),
-    "aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor": OpInfo(
+    "aten.split.Tensor, aten.split_copy.Tensor": OpInfo(
         "composite",
         "Pieces of a dimension, of equal size but for the last",
         "view",
-        ("aten.split.Tensor", "aten.split_copy.Tensor", "aten.unsafe_split.Tensor"),
+        ("aten.split.Tensor", "aten.split_copy.Tensor"),
     ),
-    "aten.split_with_sizes, aten.split_with_sizes_copy, aten.unsafe_split_with_sizes": OpInfo(
+    "aten.split_with_sizes, aten.split_with_sizes_copy": OpInfo(
         "composite",
         "Pieces of a dimension, of given sizes",
         "view",
-        ("aten.split_with_sizes.default", "aten.split_with_sizes_copy.default", "aten.unsafe_split_with_sizes.default"),
+        ("aten.split_with_sizes.default", "aten.split_with_sizes_copy.default"),
     ),
     "aten.sqrt": OpInfo("pointwise", "Square root", "math", ("aten.sqrt.default",)),
     "aten.squeeze.default, aten.squeeze_copy.default": OpInfo(

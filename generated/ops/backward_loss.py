@@ -81,7 +81,10 @@ def soft_margin_loss_backward(b, grad_output, self, target, reduction):
 
 # spec: aten.binary_cross_entropy_backward
 def binary_cross_entropy_backward(b, grad_output, self, target, weight=None, reduction=1):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(
+        is_float(dtype(grad_output)) and is_float(dtype(self)),
+        "is_float(dtype(grad_output)) and (is_float(dtype(self)))",
+    )
     kind = opmath(dtype(self))
     x = to(self, kind)
     g = to(grad_output, kind) * (x - to(target, kind)) / b.call("aten.clamp_min.default", (1.0 - x) * x, 1e-12)

@@ -30,8 +30,9 @@ def avg_pool2d_backward(
     b, grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
 ):
     b.native_if(
-        not ceil_mode and (count_include_pad or sum(padding) == 0 or divisor_override is not None),
-        "not ceil_mode and (count_include_pad or sum(padding) == 0 or divisor_override is not None)",
+        is_float(dtype(grad_output))
+        and (not ceil_mode and (count_include_pad or sum(padding) == 0 or divisor_override is not None)),
+        "is_float(dtype(grad_output)) and (not ceil_mode and (count_include_pad or sum(padding) == 0 or divisor_override is not None))",
     )
     lead = rank(self) - 2
     windows = shape(grad_output)[lead:]
@@ -67,8 +68,9 @@ def avg_pool3d_backward(
     b, grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
 ):
     b.native_if(
-        not ceil_mode and (count_include_pad or sum(padding) == 0 or divisor_override is not None),
-        "not ceil_mode and (count_include_pad or sum(padding) == 0 or divisor_override is not None)",
+        dtype(grad_output) in ["float32", "float64"]
+        and (not ceil_mode and (count_include_pad or sum(padding) == 0 or divisor_override is not None)),
+        'dtype(grad_output) in ["float32", "float64"] and (not ceil_mode and (count_include_pad or sum(padding) == 0 or divisor_override is not None))',
     )
     lead = rank(self) - 3
     windows = shape(grad_output)[lead:]
@@ -101,6 +103,7 @@ def avg_pool3d_backward(
 
 # spec: aten.max_pool2d_with_indices_backward
 def max_pool2d_with_indices_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     lead = shape(self)[:-2]
     kind = opmath(dtype(self))
     table = b.call("aten.full.default", lead + [prod(shape(self)[-2:])], 0.0, dtype=kind)
@@ -117,6 +120,7 @@ def max_pool2d_with_indices_backward(b, grad_output, self, kernel_size, stride, 
 
 # spec: aten.max_pool3d_with_indices_backward
 def max_pool3d_with_indices_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     lead = shape(self)[:-3]
     kind = opmath(dtype(self))
     table = b.call("aten.full.default", lead + [prod(shape(self)[-3:])], 0.0, dtype=kind)
@@ -501,7 +505,10 @@ def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_
 
 # spec: aten.replication_pad1d_backward
 def replication_pad1d_backward(b, grad_output, self, padding):
-    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
+    b.native_if(
+        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
+        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
+    )
     lead = rank(self) - 1
     before = [padding[2 * (0 - d)] for d in range(1)]
     after = [padding[2 * (0 - d) + 1] for d in range(1)]
@@ -520,7 +527,10 @@ def replication_pad1d_backward(b, grad_output, self, padding):
 
 # spec: aten.reflection_pad1d_backward
 def reflection_pad1d_backward(b, grad_output, self, padding):
-    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
+    b.native_if(
+        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
+        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
+    )
     lead = rank(self) - 1
     before = [padding[2 * (0 - d)] for d in range(1)]
     after = [padding[2 * (0 - d) + 1] for d in range(1)]
@@ -544,7 +554,10 @@ def reflection_pad1d_backward(b, grad_output, self, padding):
 
 # spec: aten.replication_pad2d_backward
 def replication_pad2d_backward(b, grad_output, self, padding):
-    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
+    b.native_if(
+        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
+        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
+    )
     lead = rank(self) - 2
     before = [padding[2 * (1 - d)] for d in range(2)]
     after = [padding[2 * (1 - d) + 1] for d in range(2)]
@@ -565,7 +578,10 @@ def replication_pad2d_backward(b, grad_output, self, padding):
 
 # spec: aten.reflection_pad2d_backward
 def reflection_pad2d_backward(b, grad_output, self, padding):
-    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
+    b.native_if(
+        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
+        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
+    )
     lead = rank(self) - 2
     before = [padding[2 * (1 - d)] for d in range(2)]
     after = [padding[2 * (1 - d) + 1] for d in range(2)]
@@ -591,7 +607,10 @@ def reflection_pad2d_backward(b, grad_output, self, padding):
 
 # spec: aten.replication_pad3d_backward
 def replication_pad3d_backward(b, grad_output, self, padding):
-    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
+    b.native_if(
+        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
+        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
+    )
     lead = rank(self) - 3
     before = [padding[2 * (2 - d)] for d in range(3)]
     after = [padding[2 * (2 - d) + 1] for d in range(3)]
@@ -617,7 +636,10 @@ def replication_pad3d_backward(b, grad_output, self, padding):
 
 # spec: aten.reflection_pad3d_backward
 def reflection_pad3d_backward(b, grad_output, self, padding):
-    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
+    b.native_if(
+        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
+        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
+    )
     lead = rank(self) - 3
     before = [padding[2 * (2 - d)] for d in range(3)]
     after = [padding[2 * (2 - d) + 1] for d in range(3)]

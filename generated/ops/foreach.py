@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, is_float
+from ...runtime.lower.names import dtype, dtype as dtype_of, is_float
 
 
 # spec: aten._foreach_abs
@@ -315,4 +315,5 @@ def _foreach_pow_ScalarAndTensor(b, self, exponent):
 
 # spec: aten._foreach_norm.Scalar
 def _foreach_norm_Scalar(b, self, ord=2, dtype=None):
+    b.native_if(all([is_float(dtype_of(x)) for x in self]), "all([is_float(dtype(x)) for x in self])")
     return [b.call("aten.linalg_vector_norm.default", x, ord, dtype=dtype) for x in self]

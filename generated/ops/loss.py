@@ -90,6 +90,7 @@ def binary_cross_entropy(b, self, target, weight=None, reduction=1):
 
 # spec: aten.binary_cross_entropy_with_logits
 def binary_cross_entropy_with_logits(b, self, target, weight=None, pos_weight=None, reduction=1):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     under = b.call(
         "aten.log1p.default", b.call("aten.exp.default", b.call("aten.neg.default", b.call("aten.abs.default", self)))
     ) - b.call("aten.minimum.default", self, 0.0)
@@ -108,7 +109,7 @@ def binary_cross_entropy_with_logits(b, self, target, weight=None, pos_weight=No
 
 # spec: aten.nll_loss_forward
 def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
-    b.native_if(is_int(dtype(target)), "is_int(dtype(target))")
+    b.native_if(is_float(dtype(self)) and is_int(dtype(target)), "is_float(dtype(self)) and (is_int(dtype(target)))")
     b.raises("IndexError")
     d = rank(self) - 1
     live = b.call("aten.ne.Scalar", target, ignore_index)

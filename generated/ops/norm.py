@@ -103,6 +103,7 @@ def native_group_norm(b, input, weight, bias, N, C, HxW, group, eps):
 
 # spec: aten._native_batch_norm_legit_no_training
 def _native_batch_norm_legit_no_training(b, input, weight, bias, running_mean, running_var, momentum, eps):
+    b.native_if(is_float(dtype(input)), "is_float(dtype(input))")
     kind = dtype(input)
     across = [1] + [size(input, 1)] + [1 for k in range(rank(input) - 2)]
     x = to(input, opmath(kind))
@@ -123,8 +124,8 @@ def _native_batch_norm_legit_no_training(b, input, weight, bias, running_mean, r
 # spec: aten.native_batch_norm
 def native_batch_norm(b, input, weight, bias, running_mean, running_var, training, momentum, eps):
     b.native_if(
-        not training and running_mean is not None and running_var is not None,
-        "not training and running_mean is not None and running_var is not None",
+        is_float(dtype(input)) and (not training and running_mean is not None and running_var is not None),
+        "is_float(dtype(input)) and (not training and running_mean is not None and running_var is not None)",
     )
     return b.call(
         "aten._native_batch_norm_legit_no_training.default",
@@ -159,17 +160,3 @@ def _native_batch_norm_legit_no_stats(b, input, weight, bias, training, momentum
         to(b.call("aten.view.default", m, [size(input, 1)]), kept_in),
         to(b.call("aten.view.default", rstd, [size(input, 1)]), kept_in),
     )
-
-
-# spec: aten._fused_rms_norm
-def _fused_rms_norm(b, input, normalized_shape, weight, eps):
-    n = rank(input)
-    dims = list(range(n - len(normalized_shape), n))
-    kind = dtype(input)
-    x = to(input, opmath(kind))
-    small = eps if eps is not None else 2.220446049250313e-16 if opmath(kind) == "float64" else 1.1920928955078125e-07
-    rstd = b.call("aten.rsqrt.default", b.call("aten.mean.dim", x * x, dims, True) + small)
-    y = x * rstd
-    if weight is not None:
-        y = y * weight
-    return to(y, kind), rstd

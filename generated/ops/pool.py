@@ -25,8 +25,8 @@ def avg_pool2d(
     b, self, kernel_size, stride=[], padding=[0], ceil_mode=False, count_include_pad=True, divisor_override=None
 ):
     b.native_if(
-        not ceil_mode and (count_include_pad or sum(padding) == 0),
-        "not ceil_mode and (count_include_pad or sum(padding) == 0)",
+        is_float(dtype(self)) and (not ceil_mode and (count_include_pad or sum(padding) == 0)),
+        "is_float(dtype(self)) and (not ceil_mode and (count_include_pad or sum(padding) == 0))",
     )
     lead = rank(self) - 2
     inner = shape(self)[lead:]
@@ -57,8 +57,8 @@ def avg_pool3d(
     b, self, kernel_size, stride=[], padding=[0], ceil_mode=False, count_include_pad=True, divisor_override=None
 ):
     b.native_if(
-        not ceil_mode and (count_include_pad or sum(padding) == 0),
-        "not ceil_mode and (count_include_pad or sum(padding) == 0)",
+        dtype(self) in ["float32", "float64"] and (not ceil_mode and (count_include_pad or sum(padding) == 0)),
+        'dtype(self) in ["float32", "float64"] and (not ceil_mode and (count_include_pad or sum(padding) == 0))',
     )
     lead = rank(self) - 3
     inner = shape(self)[lead:]
@@ -143,11 +143,14 @@ def max_pool3d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_
 # spec: aten._adaptive_avg_pool2d
 def _adaptive_avg_pool2d(b, self, output_size):
     b.native_if(
-        is_known(size(self, -1))
-        and is_known(size(self, -2))
-        and size(self, -1) % output_size[1] == 0
-        and size(self, -2) % output_size[0] == 0,
-        "is_known(size(self, -1)) and is_known(size(self, -2)) and size(self, -1) % output_size[1] == 0 and size(self, -2) % output_size[0] == 0",
+        is_float(dtype(self))
+        and (
+            is_known(size(self, -1))
+            and is_known(size(self, -2))
+            and size(self, -1) % output_size[1] == 0
+            and size(self, -2) % output_size[0] == 0
+        ),
+        "is_float(dtype(self)) and (is_known(size(self, -1)) and is_known(size(self, -2)) and size(self, -1) % output_size[1] == 0 and size(self, -2) % output_size[0] == 0)",
     )
     lead = rank(self) - 2
     inner = shape(self)[lead:]
@@ -172,7 +175,7 @@ def _adaptive_avg_pool2d(b, self, output_size):
 
 # spec: aten.im2col
 def im2col(b, self, kernel_size, dilation, padding, stride):
-    b.native_if(rank(self) == 4, "rank(self) == 4")
+    b.native_if(is_float(dtype(self)) and rank(self) == 4, "is_float(dtype(self)) and (rank(self) == 4)")
     inner = shape(self)[2:]
     blocks = [
         (m + 2 * p_ - d * (k - 1) - 1) // t + 1 for m, p_, d, k, t in zip(inner, padding, dilation, kernel_size, stride)

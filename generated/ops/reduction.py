@@ -264,6 +264,7 @@ def count_nonzero_dim_IntList(b, self, dim):
 
 # spec: aten.var.correction
 def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     dims = dims_of(dim, rank(self))
     n = prod(kept(shape(self), dims))
     less = 1 if correction is None else correction
@@ -277,6 +278,7 @@ def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
 
 # spec: aten.std.correction
 def std_correction(b, self, dim=None, *, correction=None, keepdim=False):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     x = to(self, "float32") if dtype(self) == "float16" else to(self, "float64")
     return to(
         b.call("aten.sqrt.default", b.call("aten.var.correction", x, dim, correction=correction, keepdim=keepdim)),

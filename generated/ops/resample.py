@@ -21,6 +21,7 @@ from ...runtime.lower.names import (
 
 # spec: aten.upsample_nearest1d.default
 def upsample_nearest1d(b, self, output_size, scales=None):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
@@ -49,6 +50,7 @@ def upsample_nearest1d(b, self, output_size, scales=None):
 
 # spec: aten._upsample_nearest_exact1d.default
 def _upsample_nearest_exact1d(b, self, output_size, scales=None):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
@@ -79,6 +81,7 @@ def _upsample_nearest_exact1d(b, self, output_size, scales=None):
 
 # spec: aten.upsample_nearest2d.default
 def upsample_nearest2d(b, self, output_size, scales_h=None, scales_w=None):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales_h, scales_w]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
@@ -107,6 +110,7 @@ def upsample_nearest2d(b, self, output_size, scales_h=None, scales_w=None):
 
 # spec: aten._upsample_nearest_exact2d.default
 def _upsample_nearest_exact2d(b, self, output_size, scales_h=None, scales_w=None):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales_h, scales_w]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
@@ -137,6 +141,7 @@ def _upsample_nearest_exact2d(b, self, output_size, scales_h=None, scales_w=None
 
 # spec: aten.upsample_nearest3d.default
 def upsample_nearest3d(b, self, output_size, scales_d=None, scales_h=None, scales_w=None):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales_d, scales_h, scales_w]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
@@ -165,6 +170,7 @@ def upsample_nearest3d(b, self, output_size, scales_d=None, scales_h=None, scale
 
 # spec: aten._upsample_nearest_exact3d.default
 def _upsample_nearest_exact3d(b, self, output_size, scales_d=None, scales_h=None, scales_w=None):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales_d, scales_h, scales_w]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
@@ -195,6 +201,7 @@ def _upsample_nearest_exact3d(b, self, output_size, scales_d=None, scales_h=None
 
 # spec: aten.upsample_linear1d.default
 def upsample_linear1d(b, self, output_size, align_corners, scales=None):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     m = size(self, 2)
     n = output_size[0]
     kind = opmath(dtype(self))

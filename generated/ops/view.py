@@ -278,35 +278,7 @@ def unfold_copy(b, self, dimension, size, step):
     return b.define(out, b.at(self, replace(drop(i, rank(self)), d, i[d] * step + i[-1])))
 
 
-# spec: aten.alias, aten.detach, aten.lift_fresh, aten.lift
-def alias(b, self):
-    out = shape(self)
-    i = b.coords(out)
-    return b.define(out, b.at(self, i))
-
-
-# spec: aten.alias, aten.detach, aten.lift_fresh, aten.lift
-def detach(b, self):
-    out = shape(self)
-    i = b.coords(out)
-    return b.define(out, b.at(self, i))
-
-
-# spec: aten.alias, aten.detach, aten.lift_fresh, aten.lift
-def lift(b, self):
-    out = shape(self)
-    i = b.coords(out)
-    return b.define(out, b.at(self, i))
-
-
-# spec: aten.alias, aten.detach, aten.lift_fresh, aten.lift
-def lift_fresh(b, self):
-    out = shape(self)
-    i = b.coords(out)
-    return b.define(out, b.at(self, i))
-
-
-# spec: aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor
+# spec: aten.split.Tensor, aten.split_copy.Tensor
 def split_Tensor(b, self, split_size, dim=0):
     d = wrap(dim, rank(self))
     n = ceildiv(size(self, d), split_size)
@@ -316,7 +288,7 @@ def split_Tensor(b, self, split_size, dim=0):
     ]
 
 
-# spec: aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor
+# spec: aten.split.Tensor, aten.split_copy.Tensor
 def split_copy_Tensor(b, self, split_size, dim=0):
     d = wrap(dim, rank(self))
     n = ceildiv(size(self, d), split_size)
@@ -326,17 +298,7 @@ def split_copy_Tensor(b, self, split_size, dim=0):
     ]
 
 
-# spec: aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor
-def unsafe_split_Tensor(b, self, split_size, dim=0):
-    d = wrap(dim, rank(self))
-    n = ceildiv(size(self, d), split_size)
-    return [
-        b.call("aten.slice.Tensor", self, d, k * split_size, least((k + 1) * split_size, size(self, d)))
-        for k in range(known(n))
-    ]
-
-
-# spec: aten.split_with_sizes, aten.split_with_sizes_copy, aten.unsafe_split_with_sizes
+# spec: aten.split_with_sizes, aten.split_with_sizes_copy
 def split_with_sizes(b, self, split_sizes, dim=0):
     d = wrap(dim, rank(self))
     return [
@@ -345,17 +307,8 @@ def split_with_sizes(b, self, split_sizes, dim=0):
     ]
 
 
-# spec: aten.split_with_sizes, aten.split_with_sizes_copy, aten.unsafe_split_with_sizes
+# spec: aten.split_with_sizes, aten.split_with_sizes_copy
 def split_with_sizes_copy(b, self, split_sizes, dim=0):
-    d = wrap(dim, rank(self))
-    return [
-        b.call("aten.slice.Tensor", self, d, sum(split_sizes[:k]), sum(split_sizes[: k + 1]))
-        for k in range(len(split_sizes))
-    ]
-
-
-# spec: aten.split_with_sizes, aten.split_with_sizes_copy, aten.unsafe_split_with_sizes
-def unsafe_split_with_sizes(b, self, split_sizes, dim=0):
     d = wrap(dim, rank(self))
     return [
         b.call("aten.slice.Tensor", self, d, sum(split_sizes[:k]), sum(split_sizes[: k + 1]))

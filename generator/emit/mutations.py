@@ -75,11 +75,11 @@ class DecompositionSpec:
 
 @dataclass(frozen=True)
 class CorrectionSpec:
-    """What a fake kernel says wrongly: (result, arguments that have its dtype, argument that has its layout), by position."""
+    """What a fake kernel says wrongly: (result, arguments that have its dtype, whether it is float32 for half precision, argument that has its layout)."""
 
     op: str
     doc: str
-    rules: tuple[tuple[int, tuple[int, ...], int | None], ...]
+    rules: tuple[tuple[int, tuple[int, ...], bool, int | None], ...]
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,8 @@ def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpe
                 diags.error(entry.pos("results", k, *path), message)
                 return None
         typed = tuple(names.index(n) for n in rule.get("dtype_of", ()))
-        rules.append((rule["result"], typed, names.index(rule["layout_of"]) if "layout_of" in rule else None))
+        laid = names.index(rule["layout_of"]) if "layout_of" in rule else None
+        rules.append((rule["result"], typed, rule.get("wide", False), laid))
     return CorrectionSpec(entry.id, entry["doc"], tuple(rules))
 
 

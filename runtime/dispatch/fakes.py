@@ -20,17 +20,23 @@ def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any
     if rules is None:
         return out
     results = [out] if isinstance(out, torch.Tensor) else list(out)
-    for position, typed, laid in rules:
+    for position, typed, wide, laid in rules:
         t = results[position]
         if isinstance(t, torch.Tensor) and t.device.type == "cpu":
-            results[position] = _corrected(fake_mode, t, args, typed, laid)
+            results[position] = _corrected(fake_mode, t, args, typed, wide, laid)
     return results[0] if isinstance(out, torch.Tensor) else tuple(results)  # its type may be a named tuple
 
 
-def _corrected(fake_mode: Any, t: torch.Tensor, args: Any, typed: tuple[int, ...], laid: int | None) -> torch.Tensor:
-    """`t`, or one with the dtype of the first argument at `typed` that is a tensor, laid out as the argument at `laid` suggests."""
+def _corrected(
+    fake_mode: Any, t: torch.Tensor, args: Any, typed: tuple[int, ...], wide: bool, laid: int | None
+) -> torch.Tensor:
+    """`t`, or one with the dtype of the first argument at `typed` that is a tensor (float32 for half precision if `wide`), laid out as the
+    argument at `laid` suggests.
+    """
     models = (args[k] for k in typed if k < len(args) and isinstance(args[k], torch.Tensor))
     dtype = next((m.dtype for m in models), t.dtype)
+    if wide and dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
     with fake_mode:
         if laid is not None:
             like = torch.empty(t.shape, dtype=dtype, device=t.device, memory_format=_suggested(args[laid]))

@@ -1067,12 +1067,6 @@ OPS = [
     Op("aten.tan", "pointwise", ("aten.tan.default",)),
     Op("aten.tanh", "pointwise", ("aten.tanh.default",)),
     Op(
-        "aten._fused_rms_norm",
-        "composite",
-        ("aten._fused_rms_norm.default",),
-        tests=("F(3, 8), [8], F(8), 1e-5", "F(3, 8), [8], None, None"),
-    ),
-    Op(
         "aten._log_softmax",
         "composite",
         ("aten._log_softmax.default",),
@@ -1374,11 +1368,6 @@ OPS = [
     Op("aten.cumprod", "scan", ("aten.cumprod.default",), tests=("F(3, 5), 1", "F(3, 5), 0")),
     Op("aten.cumsum", "scan", ("aten.cumsum.default",), tests=("F(3, 5), 1", "F(3, 5), 0", "I(9, 4), 0")),
     Op("aten.logcumsumexp", "scan", ("aten.logcumsumexp.default",), tests=("F(3, 5), 1", "F(3, 5), 0")),
-    Op(
-        "aten.alias, aten.detach, aten.lift_fresh, aten.lift",
-        "view",
-        ("aten.alias.default", "aten.detach.default", "aten.lift.default", "aten.lift_fresh.default"),
-    ),
     Op("aten.channel_shuffle", "composite", ("aten.channel_shuffle.default",), tests=("F(2, 6, 3, 2), 2",)),
     Op(
         "aten.diag_embed",
@@ -1436,15 +1425,15 @@ OPS = [
         tests=("F(5, 3), 0, 1, 4", "F(5, 3), 0, -2", "F(5, 7), 1, 1, 6, 2", "F(5, 3), 0, 3, 2"),
     ),
     Op(
-        "aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor",
+        "aten.split.Tensor, aten.split_copy.Tensor",
         "composite",
-        ("aten.split.Tensor", "aten.split_copy.Tensor", "aten.unsafe_split.Tensor"),
+        ("aten.split.Tensor", "aten.split_copy.Tensor"),
         tests=("F(7, 3), 3", "F(3, 6), 2, 1"),
     ),
     Op(
-        "aten.split_with_sizes, aten.split_with_sizes_copy, aten.unsafe_split_with_sizes",
+        "aten.split_with_sizes, aten.split_with_sizes_copy",
         "composite",
-        ("aten.split_with_sizes.default", "aten.split_with_sizes_copy.default", "aten.unsafe_split_with_sizes.default"),
+        ("aten.split_with_sizes.default", "aten.split_with_sizes_copy.default"),
         tests=("F(7, 3), [3, 4]", "F(3, 6), [1, 2, 3], 1"),
     ),
     Op(

@@ -88,6 +88,7 @@ CALLS: dict[str, Call] = {
             *(*channels()[2:], *channels()[2:], True, 1e-5, [True] * 3),
         ),
     ),
+    "layer norm by name": (torch.native_layer_norm, lambda: (brain(3, 8), [8], torch.randn(8), None, 1e-5)),
     "channel shuffle": (F.channel_shuffle, lambda: (channels_last(2, 4, 3, 5), 2)),
     "channel shuffle, transposed": (F.channel_shuffle, lambda: (transposed(2, 4, 3, 5), 2)),
 }
