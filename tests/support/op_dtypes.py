@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
 from opforge.errors import UnsupportedError
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Extern
