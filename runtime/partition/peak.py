@@ -74,7 +74,8 @@ def _in_registers(f: Facts, order: list[int], stored: set[int]) -> dict[int, tup
     for v in order:
         if f.kind[v] is not OpClass.POINTWISE or v in stored or not f.tensor[v]:
             continue
-        readers, views = [], [v]
+        readers: list[int] = []
+        views = [v]
         while views:
             for u in f.users[views.pop()]:
                 if u in here:
