@@ -111,7 +111,9 @@ class _Analysis:
 
     def _views_new_storage(self, t: Any, i: int) -> bool:
         own = self.inputs.fakes[i]
-        if not isinstance(t, torch.Tensor) or t is own or not shares_version(own, t):
+        if not isinstance(t, torch.Tensor) or t is own:
+            return False
+        if not torch.is_inference_mode_enabled() and not shares_version(own, t):  # there, views are told by nothing
             return False
         before = self.entered.values[i]
         return before is not None and self.recorder.value(t).region.key != before.region.key
