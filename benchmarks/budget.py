@@ -38,7 +38,7 @@ def step_peak(name: str, budget: float | None) -> int:
     loss: Any = model
     if budget is not None:
         # The optimization level does not change what is allocated.
-        options = {"activation_memory_budget": budget, "opt_level": "0", "strict": True}
+        options: dict[str, Any] = {"activation_memory_budget": budget, "opt_level": "0", "strict": True}
         loss = torch.compile(model, backend="opforge", dynamic=False, options=options)
 
     def step() -> None:

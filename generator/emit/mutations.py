@@ -75,7 +75,9 @@ class DecompositionSpec:
 
 @dataclass(frozen=True)
 class CorrectionSpec:
-    """What a fake kernel says wrongly: (result, arguments that have its dtype, whether it is float32 for half precision, argument that has its layout)."""
+    """What a fake kernel says wrongly: (result, arguments that have its dtype, whether it is float32 for half precision, argument that has
+    its layout).
+    """
 
     op: str
     doc: str
@@ -348,7 +350,9 @@ def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpe
     names = [a.name for a in schema.args]
     rules = []
     for k, rule in enumerate(entry["results"]):
-        named = [*((("dtype_of", j), n) for j, n in enumerate(rule.get("dtype_of", ())))]
+        named: list[tuple[tuple[str | int, ...], str]] = [
+            (("dtype_of", j), n) for j, n in enumerate(rule.get("dtype_of", ()))
+        ]
         named += [(("layout_of",), rule["layout_of"])] if "layout_of" in rule else []
         for path, name in named:
             if name not in names:

@@ -98,7 +98,9 @@ def differentiate(
     for (k, _), g in zip([*wanted, *edges], gradients, strict=True):
         if g is not None and is_wrapper(g):
             inside = inner_tensors(g)
-            wrapped_gradients.append(WrappedGradient(k, tuple(range(len(nodes), len(nodes) + len(inside))), Wrapped.of(g)))
+            wrapped_gradients.append(
+                WrappedGradient(k, tuple(range(len(nodes), len(nodes) + len(inside))), Wrapped.of(g))
+            )
             nodes += [recorder.current(recorder.value(t)) for t in inside]
     overwritten = tuple(k for k, i in enumerate(entered.graph_inputs) if found.meta.input_info[i].mutates_data)
     written_bases = [first_base + k for k, base in enumerate(found.meta.bases) if base.updated is not None]

@@ -89,7 +89,8 @@ def trace(
 ) -> Traced:
     """Trace `gm` for inputs like `example_inputs` (positional arguments: real or fake tensors, numbers, size symbols,
     and containers of them). For `training`, autograd follows the program and its gradients are traced too. `random` is
-    the setting of that name: `philox` makes random operators of ones with an explicit seed. Raises `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
+    the setting of that name: `philox` makes random operators of ones with an explicit seed. Raises `UnsupportedError`,
+    with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
     """
     calling = Calling.of_inputs(example_inputs)
     flat = calling.flatten(example_inputs)
@@ -135,7 +136,9 @@ def _trace_once(
     recorder = recorder_type(inputs.fake_mode, inputs.overlaps)
     recorder.draws = Draws(recorder) if random == "philox" else None
     if not torch.is_inference_mode_enabled():
-        recorder.frozen = frozenset(i for i, t in enumerate(border.given) if isinstance(t, torch.Tensor) and t.is_inference())
+        recorder.frozen = frozenset(
+            i for i, t in enumerate(border.given) if isinstance(t, torch.Tensor) and t.is_inference()
+        )
     entered = enter_inputs(inputs, recorder)
     count = len(given) - len(lifted)
     try:
@@ -163,7 +166,17 @@ def _trace_once(
     gradients = None if joint is None else joint[0]
     grad = torch.is_grad_enabled()
     untracked, turns_on = training and gradients is None, training and not grad
-    return Traced(graph, found.meta, calling, tuple(lifted), program, gradients, untracked, turns_on, border if border.any else None)
+    return Traced(
+        graph,
+        found.meta,
+        calling,
+        tuple(lifted),
+        program,
+        gradients,
+        untracked,
+        turns_on,
+        border if border.any else None,
+    )
 
 
 def _is_mistake(error: BaseException) -> bool:

@@ -31,7 +31,13 @@ def bind(traced: Traced, compiled: Compiled, *, in_graph: Collection[int] = ()) 
         return compiled
     writer = _Writer(traced, "compiled", frozenset(in_graph))
     source = writer.write()
-    namespace: dict[str, Any] = {**NAMESPACE, **writer.values.values, "compiled": compiled, "program": traced.program, "torch": torch}
+    namespace: dict[str, Any] = {
+        **NAMESPACE,
+        **writer.values.values,
+        "compiled": compiled,
+        "program": traced.program,
+        "torch": torch,
+    }
     namespace |= {f"lifted{k}": tensor for k, (_, tensor) in enumerate(traced.lifted)}
     namespace["out_spec"] = traced.calling.out_spec
     exec(compile(source, "<opforge wrapper>", "exec"), namespace)
@@ -209,7 +215,9 @@ class _Writer:
             return [], [f"r{k}" for k in range(self.meta.num_user_outputs)]
         border = self.traced.border
         names = {f"arg{i}": i for i in self.meta.graph_inputs}
-        sizes = [f"{symbol} = {self.input(names[node])}{call}" for symbol, node, call in border.symbols if node in names]
+        sizes = [
+            f"{symbol} = {self.input(names[node])}{call}" for symbol, node, call in border.symbols if node in names
+        ]
         lines, results = border.emit(self.values, self.wrapper)
         return [*sizes, *lines], results
 
@@ -270,7 +278,10 @@ class _Writer:
                 first=f"f{info.source}" if moved else None,
             )
         (step,) = output_steps(
-            output=info.output_type, known=info.constant is not None, dtype_view=info.requires_dtype_view, relaid=info.relaid
+            output=info.output_type,
+            known=info.constant is not None,
+            dtype_view=info.requires_dtype_view,
+            relaid=info.relaid,
         )
         steps = (step, *history_steps(info.history))
         return [STEPS[s].code.format(**names) for s in steps]

@@ -126,7 +126,9 @@ class GraphWriter:
                 raise UnsupportedError(f"the `.data` of a tensor is replaced{self.where()}")
             return found
         if is_wrapper(t):
-            raise UnsupportedError(f"a {type(t).__name__} of the program itself is used as a plain tensor{self.where()}")
+            raise UnsupportedError(
+                f"a {type(t).__name__} of the program itself is used as a plain tensor{self.where()}"
+            )
         if hasattr(t, "fake_mode"):
             raise UnsupportedError(f"a tensor is used{self.where()} that was made outside of the traced program")
         value = self.regions.add(t, self._constant(t, self.fake_mode.from_tensor(t, static_shapes=True)))

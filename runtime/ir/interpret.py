@@ -15,9 +15,9 @@ import torch
 
 from ...errors import IRError
 from ...generated.scalars import REDUCTIONS, SCALARS, SCANS
+from ..philox import philox
 from .index import Atom, Expr, Quotient, Sym, Val, Var, expr
 from .nodes import FLOATS, Extern, Nest, Node, Program, Ref, Size
-from ..philox import philox
 
 Tensor = torch.Tensor
 

@@ -160,9 +160,9 @@ class Values:
         if a is b:
             return []
         # Assumptions decide the one, but not the other as long as it is the name of a definition: equal everywhere is equal here.
-        if a.dtype == b.dtype == "bool" and (a.op == "const") != (b.op == "const") and whole != (a, b):
-            if self.same(*whole, seen):
-                return []
+        one_decided = a.dtype == b.dtype == "bool" and (a.op == "const") != (b.op == "const")
+        if one_decided and whole != (a, b) and self.same(*whole, seen):
+            return []
         if a.op == "load" and b.op == "load":
             at = self._same_place(a, b, fa, fb, seen)
             if at is not None:

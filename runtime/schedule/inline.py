@@ -24,6 +24,7 @@ from ..ir.nodes import (
 )
 
 CHEAP = 3  # a body of this cost or less is recomputed rather than stored
+SINGLE = 40  # … and of this cost, where it is a single value: its readers compute it before their loops
 HELD = 4  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
 
 
@@ -242,6 +243,8 @@ def _may_fault(body: Node, memo: dict[Node, bool]) -> bool:
 def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], float]) -> bool:
     """Whether substituting `nest` loses nothing: one use at no more points than it has, or so cheap that storing costs more."""
     if node_cost(nest.body, costs, CHEAP) <= CHEAP and len({n.attr for n in nest.body.loads()}) <= 1:
+        return True
+    if points_of(nest) == 1 and node_cost(nest.body, costs, SINGLE) <= SINGLE:
         return True
     if uses > 1:
         return False
