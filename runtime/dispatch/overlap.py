@@ -56,7 +56,7 @@ def is_dense(layout: Layout) -> bool:
         ((n, s) for n, s in zip(layout.size, layout.stride, strict=True) if n != 1), key=lambda p: (p[1], p[0])
     ):
         if s != expected and n != 0:
-            return n == 0
+            return any(k == 0 for k in layout.size)
         expected *= n
     return True
 

@@ -5,7 +5,7 @@ Used when the values of a plan are compared with those of its program (`check_va
 
 from __future__ import annotations
 
-from ..ir.index import Expr, bounds, expr
+from ..ir.index import Atom, Expr, Var, bounds, expr
 from ..ir.nodes import Node, const
 
 AND = ("logical_and", "bitwise_and")
@@ -113,3 +113,43 @@ def decide(op: str, lo: int | None, hi: int | None) -> bool | None:
     ]
     no = {"lt": never_below, "le": above, "gt": never_above, "ge": below, "ne": lo == hi == 0, "eq": below or above}[op]
     return True if yes else False if no else None
+
+
+def settled(assumed: Assumed) -> dict[Atom, Expr]:
+    """The loop variables that have one value only where these conditions hold: `6*i + j < 3` leaves `i` no other value than 0."""
+    below = [d for n in assumed for d in _negative(n)]  # differences that are less than 0
+    ranges = {v: (0, v.extent - 1) for d in below for v, _ in d[1] if isinstance(v.extent, int)}
+    for _ in below:
+        before = dict(ranges)
+        for constant, terms in below:
+            if any(v not in ranges for v, _ in terms):
+                continue
+            least = constant + sum(min(c * ranges[v][0], c * ranges[v][1]) for v, c in terms)
+            for v, c in terms:
+                lo, hi = ranges[v]
+                rest = least - min(c * lo, c * hi)  # c * v < -rest
+                ranges[v] = (lo, min(hi, (-rest - 1) // c)) if c > 0 else (max(lo, rest // -c + 1), hi)
+        if ranges == before:
+            break
+    return {v: expr(lo) for v, (lo, hi) in ranges.items() if lo == hi}
+
+
+def _negative(n: Node) -> list[tuple[int, list[tuple[Var, int]]]]:
+    """A comparison of coordinates as linear forms (constant, coefficients of loop variables) that are less than 0."""
+    if n.op not in ("lt", "le", "gt", "ge"):
+        return []
+    a, b = coordinate(n.args[0]), coordinate(n.args[1])
+    if a is None or b is None:
+        return []
+    d = a - b if n.op in ("lt", "le") else b - a
+    if n.op in ("le", "ge"):
+        d = d - 1
+    constant, terms = 0, []
+    for monomial, c in d.terms:
+        if not monomial:
+            constant = c
+        elif len(monomial) == 1 and isinstance(monomial[0], Var):
+            terms.append((monomial[0], c))
+        else:
+            return []
+    return [(constant, terms)]

@@ -15,7 +15,7 @@ from itertools import permutations
 from ..ir.facts import equal, flat, in_range, plausible
 from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of
 from ..ir.nodes import Extern, Nest, Node, Program, Size, const, contiguous_strides, rebuild
-from .check_conditions import AND, COMPARE, NOT, OR, Assumed, conjuncts, coordinate, decide, opposite, reduced
+from .check_conditions import AND, COMPARE, NOT, OR, Assumed, conjuncts, coordinate, decide, opposite, reduced, settled
 
 _POSITIONS = ("argmax", "argmin")
 
@@ -107,7 +107,10 @@ class Values:
         a, b = self._opened_index(a), self._opened_index(b)
         left, right = _vals(a), _vals(b)
         if not left and not right:
-            return equal(a, b)
+            if equal(a, b):
+                return True
+            fixed = settled(assume[0] | assume[1])
+            return bool(fixed) and equal(a.subst(fixed), b.subst(fixed))
         chosen: dict[Atom, Expr] = {}
         for v in left:
             match = next(
