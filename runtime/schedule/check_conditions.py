@@ -5,7 +5,7 @@ Used when the values of a plan are compared with those of its program (`check_va
 
 from __future__ import annotations
 
-from ..ir.index import Atom, Expr, Var, bounds, expr
+from ..ir.index import Atom, Expr, Var, bounds, expr, of
 from ..ir.nodes import Node, const
 
 AND = ("logical_and", "bitwise_and")
@@ -115,8 +115,10 @@ def decide(op: str, lo: int | None, hi: int | None) -> bool | None:
     return True if yes else False if no else None
 
 
-def settled(assumed: Assumed) -> dict[Atom, Expr]:
-    """The loop variables that have one value only where these conditions hold: `6*i + j < 3` leaves `i` no other value than 0."""
+def narrowed(assumed: Assumed) -> dict[Atom, Expr]:
+    """Loop variables by ones that take only the values they can have where these conditions hold: `6*i + j < 3` leaves 0 for `i` and three
+    values for `j`.
+    """
     below = [d for n in assumed for d in _negative(n)]  # differences that are less than 0
     ranges = {v: (0, v.extent - 1) for d in below for v, _ in d[1] if isinstance(v.extent, int)}
     for _ in below:
@@ -131,7 +133,11 @@ def settled(assumed: Assumed) -> dict[Atom, Expr]:
                 ranges[v] = (lo, min(hi, (-rest - 1) // c)) if c > 0 else (max(lo, rest // -c + 1), hi)
         if ranges == before:
             break
-    return {v: expr(lo) for v, (lo, hi) in ranges.items() if lo == hi}
+    found: dict[Atom, Expr] = {}
+    for v, (lo, hi) in ranges.items():
+        if lo <= hi and hi - lo + 1 != v.extent:
+            found[v] = expr(lo) if lo == hi else of(Var(f"{v.name}_in", hi - lo + 1)) + lo
+    return found
 
 
 def _negative(n: Node) -> list[tuple[int, list[tuple[Var, int]]]]:

@@ -15,7 +15,7 @@ from itertools import permutations
 from ..ir.facts import equal, flat, in_range, plausible
 from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of
 from ..ir.nodes import Extern, Nest, Node, Program, Size, const, contiguous_strides, rebuild
-from .check_conditions import AND, COMPARE, NOT, OR, Assumed, conjuncts, coordinate, decide, opposite, reduced, settled
+from .check_conditions import AND, COMPARE, NOT, OR, Assumed, conjuncts, coordinate, decide, narrowed, opposite, reduced
 
 _POSITIONS = ("argmax", "argmin")
 
@@ -109,8 +109,8 @@ class Values:
         if not left and not right:
             if equal(a, b):
                 return True
-            fixed = settled(assume[0] | assume[1])
-            return bool(fixed) and equal(a.subst(fixed), b.subst(fixed))
+            less = narrowed(assume[0] | assume[1])
+            return bool(less) and equal(a.subst(less), b.subst(less))
         chosen: dict[Atom, Expr] = {}
         for v in left:
             match = next(

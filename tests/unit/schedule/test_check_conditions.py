@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from opforge.runtime.ir.index import Expr, Var, expr, of
+from opforge.runtime.ir.index import Expr, Var, bounds, expr, of
 from opforge.runtime.ir.nodes import Node, index_node
-from opforge.runtime.schedule.check_conditions import settled
+from opforge.runtime.schedule.check_conditions import narrowed
 
 ROW, COLUMN = Var("i", 4), Var("j", 6)
 FLAT = of(ROW) * 6 + of(COLUMN)
@@ -19,16 +19,16 @@ def compare(op: str, a: Expr, b: int) -> Node:
 @pytest.mark.parametrize(
     ("conditions", "values"),
     [
-        ([("lt", FLAT, 3)], {ROW: 0}),
-        ([("le", FLAT, 0)], {ROW: 0, COLUMN: 0}),
-        ([("lt", FLAT, 7)], {}),
-        ([("ge", FLAT, 18)], {ROW: 3}),
-        ([("ge", FLAT, 17)], {}),
-        ([("ge", FLAT, 8), ("lt", FLAT, 11)], {ROW: 1}),
-        ([("gt", of(COLUMN), 4)], {COLUMN: 5}),
+        ([("lt", FLAT, 3)], {ROW: (0, 0), COLUMN: (0, 2)}),
+        ([("le", FLAT, 0)], {ROW: (0, 0), COLUMN: (0, 0)}),
+        ([("lt", FLAT, 7)], {ROW: (0, 1)}),
+        ([("ge", FLAT, 18)], {ROW: (3, 3)}),
+        ([("ge", FLAT, 17)], {ROW: (2, 3)}),
+        ([("ge", FLAT, 8), ("lt", FLAT, 11)], {ROW: (1, 1), COLUMN: (2, 4)}),
+        ([("gt", of(COLUMN), 4)], {COLUMN: (5, 5)}),
         ([("lt", of(ROW) * of(COLUMN), 1)], {}),
     ],
 )
-def test_settled(conditions: list[tuple[str, Expr, int]], values: dict[Var, int]) -> None:
-    found = settled(frozenset(compare(*c) for c in conditions))
-    assert found == {v: expr(n) for v, n in values.items()}
+def test_narrowed(conditions: list[tuple[str, Expr, int]], values: dict[Var, tuple[int, int]]) -> None:
+    found = narrowed(frozenset(compare(*c) for c in conditions))
+    assert {v: bounds(e) for v, e in found.items()} == values
