@@ -5,6 +5,8 @@ Used when the values of a plan are compared with those of its program (`check_va
 
 from __future__ import annotations
 
+from math import inf
+
 from ..ir.index import Atom, Expr, Var, bounds, expr, of
 from ..ir.nodes import Node, const
 
@@ -120,23 +122,23 @@ def narrowed(assumed: Assumed) -> dict[Atom, Expr]:
     values for `j`.
     """
     below = [d for n in assumed for d in _negative(n)]  # differences that are less than 0
-    ranges = {v: (0, v.extent - 1) for d in below for v, _ in d[1] if isinstance(v.extent, int)}
+    ranges: dict[Var, tuple[int, float]] = {}
+    for v in (v for _, terms in below for v, _ in terms):
+        ranges[v] = (0, v.extent - 1 if isinstance(v.extent, int) else inf)
     for _ in below:
         before = dict(ranges)
         for constant, terms in below:
-            if any(v not in ranges for v, _ in terms):
-                continue
-            least = constant + sum(min(c * ranges[v][0], c * ranges[v][1]) for v, c in terms)
             for v, c in terms:
                 lo, hi = ranges[v]
-                rest = least - min(c * lo, c * hi)  # c * v < -rest
-                ranges[v] = (lo, min(hi, (-rest - 1) // c)) if c > 0 else (max(lo, rest // -c + 1), hi)
+                rest = constant + sum(min(d * ranges[u][0], d * ranges[u][1]) for u, d in terms if u is not v)
+                if rest != -inf:  # c * v < -rest
+                    ranges[v] = (lo, min(hi, (-rest - 1) // c)) if c > 0 else (max(lo, int(rest // -c + 1)), hi)
         if ranges == before:
             break
     found: dict[Atom, Expr] = {}
     for v, (lo, hi) in ranges.items():
-        if lo <= hi and hi - lo + 1 != v.extent:
-            found[v] = expr(lo) if lo == hi else of(Var(f"{v.name}_in", hi - lo + 1)) + lo
+        if lo <= hi < inf and hi - lo + 1 != v.extent:
+            found[v] = expr(lo) if lo == hi else of(Var(f"{v.name}_in", int(hi) - lo + 1)) + lo
     return found
 
 
