@@ -67,6 +67,7 @@ __all__ = [
     "refuses_writes",
     "registered_effect",
     "reinterpret_tensor",
+    "selective_context",
     "shares_version",
     "size_hint",
     "symbol_hint",
@@ -172,3 +173,13 @@ def size_hint(size: object, unknown: int) -> int:
     if node is None:
         return int(size)  # type: ignore[call-overload,no-any-return]
     return int(node.hint) if node.has_hint() else unknown
+
+
+def selective_context(result: Any) -> Any:
+    """What a policy of selective checkpointing is asked with, about an operator that gave `result`. [2.11, which does not tell it, 2.13]"""
+    from inspect import signature
+
+    from torch.utils.checkpoint import SelectiveCheckpointContext
+
+    told = "op_output" in signature(SelectiveCheckpointContext).parameters
+    return SelectiveCheckpointContext(is_recompute=False, **({"op_output": result} if told else {}))

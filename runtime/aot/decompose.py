@@ -31,7 +31,7 @@ def decompose(gm: fx.GraphModule, table: Decompositions) -> fx.GraphModule:
             if node.op == "output":
                 result = fx.node.map_arg(node.args[0], lambda n: recorder.nodes(values[n]))
                 break
-            recorder.origin, last = node, next(reversed(recorder.graph.nodes), None)
+            recorder.origin, last = node, next(iter(reversed(recorder.graph.nodes)), None)
             values[node] = _run(gm, node, values, recorder)
             if node.op == "call_function":
                 _carry_metadata(node, last, recorder.graph)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, SelectiveCheckpointContext
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy
 
 from ...errors import UnsupportedError
-from ..torch_compat import TorchDispatchMode
+from ..torch_compat import TorchDispatchMode, selective_context
 from .recorder import Recorder
 
 _SAVE = (
@@ -73,7 +73,7 @@ class _Selective(TorchDispatchMode):
         nodes = self.recorder.graph.nodes
         last = next(iter(reversed(nodes)), None)
         out = func(*args, **kwargs)
-        wanted = self.policy(SelectiveCheckpointContext(is_recompute=False, op_output=out), func, *args, **kwargs)
+        wanted = self.policy(selective_context(out), func, *args, **kwargs)
         if wanted is True or wanted in _SAVE:
             for node in reversed(nodes):
                 if node is last:
