@@ -237,10 +237,9 @@ def input_steps(
             )
         )
         or merged
-        or in_graph
     ):
         raise MetadataError(
-            "input_steps: Only what the wrapper does can be hidden from autograd, and an input that it follows gets no other storage."
+            "input_steps: Only writes can be hidden from autograd, and an input that it follows gets no other storage."
         )
     if in_graph and (
         mutation
@@ -294,8 +293,10 @@ def input_steps(
         return ("copy_back", "as_strided_back")
     if (mutation == MutationType.DATA_AND_METADATA) and (not in_graph) and (not merged) and (not tracked):
         return ("copy_back_untracked", "as_strided_back_untracked")
-    if (mutation == MutationType.DATA_AND_METADATA) and seen and (not told) and (in_graph or merged):
+    if (mutation == MutationType.DATA_AND_METADATA) and tracked and seen and (not told) and (in_graph or merged):
         return ("bump_version", "as_strided_back")
+    if (mutation == MutationType.DATA_AND_METADATA) and (not tracked) and in_graph:
+        return ("bump_version", "as_strided_back_untracked")
     if (mutation == MutationType.STORAGE) or (
         (mutation == MutationType.DATA_AND_STORAGE) and (told or ((not seen) and (in_graph or merged)))
     ):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -156,8 +157,9 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
             traced = trace(gm, example_inputs, training=wants_grad(gm, example_inputs), random=cfg.random)
         watch.text("functional_graph.py", lambda: str(traced.graph.code))
         call, artifacts = compile_traced(traced, cfg, watch)
-        run = bind(traced, call)
-        watch.text("dispatch.py", lambda: emit_wrapper(traced, "compiled"))
+        inside = written_inside(traced).values()
+        run = bind(traced, call, in_graph=inside)
+        watch.text("dispatch.py", lambda: emit_wrapper(traced, "compiled", in_graph=inside))
     finally:
         watch.close()
     artifacts.seconds = watch.seconds
@@ -183,7 +185,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
             report = rewrite(traced.graph, RULES)
         watch.text("rewritten_graph.py", lambda: _rewritten(report.applied, traced))
     if traced.gradients is None:
-        return compile_graph(traced.graph, cfg, watch)
+        return compile_graph(traced.graph, cfg, watch, written=written_inside(traced))
     from .training import compiles_later, eager_backward, split  # inference does not need it
 
     with watch.stage("partition"):
@@ -214,18 +216,38 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
 
 
 def compile_graph(
-    graph: torch.fx.GraphModule, cfg: Config, watch: Watch, *, boxed: bool = False
+    graph: torch.fx.GraphModule,
+    cfg: Config,
+    watch: Watch,
+    *,
+    boxed: bool = False,
+    written: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[Compiled, Artifacts]:
     """Compile one functional graph. The result takes the graph's placeholders, one argument each (`boxed`: one list of them, which it
-    empties, so that each is freed after its last use), and returns a tuple.
+    empties, so that each is freed after its last use), and returns a tuple. `written`: positions of placeholders → of outputs that it writes
+    into them; None is returned there.
     """
     with watch.stage("lower"):
-        lowered = lower(graph, checks=cfg.index_checks)
+        lowered = lower(graph, written, checks=cfg.index_checks)
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
         return _realize(lowered, cfg, watch, boxed)
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled graph: {error}") from error
+
+
+def written_inside(traced: Traced) -> dict[int, int]:
+    """Inputs of a graph without gradients that the graph itself writes, in place where nobody can tell: positions of placeholders → of the
+    outputs with their new contents.
+    """
+    if traced.gradients is not None:
+        return {}
+    values = [n.meta.get("val") for n in traced.graph.graph.nodes if n.op == "placeholder"]
+    return {p: k for k, p in traced.in_place_candidates if _is_plain(values[p])}
+
+
+def _is_plain(value: Any) -> bool:
+    return value.layout == torch.strided and value.device.type == "cpu" and not value.dtype.is_complex
 
 
 def _rewritten(applied: Sequence[tuple[str, str]], traced: Traced) -> str:

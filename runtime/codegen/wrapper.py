@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from ..ir.index import Expr, Quotient, Sym
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
 from ..schedule.kernels import kernel_checks
-from ..schedule.memory import arena_offset, nbytes, step_reads
+from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 
 
@@ -170,7 +170,7 @@ class WrapperWriter:
         return self.plan.places[name].kind
 
     def _in_arena(self, name: str) -> bool:
-        return self._kind(name) in ("arena", "alias")
+        return self._kind(home(self.plan, name)) == "arena"
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def _step(self, step: Step) -> None:
@@ -180,7 +180,8 @@ class WrapperWriter:
             self._extern(step)
         else:
             assert isinstance(step, CopyStep)
-            self.body.append(f"{step.target}.copy_({self._tensor(step.source)})")
+            # Without a word to autograd: who calls the graph tells it of the write, however it was done.
+            self.body.append(f"{step.target}.data.copy_({self._tensor(step.source)})")
 
     def _kernel(self, step: KernelStep) -> None:
         kernel = step.kernel
@@ -206,13 +207,13 @@ class WrapperWriter:
         if self._in_arena(name):
             self.pointers.add(name)
             return f"space.{name}_at"
-        return f"{name}.data_ptr()"
+        return f"{home(self.plan, name)}.data_ptr()"
 
     def _tensor(self, name: str) -> str:
         if self._in_arena(name):
             self.tensors.add(name)
             return f"space.{name}"
-        return name
+        return home(self.plan, name)
 
     def _view(self, v: ViewOf) -> str:
         b = self.plan.layouts[v.buffer]

@@ -10,6 +10,7 @@ and modes and random state are put back.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.schemas import ViewAndMutationMeta
+from ...generated.schemas import OutputType, ViewAndMutationMeta
 from ..torch_compat import LazyGraphModule, disable_autocast, enable_python_dispatcher
 from .border import Border
 from .calling import Calling
@@ -69,13 +70,23 @@ class Traced:
     def in_place_candidates(self) -> tuple[tuple[int, int], ...]:
         """(graph output, placeholder) pairs: that output may be written straight into that placeholder's tensor,
         which is contiguous or strided as its fake value says, if all reads of its old contents come first. Tell
-        `bind` which were.
+        `bind` which were. What else is made of that output keeps it out.
         """
-        info = self.meta.input_info
-        return tuple(
-            (info[i].updated, k)  # type: ignore[misc]
-            for k, i in enumerate(self.meta.graph_inputs)
+        meta = self.meta
+        info = meta.input_info
+        found = tuple(
+            (info[i].updated, k)
+            for k, i in enumerate(meta.graph_inputs)
             if info[i].updated is not None and info[i].base is None
+        )
+        used = Counter(k for k, _ in found)
+        used.update(b.updated for b in meta.bases)
+        of_inputs = (OutputType.IS_INPUT, OutputType.ALIAS_OF_INPUT, OutputType.SAME_AS_OUTPUT)
+        used.update(k for o in meta.output_info for k in (o.value, None if o.output_type in of_inputs else o.source))
+        return tuple(
+            (k, p)  # type: ignore[misc]
+            for k, p in found
+            if used[k] == 1 and not any(f"{{out{k}}}" in source for _, source in meta.symbols)
         )
 
 

@@ -50,11 +50,11 @@ class Lowered:
 
 
 def lower(
-    gm: fx.GraphModule, mutations: Mapping[str, int] = _NO_MUTATIONS, device: str = "cpu", checks: bool = True
+    gm: fx.GraphModule, mutations: Mapping[int, int] = _NO_MUTATIONS, device: str = "cpu", checks: bool = True
 ) -> Lowered:
     """Lower a functional graph whose nodes carry fake values in `meta["val"]`.
 
-    mutations   placeholder name → position of the output whose contents it must hold when the program ends.
+    mutations   position of a placeholder → position of the output that it must hold when the program ends; the program returns None there.
     device      nodes with tensors elsewhere run by their eager kernel.
     checks      positions that data brings are checked when the program runs.
     Raises `UnsupportedError` only for what no kernel call can express (a subgraph call, a data-dependent size).
@@ -72,7 +72,7 @@ class _Lowerer:
         self.constants: list[tuple[str, torch.Tensor]] = []
         self.placeholders: list[str | Size | None] = []
 
-    def run(self, mutations: Mapping[str, int]) -> Lowered:
+    def run(self, mutations: Mapping[int, int]) -> Lowered:
         outputs: tuple[Output, ...] = ()
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
@@ -85,7 +85,8 @@ class _Lowerer:
                 outputs = tuple(self.output(a) for a in _leaves(node.args[0]))
             else:
                 raise UnsupportedError(f"graph node {node.name} is a {node.op}")
-        updates = tuple((name, str(outputs[k].buffer)) for name, k in mutations.items())
+        updates = tuple((str(self.placeholders[i]), str(outputs[k].buffer)) for i, k in mutations.items())
+        outputs = tuple(Output(None) if k in mutations.values() else o for k, o in enumerate(outputs))
         program = Program(tuple(self.inputs), self.b.items, outputs, updates, self.sizes.names)
         return Lowered(program, tuple(self.constants), tuple(self.placeholders))
 

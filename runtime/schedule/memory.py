@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Var, expr, recombine
-from ..ir.nodes import ITEMSIZE, Buffer, Node, Program, Size, contiguous_strides
+from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
 from .kernels import statement_nodes
 from .plan import CopyStep, ExternStep, KernelStep, Phase, Place, Plan, Reduce, Step, Store, ViewOf
 
@@ -117,8 +118,8 @@ class Arena:
         self.free.insert(k, (at, size))
 
 
-def plan_memory(plan: Plan, program: Program) -> None:
-    """Fill `plan.places`, `plan.frees` and `plan.arena_bytes`."""
+def plan_memory(plan: Plan, stored: Mapping[str, str]) -> None:
+    """Fill `plan.places`, `plan.frees` and `plan.arena_bytes`. `stored`: buffers that are written into the memory of an input, with that input."""
     last: dict[str, int] = {}
     for k, step in enumerate(plan.steps):
         for name in (*step_reads(step), *step_writes(step)):
@@ -136,7 +137,9 @@ def plan_memory(plan: Plan, program: Program) -> None:
         for name in step_writes(step):
             layout = plan.layouts[name]
             size = nbytes(layout)
-            if not mutable:
+            if name in stored:
+                plan.places[name] = Place("alias", 0, stored[name])
+            elif not mutable:
                 plan.places[name] = Place("extern")
             elif name in held or size is None:
                 plan.places[name] = Place("own")
@@ -166,6 +169,12 @@ def arena_offset(plan: Plan, name: str) -> int:
     """Bytes from the start of the arena, through in-place updates."""
     place = plan.places[name]
     return place.offset + (arena_offset(plan, place.of) if place.kind == "alias" else 0)
+
+
+def home(plan: Plan, name: str) -> str:
+    """The buffer whose memory `name` is in, through in-place updates."""
+    place = plan.places[name]
+    return home(plan, place.of) if place.kind == "alias" else name
 
 
 def in_place_candidate(

@@ -1,4 +1,4 @@
-"""Give every output memory of its own: one that is an input, or stands in two places, becomes a copy.
+"""Give every output, and every new content of an input, memory of its own: one that is an input, or stands in two places, becomes a copy.
 
 Outputs that must share memory with an input or with each other never reach a program: dispatch makes those outside of it.
 """
@@ -12,7 +12,7 @@ from ..ir.nodes import DTYPES, Nest, Output, Program, coordinates, load
 
 
 def separate_outputs(program: Program) -> Program:
-    """The same program with a copying nest for each output that would alias an input or an earlier output.
+    """The same program with a copying nest for each output or new content that would alias an input or an earlier one.
 
     Raises `UnsupportedError` where loops cannot copy it (a complex tensor).
     """
@@ -20,18 +20,23 @@ def separate_outputs(program: Program) -> Program:
     taken = {b.name for b in program.inputs}
     items = list(program.items)
     outputs: list[Output] = []
-    for k, o in enumerate(program.outputs):
-        if o.buffer is not None and o.buffer in taken:
-            b = table[o.buffer]
+    mutations: list[tuple[str, str]] = []
+
+    def own(buffer: str, suffix: str, what: str) -> str:
+        if buffer in taken:
+            b = table[buffer]
             if b.dtype not in DTYPES:
-                raise UnsupportedError(f"output {k} is a copy of {b.name}, of dtype {b.dtype}")
+                raise UnsupportedError(f"{what} is a copy of {b.name}, of dtype {b.dtype}")
             i = coordinates(b.shape)
-            name = f"{b.name}_out{k}"
-            items.append(Nest(name, b.shape, b.dtype, i, load(b.name, i, b.dtype), origin="copy"))
-            o = replace(o, buffer=name)
-        if o.buffer is not None:
-            taken.add(o.buffer)
-        outputs.append(o)
+            buffer = f"{b.name}_{suffix}"
+            items.append(Nest(buffer, b.shape, b.dtype, i, load(b.name, i, b.dtype), origin="copy"))
+        taken.add(buffer)
+        return buffer
+
+    for k, o in enumerate(program.outputs):
+        outputs.append(o if o.buffer is None else replace(o, buffer=own(o.buffer, f"out{k}", f"output {k}")))
+    for target, source in program.mutations:
+        mutations.append((target, own(source, f"into_{target}", f"the new content of {target}")))
     if items == program.items:
         return program
-    return Program(program.inputs, items, tuple(outputs), program.mutations, program.symbols)
+    return Program(program.inputs, items, tuple(outputs), tuple(mutations), program.symbols)

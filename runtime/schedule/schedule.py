@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
 from .fuse import Fuser, Group
+from .in_place import write_in_place
 from .inline import inline, is_view
 from .kernels import build_kernel
 from .memory import plan_memory, strided_view
@@ -84,7 +85,6 @@ def schedule(
         name = _kernel_name(counter, group)
         counter += 1
         steps.append(KernelStep(build_kernel(group, name, mine, layouts, costs, ITEMSIZE.__getitem__)))
-    steps += [CopyStep(target, source) for target, source in program.mutations]
     outputs: list[Output | ViewOf] = []
     for o in program.outputs:
         if o.buffer is None:
@@ -95,15 +95,17 @@ def schedule(
             b = layouts[o.buffer]
             assert b.stride is not None
             outputs.append(ViewOf(b.name, b.shape, b.stride, b.offset))
-    steps = _copies_resolved(steps, as_views)
+    held = {o.buffer for o in outputs if o.buffer is not None}
+    stored = write_in_place(steps, program, layouts, held)
+    steps += [CopyStep(target, source) for target, source in program.mutations if source not in stored]
     plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)
-    plan_memory(plan, program)
-    stored = (
+    plan_memory(plan, stored)
+    kept = (
         {n for s in steps for n in _step_buffers(s)}
         | {b.name for b in program.inputs}
         | {o.buffer for o in outputs if o.buffer is not None}
     )
-    plan.layouts = {n: b for n, b in layouts.items() if n in stored}
+    plan.layouts = {n: b for n, b in layouts.items() if n in kept}
     return plan
 
 
@@ -111,11 +113,6 @@ def _step_buffers(step: Step) -> tuple[str, ...]:
     from .memory import step_reads, step_writes
 
     return (*step_reads(step), *step_writes(step), *((step.target,) if isinstance(step, CopyStep) else ()))
-
-
-def _copies_resolved(steps: list[Step], as_views: dict[str, ViewOf]) -> list[Step]:
-    assert not any(isinstance(s, CopyStep) and s.source in as_views for s in steps)
-    return steps
 
 
 def _may_share(
@@ -196,6 +193,8 @@ def _stride_hints(program: Program, items: list[Nest | Extern]) -> dict[str, tup
             for r in refs((it.args, tuple(v for _, v in it.kwargs))):
                 if r.stride is not None:
                     hints.setdefault(r.buffer, r.stride)
+    strides = {b.name: b.stride for b in program.inputs}
+    hints.update((source, stride) for target, source in program.mutations if (stride := strides[target]) is not None)
     for o in program.outputs:
         if o.buffer is not None and o.stride is not None:
             hints[o.buffer] = o.stride

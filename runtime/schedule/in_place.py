@@ -1,0 +1,112 @@
+"""Inputs that are written in place: the kernel that computes their new contents stores straight into their memory.
+
+Only where no one can tell: every read of the old contents comes first, and nothing that may still raise comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+
+from ..ir.nodes import Buffer, Program, load, rebuild
+from .kernels import kernel_checks, statement_nodes
+from .memory import flat_index, step_reads, step_writes
+from .plan import Kernel, KernelStep, Phase, Reduce, Statement, Step, Store
+
+
+def write_in_place(
+    steps: list[Step], program: Program, layouts: dict[str, Buffer], held: Collection[str]
+) -> dict[str, str]:
+    """For the mutations of `program` that need no copy: the buffer with the new contents → the input that it is stored into. The statements of
+    their kernels in `steps` are put into an order in which each element is read before it is written. `held`: buffers that are returned.
+    """
+    writer = {name: k for k, step in enumerate(steps) for name in step_writes(step)}
+    last_read = {name: k for k, step in enumerate(steps) for name in step_reads(step)}
+    # A kernel that checks positions, and an eager kernel, may raise: by then no input has been changed.
+    raises = max(
+        (k for k, s in enumerate(steps) if not isinstance(s, KernelStep) or kernel_checks(s.kernel)), default=-1
+    )
+    found: dict[str, str] = {}
+    for target, source in program.mutations:
+        k = writer.get(source, -1)
+        if (
+            k <= raises
+            or source in held
+            or last_read.get(target, -1) > k
+            or not _same(layouts[target], layouts[source])
+        ):
+            continue
+        step = steps[k]
+        assert isinstance(step, KernelStep)
+        ordered = _ordered(step.kernel, {**found, source: target}, layouts)
+        if ordered is not None:
+            steps[k] = KernelStep(ordered)
+            found[source] = target
+    return found
+
+
+def _same(a: Buffer, b: Buffer) -> bool:
+    return (a.dtype, a.shape, a.stride, a.offset) == (b.dtype, b.shape, b.stride, b.offset)
+
+
+def _ordered(kernel: Kernel, stored: dict[str, str], layouts: dict[str, Buffer]) -> Kernel | None:
+    """The kernel with its statements in such an order, or None where none will do."""
+    phases = list(kernel.phases)
+    for source, target in stored.items():
+        at = [(p, s) for p, phase in enumerate(phases) for s in phase.body if _buffer(s) == source]
+        if not at:
+            continue
+        if len(at) > 1 or not isinstance(at[0][1], Store) or at[0][1].mode != "set" or at[0][1].mask is not None:
+            return None
+        p, store = at[0]
+        where = flat_index(store.index, layouts[source])
+        for q, phase in enumerate(phases):
+            reads = [index for s in phase.body for index in _reads(s, target)]
+            if (reads and q > p) or any(flat_index(i, layouts[target]) is not where for i in reads):
+                return None
+    for p, phase in enumerate(phases):
+        body = _sorted(phase.body, stored) or _sorted(_from_memory(phase.body, stored), stored)
+        if body is None:
+            return None
+        phases[p] = Phase(phase.inner, body)
+    return replace(kernel, phases=tuple(phases))
+
+
+def _sorted(body: Sequence[Statement], stored: dict[str, str]) -> tuple[Statement, ...] | None:
+    """Each statement after those whose results it reads, and before those that store over what it reads; None: there is no such order."""
+    graph: dict[int, set[int]] = {k: set() for k in range(len(body))}
+    reads = [{ld.attr.buffer for node in statement_nodes(s) for ld in node.loads()} for s in body]
+    for k, s in enumerate(body):
+        name = _buffer(s)
+        target = stored.get(name) if name is not None else None
+        for j, read in enumerate(reads):
+            if j != k and target is not None and target in read:
+                graph[k].add(j)
+            if j != k and name is not None and name in read:
+                graph[j].add(k)
+    try:
+        return tuple(body[k] for k in TopologicalSorter(graph).static_order())
+    except CycleError:
+        return None
+
+
+def _from_memory(body: Sequence[Statement], stored: dict[str, str]) -> list[Statement]:
+    """The statements, reading a value that another stores in place from where it is stored: they need the old contents no more."""
+    out = list(body)
+    for k, s in enumerate(body):
+        if not isinstance(s, Store) or s.buffer not in stored or s.value.op in ("load", "const"):
+            continue
+        there = load(s.buffer, s.index, s.value.dtype)
+        for j, other in enumerate(out):
+            if j != k and s.value in set(other.value.walk()):
+                out[j] = replace(other, value=rebuild(other.value, lambda _: None, {}, {s.value: there}))
+    return out
+
+
+def _buffer(s: Statement) -> str | None:
+    return None if isinstance(s, Reduce) else s.buffer
+
+
+def _reads(s: Statement, buffer: str) -> list[tuple]:
+    return [ld.attr.index for node in statement_nodes(s) for ld in node.loads() if ld.attr.buffer == buffer]

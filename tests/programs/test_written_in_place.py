@@ -1,0 +1,155 @@
+"""Inputs that a compiled graph writes: in place where nobody can tell, and as eager has them everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opforge
+from opforge.runtime import compile_fx
+
+Run = Callable[..., Any]
+
+
+def written(program: Run, *inputs: Tensor, **settings: Any) -> list[str]:
+    """Checks values, results, versions and addresses beside eager, and gives the lines of the graph's Python that touch an argument's memory."""
+    torch._dynamo.reset()
+    mine, theirs = [[t.clone(memory_format=torch.preserve_format) for t in inputs] for _ in range(2)]
+    before = [(t.data_ptr(), t._version) for t in mine]
+    with torch.no_grad():
+        want = program(*theirs)
+        got = torch.compile(program, backend="opforge", options={"debug.verify": True, **settings})(*mine)
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a, b)
+        assert a.stride() == b.stride()
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert [(t.data_ptr(), t._version > 0) for t in mine] == [
+        (p, u._version > 0) for (p, _), u in zip(before, theirs, strict=True)
+    ]
+    return compile_fx.HISTORY[-1].wrapper.splitlines()
+
+
+def copies(lines: list[str]) -> int:
+    return sum(".copy_(" in line for line in lines)
+
+
+def memory(lines: list[str]) -> int:
+    """Allocations, and arenas."""
+    return sum("= empty_strided(" in line or "workspaces = " in line for line in lines)
+
+
+def grid(*shape: int) -> Tensor:
+    return torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape) / 4
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: x.add_(y),
+        lambda x, y: x.copy_(y),
+        lambda x, y: x.t().mul_(2).sub_(y.t()),
+        lambda x, y: x[1:].add_(y[1:]),
+        lambda x, y: (y.mul_(2), x.add_(y)),  # the new contents of one, made of the other's
+        lambda x, y: (x.mul_(3).add_(y), y.add_(1)),  # the other's old contents are read before they are gone
+    ],
+)
+def test_nothing_is_copied(program: Run) -> None:
+    def run(x: Tensor, y: Tensor) -> None:
+        program(x, y)
+
+    for inputs in ((grid(5, 7), -grid(5, 7)), (grid(5, 7).t(), grid(7, 5)), (grid(64, 33), grid(64, 33).sqrt())):
+        lines = written(run, *inputs)
+        assert copies(lines) == memory(lines) == 0, "\n".join(lines)
+
+
+def swap(x: Tensor, y: Tensor) -> None:
+    z = x.clone()
+    x.copy_(y)
+    y.copy_(z)
+
+
+def shift(x: Tensor, y: Tensor) -> None:
+    x.copy_(torch.roll(x, 1, 0))
+
+
+def rows(x: Tensor, y: Tensor) -> None:
+    x.copy_(x.softmax(1))
+
+
+def old(x: Tensor, y: Tensor) -> Tensor:
+    z = x.sum()
+    x.add_(1)
+    return z
+
+
+def later(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    return x @ y.t()  # a library kernel may raise: nothing has been written by then
+
+
+def gather(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    return torch.gather(y, 1, (y * 0).long())
+
+
+def returned(x: Tensor, y: Tensor) -> Tensor:
+    z = y * 2
+    x.copy_(z)
+    return z
+
+
+@pytest.mark.parametrize("program", [swap, shift, rows, old, later, gather, returned])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_as_eager(program: Run, dynamic: bool) -> None:
+    for inputs in ((grid(5, 7), -grid(5, 7)), (grid(64, 64).t(), grid(64, 64))):
+        torch._dynamo.config.assume_static_by_default = not dynamic
+        try:
+            written(program, *inputs)
+        finally:
+            torch._dynamo.config.assume_static_by_default = True
+
+
+def test_an_error_changes_no_input() -> None:
+    def program(x: Tensor, y: Tensor, k: Tensor) -> Tensor:
+        z = y[k]
+        x.add_(1)
+        return z
+
+    x, y = grid(4), grid(4)
+    torch._dynamo.reset()
+    with pytest.raises(IndexError), torch.no_grad():
+        torch.compile(program, backend="opforge")(x, y, torch.tensor([9]))
+    assert torch.equal(x, grid(4))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, foreach=True),
+        lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
+        lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True, amsgrad=True),
+    ],
+)
+def test_optimizers_copy_nothing(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    weights = [[torch.nn.Parameter(grid(n, 4)) for n in (3, 70, 9)] for _ in range(2)]
+    optimizers = [make(w) for w in weights]
+    step = torch.compile(optimizers[0].step, backend="opforge", options={"debug.verify": True})
+    same = torch.compile(
+        optimizers[1].step, backend="eager"
+    )  # Dynamo's graph computes bias corrections in float32, eager in float64
+    for k in range(3):
+        for w in (w for ws in weights for w in ws):
+            w.grad = torch.cos(w.detach() + k)
+        step()
+        same()
+    for mine, theirs in zip(*weights, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+    lines = compile_fx.HISTORY[-1].wrapper.splitlines()
+    assert copies(lines) == 0
+    assert not any("empty_strided((70," in line for line in lines)
