@@ -114,3 +114,16 @@ CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], bool, int | None], ...]
 """Results of which the fake kernel has the dtype (that of the first of some arguments; float32 for half precision?) or the layout (that of
 an argument) wrong, by position.
 """
+
+REFUSALS: dict[Any, tuple[tuple[int, ...], tuple[int, ...], str]] = {
+    torch.ops.aten.bitwise_and.Tensor: ((), (0, 1), "It is not implemented for floating dtypes."),
+    torch.ops.aten.bitwise_or.Tensor: ((), (0, 1), "It is not implemented for floating dtypes."),
+    torch.ops.aten.bitwise_xor.Tensor: ((), (0, 1), "It is not implemented for floating dtypes."),
+    torch.ops.aten.binary_cross_entropy_with_logits.default: ((0, 1), (), "It writes into the dtype of the target."),
+    torch.ops.aten.mse_loss_backward.default: ((0, 1, 2), (), "It does not promote."),
+    torch.ops.aten.smooth_l1_loss_backward.default: ((0, 1, 2), (), "It does not promote."),
+    torch.ops.aten.huber_loss_backward.default: ((0, 1, 2), (), "It does not promote."),
+}
+"""Calls that the fake kernel accepts by mistake: positions of arguments that must have one dtype, of those that must not be floating, and what
+the eager kernel does.
+"""

@@ -53,7 +53,7 @@ SPECS: tuple[SpecKind, ...] = (
     SpecKind("kernels", ("kernel",), needs=("scalars", "targets")),
     SpecKind("ops", ("op",), check_ops.build, needs=("scalars",)),
     SpecKind("recompute", ("recompute",), recompute.build, needs=("ops",)),
-    SpecKind("decompositions", ("decomposition", "correction"), mutations.build_decompositions),
+    SpecKind("decompositions", ("decomposition", "correction", "refusal"), mutations.build_decompositions),
     SpecKind("random", ("random",), random.build),
     SpecKind("rewrites", ("rule",), rewrites.build),
     SpecKind("mutations", ("enum", "struct", "table", "step", "role", "inverse"), mutations.build),

@@ -492,8 +492,10 @@ def addcmul(b, self, tensor1, tensor2, *, value=1):
     )
     p = b.pointwise((self, tensor1, tensor2))
     self, tensor1, tensor2 = p.operands
-    if value == 1:
-        return p.result(self + tensor1 * tensor2)
+    if is_float(p.common) and value == 1:
+        return p.result(s.fma(tensor1, tensor2, self))
+    if is_float(p.common):
+        return p.result(s.fma(value * tensor1, tensor2, self))
     return p.result(self + value * tensor1 * tensor2)
 
 

@@ -85,6 +85,16 @@ class CorrectionSpec:
 
 
 @dataclass(frozen=True)
+class RefusalSpec:
+    """Calls that a fake kernel accepts by mistake: positions of arguments that must have one dtype, and of those that must not be floating."""
+
+    op: str
+    doc: str
+    same: tuple[int, ...]
+    integral: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Mutations:
     """The whole of mutations.yaml, checked."""
 
@@ -337,10 +347,31 @@ def _inverse(entry: Entry, model: Model, diags: Diagnostics) -> InverseSpec | No
 
 def build_decompositions(
     doc: Document, model: Model, diags: Diagnostics
-) -> tuple[tuple[DecompositionSpec, ...], tuple[CorrectionSpec, ...]]:
-    """The decompositions and corrections, checked: operators exist, names are arguments."""
+) -> tuple[tuple[DecompositionSpec, ...], tuple[CorrectionSpec, ...], tuple[RefusalSpec, ...]]:
+    """The decompositions, corrections and refusals, checked: operators exist, names are arguments."""
     corrections = [c for e in doc.tagged("correction") if (c := _correction(e, model, diags)) is not None]
-    return _decompositions(doc.tagged("decomposition"), model, diags), tuple(corrections)
+    refusals = [r for e in doc.tagged("refusal") if (r := _refusal(e, model, diags)) is not None]
+    return _decompositions(doc.tagged("decomposition"), model, diags), tuple(corrections), tuple(refusals)
+
+
+def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | None:
+    schema = _overload(entry, "refusal", model, diags)
+    if schema is None:
+        return None
+    names = [a.name for a in schema.args]
+    keys = ("same_dtype", "not_floating")
+    for path, name in [((key, k), n) for key in keys for k, n in enumerate(entry.get(key, ()))]:
+        if not _known_argument(entry, path, name, names, diags):
+            return None
+    same, integral = (tuple(names.index(n) for n in entry.get(key, ())) for key in keys)
+    return RefusalSpec(entry.id, entry["doc"], same, integral)
+
+
+def _known_argument(entry: Entry, path: tuple[str | int, ...], name: str, names: list[str], diags: Diagnostics) -> bool:
+    if name not in names:
+        message = f"expected an argument of {entry.id}, found '{name}'{did_you_mean(name, names)}"
+        diags.error(entry.pos(*path), message)
+    return name in names
 
 
 def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpec | None:
@@ -355,9 +386,7 @@ def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpe
         ]
         named += [(("layout_of",), rule["layout_of"])] if "layout_of" in rule else []
         for path, name in named:
-            if name not in names:
-                message = f"expected an argument of {entry.id}, found '{name}'{did_you_mean(name, names)}"
-                diags.error(entry.pos("results", k, *path), message)
+            if not _known_argument(entry, ("results", k, *path), name, names, diags):
                 return None
         typed = tuple(names.index(n) for n in rule.get("dtype_of", ()))
         laid = names.index(rule["layout_of"]) if "layout_of" in rule else None
@@ -423,8 +452,13 @@ def _imports(spec: Mutations, name: str) -> str:
 def emit_decompositions(model: Model) -> dict[str, str]:
     """`generated/decompositions.py`."""
     path = "generated/decompositions.py"
-    specs, corrections = model.part("decompositions", ()) or ((), ())
+    specs, corrections, refusals = model.part("decompositions", ()) or ((), (), ())
     if not specs:
         return {}
-    values = {"header": header(path, DECOMPOSITIONS_SPEC), "specs": specs, "corrections": corrections}
+    values = {
+        "header": header(path, DECOMPOSITIONS_SPEC),
+        "specs": specs,
+        "corrections": corrections,
+        "refusals": refusals,
+    }
     return {path: render("decompositions.py.j2", **values)}

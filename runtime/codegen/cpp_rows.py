@@ -222,8 +222,11 @@ class RowWriter(Writer):
 
     def _wide(self, phase: FlatPhase, lanes: bool) -> frozenset[str]:
         """Registers whose long float sums are kept in double from one block of steps to the next: exact enough at no cost."""
-        steps = product(v.extent for v in phase.inner)
-        if isinstance(steps, int) and steps <= BLOCK * (self.lanes if lanes else 1):
+        v = best_inner(phase)
+        steps = product(u.extent for u in phase.inner if u is not v) * (
+            -(-v.extent // self.lanes) if lanes else v.extent
+        )
+        if isinstance(steps, int) and steps <= BLOCK:
             return frozenset()
         return frozenset(s.source.name for s in phase.body if isinstance(s.source, Reduce) and self._inexact(s))
 

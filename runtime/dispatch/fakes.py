@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...generated.decompositions import CORRECTIONS
+from ...generated.decompositions import CORRECTIONS, REFUSALS
 
 
 def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -25,6 +25,18 @@ def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any
         if isinstance(t, torch.Tensor) and t.device.type == "cpu":
             results[position] = _corrected(fake_mode, t, args, typed, wide, laid)
     return results[0] if isinstance(out, torch.Tensor) else tuple(results)  # its type may be a named tuple
+
+
+def refusal(op: Any, args: Any) -> str:
+    """What the eager kernel of `op` does instead with such arguments, which its fake kernel accepts; "" where both agree."""
+    rule = REFUSALS.get(op)
+    if rule is None:
+        return ""
+    same, integral, why = rule
+    dtypes = {k: args[k].dtype for k in (*same, *integral) if k < len(args) and isinstance(args[k], torch.Tensor)}
+    wrong = len({dtypes[k] for k in same if k in dtypes}) > 1
+    wrong = wrong or any(dtypes[k].is_floating_point for k in integral if k in dtypes)
+    return f"{op} of {', '.join(map(str, dtypes.values()))}: {why[:1].lower()}{why[1:].rstrip('.')}" if wrong else ""
 
 
 def _corrected(

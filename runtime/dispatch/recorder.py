@@ -21,7 +21,7 @@ from ...errors import UnsupportedError
 from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import INVERSES, ROLES
 from ..torch_compat import TorchDispatchMode, is_wrapper_type
-from .fakes import run_fake
+from .fakes import refusal, run_fake
 from .operators import Functional, OpInfo, functional_arguments, op_info, view_of
 from .overlap import inside, is_dense, may_overlap, overlaps_itself
 from .regions import Layout, Step, Value, same_strides
@@ -115,7 +115,12 @@ class Recorder(GraphWriter, TorchDispatchMode):
         """Whether a view is just another tensor object."""
         return op is ROLES["detach"] or op is ROLES["alias"]
 
+    def _check_refusal(self, op: Any, args: Any) -> None:
+        if why := refusal(op, args):
+            raise UnsupportedError(f"{why}{self.where()}; the graph runs eagerly")
+
     def _plain(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
+        self._check_refusal(info.op, args)
         out = run_fake(self.fake_mode, info.op, types, args, kwargs)
         if isinstance(out, torch.Tensor):
             values: Any = (out,)
@@ -151,10 +156,13 @@ class Recorder(GraphWriter, TorchDispatchMode):
 
     def _record_view(self, info: OpInfo, out: Any, parent: Value, args: Any, kwargs: Any) -> None:
         if info.op is ROLES["as_strided"]:
-            # It reads the storage, not the tensor that it is called on; after a write only the region's whole stands
-            # for that.
+            # It reads the storage, not the tensor that it is called on: only the region's whole stands for that.
+            if args[0].requires_grad and torch.is_grad_enabled() and not inside(Layout.of(out), parent.layout):
+                raise UnsupportedError(
+                    f"as_strided reaches outside of a tensor{self.where()} whose gradient does not know of it; the graph runs eagerly"
+                )
             value = self._strided(parent, Layout.of(out))
-            if parent.region.version == 0:
+            if parent.region.version == 0 and parent.parent is None:
                 value.node, value.version = self.call(info.op, self.nodes(args), self.nodes(kwargs), out), 0
             self.regions.set(out, value)
             return
@@ -227,6 +235,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         if form is None:
             raise UnsupportedError(f"{info.op} writes to its arguments and has no functional overload{self.where()}")
         f_args, f_kwargs = functional_arguments(info, form, args, kwargs)
+        self._check_refusal(form.op, f_args)
         node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)
         result = run_fake(self.fake_mode, form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
         self._check_types(info, form, result, args, kwargs)

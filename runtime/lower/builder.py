@@ -10,8 +10,8 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ..ir.facts import positive_for_sizes
-from ..ir.guards import bounded, masked
-from ..ir.index import Expr, expr, proves_less, proves_nonnegative
+from ..ir.guards import bounded, checks, masked
+from ..ir.index import Expr, Val, expr, proves_less, proves_nonnegative
 from ..ir.index import size as canonical
 from ..ir.nodes import (
     DTYPES,
@@ -252,7 +252,7 @@ class Builder:
         """The elem of `t` at the coordinates, in the dtype of `t`."""
         if len(index) != len(t.shape):
             raise UnsupportedError(f"{len(index)} coordinates for {t}")
-        return load(t.name, [0 if n == 1 else expr(x) for x, n in zip(index, t.shape, strict=True)], t.dtype)
+        return load(t.name, [_coordinate(x, n) for x, n in zip(index, t.shape, strict=True)], t.dtype)
 
     def index_of(self, value: Any, n: Size) -> Expr:
         """An integer elem as an index: negatives count from the end; what is then not within 0..n-1 is an error."""
@@ -389,6 +389,13 @@ class Builder:
         """
         self.items.append(Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places))
         return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]
+
+
+def _coordinate(x: Size, n: Size) -> Size:
+    """`x`, or 0 in a dimension of size 1, unless it stands for a position that is to be checked."""
+    if n != 1:
+        return expr(x)
+    return expr(x) if any(isinstance(a, Val) and checks([a.node]) for a in expr(x).atoms()) else 0
 
 
 def _within(value: Node, n: Size) -> bool:

@@ -17,6 +17,7 @@ from ...generated.ops import EXTERN
 from ..dispatch.operators import op_info
 from ..dispatch.overlap import is_dense
 from ..dispatch.regions import Layout
+from ..ir.index import expr, product, proves_less, proves_nonnegative
 from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
@@ -303,7 +304,7 @@ class _Lowerer:
         base = next((a for a in node.all_input_nodes if isinstance(self.env[a], Tensor)), None)
         if base is not None and self.why_extern(node, val) is None:
             try:
-                return self.strided(self.env[base], base.meta["val"], val)
+                return self.strided(self.env[base], base.meta["val"], val, _reads_storage(node.target))
             except UnsupportedError as error:
                 reason = f"{reason}; {error}"
         namespace, packet, overload = name.split(".")
@@ -323,9 +324,10 @@ class _Lowerer:
             if isinstance(fake, torch.Tensor) and not fake.is_contiguous():
                 raise UnsupportedError(f"{node.target} reads the storage of a tensor that is not contiguous")
 
-    def strided(self, base: Tensor, fake: torch.Tensor, val: Any) -> Any:
+    def strided(self, base: Tensor, fake: torch.Tensor, val: Any, anywhere: bool) -> Any:
+        """The view `val` of `base`; `anywhere` where it may read what lies beyond the base in its storage."""
         if not isinstance(val, torch.Tensor):
-            return [self.strided(base, fake, v) for v in val]
+            return [self.strided(base, fake, v, anywhere) for v in val]
         if not (fake.is_contiguous() or _dense(fake)) or fake.dtype != val.dtype or val.is_conj() or val.is_neg():
             raise UnsupportedError("the base is not dense, or is seen as another dtype")
         # The dimensions of the base from the slowest to the fastest: with them in this order, storage order is row-major order.
@@ -339,6 +341,9 @@ class _Lowerer:
         at: Size = self.sizes.index(val.storage_offset() - fake.storage_offset())
         for x, n in zip(i, stride, strict=True):
             at = at + x * n
+        inner = proves_nonnegative(expr(at)) and proves_less(expr(at), expr(product(base.shape)))
+        if anywhere and not inner and 0 not in shape:
+            raise UnsupportedError("it reaches outside of the base")
         place = unlinear(at, permuted(base.shape, order))
         return self.b.define(shape, self.b.at(base, permuted(place, inverse(order))))
 

@@ -264,10 +264,11 @@ def unlinear(at: Size, shape_: Sequence[Size]) -> list[Size]:
     """Coordinates in `shape_` of the row-major position `at`, which must be inside."""
     out: list[Size] = []
     step: Size = 1
+    alone = all(n == 1 for n in shape_)
     for k in range(len(shape_) - 1, -1, -1):
         n = shape_[k]
         if n == 1:
-            out.append(0)
+            out.append(at if alone and not out else 0)  # `at` may be a position that is to be checked
             continue
         digit = expr(at) // step
         if any(x != 1 for x in shape_[:k]):

@@ -240,6 +240,8 @@ class Alignment:
         for member, ld in links:
             for place, e in zip(member.index, ld.attr.index, strict=True):
                 g = place.var
+                if place.is_const and not e.is_const:
+                    return None  # a checked position in a dimension of size 1: a tile would not know of it
                 if g is None:
                     continue
                 v = e.var

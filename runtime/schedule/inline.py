@@ -8,7 +8,7 @@ from math import inf
 
 from ..ir.facts import covers
 from ..ir.fold import fold
-from ..ir.guards import masked
+from ..ir.guards import checks, masked
 from ..ir.index import Atom, Expr, Val, Var, expr, of, proves_less, proves_nonnegative
 from ..ir.nodes import (
     Extern,
@@ -136,12 +136,13 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
     }
     scatter_bases = {it.scatter.base for it in items if isinstance(it, Nest) and it.scatter is not None}
 
+    checking = _checking(items)
     views = Inliner()
     staged: list[Nest | Extern] = []
     for item in items:
         if isinstance(item, Nest):
             item = views.apply(item)
-            if is_view(item) and item.name not in scatter_bases:
+            if is_view(item) and item.name not in scatter_bases and item.name not in checking:
                 views.bodies[item.name] = item
                 if item.name in pinned or item.name in extern_reads:
                     staged.append(item)  # realized later if strides cannot express it
@@ -172,6 +173,7 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
             if (
                 is_pointwise(item)
                 and item.name not in stored
+                and item.name not in checking
                 and (item.name in homes or _pays(item, uses.get(item.name, 0), points.get(item.name, []), costs))
                 and (not _may_fault(item.body, faulty) or any(_visits_all(c, item) for c in points.get(item.name, [])))
                 and not holds.too_much(item)
@@ -180,6 +182,33 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
                 continue
         left.append(item)
     return left, views
+
+
+def _checking(items: list[Nest | Extern]) -> set[str]:
+    """Pointwise values, views among them, that are read at a checked position in a dimension along which they are all the same: substituted,
+    nothing would be left of the position, nor of its check.
+    """
+    found: set[str] = set()
+    at: dict[str, set[int]] = {}  # dimensions of a buffer in which positions are checked
+    for item in reversed(items):
+        if isinstance(item, Extern):
+            continue
+        moving: set[Var] = set()
+        if is_pointwise(item) and item.name in at:
+            own = [item.vars[k].var for k in at[item.name]]
+            if any(v is None or not item.body.mentions(v) for v in own):
+                found.add(item.name)
+            else:
+                moving = {v for v in own if v is not None}
+        for ld in item.body.loads():
+            for k, e in enumerate(ld.attr.index):
+                atoms = e.atoms()
+                positions = [a.node for a in atoms if isinstance(a, Val)]
+                if not moving.isdisjoint(atoms) or any(
+                    checks([n]) or not moving.isdisjoint(n.vars()) for n in positions
+                ):
+                    at.setdefault(ld.attr.buffer, set()).add(k)
+    return found
 
 
 class _Holds:

@@ -18,7 +18,6 @@ FIRST = 1_000_000
 """Seeds that the nightly run does not use."""
 KNOWN = {
     1_000_009: "A7: a caller's write to a result is refused in the backward though eager keeps another tensor (rewrites join the two)",
-    1_000_110: "C5: a view that begins inside its input and is read through as_strided: the verifier sees no bound for the position",
     1_000_119: "A5: a view made under no_grad of a computed tensor: eager says that it requires grad, without history",
     1_000_231: "X1: nothing is more exact than float64 to judge by: eager is 2.7e-15 from the true gradient (-1.375), compiled code 3.6e-15",
     1_000_170: "A5: a view of a detached input is made again as a view of the input, and says that it requires grad",
