@@ -126,9 +126,7 @@ class _Analysis:
     def _updated(self, i: int, value: Value | None) -> int:
         assert value is not None
         node = self.recorder.current(value)
-        if value.layout.plain and not is_dense(
-            value.layout
-        ):  # a graph returns tensors without gaps; these elements are copied anyway
+        if not is_dense(value.layout):  # a graph returns tensors without gaps; these elements are copied anyway
             node = self.recorder.dispatch_node(ROLES["clone"], (node,), {"memory_format": torch.contiguous_format})
         return self._return(node, self._first_layout(i) if self._tracked(i) else None)
 
@@ -239,10 +237,8 @@ class _Analysis:
                 first_with[id(t)] = k
                 if not self._input_region(value):
                     members.setdefault(value.region.key, []).append(k)
-        # A view of all that there is (`view_as`) is still a view of another tensor.
         whole = {
-            key: next((k for k in ks if self._is_whole(values[k]) and not results[k]._is_view()), None)
-            for key, ks in members.items()
+            key: next((k for k in ks if self._may_be_base(results[k], values[k])), None) for key, ks in members.items()
         }
         out: list[OutputAliasInfo] = []
         for k, (t, value) in enumerate(zip(results, values, strict=True)):
@@ -408,6 +404,17 @@ class _Analysis:
         while value is not None and value.parent is not None and value.step is None:
             value = value.parent
         return value is not None and value.parent is None
+
+    def _may_be_base(self, t: torch.Tensor, value: Value | None) -> bool:
+        """Whether the other results in the storage of `t` can be views of it: a view of all that there is (`view_as`) is itself a view of
+        another tensor, and gradients of what it was detached from do not come by it.
+        """
+        if value is None or not self._is_whole(value) or t._is_view():
+            return False
+        return value.parent is None or not self._is_followed_root(value.root)
+
+    def _is_followed_root(self, root: Value) -> bool:
+        return any(v is root and t.requires_grad for t, v in self.recorder.regions.values.values())
 
     def _input_region(self, value: Value) -> bool:
         return any(r.inputs for r in self.recorder.regions.by_storage.get(value.region.key, ()))

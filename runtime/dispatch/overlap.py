@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
-import torch
-
-from .regions import Layout
+from .regions import Layout, expressions
 
 
 def byte_range(layout: Layout) -> tuple[int, int]:
@@ -62,14 +61,15 @@ def is_dense(layout: Layout) -> bool:
 
 
 def _symbolic_dense(layout: Layout) -> bool:
-    """Row-major contiguous, decided on expressions only (no guard is added)."""
-    key = Layout(layout.dtype, layout.size, layout.stride, 0).key()
-    expected: object = 1
-    for n, s in zip(reversed(layout.size), reversed(key[2]), strict=True):
-        plain = n.node.expr if isinstance(n, torch.SymInt) else n
-        if s != expected and plain != 1:
+    """Contiguous with its dimensions in some order, decided on expressions only (no guard is added)."""
+    left = [(n, s) for n, s in zip(expressions(layout.size), expressions(layout.stride), strict=True) if n != 1]
+    expected: Any = 1
+    while left:
+        found = next((p for p in left if p[1] == expected), None)
+        if found is None:
             return False
-        expected = expected * plain  # type: ignore[operator]
+        left.remove(found)
+        expected = expected * found[0]
     return True
 
 

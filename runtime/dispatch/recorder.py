@@ -10,6 +10,7 @@ they are next used.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -463,8 +464,15 @@ class Recorder(GraphWriter, TorchDispatchMode):
     def _snapshot(self, t: torch.Tensor) -> None:
         """Give the node that has `t` as its fake value another one: `t` is about to change."""
         maker = self.makers.pop(id(t), None)
-        if maker is not None:
-            maker.meta["val"] = self.fake_mode.dispatch(ROLES["alias"], (type(t),), (t,), {})
+        if maker is None:
+            return
+        before: Any = self.fake_mode.dispatch(ROLES["alias"], (type(t),), (t,), {})
+        maker.meta["val"] = before
+        args: Any = maker.args
+        while maker.target is operator.getitem:  # one of several results: their list says so too
+            (maker, k), results = args, args[0].meta["val"]
+            before = maker.meta["val"] = [*results[:k], before, *results[k + 1 :]]
+            args = maker.args
 
 
 def _tensors(a: Any) -> list[torch.Tensor]:

@@ -43,17 +43,25 @@ class Layout:
         """Hashable; two layouts with the same key are the same for all values of the size symbols."""
         if self.plain:
             return (self.dtype, self.size, self.stride, self.offset, self.conj, self.neg)
-        return (self.dtype, _exprs(self.size), _exprs(self.stride), _exprs((self.offset,)), self.conj, self.neg)
+        return (
+            self.dtype,
+            expressions(self.size),
+            expressions(self.stride),
+            expressions((self.offset,)),
+            self.conj,
+            self.neg,
+        )
 
     def strides_key(self) -> tuple[Any, ...]:
         """Hashable; the strides as they are known."""
-        return _exprs(self.stride)
+        return expressions(self.stride)
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.size)} stride {list(self.stride)} offset {self.offset}"
 
 
-def _exprs(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def expressions(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Sizes or strides without their guards: numbers, and expressions of the size symbols."""
     return tuple(v.node.expr if isinstance(v, torch.SymInt) else v for v in values)
 
 
@@ -61,7 +69,7 @@ def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one shape lay their elements out alike (strides of dimensions of size one do not
     matter).
     """
-    pairs = zip(a.shape, _exprs(a.stride()), _exprs(b.stride()), strict=True)
+    pairs = zip(a.shape, expressions(a.stride()), expressions(b.stride()), strict=True)
     return all(x == y or (type(n) is int and n <= 1) for n, x, y in pairs)
 
 
@@ -98,7 +106,7 @@ class Region:
     @property
     def resized(self) -> bool:
         """Whether the size of the storage has changed behind the back of operators (`untyped_storage().resize_`)."""
-        return _exprs((self.storage.nbytes(),)) != _exprs((self.bytes,))
+        return expressions((self.storage.nbytes(),)) != expressions((self.bytes,))
 
 
 @dataclass(eq=False, slots=True)

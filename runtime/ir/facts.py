@@ -96,10 +96,18 @@ def in_range(e: Expr, n: Size) -> bool:
     tidy = recombine(e)
     if tidy is not e:
         return in_range(tidy, n)
+    if (free := _unchecked(e)) is not e:
+        return in_range(free, n)
     if not isinstance(n, int) or any(isinstance(x, (Sym, Val)) for x in e.atoms()):
         return False
     loops = points(variables([e]))
     return loops is not None and all(0 <= evaluate(e, p) < n for p in loops)
+
+
+def _unchecked(e: Expr) -> Expr:
+    """The expression with a variable of extent n for each position that a check keeps in 0..n-1 when the program runs."""
+    checked = [a for a in e.atoms() if isinstance(a, Val) and a.node.op == "bounded"]
+    return e.subst({a: of(Var(a.text, a.node.args[1].attr)) for a in checked})
 
 
 def plausible(e: Expr, n: Size) -> bool:
@@ -107,6 +115,7 @@ def plausible(e: Expr, n: Size) -> bool:
     atom = e.atom
     if isinstance(atom, Val) and atom.lo == 0 and atom.hi is None and not expr(n).is_const:
         return True  # an indirect index into a dimension of unknown size: the promise that comes with it has no number to state
+    e = _unchecked(e)
     hints: dict[Atom, int | Expr] = {}
     for source in (e, expr(n)):
         for a in source.atoms():
@@ -132,6 +141,19 @@ def plausible(e: Expr, n: Size) -> bool:
 def _known(extent: Expr, hints: Mapping[Atom, int | Expr]) -> int | None:
     value = extent.subst(hints)
     return int(value) if value.is_const else None
+
+
+def is_packed(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """True if the strides are those of a contiguous layout, its dimensions in any order: no gaps, no repetition."""
+    left = [(s, n) for s, n in zip(strides, shape, strict=True) if n != 1]
+    step: Size = 1
+    while left and 0 not in shape:
+        found = next((p for p in left if p[0] == step), None)
+        if found is None:
+            return False
+        left.remove(found)
+        step = step * found[1]
+    return True
 
 
 def flat(index: Sequence[Expr], strides: Sequence[Size], offset: Size = 0) -> Expr:

@@ -15,8 +15,7 @@ from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ...generated.ops import EXTERN
 from ..dispatch.operators import op_info
-from ..dispatch.overlap import is_dense
-from ..dispatch.regions import Layout
+from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
 from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..observe.counters import count_extern
@@ -133,12 +132,14 @@ class _Lowerer:
             fake = value.meta["val"]
             # Only gradients are handed out as views that repeat elements (results that do are made outside of the graph): memory of their
             # own, in any layout, does as well.
-            told = fake.layout == torch.strided and not repeats(fake)
-            if told and (layout := Layout.of(fake)).plain and not is_dense(layout):
+            if fake.layout != torch.strided or repeats(fake):
+                return Output(val.name)
+            stride = self.sizes.strides(fake.stride())
+            if not is_packed(val.shape, stride):
                 raise UnsupportedError(
                     f"output {value} has gaps between its elements, which compiled code does not leave"
                 )
-            return Output(val.name, self.sizes.strides(fake.stride()) if told else None)
+            return Output(val.name, stride)
         if isinstance(val, _Opaque):
             raise UnsupportedError(f"output {value} is {val.what}")
         return Output(None, value=val)

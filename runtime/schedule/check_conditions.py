@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 
 from ..ir.index import Atom, Expr, Var, bounds, expr, of
-from ..ir.nodes import Node, const
+from ..ir.nodes import INTS, Node, const
 
 AND = ("logical_and", "bitwise_and")
 OR = ("logical_or", "bitwise_or")
@@ -29,8 +29,8 @@ _COMPLEMENT = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
 
 
 def opposite(n: Node, assumed: Assumed) -> Assumed:
-    """What holds where the condition `n` does not (of coordinates: no NaN is among them)."""
-    if n.op in _COMPLEMENT and all(coordinate(a) is not None for a in n.args):
+    """What holds where the condition `n` does not (of integers: no NaN is among them)."""
+    if n.op in _COMPLEMENT and all(a.dtype in INTS for a in n.args):
         return frozenset((Node(_COMPLEMENT[n.op], n.args, "bool"),))
     if n.op in AND and n.dtype == "bool" and len(n.args) == 2:
         for known, other in (n.args, n.args[::-1]):

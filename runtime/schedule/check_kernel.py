@@ -359,6 +359,8 @@ class KernelCheck:
                     st.name, Definition("reduce", self.values.next_order(), outer, body, st.kind, inner, st.dtype)
                 )
                 continue
+            if isinstance(st, Scan) and len(inner) > 1:
+                self.fail(f"buffer {st.buffer!r}: the scan runs on from row to row, over {len(inner)} loops")
             value = self._renamed(st.value)
             index = tuple(e.subst({}, lambda v: indirect(self._renamed(v.node), v.lo, v.hi)) for e in st.index)
             if st.buffer in self.buffers:
@@ -431,8 +433,6 @@ class KernelCheck:
         if nest.scan != st.kind or not inner:
             self.fail(f"buffer {st.buffer!r} is not the {st.kind} scan that the program defines")
         along = inner[-1]
-        if len(inner) > 1:
-            self.fail(f"buffer {st.buffer!r}: the scan runs on from row to row, over {len(inner)} loops")
         if index[nest.scan_dim].var is not along or any(
             along in vars_of(e) for k, e in enumerate(index) if k != nest.scan_dim
         ):

@@ -8,14 +8,28 @@ work is about as large as the program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from types import MappingProxyType
 
 from ..ir.facts import equal, flat, in_range, plausible
 from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of
-from ..ir.nodes import Extern, Nest, Node, Program, Size, const, contiguous_strides, rebuild
-from .check_conditions import AND, COMPARE, NOT, OR, Assumed, conjuncts, coordinate, decide, narrowed, opposite, reduced
+from ..ir.nodes import Extern, Nest, Node, Program, Size, const, contiguous_strides, index_node, rebuild
+from .check_conditions import (
+    AND,
+    COMPARE,
+    NOT,
+    OR,
+    Assumed,
+    conjuncts,
+    coordinate,
+    decide,
+    narrowed,
+    opposite,
+    reduced,
+    truth,
+)
 
 _POSITIONS = ("argmax", "argmin")
 
@@ -104,7 +118,9 @@ class Values:
         """True if two coordinates are equal (where the conditions in `assume` hold); indirect ones by comparing their values."""
         if a is b:
             return True
-        a, b = self._opened_index(a), self._opened_index(b)
+        if _vals(a) or _vals(b):
+            less = narrowed(assume[0] | assume[1])
+            a, b = self._opened_index(a, less), self._opened_index(b, less)
         left, right = _vals(a), _vals(b)
         if not left and not right:
             if equal(a, b):
@@ -127,31 +143,33 @@ class Values:
             chosen[v] = of(match)
         return equal(a.subst(chosen), b)
 
-    def _opened_index(self, e: Expr) -> Expr:
+    def _opened_index(self, e: Expr, less: Mapping[Atom, Expr]) -> Expr:
         """Indirect parts that turn out to be coordinates, once plain definitions are expanded, become coordinates."""
 
         def opened(v: Val) -> Expr:
-            node = self._coordinate_node(v.node)
+            node = self._coordinate_node(v.node, less)
             return of(v) if node is None else node
 
         return e.subst({}, opened)
 
-    def _coordinate_node(self, n: Node) -> Expr | None:
-        """The coordinate that an integer node is after expanding plain definitions (and the wrap of negative positions), or None."""
+    def _coordinate_node(self, n: Node, less: Mapping[Atom, Expr] = MappingProxyType({})) -> Expr | None:
+        """The coordinate that an integer node is after expanding plain definitions (and the wrap of negative positions), or None. `less`:
+        what the loop variables are where the node counts.
+        """
         while n.op == "load" and (d := self._definition(n)) is not None and d.kind == "plain":
             n = reduced(self.expand(n), frozenset())
         if n.op == "where" and len(n.args) == 3:
             test = n.args[0]
             if test.op in COMPARE:
-                left, right = (self._coordinate_node(x) for x in test.args)
+                left, right = (self._coordinate_node(x, less) for x in test.args)
                 if left is not None and right is not None:
-                    known = decide(test.op, *bounds(left - right))
+                    known = decide(test.op, *bounds((left - right).subst(less)))
                     if known is not None:
-                        return self._coordinate_node(n.args[1] if known else n.args[2])
+                        return self._coordinate_node(n.args[1] if known else n.args[2], less)
             return None
         if n.op == "bounded":
-            at, size = self._coordinate_node(n.args[0]), coordinate(n.args[1])
-            return at if at is not None and size is not None and in_range(at, size) else None
+            at, size = self._coordinate_node(n.args[0], less), coordinate(n.args[1])
+            return at if at is not None and size is not None and in_range(at.subst(less), size) else None
         return coordinate(n)
 
     def _step(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
@@ -162,9 +180,10 @@ class Values:
         a, b = reduced(a, fa), reduced(b, fb)
         if a is b:
             return []
-        # Assumptions decide the one, but not the other as long as it is the name of a definition: equal everywhere is equal here.
-        one_decided = a.dtype == b.dtype == "bool" and (a.op == "const") != (b.op == "const")
-        if one_decided and whole != (a, b) and self.same(*whole, seen):
+        # Assumptions decide the one, but not the other, whose conditions have other names: equal everywhere is equal here. (Without
+        # assumptions the pair would be its own proof.)
+        one_decided = (a is whole[0]) != (b is whole[1]) or (a.op == "const") != (b.op == "const")
+        if (fa or fb) and one_decided and (a.op != b.op or a.op == "load") and self.same(*whole, seen):
             return []
         if a.op == "load" and b.op == "load":
             at = self._same_place(a, b, fa, fb, seen)
@@ -183,13 +202,13 @@ class Values:
             return [] if self._same_loop(a, da, b, db, seen) else self._differ(a, b, keep=True)
         if a.op == "index" and b.op == "index":
             return [] if self.same_index(a.attr, b.attr, seen) else self._differ(a, b)
-        if a.op != b.op:
+        if a.op != b.op or (a.op == "where" and a.args[0] is not b.args[0]):
             # One side may have lost a part that is decided only inside a definition of the other.
             if a.dtype == b.dtype == "int64":
                 left, right = self._coordinate_node(a), self._coordinate_node(b)
                 if left is not None and right is not None and equal(left, right):
                     return []
-            ea, eb = self._opened(a), self._opened(b)
+            ea, eb = self._opened(a, fa), self._opened(b, fb)
             if ea is not a or eb is not b:
                 return [(ea, eb, fa, fb)]
         if (
@@ -248,14 +267,24 @@ class Values:
         self.expanded[n] = new
         return new
 
-    def _opened(self, n: Node) -> Node:
-        """A condition whose arguments that are plain definitions are replaced by them."""
+    def _opened(self, n: Node, assumed: Assumed) -> Node:
+        """A condition with what its arguments are by definition; of a choice by such a condition the branch that it decides for."""
+        if n.op == "where" and len(n.args) == 3:
+            known = truth(self._meant(n.args[0]), assumed)
+            return n if known is None else n.args[1] if known else n.args[2]
+        return self._meant(n) if n.dtype == "bool" and n.op in (*AND, *OR, *NOT, *COMPARE) else n
+
+    def _meant(self, n: Node) -> Node:
+        """A condition, or an argument of one, with plain definitions, and positions that are coordinates, in the place of their names."""
+        d = self._definition(n)
+        if d is not None and d.kind == "plain":
+            return self.expand(n)
+        if n.dtype == "int64":
+            at = self._coordinate_node(n)
+            return n if at is None else index_node(at)
         if n.dtype != "bool" or n.op not in (*AND, *OR, *NOT, *COMPARE):
             return n
-        args = tuple(
-            self.expand(x) if (d := self._definition(x)) is not None and d.kind == "plain" else self._opened(x)
-            for x in n.args
-        )
+        args = tuple(self._meant(x) for x in n.args)
         return n if args == n.args else Node(n.op, args, n.dtype, n.attr)
 
     def _moved(self, body: Node, mapping: dict[Atom, int | Expr]) -> Node:

@@ -189,10 +189,12 @@ class Alignment:
 
     def _split_once(self) -> bool | None:
         """Split one variable where one side has it as mixed-radix parts. True: something changed; None: hopeless."""
-        mine = {*self.free, *self.inner_vars}
+        # A scan runs along one loop.
+        mine = set(self.free) if self.nest.scan is not None else {*self.free, *self.inner_vars}
+        scanned = {v for m in self.members if m.nest.scan is not None for v in m.inner}
         for member, ld in self._links():
             for place, e in zip(member.index, ld.attr.index, strict=True):
-                if place.var is None:
+                if place.var is None or place.var in scanned:
                     continue
                 if e.var is None and not e.is_const:
                     parts = mixed_radix(e, place.var.extent)

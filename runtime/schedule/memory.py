@@ -35,8 +35,8 @@ def strided_view(vars_: tuple[Expr, ...], shape: tuple[Size, ...], body: Node, l
             strides.append(1)
             continue
         c = flat.coefficient(v.var)
-        if c is None:
-            return None
+        if c is None or any(k < 0 for _, k in c.terms):
+            return None  # tensors have no negative strides
         strides.append(int(c) if c.is_const else c)
         rest = rest - c * v
     if any(isinstance(a, Var) for a in rest.atoms()) or any(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..ir.facts import is_packed
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
 from .fuse import Fuser, Group
 from .in_place import write_in_place
@@ -162,27 +163,7 @@ def _same_strides(shape: tuple[Size, ...], a: tuple[Size, ...], b: tuple[Size, .
 def _dense_or_contiguous(stride: tuple[Size, ...] | None, shape: tuple[Size, ...]) -> tuple[Size, ...]:
     """`stride` if it is a permutation of a contiguous layout, else the contiguous one."""
     natural = contiguous_strides(shape)
-    if stride is None or not all(isinstance(x, int) for x in (*stride, *shape)):
-        return natural if stride is None or not _symbolic_dense(stride, shape) else stride
-    step = 1
-    for s, n in sorted(((s, n) for s, n in zip(stride, shape, strict=True) if n != 1)):  # type: ignore[type-var]
-        if s != step:
-            return natural
-        step = step * n  # type: ignore[operator,assignment]
-    return stride if 0 not in shape else natural
-
-
-def _symbolic_dense(stride: tuple[Size, ...], shape: tuple[Size, ...]) -> bool:
-    """A permutation of `shape` whose running products are `stride`."""
-    left = [(s, n) for s, n in zip(stride, shape, strict=True) if n != 1]
-    step: Size = 1
-    while left:
-        found = next((p for p in left if p[0] == step), None)
-        if found is None:
-            return False
-        left.remove(found)
-        step = step * found[1]
-    return True
+    return natural if stride is None or 0 in shape or not is_packed(shape, stride) else stride
 
 
 def _stride_hints(program: Program, items: list[Nest | Extern]) -> dict[str, tuple[Size, ...]]:

@@ -42,6 +42,40 @@ _CASES = {
     "loss of two dtypes, to eager": _one("F.mse_loss({x}, {x}.detach().double())", leaf=True),
     "cross entropy of two dtypes, to eager": _one("F.binary_cross_entropy_with_logits({x}, {x}.double().sigmoid())"),
     "bits of floats, to eager": _one("{x} | {x}"),
+    "write to a strided view of symbolic sizes": Program(
+        0,
+        (Step(_MATRIX, ("p1",)), Step("p1[..., ::2]", ("x1",))),
+        (),
+        ("x1",),
+        (Step("x1.add_(0.5)"),),
+        (),
+        sizes=((2, 2), (5, 13)),
+    ),
+    "result with gaps of symbolic sizes": _one("{x}.select_scatter({x}[0], 0, -1)", view="[..., 1:]", sizes=_DYNAMIC),
+    "argument read backwards": _one("{x}.flip(0) @ {x}.flip(1).t()"),
+    "one of several results becomes a view of itself": _one(
+        "{x}.chunk(2, 1)[0].unsqueeze_(-1).reshape(-1)", sizes=((2, 4),)
+    ),
+    "positions of a range inside a concatenation": _one("torch.cat([{x}[torch.arange(2)], {x}[torch.arange(2)]], 0)"),
+    "positions of a range in a part": _one(
+        "{x}.slice_scatter({x}[:1] + 1, 0, 1, 2)[torch.arange(2), 0]", sizes=((4, 1),)
+    ),
+    "positions of a range in a flat tensor": _one("{x}.view(-1)[torch.arange(2)]", sizes=_DYNAMIC),
+    "choice by a constant": _one("torch.where(torch.ones({x}.shape, dtype=torch.bool), {x}, 0)"),
+    "choice by data between equal values": _one(
+        "(lambda t: t.take_along_dim(t.argmax(0, keepdim=True), 0))(torch.cat([torch.full_like({x}, -1)] * 2))",
+        sizes=((1, 1),),
+    ),
+    "choice in the branch of the same choice": _one("F.gelu(F.prelu({x}, {x}[0]))", leaf=True, view=".diagonal()[:1]"),
+    "scan read in pieces": _one("torch.cat([{x}, {x}]).cumsum(0).erf().unfold(0, 2, 2)"),
+    "detached result before what it was": Program(
+        0,
+        (Step(f"{_MATRIX}.requires_grad_()", ("p1",)),),
+        ("p1",),
+        ("p1",),
+        (Step("F.gelu(p1)", ("v1",)), Step("v1.detach()", ("v2",)), Step("v1.view(-1)", ("v3",))),
+        ("v2", "v1", "v3"),
+    ),
     "normalization of nothing": _one("F.group_norm({x}.unsqueeze(0), 1)", leaf=True, sizes=((3, 0),)),
 }
 
