@@ -41,7 +41,7 @@ class ExportError(UnsupportedError, RuntimeError):
 
 
 class MetadataError(OpforgeError):
-    """What is said of a graph's inputs and outputs contradicts itself (a bug in dispatch, found when it is written down)."""
+    """What is said of a graph's values contradicts itself (a bug in dispatch, found when it is written down), or what a kernel returns."""
 
 
 class OpforgeWarning(UserWarning):

@@ -12,6 +12,9 @@ from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 
+MAX_ARGUMENTS = 1024
+"""What ctypes passes on."""
+
 
 @dataclass
 class Names:
@@ -189,6 +192,8 @@ class WrapperWriter:
             if self._kind(name) == "own":
                 self._allocate(name)
         args = [self._pointer(n) for n in (*kernel.reads, *kernel.writes)] + list(kernel.symbols)
+        if len(args) > MAX_ARGUMENTS:
+            raise UnsupportedError(f"kernel {kernel.name} takes {len(args)} arguments, more than {MAX_ARGUMENTS}")
         call = f"{kernel.name}({', '.join(args)})"
         if faults := kernel_checks(kernel):
             call = (
@@ -257,12 +262,12 @@ class WrapperWriter:
         )
         for b in call.outs:
             if b.stride is not None and b.name in self.plan.layouts:
-                stride = shape_text(b.stride)
+                shape, stride = shape_text(b.shape), shape_text(b.stride)
                 dtype = self.names.constant("dtype", f"torch.{b.dtype}")
                 self.imports.append("conform")
                 self.body.append(
-                    f"if {b.name}.stride() != {stride} or {b.name}.dtype is not {dtype}: "
-                    f"{b.name} = conform({b.name}, {dtype}, {stride}, {call.target!r})"
+                    f"if {b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
+                    f"{b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r})"
                 )
 
     def _argument(self, x: object) -> str:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ...errors import MetadataError
 from .. import config
 from ..build.scratch import warn_once
 from ..philox import KERNELS
@@ -82,10 +83,18 @@ def restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return out.copy_(t)
 
 
-def conform(t: torch.Tensor, dtype: torch.dtype, stride: tuple[int, ...], op: str) -> torch.Tensor:
+def conform(
+    t: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], op: str
+) -> torch.Tensor:
     """What the eager kernel of `op` returned, with the strides and the dtype that the graph was traced with. Other strides are the kernel's
-    choice; another dtype is a mistake of its fake kernel (`specs/decompositions.yaml` corrects those that are known), told once.
+    choice; another dtype is a mistake of its fake kernel (`specs/decompositions.yaml` corrects those that are known), told once. Raises
+    `MetadataError` for other sizes: the code that was made for the traced ones would read other memory.
     """
+    if t.shape != shape:
+        raise MetadataError(
+            f"{op} returned sizes {list(t.shape)} where tracing says {list(shape)}: its fake kernel is wrong, please report it; "
+            "meanwhile keep the call out of compiled code (torch.compiler.disable)"
+        )
     if t.dtype is not dtype:
         warn_once(
             "result",

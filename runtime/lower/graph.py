@@ -30,6 +30,8 @@ _DTYPE_NAMES: dict[torch.dtype, str] = {
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in (.*)')
 _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
+MANY = 512
+"""Tensors that the kernel of one operator reads at most: there are as many pointers to pass."""
 _NO_MUTATIONS: Mapping[str, int] = {}
 
 
@@ -181,6 +183,8 @@ class _Lowerer:
                 self.check(result, val)
                 self.lay_out(result, val, mark)
                 return result
+            except _Contradiction:
+                raise
             except UnsupportedError as error:
                 b.rewind(mark)
                 reason = str(error)
@@ -202,10 +206,11 @@ class _Lowerer:
         for leaf in _leaves(val):
             if isinstance(leaf, torch.Tensor) and (why := self.unloopable(leaf)):
                 return why
-        for t in _tensors(node):
+        tensors = _tensors(node)
+        for t in tensors:
             if why := self.unloopable(t):
                 return why
-        return None
+        return f"more than {MANY} tensors" if len(tensors) > MANY else None
 
     def unloopable(self, t: torch.Tensor) -> str | None:
         if t.device.type != self.device:
@@ -233,15 +238,19 @@ class _Lowerer:
         return a
 
     def check(self, result: Any, val: Any) -> None:
-        """Results must have the shapes and dtypes that tracing found."""
+        """Results must have the shapes and dtypes that tracing found. Raises `UnsupportedError`."""
         results, expected = _leaves(result), _leaves(val)
         if len(results) != len(expected):
             raise UnsupportedError(f"{len(results)} results where {len(expected)} were traced")
         for r, v in zip(results, expected, strict=True):
             if not isinstance(v, torch.Tensor):
                 continue
-            if not isinstance(r, Tensor) or r.dtype != _DTYPE_NAMES[v.dtype] or r.shape != self.sizes.shape(v.shape):
-                raise UnsupportedError(f"lowered to {r} where {_DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
+            shape = self.sizes.shape(v.shape)
+            if not isinstance(r, Tensor) or r.dtype != _DTYPE_NAMES[v.dtype] or r.shape != shape:
+                known = isinstance(r, Tensor) and all(isinstance(n, int) for n in (*r.shape, *shape))
+                # Of two sizes one is wrong, and with the traced one all that was traced of it.
+                kind = _Contradiction if known and r.shape != shape else UnsupportedError
+                raise kind(f"lowered to {r} where {_DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
 
     def lay_out(self, result: Any, val: Any, mark: int) -> None:
         """Note the strides that eager gives the results, where they are dense but not row-major."""
@@ -347,6 +356,10 @@ class _Lowerer:
             raise UnsupportedError("it reaches outside of the base")
         place = unlinear(at, permuted(base.shape, order))
         return self.b.define(shape, self.b.at(base, permuted(place, inverse(order))))
+
+
+class _Contradiction(UnsupportedError):
+    """A lowering and torch's fake kernel disagree about the sizes of a result: the graph runs eagerly."""
 
 
 class _Opaque:

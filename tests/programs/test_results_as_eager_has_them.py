@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import opforge
-from opforge.errors import OpforgeWarning
+from opforge.errors import MetadataError, OpforgeWarning
 
 aten = torch.ops.aten
 
@@ -139,6 +139,21 @@ def test_a_result_of_another_dtype_than_traced_is_converted_and_told() -> None:
 
     t = torch.arange(6.0).reshape(2, 3)
     with pytest.warns(OpforgeWarning, match="example returned torch.float32 where tracing says torch.bfloat16"):
-        out = conform(t, torch.bfloat16, (1, 2), "example")
+        out = conform(t, torch.bfloat16, (2, 3), (1, 2), "example")
     assert (out.dtype, out.stride()) == (torch.bfloat16, (1, 2))
     assert torch.equal(out.float(), t)
+
+
+def test_a_result_of_other_sizes_than_traced_is_an_error() -> None:
+    """Same strides, fewer elements: kernels would read past its end."""
+
+    @torch.library.custom_op("opforge_test::halved", mutates_args=())
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return x[: len(x) // 2].clone()
+
+    halved.register_fake(torch.empty_like)
+    run = torch.compile(lambda x: halved(x) + 1, backend="opforge")
+    with pytest.raises(
+        MetadataError, match=r"opforge_test.halved.default returned sizes \[2, 3\] where tracing says \[4, 3\]"
+    ):
+        run(torch.ones(4, 3))

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import opforge
 from opforge.errors import UnsupportedError
 from opforge.runtime.ir.index import Expr
 from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Extern, Nest
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.lower.graph import Lowered, lower
+from opforge.runtime.lower.graph import MANY, Lowered, lower
 from opforge.runtime.observe import counters
 from opforge.runtime.schedule.outputs import separate_outputs
 
@@ -122,6 +123,32 @@ def test_what_differs_from_the_trace_runs_eagerly() -> None:
     assert [type(i) for i in lower(gm).program.items] == [Extern]
     (reason,) = counters.snapshot()["reasons"]
     assert "lowered to exp: float32[3] where float64[3] was traced" in reason
+
+
+def test_other_sizes_than_traced_leave_the_graph_to_eager() -> None:
+    """Torch 2.11 says so of a norm over a dimension of size 1 that is counted from the end."""
+    gm = make_fx(lambda x: torch.exp(x), tracing_mode="fake")(torch.randn(3))
+    node = next(n for n in gm.graph.nodes if n.op == "call_function")
+    node.meta["val"] = node.meta["val"].unsqueeze(1)
+    with pytest.raises(UnsupportedError, match=r"lowered to exp: float32\[3\] where float32\[3, 1\] was traced"):
+        lower(gm)
+
+
+def test_an_operator_of_very_many_tensors_runs_eagerly() -> None:
+    result = lowered(lambda *ts: torch.stack(ts) + 1, *(torch.ones(2) for _ in range(MANY + 1)))
+    assert externs(result) == ["aten.stack.default"]
+
+
+def test_a_kernel_of_more_arguments_than_can_be_passed_leaves_the_graph_to_eager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("opforge.runtime.codegen.wrapper.MAX_ARGUMENTS", 3)
+    opforge.reset_stats()
+    ts = [torch.ones(2) for _ in range(3)]
+    gm = make_fx(lambda a, b, c: a + b + c)(*ts)
+    assert torch.equal(opforge.compile_fx(gm, ts, options={"cache": False})(*ts), torch.full((2,), 3.0))
+    (reason,) = opforge.stats()["fallbacks"]
+    assert "takes 4 arguments, more than 3" in reason
 
 
 def test_an_effect_without_results_stays() -> None:
