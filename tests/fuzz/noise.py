@@ -6,40 +6,58 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 # Numbers on this grid are taken as exact: kernels that add and multiply them agree to the bit.
 _GRID = 4096.0
 
 
 class Noise(TorchDispatchMode):
-    """Moves every rounded floating result of an eager kernel by at most one unit in the last place, up or down, at random."""
+    """Moves every rounded floating result of an eager kernel by at most one unit in the last place, up or down, at random. A kernel that
+    adds is also given operands moved so: it may round otherwise by as much as its addends are large, not its total.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func.is_view or func._schema.name.partition("::")[2] in _MOVES:
-            return out
-        results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()]
-        if any(_rounded(t) for t in [*results, *tree_leaves([args, kwargs])]):
-            for t in results:
-                self._move(t)
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        if func.is_view or name in _MOVES:
+            return func(*args, **kwargs)
+        given = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
+        if _adds(func, name) and not func._schema.is_mutable:
+            moved = {id(t): self._moved(t) for t in given if t.is_floating_point() and t.numel()}
+            out = func(*args, **kwargs)
+            if any(map(_rounded, [*_floating(out), *given])):
+                args, kwargs = tree_map(lambda a: moved.get(id(a), a), (args, kwargs))
+                out = func(*args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
+        if any(map(_rounded, [*_floating(out), *given])):
+            for t in _floating(out):
+                t.copy_(self._moved(t))
         return out
 
-    def _move(self, t: torch.Tensor) -> None:
-        steps = torch.randint(-1, 2, t.shape, generator=self.generator)
-        moved = (
-            t.double() * (1 + torch.finfo(t.dtype).eps * steps)
-            if t.dtype != torch.float64
-            else t * (1 + _EPS64 * steps)
-        )
-        t.copy_(moved)
+    def _moved(self, t: torch.Tensor) -> torch.Tensor:
+        steps = torch.randint(-1, 2, t.shape, generator=self.generator).double()
+        wide = t.detach().double()
+        return (wide * (1 + torch.finfo(t.dtype).eps * steps)).to(t.dtype)
 
 
-_EPS64 = torch.finfo(torch.float64).eps
+def _adds(func: Any, name: str) -> bool:
+    if torch.Tag.pointwise not in func.tags or name in _TERMS:
+        return True
+    return any(a.name == "reduction" for a in func._schema.arguments)  # a loss
+
+
+def _floating(out: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()]
+
+
+# Pointwise operators that add products: with one rounding or with two, as large as the terms.
+_TERMS = frozenset(["addcmul", "addcdiv", "lerp"])
 # Operators that only bring values from one place to another.
 _MOVES = frozenset(
     [

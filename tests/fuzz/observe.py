@@ -15,11 +15,14 @@ from .program import Functions, Program
 
 @dataclass
 class Sight:
-    """Facts that have to be equal, tensors whose values are judged, and the exceptions at each stage."""
+    """Facts that have to be equal, tensors whose values are judged, and the exceptions at each stage. `lows`: of a run that is more exact
+    than float64, what its values are short of.
+    """
 
     facts: dict[str, Any] = field(default_factory=dict)
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     raised: dict[str, Exception] = field(default_factory=dict)
+    lows: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def see(
