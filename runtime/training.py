@@ -47,6 +47,7 @@ def split(traced: Traced, cfg: Config | None = None) -> Split:
         policy=cfg.partition,  # type: ignore[arg-type]  # its choices are the policies
         budget=cfg.activation_memory_budget,
         never_saved_raw={*gradients.overwritten, *gradients.unkept},
+        lent=gradients.lent,
         measure=lambda parts: _peak(parts, results, cfg),
     )
     returned, kept, saved = _trim(parts, results)

@@ -96,7 +96,7 @@ def aot_export_joint_simple(
     training = trace_joint and torch.is_grad_enabled() and any(getattr(a, "requires_grad", False) for a in args)
     try:
         with torch.set_grad_enabled(training):
-            traced = trace(func, args, training=training, recorder_type=FrameRecorder)
+            traced = trace(func, args, training=training, recorder_type=FrameRecorder, may_train=False)
         graph = decompose(traced.graph, decompositions) if decompositions else traced.graph
     except UnsupportedError as error:
         raise ExportError(str(error)) from error

@@ -186,6 +186,7 @@ def read_halves(
     beyond = sum(k >= arguments for k in gradients.inputs)
     _expect("results of the backward", len(end.args[0]), arguments + beyond + further)
     written = {primals[k] for k in (*gradients.overwritten, *gradients.unkept)}
+    written |= {returned[k] for k in gradients.lent if isinstance(returned[k], fx.Node)}
     shown = {n for n in returned[:results] if isinstance(n, fx.Node)}
     for k, node in enumerate(saved):
         root = root_of(node)

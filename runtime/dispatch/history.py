@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -11,8 +12,9 @@ from ...generated.dispatch_tables import view_history
 from ...generated.schemas import ViewHistory
 from ..torch_compat import shares_version
 from .inputs import Inputs
+from .overlap import inside, is_dense
 from .recorder import Recorder
-from .regions import Value
+from .regions import Layout, Value
 
 
 def history_of(
@@ -29,6 +31,8 @@ def history_of(
     family = [t for t in (source, *(inputs.fakes[i] for i in value.region.inputs)) if t is not None]
     shares = view or source is None or any(shares_version(known, t) for known in family)
     other = t._is_view() and not gradient and not any(_same_base(t, known) for known in family)
+    # What `reshape` copies is another tensor with history in the storage of its source, and no view of it.
+    other = other and not (followed and t._base.grad_fn is not None)  # type: ignore[union-attr]
     if other and t.requires_grad and not followed:
         raise UnsupportedError(
             "an output is a view of a leaf that the program itself made (requires_grad_()); make it outside"
@@ -47,17 +51,49 @@ def one_of_many(value: Value | None) -> bool:
     while value is not None:
         if value.step is not None and value.step.index is not None:
             return True
-        value = value.parent
+        value = value.above
     return False
 
 
 def is_cut(recorder: Recorder, value: Value, has_history: Callable[[torch.Tensor], bool]) -> bool:
     """Whether a tensor that the value is a view of has no history although it requires grad."""
     tensors = {id(v): t for t, v in recorder.regions.values.values()}
-    above = value.parent
+    above = value.above
     while above is not None:
         t = tensors.get(id(above))
         if t is not None and t._is_view() and t.requires_grad and not has_history(t):
             return True
-        above = above.parent
+        above = above.above
     return False
+
+
+def drops_gradients(value: Value, origin: Layout) -> bool:
+    """Whether `as_strided` reads more than the view that it was called on, of something laid out as `origin`: autograd gives gradients to
+    the elements of that view alone.
+    """
+    above: Value | None = value
+    while above is not None:
+        if above.near is not None and not _covers(above.near.layout, origin):
+            return True
+        above = above.above
+    return False
+
+
+def _covers(part: Layout, whole: Layout) -> bool:
+    if part.key() == whole.key():
+        return True
+    if not part.plain or not whole.plain:
+        return False
+    # Elements of expanded dimensions are the same ones again.
+    dims = [(n, s) for n, s in zip(part.size, part.stride, strict=True) if s != 0]
+    once = replace(part, size=tuple(n for n, _ in dims), stride=tuple(s for _, s in dims))
+    return is_dense(once) and inside(whole, once)
+
+
+def check_given_up(inputs: Inputs, value: Value, source: int, t: torch.Tensor) -> None:
+    """Raises `UnsupportedError` for a view `t` of input `source` that was made without grad and written to after that: where that input
+    requires grad, autograd gives it up. (When autograd follows the program, the traced tensor says so itself.)
+    """
+    written = value.born < value.region.version and inputs.version_moved(source)
+    if not inputs.training and written and inputs.given[source].requires_grad and t._is_view():
+        raise UnsupportedError(f"an output is a view of input {source}, was made without grad, and is written")

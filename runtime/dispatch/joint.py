@@ -34,6 +34,7 @@ class Gradients:
     watched_inputs, watched_results  graph inputs and results that eager's backward reads: it refuses to run once they were written to.
     unkept     graph inputs that eager's backward does not read, so that a caller may write to them after the forward, and those whose
                version counter moves in the wrapper: our backward must not read them either.
+    lent       results that a caller may write to although the backward of eager would not notice: ours must not read them either.
     bumped     those of `overwritten` whose version counter tells of the write.
     wrappers   number of further arguments: tensor subclasses, whose insides are graph inputs, for autograd to follow.
     wrapped_results, wrapped_gradients  results and gradients that are put together of those of the graph; tangents of the former follow
@@ -49,6 +50,7 @@ class Gradients:
     watched_inputs: tuple[int, ...] = ()
     watched_results: tuple[int, ...] = ()
     unkept: tuple[int, ...] = ()
+    lent: tuple[int, ...] = ()
     bumped: tuple[int, ...] = ()
     wrappers: int = 0
     wrapped_results: tuple[WrappedResult, ...] = ()
@@ -125,7 +127,7 @@ def differentiate(
     watched_results = tuple(
         k
         for k, t in enumerate(found.tensors)
-        if t is not None and recorder.regions.key(t) in needed and t.requires_grad
+        if (t is not None and recorder.regions.key(t) in needed and t.requires_grad) or found.shown.get(k) in needed
     )
     positions = tuple(k for k, _ in followed), tuple(k for k, _ in [*wanted, *edges]), (*overwritten, *written_bases)
     unkept = tuple(
@@ -156,6 +158,7 @@ def differentiate(
         watched_inputs,
         watched_results,
         unkept,
+        tuple(k for k, key in found.shown.items() if key not in needed),
         bumped,
         len(wrappers),
         tuple(wrapped_results),

@@ -166,4 +166,4 @@ def _member(recorder: Recorder, region: Region, whole: Value, layout: Layout, fa
             region, None, part, whole, Step(ROLES["slice"], (None, 0, start, start + fake.numel()), {}), version=-1
         )
         return Value(region, None, layout, sliced, Step(ROLES["view"], (None, list(layout.size)), {}), version=-1)
-    return Value(region, None, layout, whole, Step(ROLES["as_strided"], (), {}), version=-1)
+    return Value(region, None, layout, whole, Step(ROLES["as_strided"], (), {}), version=-1, near=whole)

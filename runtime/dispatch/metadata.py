@@ -23,7 +23,7 @@ from ...generated.schemas import (
 )
 from ..torch_compat import python_source, refuses_writes, shares_version
 from .disjoint import disjoint_pairs
-from .history import history_of, is_cut, one_of_many
+from .history import check_given_up, drops_gradients, history_of, is_cut, one_of_many
 from .inputs import Inputs, is_static
 from .merge import Entered
 from .overlap import is_dense
@@ -40,12 +40,13 @@ _ALIASES = (
 @dataclass
 class Found:
     """The metadata; the nodes (or numbers) that the graph returns, and with each the traced tensor whose gradient is
-    its own (None where autograd does not follow it).
+    its own (None where autograd does not follow it). `shown`: the outputs that a caller gets hold of, each with the key of its storage.
     """
 
     meta: ViewAndMutationMeta
     outputs: list[Any]
     tensors: list[torch.Tensor | None]
+    shown: dict[int, int]
 
 
 def analyze(inputs: Inputs, recorder: Recorder, entered: Entered, result: list[Any], autocast: bool) -> Found:
@@ -66,6 +67,7 @@ class _Analysis:
     symbols: dict[str, str] = field(default_factory=dict)
     bases: dict[int, int] = field(default_factory=dict)
     """Region of an intermediate → graph output that is its base."""
+    shown: dict[int, int] = field(default_factory=dict)
 
     def run(self, autocast: bool) -> Found:
         inputs = self.inputs
@@ -94,7 +96,7 @@ class _Analysis:
             disjoint=disjoint,
             autocast=autocast,
         )
-        return Found(meta, self.outputs, self.tensors)
+        return Found(meta, self.outputs, self.tensors, self.shown)
 
     # --- inputs
 
@@ -284,6 +286,7 @@ class _Analysis:
             position = self.bases[region.key] if region.key in self.bases else self._return(self._owned(value), t)
             if self._is_whole(value):
                 self.bases[region.key] = position
+            self.shown[position] = region.key
             many = self._followed(t) and one_of_many(value)
             return OutputAliasInfo(
                 kind, value=position, history=ViewHistory.ONE_OF_MANY if many else ViewHistory.FOLLOWED
@@ -298,11 +301,13 @@ class _Analysis:
                 raise UnsupportedError(
                     f"an output is a view of input {source}, which requires grad and changes its layout"
                 )
+            check_given_up(self.inputs, value, source, t)
             return self._alias(kind, value, source, origin, t, self.inputs.fakes[source])
         if kind in _ALIASES:
             root = self._root_tensor(value, t)
             if region.key not in self.bases:
                 self.bases[region.key] = self._return(self._owned(value.root), root)
+                self.shown[self.bases[region.key]] = region.key
             return self._alias(kind, value, self.bases[region.key], value.root.layout, t, root)
         return OutputAliasInfo(kind, source=source)
 
@@ -315,7 +320,7 @@ class _Analysis:
             for i in sources:
                 if self.entered.values[i] is above and self._on_element(i, value.layout):
                     return i
-            above = above.parent
+            above = above.above
         return min(sources, key=lambda i: self.inputs.fakes[i].dtype != value.layout.dtype)
 
     def _on_element(self, i: int, layout: Layout) -> bool:
@@ -360,6 +365,8 @@ class _Analysis:
             )
         if gradient and is_cut(self.recorder, value, self._followed):
             raise UnsupportedError("an output is a view of a view that was made under no_grad, where its gradient ends")
+        if gradient and drops_gradients(value, origin):
+            raise UnsupportedError("an output is as_strided of a view that does not hold all that it reads")
         if value.layout.conj or value.layout.neg or origin.conj or origin.neg:
             raise UnsupportedError(
                 "an output is a lazily conjugated or negated view of another tensor; call resolve_conj() on it"

@@ -10,6 +10,7 @@ they are next used.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.autograd.graph import increment_version
+from torch.overrides import enable_reentrant_dispatch
 
 from ...errors import UnsupportedError
 from ...generated.decompositions import DECOMPOSITIONS
@@ -31,18 +33,21 @@ from .writer import GraphWriter
 
 class Restart(Exception):
     """Tracing must begin again: inputs at `merge` are to be one base, those at `copy` need tensor objects of their
-    own.
+    own; for `training`, autograd follows the program, which has turned grad mode on.
     """
 
-    def __init__(self, merge: frozenset[int] = frozenset(), copy: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, merge: frozenset[int] = frozenset(), copy: frozenset[int] = frozenset(), training: bool = False
+    ) -> None:
         super().__init__()
-        self.merge, self.copy = merge, copy
+        self.merge, self.copy, self.training = merge, copy, training
 
 
 class Recorder(GraphWriter, TorchDispatchMode):
     """Records into `graph`. `origin` is the node of the traced program that runs now; `overlaps(i)` gives the inputs
     that share elements with input i (with i), asked when input i is written; `frozen` are inputs that eager refuses to
-    change at all; `relaid` are ids of tensor objects that an operator which changes metadata ran on.
+    change at all; `training`: autograd follows the program; `expects_no_grad` while a program runs that must not turn
+    grad mode on; `relaid` are ids of tensor objects that an operator which changes metadata ran on.
     """
 
     supports_higher_order_operators = True
@@ -53,6 +58,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         super().__init__(fake_mode)
         self.written_storages: set[int] = set()
         self.frozen: frozenset[int] = frozenset()
+        self.training = self.expects_no_grad = False
         self.relaid: set[int] = set()
         self._overlaps = overlaps
         self.wrapper_views: dict[int, tuple[Any, Any, tuple[Any, ...], dict[str, Any], int | None]] = {}
@@ -62,6 +68,8 @@ class Recorder(GraphWriter, TorchDispatchMode):
     # --- operators
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.expects_no_grad and torch.is_grad_enabled():
+            raise Restart(training=True)
         kwargs = kwargs or {}
         if any(is_wrapper_type(t) for t in types):
             return self._wrapper_call(func, args, kwargs)
@@ -86,7 +94,9 @@ class Recorder(GraphWriter, TorchDispatchMode):
                     result = DECOMPOSITIONS[func](*args, **kwargs)
                 return self._plain(info, types, args, kwargs) if result is NotImplemented else result
             case "composite":
-                with self:
+                # In inference mode they come here whole: views and versions are those of ordinary tensors inside all the same.
+                inference = torch.is_inference_mode_enabled()
+                with enable_reentrant_dispatch() if inference else contextlib.nullcontext(), self:
                     return func.decompose(*args, **kwargs)
             case "lift":
                 return self._lift(info, types, args, kwargs)
@@ -163,6 +173,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
                     f"as_strided reaches outside of a tensor{self.where()} whose gradient does not know of it; the graph runs eagerly"
                 )
             value = self._strided(parent, Layout.of(out))
+            value.near = parent
             if parent.region.version == 0 and parent.parent is None:
                 value.node, value.version = self.call(info.op, self.nodes(args), self.nodes(kwargs), out), 0
             self.regions.set(out, value)
@@ -336,6 +347,11 @@ class Recorder(GraphWriter, TorchDispatchMode):
                 raise UnsupportedError(f"a write{self.where()} to an input of which a view reaches outside")
         if overlaps_itself(value.layout):
             raise UnsupportedError(f"a write{self.where()} to a tensor whose elements share memory ({value.layout})")
+        if self.training and torch.is_grad_enabled() and value.root.layout.offset != 0 and value.strided:
+            # For fake tensors autograd replays the view on a gradient, with the offset that it has in the input's storage.
+            raise UnsupportedError(
+                f"a write{self.where()} through as_strided of an input that begins inside its storage"
+            )
 
     def write(self, t: torch.Tensor, new: fx.Node) -> None:
         """The contents of `t` are now `new`: convert it to the dtype of `t`, and put it into all that `t` is a view

@@ -121,6 +121,15 @@ class Value:
     version: int = 0
     written: tuple[fx.Node, fx.Node] | None = None
     """The parent's node before and after this value was last written into it."""
+    born: int = 0
+    """The region's version when the tensor object was made."""
+    near: Value | None = None
+    """What `as_strided` was called on, where that made the value: autograd knows it as a view of that, although it reads the whole region."""
+
+    @property
+    def above(self) -> Value | None:
+        """What autograd knows the value as a view of."""
+        return self.near if self.near is not None else self.parent
 
     @property
     def root(self) -> Value:
@@ -129,6 +138,16 @@ class Value:
         while value.parent is not None:
             value = value.parent
         return value
+
+    @property
+    def strided(self) -> bool:
+        """Whether `as_strided` is among the views that made the value."""
+        value: Value | None = self
+        while value is not None:
+            if value.near is not None:
+                return True
+            value = value.parent
+        return False
 
 
 @dataclass
@@ -149,6 +168,7 @@ class Regions:
 
     def set(self, t: torch.Tensor, value: Value) -> None:
         """Record `t` as `value`."""
+        value.born = value.region.version
         self.values[id(t)] = (t, value)
 
     def add(self, t: torch.Tensor, node: fx.Node, inputs: tuple[int, ...] = ()) -> Value:

@@ -97,11 +97,13 @@ def trace(
     training: bool = False,
     recorder_type: type[Recorder] = Recorder,
     random: str = "eager",
+    may_train: bool = True,
 ) -> Traced:
     """Trace `gm` for inputs like `example_inputs` (positional arguments: real or fake tensors, numbers, size symbols,
-    and containers of them). For `training`, autograd follows the program and its gradients are traced too. `random` is
-    the setting of that name: `philox` makes random operators of ones with an explicit seed. Raises `UnsupportedError`,
-    with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
+    and containers of them). For `training`, autograd follows the program and its gradients are traced too; so it does,
+    where it `may_train`, if the program turns grad mode on. `random` is the setting of that name: `philox` makes random
+    operators of ones with an explicit seed. Raises `UnsupportedError`, with the user's line, for what cannot be
+    expressed; eager runs that, and raises its own errors.
     """
     calling = Calling.of_inputs(example_inputs)
     flat = calling.flatten(example_inputs)
@@ -109,11 +111,12 @@ def trace(
     given = [*flat, *(t for _, t in lifted)]
     copies: frozenset[int] = frozenset()
     merged: list[frozenset[int]] = []
-    for _ in range(2 * len(given) + 2):
+    for _ in range(2 * len(given) + 3):
         try:
-            return _trace_once(gm, calling, given, lifted, copies, merged, training, recorder_type, random)
+            return _trace_once(gm, calling, given, lifted, copies, merged, training, may_train, recorder_type, random)
         except Restart as again:
             copies |= again.copy
+            training |= again.training
             if again.merge:
                 merged = [m for m in merged if not m & again.merge] + [
                     again.merge.union(*(m for m in merged if m & again.merge))
@@ -137,6 +140,7 @@ def _trace_once(
     copies: frozenset[int],
     merged: list[frozenset[int]],
     training: bool,
+    may_train: bool,
     recorder_type: type[Recorder],
     random: str,
 ) -> Traced:
@@ -160,7 +164,10 @@ def _trace_once(
         dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
         saved = Saved()
         with preserved_state(), dispatcher(), saved.hooks() if training else contextlib.nullcontext(), recorder:
+            recorder.training = training
+            recorder.expects_no_grad = may_train and not training and _grad_is_off(border.given)
             result = _run(gm, calling.unflatten_inputs(values[:count]), attributes, recorder)
+            recorder.expects_no_grad = False
         flat_result = border.leave(calling.flatten_result(result), inputs, recorder)
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
         border.settle(inputs, found, recorder.symbols)
@@ -188,6 +195,13 @@ def _trace_once(
         turns_on,
         border if border.any else None,
     )
+
+
+def _grad_is_off(given: Sequence[Any]) -> bool:
+    """Whether autograd would follow a program on these inputs if it turned grad mode on."""
+    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in given)
 
 
 def _is_mistake(error: BaseException) -> bool:

@@ -101,7 +101,9 @@ def conform(
             op,
             f"opforge: {op} returned {t.dtype} where tracing says {dtype}; it is converted, please report it",
         )
-    return torch.empty_strided(t.shape, stride, dtype=dtype, device=t.device).copy_(t)
+    # Along a dimension of stride zero all elements are the same: one of them is copied.
+    once = t[tuple(slice(None) if s else slice(1) for s in stride)]
+    return torch.empty_strided(once.shape, stride, dtype=dtype, device=t.device).copy_(once).expand(t.shape)
 
 
 def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:

@@ -39,7 +39,8 @@ class Facts:
     level       heavy nodes on the longest path to it: consumers of a higher level run after some heavy kernel, so never in one with it.
     tag         the checkpointed region, or None.
     pinned      whether a region's policy wants it kept (of a view: what it views).
-    output      whether it is an output of the forward.
+    output      whether it is an output of the forward that may be kept as it is.
+    lent        whether it is an output of the forward that its caller may write to before the backward.
     raw         whether it is an input that is overwritten after the forward.
     """
 
@@ -59,11 +60,13 @@ class Facts:
     tag: list[Any]
     pinned: list[bool]
     output: list[bool]
+    lent: list[bool]
     raw: list[bool]
     outputs: list[int | None]
     gradients: list[int | None]
     output_args: list[Any]
     gradient_args: list[Any]
+    lent_outputs: frozenset[int]
     primals: list[int] = field(default_factory=list)
     tangents: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
@@ -85,7 +88,13 @@ class Facts:
         return not self.tensor[v]
 
 
-def gather(joint: fx.GraphModule, num_primals: int, num_forward_outputs: int, never_saved_raw: frozenset[int]) -> Facts:
+def gather(
+    joint: fx.GraphModule,
+    num_primals: int,
+    num_forward_outputs: int,
+    never_saved_raw: frozenset[int],
+    lent_outputs: frozenset[int] = frozenset(),
+) -> Facts:
     """Collect the facts of a joint graph, in time linear in its nodes and edges."""
     nodes = [n for n in joint.graph.nodes if n.op != "output"]
     end = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
@@ -129,11 +138,13 @@ def gather(joint: fx.GraphModule, num_primals: int, num_forward_outputs: int, ne
         tag=[n.meta.get("recompute") for n in nodes],
         pinned=[bool(n.meta.get("must_save")) for n in nodes],
         output=[False] * len(nodes),
+        lent=[False] * len(nodes),
         raw=[False] * len(nodes),
         outputs=[index[o] if isinstance(o, fx.Node) else None for o in outs],  # type: ignore[union-attr]
         gradients=[index[g] if isinstance(g, fx.Node) else None for g in grads],  # type: ignore[union-attr]
         output_args=list(outs),  # type: ignore[arg-type]
         gradient_args=list(grads),  # type: ignore[arg-type]
+        lent_outputs=lent_outputs,
         primals=primals,
         tangents=tangents,
     )
@@ -186,11 +197,15 @@ def _sides(f: Facts) -> None:
         recorded = n.meta.get("backward", False)
         if any(f.backward[u] for u in f.inputs[v]) or (recorded and f.kind[v] >= OpClass.HEAVY):
             f.backward[v] = True
-    for o in f.outputs:
+    for k, o in enumerate(f.outputs):
         if o is not None:
             if f.backward[o]:
                 raise ValueError(f"the forward output '{f.nodes[o].name}' needs the backward")
-            f.output[o] = f.required[o] = True
+            f.required[o] = True
+            f.output[o] = f.output[o] or k not in f.lent_outputs
+    for o in f.outputs:
+        if o is not None:
+            f.lent[o] = not f.output[o] and f.kind[o] is not OpClass.INPUT
     wanted = set()
     for g in f.gradients:
         if g is not None:

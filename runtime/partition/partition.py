@@ -45,6 +45,7 @@ def partition(
     policy: Literal["default", "min_cut"] = "min_cut",
     budget: float = 1.0,
     never_saved_raw: Collection[int] = (),
+    lent: Collection[int] = (),
     measure: Callable[[Halves], int | None] | None = None,
 ) -> Partition:
     """Cut a functional joint graph into a forward and a backward.
@@ -52,7 +53,7 @@ def partition(
     The placeholders are `num_primals` inputs of the forward, then the tangents; the result is `(forward outputs, gradients)`. Nodes carry
     `meta["val"]`; those recorded while the backward ran `meta["backward"]`; those that the user wants computed again
     `meta["recompute"]` (the number of the checkpointed region). `never_saved_raw`: positions of inputs that are overwritten after the
-    forward; what the backward reads of them is copied.
+    forward; `lent`: positions of forward outputs that a caller may overwrite. What the backward reads of them is copied.
 
     policy  `default`: what the backward reads is kept · `min_cut`: fewest bytes, cheap values are computed again.
     budget  part of the bytes that `min_cut` keeps which may be kept: below 1, more is computed again.
@@ -64,7 +65,7 @@ def partition(
         raise ValueError(f"policy is 'default' or 'min_cut', not {policy!r}")
     if not 0.0 <= budget <= 1.0:
         raise ValueError(f"budget lies between 0 and 1, not {budget!r}")
-    f = gather(joint, num_primals, num_forward_outputs, frozenset(never_saved_raw))
+    f = gather(joint, num_primals, num_forward_outputs, frozenset(never_saved_raw), frozenset(lent))
 
     def measured(choice: Choice) -> int | None:
         return None if measure is None else measure(split(joint, f, choice))

@@ -83,16 +83,16 @@ def _copy(graph: fx.Graph, f: Facts, v: int, made: dict[int, fx.Node]) -> fx.Nod
 
 
 def _own(graph: fx.Graph, f: Facts, v: int, node: fx.Node) -> fx.Node:
-    """A saved tensor is memory of its own: not a part of something larger, and not an input that the program overwrites later."""
+    """A saved tensor is memory of its own: not a part of something larger, and not an input or output that is overwritten later."""
     alias = f.kind[v] is OpClass.VIEW and f.root[v] != v and not f.output[v]
-    return _clone(graph, node) if alias or f.raw[f.root[v]] else node
+    return _clone(graph, node) if alias or f.raw[f.root[v]] or f.lent[v] else node
 
 
 def _origins(f: Facts, saved: list[int], nodes: list[fx.Node]) -> tuple[tuple[str, int], ...]:
     """Where each saved value comes from: an input, an output, or its own position."""
     first = {v: ("primal", k) for k, v in enumerate(f.primals)}
     for k, o in enumerate(f.outputs):
-        if o is not None:
+        if o is not None and k not in f.lent_outputs:
             first.setdefault(o, ("output", k))
     out = []
     for k, node in enumerate(nodes):

@@ -86,3 +86,128 @@ def test_found(name: str, quick: None) -> None:
     assert outcome.different == []
     left = "gaps" in name or "nothing" in name or "to eager" in name
     assert bool(outcome.eager) == left, outcome.eager
+
+
+_LEAF = Step(f"{_MATRIX}.requires_grad_()", ("p1",))
+_COMPUTED = Step("p1.sin()", ("p2",))
+
+
+def _of(
+    made: tuple[Step, ...],
+    arg: str,
+    steps: tuple[Step, ...],
+    results: tuple[str, ...],
+    after: str = "",
+    mode: str = "enable_grad",
+) -> Program:
+    """A program on one input, made of the leaf `p1`, and what its caller does to the results."""
+    return Program(
+        0,
+        made,
+        ("p1",),
+        (arg,),
+        steps,
+        results,
+        (Step(after, (), "no_grad"),) if after else (),
+        ((4, 6),),
+        "direct",
+        mode,
+    )
+
+
+def _written_result(text: str) -> Program:
+    """A program whose caller writes to its result before the backward."""
+    return _of((_LEAF,), "p1", (Step(text, ("v1",)),), ("v1",), "r0.mul_(2)")
+
+
+_GRAD = {
+    "result that eager does not keep: what is kept was joined with it": (_written_result("1 / (p1.abs() + 1)"), False),
+    "result that eager does not keep: a choice between equals": (
+        _written_result("torch.where(p1 > 2, p1.sin(), p1.sin())"),
+        False,
+    ),
+    "result that eager does not keep: another result is made of it": (
+        _of(
+            (_LEAF,),
+            "p1",
+            (Step("p1.frac()", ("v1",)), Step("v1.masked_fill(v1 > 0, 0.5)", ("v2",))),
+            ("v1", "v2"),
+            "r0.mul_(2)",
+        ),
+        False,
+    ),
+    "result that eager keeps": (_written_result("p1.exp()"), False),
+    "detached result beside a view of it": (
+        _of(
+            (_LEAF,),
+            "p1",
+            (Step("p1.cos()", ("v1",)), Step("v1.detach()", ("v2",)), Step("v1[1:]", ("v3",))),
+            ("v3", "v2"),
+        ),
+        False,
+    ),
+    "as_strided of a view, beyond which no gradient flows": (
+        _of((_LEAF,), "p1", (Step("p1.diagonal().as_strided((2,), (1,), 1)", ("v1",)),), ("v1",)),
+        True,
+    ),
+    "as_strided of a view made under no_grad": (
+        _of(
+            (_LEAF,),
+            "p1",
+            (Step("p1.unsqueeze(0)", ("v1",), "no_grad"), Step("v1.as_strided((2,), (1,), 1)", ("v2",))),
+            ("v2",),
+        ),
+        True,
+    ),
+    "written through as_strided, inside of a storage": (
+        _of(
+            (_LEAF, _COMPUTED, Step("p2[1:]", ("x1",))), "x1", (Step("x1.as_strided((2,), (1,), 7).mul_(3)"),), ("x1",)
+        ),
+        True,
+    ),
+    "called under no_grad, turns grad on": (
+        _of((_LEAF, _COMPUTED), "p2", (Step("p2.ceil()", ("v1",), "enable_grad"),), ("v1",), mode="no_grad"),
+        False,
+    ),
+    "view without grad of what reshape copied": (
+        _of(
+            (_LEAF, _COMPUTED, Step("p2.t()", ("x1",))),
+            "x1",
+            (Step("x1.reshape(-1)", ("v1",), "enable_grad"), Step("v1.narrow(0, 1, 1)", ("v2",))),
+            ("v2",),
+            mode="no_grad",
+        ),
+        False,
+    ),
+    "composite view in inference mode": (
+        _of((_LEAF,), "p1", (Step("p1.unflatten(-1, (1, -1))", ("v1",)),), ("v1",), mode="inference_mode"),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _GRAD)
+def test_gradients(name: str, quick: None) -> None:
+    program, left = _GRAD[name]
+    outcome = check(program)
+    assert outcome.different == []
+    assert bool(outcome.eager) == left, outcome.eager
+
+
+def test_two_inputs_of_which_one_was_made_without_grad(quick: None) -> None:
+    made = (_LEAF, Step("p1.detach()", ("x1",)))
+    steps = (Step("x1.add_(p1)"), Step("x1.as_strided((2,), (1,), 1)", ("v1",)))
+    outcome = check(Program(0, made, ("p1",), ("p1", "x1"), steps, ("v1",), mode="no_grad"))
+    assert outcome.different == []
+    assert not outcome.eager
+    made = (_LEAF, _COMPUTED, Step("p2.view(p2.shape)", ("x1",)))
+    steps = (Step("x1[:2]", ("v1",)), Step("x1.mul_(2)"))
+    outcome = check(Program(0, made, ("p1",), ("p2", "x1"), steps, ("v1",), mode="no_grad"))
+    assert outcome.different == []
+    assert "made without grad" in outcome.eager
+
+
+def test_a_write_in_inference_mode_through_a_composite_view(quick: None) -> None:
+    steps = (Step("torch.atleast_3d(p1)", ("v1",)), Step("v1.div_(1)"))
+    outcome = check(Program(0, (Step(_MATRIX, ("p1",)),), (), ("p1",), steps, ("v1",), mode="inference_mode"))
+    assert outcome.different == []

@@ -20,11 +20,7 @@ from .shrink import shrink
 PROGRAMS, CHUNK = 300, 10
 FIRST = 1_000_000
 """Seeds that the nightly run does not use."""
-KNOWN = {
-    1_000_009: "A7: a caller's write to a result is refused in the backward though eager keeps another tensor (rewrites join the two)",
-    1_000_119: "A5: a view made under no_grad of a computed tensor: eager says that it requires grad, without history",
-    1_000_170: "A5: a view of a detached input is made again as a view of the input, and says that it requires grad",
-}
+KNOWN: dict[int, str] = {}
 """Programs of the sample that still differ from eager, and why; each must fail until it is mended."""
 
 

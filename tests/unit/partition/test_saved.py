@@ -262,6 +262,19 @@ def test_a_view_of_an_overwritten_input_is_copied() -> None:
     assert_same(p.backward(*results[1:], *tangents), grads)
 
 
+@pytest.mark.parametrize("policy", ["default", "min_cut"])
+def test_an_output_that_its_caller_overwrites_is_not_kept(policy: Any) -> None:
+    """What the backward reads of it is computed again where that is cheap, else copied."""
+    for f in (lambda x, w: x.exp() * w, lambda x, w: (x @ w).exp()):
+        joint, p = cut(f, (8, 8), (8, 8), policy=policy, lent=(0,))
+        assert ("output", 0) not in p.origins
+        flat, tangents = inputs_of(joint, [torch.randn(8, 8) for _ in range(2)])
+        _outs, grads = joint(*flat, *tangents)
+        results = list(p.forward(*flat))
+        results[0].fill_(float("nan"))
+        assert_same(p.backward(*results[1:], *tangents), grads)
+
+
 # -- form --------------------------------------------------------------------------------------------------------------
 def test_gradients_that_are_none_stay_none() -> None:
     _, p = cut(lambda x, w: x.sin(), (4,), (4,))
