@@ -32,7 +32,7 @@ _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeEr
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
 MANY = 512
 """Tensors that the kernel of one operator reads at most: there are as many pointers to pass."""
-_NO_MUTATIONS: Mapping[str, int] = {}
+_NO_MUTATIONS: Mapping[int, int] = {}
 
 
 def repeats(t: torch.Tensor) -> bool:

@@ -57,9 +57,9 @@ def _ordered(kernel: Kernel, stored: dict[str, str], layouts: dict[str, Buffer])
         at = [(p, s) for p, phase in enumerate(phases) for s in phase.body if _buffer(s) == source]
         if not at:
             continue
-        if len(at) > 1 or not isinstance(at[0][1], Store) or at[0][1].mode != "set" or at[0][1].mask is not None:
-            return None
         p, store = at[0]
+        if len(at) > 1 or not isinstance(store, Store) or store.mode != "set" or store.mask is not None:
+            return None
         where = flat_index(store.index, layouts[source])
         for q, phase in enumerate(phases):
             reads = [index for s in phase.body for index in _reads(s, target)]
