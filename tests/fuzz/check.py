@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,30 +60,72 @@ class _Direct(torch.nn.Module):
         return self.function(*args)
 
 
+@dataclass
+class Prepared:
+    """A compiled program that was not called yet; `call` is None where compiling it failed."""
+
+    program: Program
+    functions: Functions
+    outcome: Outcome
+    call: Callable[..., Any] | None = None
+    fits: Callable[[tuple[int, int]], bool] = lambda _: True
+
+
 def check(program: Program) -> Outcome:
     """Compile the program, call it for each of its sizes, and compare with eager. Never raises for what the program does."""
-    functions = program.functions()
-    outcome = Outcome()
-    opforge.reset_stats()
+    return finish(prepare(program))
+
+
+def check_all(programs: Sequence[Program]) -> list[Outcome]:
+    """`check` of each, but compiled before the first is called, so that their kernels are built together. Of every second one the backward
+    is compiled with the forward instead of when it first runs.
+    """
+    ahead = {}
+    for k, program in enumerate(programs):
+        if program.path == "direct":
+            with opforge.config.patch({"lazy_backward": k % 2 == 1}):
+                ahead[k] = prepare(program)
+    return [finish(ahead[k]) if k in ahead else check(program) for k, program in enumerate(programs)]
+
+
+def prepare(program: Program) -> Prepared:
+    """Compile the program."""
+    prepared = Prepared(program, program.functions(), Outcome())
     torch._dynamo.reset()
-    logging.disable(logging.ERROR)  # torch's fake tensors print the errors that programs are meant to make
-    try:
-        call, fits = _compile(program, functions)
-        for size in program.sizes:
-            if fits(size):
-                _compare(program, functions, size, call, outcome)
+    with _noted(prepared.outcome):
+        prepared.call, prepared.fits = _compile(program, prepared.functions)
+    return prepared
+
+
+def finish(prepared: Prepared) -> Outcome:
+    """Call it and compare with eager."""
+    outcome = prepared.outcome
+    with _noted(outcome):
+        for size in prepared.program.sizes if prepared.call is not None else ():
+            if prepared.fits(size):
+                _compare(prepared.program, prepared.functions, size, prepared.call, outcome)
             if outcome.different:
                 break
+    if "BuildError" in outcome.eager:
+        outcome.different.append(("build error", outcome.eager))
+    return outcome
+
+
+@contextlib.contextmanager
+def _noted(outcome: Outcome) -> Iterator[None]:
+    """Exceptions are findings; what the engine counts meanwhile is noted."""
+    opforge.reset_stats()
+    logging.disable(logging.ERROR)  # torch's fake tensors print the errors that programs are meant to make
+    try:
+        yield
     except Exception as error:  # noqa: BLE001 - a mistake of the compiler is a finding
         outcome.different.append(("internal error", f"{type(error).__name__}: {error}"))
     finally:
         logging.disable(logging.NOTSET)
     stats = opforge.stats()
-    outcome.kernels, outcome.externs = stats["kernels"], sum(stats["externs"].values())
-    outcome.eager = next(iter(stats["fallbacks"]), "")
-    if "BuildError" in outcome.eager:
-        outcome.different.append(("build error", outcome.eager))
-    return outcome
+    outcome.kernels += stats["kernels"]
+    outcome.externs += sum(stats["externs"].values())
+    outcome.eager = outcome.eager or next(iter(stats["fallbacks"]), "")
 
 
 def _compile(program: Program, functions: Functions) -> tuple[Callable[..., Any], Callable[[tuple[int, int]], bool]]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from .check import Outcome, check, in_dtype
+import opforge
+from opforge.errors import BuildError
+from opforge.runtime import compile_fx as engine
+
+from .builds import Batch, together
+from .check import Outcome, check, check_all, in_dtype
 from .exact import Exact
 from .generate import generate
 from .judge import differences
@@ -25,10 +32,11 @@ KNOWN: dict[int, str] = {}
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + PROGRAMS, CHUNK))
-def test_programs(first: int, quick: None) -> None:
-    for seed in sorted({*range(first, first + CHUNK)} - {*KNOWN}):
-        program = generate(seed)
-        outcome = check(program)
+def test_programs(first: int, quick: None, tmp_path: Path) -> None:
+    programs = [generate(seed) for seed in sorted({*range(first, first + CHUNK)} - {*KNOWN})]
+    with together(tmp_path):
+        outcomes = check_all(programs)
+    for program, outcome in zip(programs, outcomes, strict=True):
         if outcome.different:
             small, found = shrink(program, outcome, 30)
             pytest.fail(runnable(small, [f"{kind}: {text}" for kind, text in found.different]), pytrace=False)
@@ -71,6 +79,22 @@ def test_a_planted_fault_is_found_and_made_small(quick: None, monkeypatch: pytes
     small, _ = shrink(_CASE, wrong(_CASE), 10)
     assert [s.text for s in small.steps] == ["p2.sin()"]
     assert small.results == ("v1",)
+
+
+def test_kernels_built_together_are_told_apart(quick: None, tmp_path: Path) -> None:
+    """Units with the same names do not meet, and one that does not compile fails alone."""
+    batch = Batch(tmp_path)
+    head = engine.PRELUDE.read_text()
+    kernel = 'extern "C" __attribute__((visibility("default"))) int k0_add(const int x) {{ return x + {}; }}\n'
+    cfg = opforge.config.current()
+    calls = []
+    for text in ("1", "2", "nothing"):
+        path = batch.compile_cpp(head + kernel.format(text), name="kernels", cfg=cfg)
+        calls.append(batch.load_library(path)["k0_add"])
+        calls[-1].argtypes, calls[-1].restype = [ctypes.c_int], ctypes.c_int
+    assert (calls[0](5), calls[1](5)) == (6, 7)
+    with pytest.raises(BuildError, match="nothing"):
+        calls[2](5)
 
 
 def test_a_failure_is_a_file_that_runs(quick: None, capsys: pytest.CaptureFixture[str]) -> None:

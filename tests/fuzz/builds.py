@@ -1,0 +1,117 @@
+"""Kernels of several programs in one C++ unit: starting a compiler and a linker costs more than a small program's kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import opforge
+from opforge.errors import BuildError
+from opforge.runtime import compile_fx as engine
+from opforge.runtime.config import Config
+
+_SYMBOL = re.compile(r'extern "C" [^(]*\(\([^)]*\)\)\) \w+ (\w+)\(')
+
+
+@dataclass
+class _Unit:
+    """The kernels of one graph: their source, and the library that has them under other names once one of them is called."""
+
+    source: str
+    cfg: Config
+    prefix: str
+    library: ctypes.CDLL | None = None
+    error: BuildError | None = None
+
+    def text(self, head: str) -> str:
+        """Its source without the prelude, with names of its own."""
+        body = self.source.removeprefix(head)
+        for symbol in _SYMBOL.findall(body):
+            body = re.sub(rf"\b{symbol}\b", self.prefix + symbol, body)
+        return f"namespace {self.prefix}all {{\n{body}\n}}\n"
+
+
+@dataclass
+class _Function:
+    """A kernel that is compiled when it is called."""
+
+    batch: Batch
+    unit: _Unit
+    symbol: str
+    argtypes: Any = None
+    restype: Any = None
+    ready: Any = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.ready is None:
+            if self.unit.library is None and self.unit.error is None:
+                self.batch.build()
+            if self.unit.error is not None:
+                raise self.unit.error
+            self.ready = self.unit.library[self.unit.prefix + self.symbol]  # type: ignore[index]
+            self.ready.argtypes, self.ready.restype = self.argtypes, self.restype
+        return self.ready(*args)
+
+
+@dataclass
+class Batch:
+    """Stands for the engine's `compile_cpp` and `load_library`: files in `folder` that name a unit, and lazy kernels."""
+
+    folder: Path
+    units: list[_Unit] = field(default_factory=list)
+    waiting: list[_Unit] = field(default_factory=list)
+
+    def compile_cpp(self, source: str, *, name: str, cfg: Config) -> Path:
+        """A file that names the unit; `build` compiles it."""
+        unit = _Unit(source, cfg, f"u{len(self.units)}_")
+        self.units.append(unit)
+        self.waiting.append(unit)
+        path = self.folder / f"{unit.prefix}{name}.so"
+        path.write_text(str(len(self.units) - 1))
+        return path
+
+    def load_library(self, path: Path) -> dict[str, _Function]:
+        """The unit's kernels by name."""
+        unit = self.units[int(path.read_text())]
+        return {symbol: _Function(self, unit, symbol) for symbol in _SYMBOL.findall(unit.source)}
+
+    def build(self) -> None:
+        """Compile what waits, as one unit; one by one where that fails, so that the one at fault is known."""
+        units, self.waiting = self.waiting, []
+        head = engine.PRELUDE.read_text()
+        try:
+            self._build(units, head)
+        except BuildError:
+            for unit in units:
+                try:
+                    self._build([unit], head)
+                except BuildError as error:
+                    unit.error = error
+
+    def _build(self, units: list[_Unit], head: str) -> None:
+        path = _compile_cpp(head + "".join(u.text(head) for u in units), name="kernels", cfg=units[0].cfg)
+        library = _load_library(path)
+        for unit in units:
+            unit.library = library
+
+
+_compile_cpp, _load_library = engine.compile_cpp, engine.load_library
+
+
+@contextlib.contextmanager
+def together(folder: Path) -> Iterator[None]:
+    """Kernels are compiled when the first of them is called, with all others that wait."""
+    folder.mkdir(exist_ok=True)
+    batch = Batch(folder)
+    engine.compile_cpp, engine.load_library = batch.compile_cpp, batch.load_library  # type: ignore[assignment]
+    try:
+        # A cache of its own: files that name units mean nothing to others.
+        with opforge.config.patch({"cache_dir": str(folder / "cache")}):
+            yield
+    finally:
+        engine.compile_cpp, engine.load_library = _compile_cpp, _load_library
