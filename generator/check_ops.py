@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "scan": (("shape", "scan", "dim", "at"), ("dtype", "with")),
     "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with")),
     "composite": (("body",), ("raises",)),
-    "extern": (("why",), ()),
+    "extern": (("why",), ("out",)),
 }
 """Kind → keys that it needs, keys that it may have (beside `COMMON`)."""
 ERRORS = ("IndexError", "RuntimeError", "nothing")
@@ -193,7 +193,28 @@ class Checker:
             test_dtypes=tuple(map(str, entry.get("test_dtypes") or ())),
             unspecified=bool(entry.get("unspecified")),
             why=str(entry.get("why") or ""),
+            out=self.out_variants(),
         )
+
+    def out_variants(self) -> tuple[tuple[str, str], ...]:
+        """For the overloads of an extern whose `out` names one that writes its result into a given tensor: that one."""
+        if "out" not in self.entry.data or self.kind != "extern":
+            return ()
+        found: list[tuple[str, str]] = []
+        for schema in self.schemas:
+            name = f"{schema.namespace}.{schema.name}.{self.entry['out']}"
+            there = [s for s in self.names.torch.get(f"{schema.namespace}.{schema.name}") if s.is_out]
+            fit = [
+                s for s in there if len(s.args) == len(schema.args) + 1 and s.args[-1].writes and len(s.returns) == 1
+            ]
+            if name not in [s.id for s in fit]:
+                known = one_of([s.overload for s in fit]) if fit else "none that writes its one result"
+                self.error(
+                    ("out",),
+                    f"'{schema.id}' has no overload '{self.entry['out']}' with its arguments and 'out'; there is {known}",
+                )
+            found.append((schema.id, name))
+        return tuple(found)
 
     def error(self, path: tuple[str | int, ...], message: str) -> None:
         self.diags.error(self.entry.pos(*path), message)

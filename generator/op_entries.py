@@ -49,3 +49,4 @@ class OpEntry:
     test_dtypes: tuple[str, ...]
     unspecified: bool
     why: str
+    out: tuple[tuple[str, str], ...] = ()

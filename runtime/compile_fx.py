@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import BuildError, CacheError, ConfigError, OpforgeWarning, UnsupportedError
+from ..generated.ops import OUT
 from ..generated.rewrites import RULES
 from ..generated.targets import CPU_TARGETS, CpuTarget
 from . import config
@@ -43,7 +44,7 @@ from .schedule.check import check
 from .schedule.kernels import kernel_checks
 from .schedule.outputs import separate_outputs
 from .schedule.plan import ExternStep, Kernel, Plan
-from .schedule.planned import cost, plan_of
+from .schedule.planned import cost, has_out, plan_of
 from .schedule.schedule import schedule
 from .schedule.text import plan_text
 
@@ -193,11 +194,11 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     watch.text("forward_graph.py", lambda: str(parts.forward.code))
     watch.text("backward_graph.py", lambda: str(parts.backward.code))
     watch.text("autograd_function.py", lambda: emit_function(parts.halves))
-    forward, artifacts = compile_graph(parts.forward, cfg, watch)
+    forward, artifacts = compile_graph(parts.forward, cfg, watch, frugal=True)
     artifacts.function = emit_function(parts.halves)
 
     def backward(watch: Watch) -> Compiled:
-        call, artifacts.backward = compile_graph(parts.backward, cfg, watch, boxed=True)
+        call, artifacts.backward = compile_graph(parts.backward, cfg, watch, boxed=True, frugal=True)
         return call
 
     def backward_later() -> Compiled:
@@ -221,17 +222,18 @@ def compile_graph(
     watch: Watch,
     *,
     boxed: bool = False,
+    frugal: bool = False,
     written: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[Compiled, Artifacts]:
     """Compile one functional graph. The result takes the graph's placeholders, one argument each (`boxed`: one list of them, which it
-    empties, so that each is freed after its last use), and returns a tuple. `written`: positions of placeholders → of outputs that it writes
-    into them; None is returned there.
+    empties, so that each is freed after its last use), and returns a tuple. `frugal`: as for `schedule`. `written`: positions of placeholders
+    → of outputs that it writes into them; None is returned there.
     """
     with watch.stage("lower"):
         lowered = lower(graph, written, checks=cfg.index_checks)
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
-        return _realize(lowered, cfg, watch, boxed)
+        return _realize(lowered, cfg, watch, boxed, frugal)
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled graph: {error}") from error
 
@@ -254,15 +256,15 @@ def _rewritten(applied: Sequence[tuple[str, str]], traced: Traced) -> str:
     return "".join(f"# {rule} at {node}\n" for rule, node in applied) + str(traced.graph.code)
 
 
-def _realize(lowered: Lowered, cfg: Config, watch: Watch, boxed: bool) -> tuple[Compiled, Artifacts]:
+def _realize(lowered: Lowered, cfg: Config, watch: Watch, boxed: bool, frugal: bool) -> tuple[Compiled, Artifacts]:
     """The compiled graph out of the cache, or made and put there."""
     target = cpu_target(cfg)
     with watch.stage("cache"):
-        digest = key(cache_parts(lowered, cfg, target) | {"boxed": str(boxed)})
+        digest = key(cache_parts(lowered, cfg, target) | {"boxed": str(boxed), "frugal": str(frugal)})
         cache = Cache.current(cfg)
         entry = cache.get(digest)
     if entry is None:
-        files, built, artifacts = build(lowered, cfg, target, watch, boxed=boxed)
+        files, built, artifacts = build(lowered, cfg, target, watch, boxed=boxed, frugal=frugal)
         with watch.stage("cache"):
             entry = cache.put(digest, files, built)
     else:
@@ -275,7 +277,7 @@ def _realize(lowered: Lowered, cfg: Config, watch: Watch, boxed: bool) -> tuple[
             cached=True,
         )
         if watch.dump:
-            _dump_code(plan_of(lowered, cfg), artifacts.cpp, artifacts.wrapper, watch)
+            _dump_code(plan_of(lowered, cfg, frugal=frugal), artifacts.cpp, artifacts.wrapper, watch)
     meta = entry.meta
     artifacts.program = lowered.program
     with watch.stage("load"):
@@ -290,7 +292,7 @@ def _realize(lowered: Lowered, cfg: Config, watch: Watch, boxed: bool) -> tuple[
                 if not cfg.cache:
                     raise
                 warn_once("load", entry.path, f"{error}; it is compiled again, for this process only")
-                return _realize(lowered, replace(cfg, cache=False), watch, boxed)
+                return _realize(lowered, replace(cfg, cache=False), watch, boxed, frugal)
             for name, (symbol, pointers, sizes, checked) in meta["symbols"].items():
                 function = library[symbol]
                 function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
@@ -316,7 +318,7 @@ def _triton(kernel: Kernel, plan: Plan) -> str:
 
 
 def build(
-    lowered: Lowered, cfg: Config, target: CpuTarget, watch: Watch, *, boxed: bool = False
+    lowered: Lowered, cfg: Config, target: CpuTarget, watch: Watch, *, boxed: bool = False, frugal: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
     """Schedule, generate and compile; returns the cache entry's files and metadata."""
     program = separate_outputs(lowered.program)
@@ -324,13 +326,13 @@ def build(
         with watch.stage("verify"):
             verify(program)
     with watch.stage("schedule"):
-        plan = schedule(program, costs=cost, fusion=cfg.fusion)
+        plan = schedule(program, costs=cost, fusion=cfg.fusion, frugal=frugal, out_variants=has_out)
     if cfg.debug_verify:
         with watch.stage("verify"):
             check(program, plan)
     with watch.stage("codegen"):
         unit = render_unit(plan, lanes=target.lanes, threads=torch.get_num_threads(), threshold=cfg.parallel_threshold)
-        wrapper = render_wrapper(plan, parameters(lowered), {}, boxed=boxed)
+        wrapper = render_wrapper(plan, parameters(lowered), OUT, boxed=boxed)
     if watch.dump:
         _dump_code(plan, unit.source, wrapper, watch)
     files: dict[str, Any] = {"wrapper.py": wrapper.encode(), "kernels.cpp": unit.source.encode()}

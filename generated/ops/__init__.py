@@ -716,6 +716,12 @@ EXTERN: dict[str, str] = {
     "aten.view_as_real.default": "no complex dtypes in loop code",
     "opforge.philox_seed.default": "advances the state of torch's generator, once per call of a compiled graph",
 }
+OUT: dict[str, str] = {
+    "aten.addmm.default": "aten.addmm.out",
+    "aten.baddbmm.default": "aten.baddbmm.out",
+    "aten.bmm.default": "aten.bmm.out",
+    "aten.mm.default": "aten.mm.out",
+}
 OPS: dict[str, OpInfo] = {
     "aten._adaptive_avg_pool2d": OpInfo(
         "reduction", "Mean of equal windows", "pool", ("aten._adaptive_avg_pool2d.default",)
@@ -1516,21 +1522,23 @@ OPS: dict[str, OpInfo] = {
             "aten._addmm_activation.default",
             "aten._int_mm.default",
             "aten.addbmm.default",
-            "aten.addmm.default",
             "aten.addmm.dtype",
             "aten.addmv.default",
-            "aten.baddbmm.default",
             "aten.baddbmm.dtype",
-            "aten.bmm.default",
             "aten.bmm.dtype",
             "aten.dot.default",
             "aten.linear.default",
             "aten.matmul.default",
-            "aten.mm.default",
             "aten.mm.dtype",
             "aten.mv.default",
             "aten.vdot.default",
         ),
+    ),
+    "aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default": OpInfo(
+        "extern",
+        "Matrix products",
+        "extern",
+        ("aten.addmm.default", "aten.baddbmm.default", "aten.bmm.default", "aten.mm.default"),
     ),
     "aten.mse_loss": OpInfo("composite", "Squared difference", "loss", ("aten.mse_loss.default",)),
     "aten.mse_loss_backward": OpInfo("composite", "Gradient of mse_loss", "loss", ("aten.mse_loss_backward.default",)),

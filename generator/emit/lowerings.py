@@ -200,10 +200,11 @@ def _default(arg: TorchArg) -> str:
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, str]]:
-    """`LOWERINGS`, `OPERATORS` and `EXTERN` as plain dicts; a lowering is named `module:function`."""
+    """`LOWERINGS`, `OPERATORS`, `EXTERN` and `OUT` as plain dicts; a lowering is named `module:function`."""
     lowerings: dict[str, str] = {}
     operators: dict[str, str] = {}
     extern: dict[str, str] = {}
+    out: dict[str, str] = {}
     for e in entries:
         for w in e.lowerings:
             lowerings[w.schema.id] = f"{module or e.family}:{function_name(w.schema)}"
@@ -211,7 +212,8 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
             operators[e.symbol] = symbol_overload(e.schemas)
         if e.kind == "extern":
             extern |= {s.id: e.why for s in e.schemas}
-    return {"lowerings": lowerings, "operators": operators, "extern": extern}
+            out |= dict(e.out)
+    return {"lowerings": lowerings, "operators": operators, "extern": extern, "out": out}
 
 
 def _table(families: dict[str, list[OpEntry]]) -> str:
@@ -233,6 +235,9 @@ def _table(families: dict[str, list[OpEntry]]) -> str:
         "}",
         "EXTERN: dict[str, str] = {",
         *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["extern"].items())),
+        "}",
+        "OUT: dict[str, str] = {",
+        *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["out"].items())),
         "}",
         "OPS: dict[str, OpInfo] = {",
         *(f"    {literal(e.id)}: {_info(e)}," for e in sorted(entries, key=lambda e: e.id)),

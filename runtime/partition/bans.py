@@ -6,7 +6,8 @@ operands, unless they are kept anyway. The cut weighs bytes against bytes; what 
 heavy      an operator that is slower than reading its result back (`specs/recompute.yaml`).
 fixed      a second run would give something else (random numbers, sizes from data).
 shrinks    a reduction that reads more than `SHRINKS` times the bytes that it gives.
-far        a value that is also read by a cheap node `FAR` or more heavy kernels later. Such a value (a residual stream) cannot share a
+far        a value that is also read by a cheap node `FAR` or more heavy kernels later. Such a value (a residual stream, the state of a
+           recurrent cell) cannot share a
            kernel with its readers; computed again it would lie in memory from its first use in the backward to its last.
 whole      a value that a heavy node reads in the forward, and one in the backward: it lies in memory both times, so that computing it
            again would be a kernel of its own, where reading it costs nothing more.
@@ -21,7 +22,7 @@ from .classes import OpClass
 from .facts import Facts
 
 SHRINKS = 4
-FAR = 2
+FAR = 1
 CHAIN = 32
 
 #: Weight per byte: of a value that is in memory anyway, of one that would need a write of its own, of a copy of part of a tensor.

@@ -25,7 +25,7 @@ from ..ir.nodes import (
 
 CHEAP = 3  # a body of this cost or less is recomputed rather than stored
 SINGLE = 40  # … and of this cost, where it is a single value: its readers compute it before their loops
-HELD = 4  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
+HELD = 2  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
 
 
 def is_pointwise(item: Nest | Extern) -> bool:

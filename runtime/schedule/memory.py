@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Var, expr, recombine
@@ -12,6 +12,7 @@ from .kernels import statement_nodes
 from .plan import CopyStep, ExternStep, KernelStep, Phase, Place, Plan, Reduce, Step, Store, ViewOf
 
 ALIGN = 64
+LARGE = 1 << 14  # bytes: the time to allocate as much is little beside that of writing it
 
 
 def flat_index(index: tuple[Expr, ...], layout: Buffer) -> Expr:
@@ -118,8 +119,10 @@ class Arena:
         self.free.insert(k, (at, size))
 
 
-def plan_memory(plan: Plan, stored: Mapping[str, str]) -> None:
-    """Fill `plan.places`, `plan.frees` and `plan.arena_bytes`. `stored`: buffers that are written into the memory of an input, with that input."""
+def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False) -> None:
+    """Fill `plan.places`, `plan.frees` and `plan.arena_bytes`. `stored`: buffers that are written into the memory of an input, with that
+    input. `frugal`: what is `LARGE` has memory only while it lives; the arena stays.
+    """
     last: dict[str, int] = {}
     for k, step in enumerate(plan.steps):
         for name in (*step_reads(step), *step_writes(step)):
@@ -129,6 +132,7 @@ def plan_memory(plan: Plan, stored: Mapping[str, str]) -> None:
         plan.places[b.name] = Place("input")
     arena = Arena()
     size_of: dict[str, int] = {}
+    owned: set[str] = set()  # values with memory that is theirs alone, which another may get when they die
     dying: dict[int, list[str]] = {}
     for name, k in last.items():
         dying.setdefault(k, []).append(name)
@@ -141,8 +145,13 @@ def plan_memory(plan: Plan, stored: Mapping[str, str]) -> None:
                 plan.places[name] = Place("alias", 0, stored[name])
             elif not mutable:
                 plan.places[name] = Place("extern")
-            elif name in held or size is None:
-                plan.places[name] = Place("own")
+            elif name in held or size is None or (frugal and size >= LARGE):
+                reused = in_place_candidate(step, name, plan, last, k, owned) if isinstance(step, KernelStep) else None
+                if reused is not None:
+                    owned.discard(reused)
+                plan.places[name] = Place("own") if reused is None else Place("alias", 0, reused)
+                if name not in held:
+                    owned.add(name)
             else:
                 reused = (
                     in_place_candidate(step, name, plan, last, k, size_of) if isinstance(step, KernelStep) else None
@@ -158,8 +167,8 @@ def plan_memory(plan: Plan, stored: Mapping[str, str]) -> None:
             place = plan.places[name]
             if name in size_of:
                 arena.give(arena_offset(plan, name), size_of.pop(name))
-            elif place.kind in ("extern", "own") and name not in held:
-                gone.append(name)
+            elif name in owned or (place.kind == "extern" and name not in held):
+                gone.append(home(plan, name))
         if gone:
             plan.frees[k] = tuple(sorted(gone))
     plan.arena_bytes = arena.top
@@ -178,7 +187,7 @@ def home(plan: Plan, name: str) -> str:
 
 
 def in_place_candidate(
-    step: KernelStep, name: str, plan: Plan, last: dict[str, int], k: int, size_of: dict[str, int]
+    step: KernelStep, name: str, plan: Plan, last: dict[str, int], k: int, among: Container[str]
 ) -> str | None:
     """A buffer that dies here, is read only at the very element that is written, in the same phase: its memory can hold the result."""
     target = plan.layouts[name]
@@ -191,7 +200,7 @@ def in_place_candidate(
         return None
     where = flat_index(store.index, target)
     for other in step.kernel.reads:
-        if other not in size_of or last.get(other) != k:
+        if other not in among or last.get(other) != k:
             continue
         layout = plan.layouts[other]
         if (layout.dtype, layout.shape, layout.stride) != (target.dtype, target.shape, target.stride):

@@ -20,11 +20,13 @@ def schedule(
     *,
     costs: Callable[[str], float] = lambda _: 1,
     fusion: bool = True,
+    frugal: bool = False,
     out_variants: Callable[[Extern], bool] = lambda _: False,
 ) -> Plan:
     """Schedule a verified program.
 
     costs         relative cost of a scalar operation by name.
+    frugal        large values have memory only while they live: slower than in an arena that stays, and less beside what training keeps.
     out_variants  whether an extern call can write into memory that the plan gives it.
     """
     program = separate_outputs(program)
@@ -100,7 +102,7 @@ def schedule(
     stored = write_in_place(steps, program, layouts, held)
     steps += [CopyStep(target, source) for target, source in program.mutations if source not in stored]
     plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)
-    plan_memory(plan, stored)
+    plan_memory(plan, stored, frugal=frugal)
     kept = (
         {n for s in steps for n in _step_buffers(s)}
         | {b.name for b in program.inputs}
