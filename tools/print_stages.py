@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
+from opforge.generated.ops import OUT
 from opforge.generated.rewrites import RULES
-from opforge.generated.scalars import SCALARS
 from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.codegen.unit import render_unit
 from opforge.runtime.codegen.wrapper import render_wrapper
@@ -20,10 +20,11 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.text import dump
 from opforge.runtime.lower.graph import lower
+from opforge.runtime.schedule.planned import cost, has_out
 from opforge.runtime.schedule.schedule import schedule
 from opforge.runtime.schedule.text import plan_text
 
-OUT = Path(__file__).parent.parent / "docs" / "stages.md"
+PAGE = Path(__file__).parent.parent / "docs" / "stages.md"
 
 
 def program(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -69,17 +70,17 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor], section: 
     section(f"3. Rewrites: {len(report.applied)} applied", applied)
     lowered = lower(traced.graph)
     section("4. The loop IR (lower)", dump(lowered.program))
-    plan = schedule(lowered.program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1)
+    plan = schedule(lowered.program, costs=cost, out_variants=has_out)
     section("5. The plan (schedule): kernels, loops, places", plan_text(plan))
     section("6. C++ (codegen)", render_unit(plan, lanes=8, threads=2, threshold=16384).source, "cpp")
     for kernel in plan.kernels():
         section("7. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python")
-    section("8. The wrapper", render_wrapper(plan, parameters(lowered), {}), "python")
+    section("8. The wrapper", render_wrapper(plan, parameters(lowered), OUT), "python")
 
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", default=str(OUT), help="the file to write (default: docs/stages.md), or - for stdout")
+    options.add_argument("--out", default=str(PAGE), help="the file to write (default: docs/stages.md), or - for stdout")
     out = options.parse_args().out
     if out == "-":
         print(stages(), end="")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from opforge.errors import UnsupportedError
+from opforge.generated.ops import OUT
 from opforge.generated.rewrites import RULES
-from opforge.generated.scalars import SCALARS
 from opforge.generated.targets import CPU_TARGETS
 from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.codegen.unit import render_unit
@@ -24,6 +24,7 @@ from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.schedule.planned import cost, has_out
 from opforge.runtime.schedule.schedule import schedule
 from opforge.runtime.schedule.text import plan_text
 
@@ -49,11 +50,11 @@ def stages(program: Callable[..., Any], inputs: list[Any], *, dynamic: bool = Fa
         lowered = lower(traced.graph)
         loops = separate_outputs(lowered.program)
         verify(loops)
-        plan = schedule(loops, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1)
+        plan = schedule(loops, costs=cost, out_variants=has_out)
         check(loops, plan)
         unit = render_unit(plan, lanes=CPU_TARGETS["avx2"].lanes, threads=2, threshold=Config().parallel_threshold)
         triton = tuple(_triton(k, plan.layouts) for k in plan.kernels())
-        call = render_wrapper(plan, parameters(lowered), {})
+        call = render_wrapper(plan, parameters(lowered), OUT)
         found.append(Stages(emit_wrapper(traced, "call"), call, plan_text(plan), unit.source, triton))
         return gm.forward
 
