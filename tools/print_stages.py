@@ -80,7 +80,9 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor], section: 
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", default=str(PAGE), help="the file to write (default: docs/stages.md), or - for stdout")
+    options.add_argument(
+        "--out", default=str(PAGE), help="the file to write (default: docs/stages.md), or - for stdout"
+    )
     out = options.parse_args().out
     if out == "-":
         print(stages(), end="")

@@ -73,6 +73,16 @@ def _symbolic_dense(layout: Layout) -> bool:
     return True
 
 
+def is_row_major(layout: Layout) -> bool:
+    """Whether the elements lie one after the other, the last dimension fastest; decided on expressions only."""
+    expected: Any = 1
+    for n, s in zip(reversed(expressions(layout.size)), reversed(expressions(layout.stride)), strict=True):
+        if s != expected and n != 1:
+            return False
+        expected = expected * n
+    return True
+
+
 def may_overlap(a: Layout, b: Layout) -> bool:
     """Whether two layouts of one storage may share a byte; unknown sizes count as yes."""
     if not (a.plain and b.plain):

@@ -26,7 +26,7 @@ from ...generated.dispatch_tables import INVERSES, ROLES
 from ..torch_compat import TorchDispatchMode, is_wrapper_type
 from .fakes import refusal, run_fake
 from .operators import Functional, OpInfo, functional_arguments, op_info, view_of
-from .overlap import inside, is_dense, may_overlap, overlaps_itself
+from .overlap import inside, is_dense, is_row_major, may_overlap, overlaps_itself
 from .regions import Layout, Step, Value, same_strides
 from .writer import GraphWriter
 
@@ -402,7 +402,9 @@ class Recorder(GraphWriter, TorchDispatchMode):
     def _put_back_strided(self, value: Value, new: fx.Node) -> tuple[fx.Node, Value]:
         root = value.root
         layout = value.layout
-        if layout.dtype != root.layout.dtype or not is_dense(root.layout):
+        # The operator asks for contiguous memory where autograd follows it.
+        known = is_row_major(root.layout) or (root.layout.plain and is_dense(root.layout))
+        if layout.dtype != root.layout.dtype or not known:
             raise UnsupportedError(f"a write{self.where()} to {layout}, a view of {root.layout}, cannot be put back")
         region = value.region
         region.version -= 1
