@@ -74,10 +74,10 @@ def test_symbolic_sizes_are_compiled_at_once() -> None:
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     real = compile_fx.compile_graph
 
-    def fail(graph: Any, cfg: Any, watch: Any, *, boxed: bool = False) -> Any:
+    def fail(graph: Any, cfg: Any, watch: Any, *, boxed: bool = False, **rest: Any) -> Any:
         if boxed:
             raise error
-        return real(graph, cfg, watch)
+        return real(graph, cfg, watch, **rest)
 
     monkeypatch.setattr(compile_fx, "compile_graph", fail)
 
@@ -117,9 +117,9 @@ def test_threads_compile_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = [g(*args) for _ in range(4)]
     real, made = compile_fx.compile_graph, []
 
-    def count(graph: Any, cfg: Any, watch: Any, *, boxed: bool = False) -> Any:
+    def count(graph: Any, cfg: Any, watch: Any, *, boxed: bool = False, **rest: Any) -> Any:
         made.append(boxed)
-        return real(graph, cfg, watch, boxed=boxed)
+        return real(graph, cfg, watch, boxed=boxed, **rest)
 
     monkeypatch.setattr(compile_fx, "compile_graph", count)
     found: dict[int, tuple[Tensor, ...]] = {}
