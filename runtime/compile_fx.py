@@ -357,10 +357,12 @@ def build(
 
 def parameters(lowered: Lowered) -> list[str]:
     """Names of the wrapper's arguments: a buffer, a size symbol, or a name nobody reads."""
-    names = []
+    names: list[str] = []
     for k, p in enumerate(lowered.placeholders):
         symbol = p.atom if isinstance(p, Expr) else None
-        names.append(p if isinstance(p, str) else symbol.name if isinstance(symbol, Sym) else f"_{k}")
+        name = p if isinstance(p, str) else symbol.name if isinstance(symbol, Sym) else ""
+        # Two placeholders are one symbol where Dynamo passes a size that two inputs have in common twice.
+        names.append(name if name and name not in names else f"_{k}")
     return names
 
 

@@ -155,6 +155,14 @@ def _names(name: str, out: bool) -> list[tuple[str, bool]]:
 
 
 @functools.cache
+def is_elementwise(info: OpInfo) -> bool:
+    """Whether a writing operator makes each element of what it writes of the elements at the same place of its arguments."""
+    form = info.functional
+    ops = (info.op,) if form is None else (info.op, form.op)
+    return ROLES["copy"] in ops or any(torch.Tag.pointwise in op.tags for op in ops)
+
+
+@functools.cache
 def view_of(op: OpOverload) -> OpOverload | None:
     """The view that an operator which changes metadata in place stands for (`transpose_` → `transpose`), or None."""
     namespace, name = op._schema.name.split("::")
@@ -184,3 +192,10 @@ def functional_arguments(
             break
         args = (*args, own.default_value)
     return tuple(args[k] for k in form.order) or args, kwargs
+
+
+def tensors_of(argument: Any) -> list[torch.Tensor]:
+    """The tensors that an argument is, or that a list has."""
+    if isinstance(argument, torch.Tensor):
+        return [argument]
+    return [t for t in argument if isinstance(t, torch.Tensor)] if isinstance(argument, (list, tuple)) else []

@@ -25,8 +25,9 @@ from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import INVERSES, ROLES
 from ..torch_compat import TorchDispatchMode, is_wrapper_type
 from .fakes import refusal, run_fake
-from .operators import Functional, OpInfo, functional_arguments, op_info, view_of
-from .overlap import inside, is_dense, is_row_major, may_overlap, overlaps_itself
+from .operators import Functional, OpInfo, functional_arguments, op_info, tensors_of, view_of
+from .order import check_order
+from .overlap import inside, is_dense, is_row_major, overlaps_itself
 from .regions import Layout, Step, Value, same_strides
 from .writer import GraphWriter
 
@@ -239,10 +240,10 @@ class Recorder(GraphWriter, TorchDispatchMode):
     # --- writes
 
     def _write_op(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
-        written = [t for k in info.written for t in _tensors(info.argument(k, args, kwargs))]
+        written = [t for k in info.written for t in tensors_of(info.argument(k, args, kwargs))]
         for t in written:
             self._may_write(self.value(t))
-        self._check_order(info, written, args, kwargs)
+        check_order(info, args, kwargs, self.value, self.where)
         form = info.functional
         if form is None:
             raise UnsupportedError(f"{info.op} writes to its arguments and has no functional overload{self.where()}")
@@ -265,7 +266,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         """A writing operator whose new contents are recorded already: `values`, for the written tensors `targets`."""
         for t in targets:
             self._may_write(self.value(t))
-        self._check_order(info, targets, args, kwargs)
+        check_order(info, args, kwargs, self.value, self.where)
         run_fake(self.fake_mode, info.op, types, args, kwargs)
         for t, value in zip(targets, values, strict=True):
             self.write(t, self.current(self.value(value)))
@@ -277,29 +278,10 @@ class Recorder(GraphWriter, TorchDispatchMode):
         for k, position in enumerate(info.written):
             new = result if isinstance(result, torch.Tensor) else result[form.results[k]]
             target = info.argument(position, args, kwargs)
-            for t, r in zip(_tensors(target), _tensors(new) or _tensors(result), strict=False):
+            for t, r in zip(tensors_of(target), tensors_of(new) or tensors_of(result), strict=False):
                 if not torch.can_cast(r.dtype, t.dtype):
                     raise UnsupportedError(
                         f"{info.op} puts {r.dtype} into {t.dtype}{self.where()}; the graph runs eagerly"
-                    )
-
-    def _check_order(self, info: OpInfo, written: list[torch.Tensor], args: Any, kwargs: Any) -> None:
-        """Raises when an element is written that the operator reads as another one, or writes twice: what comes out depends on the
-        order in which eager goes through them, or eager refuses it.
-        """
-        read = [t for a in (*args, *kwargs.values()) for t in _tensors(a)]
-        for k, t in enumerate(written):
-            value = self.value(t)
-            for other in (*written[:k], *read):
-                if other is t and not any(w is t for w in written[:k]):
-                    continue
-                near = self.value(other)
-                if near.region.key != value.region.key or not may_overlap(near.layout, value.layout):
-                    continue
-                elementwise = near.layout.key() == value.layout.key() and len(written) == 1
-                if not elementwise:
-                    raise UnsupportedError(
-                        f"{info.op} writes elements that it also reads, or writes twice{self.where()}"
                     )
 
     def _put_results(self, info: OpInfo, form: Functional, node: fx.Node, result: Any, args: Any, kwargs: Any) -> None:
@@ -491,9 +473,3 @@ class Recorder(GraphWriter, TorchDispatchMode):
             (maker, k), results = args, args[0].meta["val"]
             before = maker.meta["val"] = [*results[:k], before, *results[k + 1 :]]
             args = maker.args
-
-
-def _tensors(a: Any) -> list[torch.Tensor]:
-    if isinstance(a, torch.Tensor):
-        return [a]
-    return [t for t in a if isinstance(t, torch.Tensor)] if isinstance(a, (list, tuple)) else []
