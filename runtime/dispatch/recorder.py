@@ -69,12 +69,12 @@ class Recorder(GraphWriter, TorchDispatchMode):
     # --- operators
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.expects_no_grad and torch.is_grad_enabled():
-            raise Restart(training=True)
         kwargs = kwargs or {}
+        info = op_info(func)
+        if self.expects_no_grad and torch.is_grad_enabled() and info.kind != "device":
+            raise Restart(training=True)  # not where autograd asks for a device: an exception there ends the process
         if any(is_wrapper_type(t) for t in types):
             return self._wrapper_call(func, args, kwargs)
-        info = op_info(func)
         if self.draws is not None and info.keep:
             drawn = self.draws.replace(info, types, args, kwargs)
             if drawn is not NotImplemented:

@@ -169,6 +169,10 @@ _GRAD = {
         _of((_LEAF, _COMPUTED), "p2", (Step("p2.ceil()", ("v1",), "enable_grad"),), ("v1",), mode="no_grad"),
         False,
     ),
+    "called under no_grad, a leaf is first used with grad on": (  # torch ends the process where the trace begins again too early
+        _of((_LEAF,), "p1", (Step("p1.sin()", ("v1",), "enable_grad"),), ("v1",), mode="no_grad"),
+        False,
+    ),
     "view without grad of what reshape copied": (
         _of(
             (_LEAF, _COMPUTED, Step("p2.t()", ("x1",))),
