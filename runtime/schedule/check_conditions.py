@@ -5,9 +5,12 @@ Used when the values of a plan are compared with those of its program (`check_va
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from math import inf
+from types import MappingProxyType
 
-from ..ir.index import Atom, Expr, Var, bounds, expr, of
+from ..ir.index import Atom, Expr, Var, bounds, expr, of, size
 from ..ir.nodes import INTS, Node, const
 
 AND = ("logical_and", "bitwise_and")
@@ -91,6 +94,8 @@ def condition(n: Node, assumed: Assumed) -> Node:
         left, right = coordinate(n.args[0]), coordinate(n.args[1])
         if left is not None and right is not None:
             decided = decide(n.op, *bounds(left - right))
+            if decided is None and (less := narrowed(assumed)):
+                decided = decide(n.op, *bounds((left - right).subst(less)))
             if decided is not None:
                 return const(decided, "bool")
     return n
@@ -117,9 +122,10 @@ def decide(op: str, lo: int | None, hi: int | None) -> bool | None:
     return True if yes else False if no else None
 
 
-def narrowed(assumed: Assumed) -> dict[Atom, Expr]:
+@lru_cache(maxsize=256)
+def narrowed(assumed: Assumed) -> Mapping[Atom, Expr]:
     """Loop variables by ones that take only the values they can have where these conditions hold: `6*i + j < 3` leaves 0 for `i` and three
-    values for `j`.
+    values for `j`; `i > 0` leaves one less, also where the number of values is a symbol.
     """
     below = [d for n in assumed for d in _negative(n)]  # differences that are less than 0
     ranges: dict[Var, tuple[int, float]] = {}
@@ -139,7 +145,9 @@ def narrowed(assumed: Assumed) -> dict[Atom, Expr]:
     for v, (lo, hi) in ranges.items():
         if lo <= hi < inf and hi - lo + 1 != v.extent:
             found[v] = expr(lo) if lo == hi else of(Var(f"{v.name}_in", int(hi) - lo + 1)) + lo
-    return found
+        elif lo > 0 and hi == inf:
+            found[v] = of(Var(f"{v.name}_in", size(v.extent - lo))) + lo
+    return MappingProxyType(found)
 
 
 def _negative(n: Node) -> list[tuple[int, list[tuple[Var, int]]]]:

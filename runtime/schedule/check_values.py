@@ -68,6 +68,7 @@ class Values:
         self.last = len(program.items) + 1
         self.shared: set[tuple] = set()
         self.expanded: dict[Node, Node] = {}
+        self.meant: dict[Node, Node] = {}
         self.memos: dict[tuple, dict[Node, Node]] = {}
         self.why: tuple[Node, Node] | None = None
 
@@ -170,7 +171,8 @@ class Values:
         if n.op == "bounded":
             at, size = self._coordinate_node(n.args[0], less), coordinate(n.args[1])
             return at if at is not None and size is not None and in_range(at.subst(less), size) else None
-        return coordinate(n)
+        at = coordinate(n)
+        return None if at is None else self._opened_index(at, less)
 
     def _step(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
         """The pairs that must be equal so that `a` and `b` are; None if they cannot be shown equal."""
@@ -202,7 +204,7 @@ class Values:
             return [] if self._same_loop(a, da, b, db, seen) else self._differ(a, b, keep=True)
         if a.op == "index" and b.op == "index":
             return [] if self.same_index(a.attr, b.attr, seen) else self._differ(a, b)
-        if a.op != b.op or (a.op == "where" and a.args[0] is not b.args[0]):
+        if a.op != b.op or len(a.args) != len(b.args) or (a.op == "where" and a.args[0] is not b.args[0]):
             # One side may have lost a part that is decided only inside a definition of the other.
             if a.dtype == b.dtype == "int64":
                 left, right = self._coordinate_node(a), self._coordinate_node(b)
@@ -268,24 +270,32 @@ class Values:
         return new
 
     def _opened(self, n: Node, assumed: Assumed) -> Node:
-        """A condition with what its arguments are by definition; of a choice by such a condition the branch that it decides for."""
+        """A condition with what its arguments are by definition; of a choice by such a condition, or a masked load, what it decides for."""
         if n.op == "where" and len(n.args) == 3:
             known = truth(self._meant(n.args[0]), assumed)
+            if known is None and assumed:
+                known = truth(rebuild(n.args[0], lambda ld: reduced(ld, assumed), {}), assumed)
             return n if known is None else n.args[1] if known else n.args[2]
+        if n.op == "load" and n.args:
+            known = truth(self._meant(n.args[0]), assumed)
+            return n if known is None else Node("load", (), n.dtype, n.attr) if known else const(0, n.dtype)
         return self._meant(n) if n.dtype == "bool" and n.op in (*AND, *OR, *NOT, *COMPARE) else n
 
     def _meant(self, n: Node) -> Node:
         """A condition, or an argument of one, with plain definitions, and positions that are coordinates, in the place of their names."""
-        d = self._definition(n)
-        if d is not None and d.kind == "plain":
-            return self.expand(n)
         if n.dtype == "int64":
             at = self._coordinate_node(n)
-            return n if at is None else index_node(at)
+            if at is not None:
+                return index_node(at)
+        while (d := self._definition(n)) is not None and d.kind == "plain":
+            n = reduced(self.expand(n), frozenset())
         if n.dtype != "bool" or n.op not in (*AND, *OR, *NOT, *COMPARE):
             return n
-        args = tuple(self._meant(x) for x in n.args)
-        return n if args == n.args else Node(n.op, args, n.dtype, n.attr)
+        known = self.meant.get(n)
+        if known is None:
+            args = tuple(self._meant(x) for x in n.args)
+            known = self.meant[n] = n if args == n.args else Node(n.op, args, n.dtype, n.attr)
+        return known
 
     def _moved(self, body: Node, mapping: dict[Atom, int | Expr]) -> Node:
         """The expression over other variables. What large bodies share (the phases of one kernel) is mapped once."""

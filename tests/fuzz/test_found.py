@@ -61,6 +61,28 @@ _CASES = {
         "{x}.slice_scatter({x}[:1] + 1, 0, 1, 2)[torch.arange(2), 0]", sizes=((4, 1),)
     ),
     "positions of a range in a flat tensor": _one("{x}.view(-1)[torch.arange(2)]", sizes=_DYNAMIC),
+    "positions of a range in a concatenation": _one("torch.cat([{x}, {x}], 1)[:, torch.arange(2)]"),
+    "choice by a constant through other names": _one(
+        "torch.where(torch.zeros({x}.numel(), dtype=torch.bool).clone().view({x}.shape), 0, {x})"
+    ),
+    "written in a part of what is written": Program(
+        0,
+        (Step(_MATRIX, ("p1",)),),
+        (),
+        ("p1",),
+        (Step("p1[:-1].fill_(1)"), Step("F.relu(p1[:2], inplace=True)")),
+        (),
+        sizes=((17, 2),),
+    ),
+    "rolled and written behind the first row": Program(
+        0,
+        (Step(_MATRIX, ("p1",)),),
+        (),
+        ("p1",),
+        (Step("p1.roll(1, 0)", ("v1",)), Step("v1[1:, 1:].add_(0.5)")),
+        ("v1",),
+        sizes=_DYNAMIC,
+    ),
     "choice by a constant": _one("torch.where(torch.ones({x}.shape, dtype=torch.bool), {x}, 0)"),
     "choice by data between equal values": _one(
         "(lambda t: t.take_along_dim(t.argmax(0, keepdim=True), 0))(torch.cat([torch.full_like({x}, -1)] * 2))",

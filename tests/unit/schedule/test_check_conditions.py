@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opforge.runtime.ir.index import Expr, Var, bounds, expr, of
+from opforge.runtime.ir.index import Expr, Var, bounds, expr, of, proves_less, proves_nonnegative, sym
 from opforge.runtime.ir.nodes import Node, index_node
 from opforge.runtime.schedule.check_conditions import narrowed
 
@@ -32,3 +32,13 @@ def compare(op: str, a: Expr, b: int) -> Node:
 def test_narrowed(conditions: list[tuple[str, Expr, int]], values: dict[Var, tuple[int, int]]) -> None:
     found = narrowed(frozenset(compare(*c) for c in conditions))
     assert {v: bounds(e) for v, e in found.items()} == values
+
+
+def test_narrowed_of_unknown_size() -> None:
+    """The first rows left out of a number of rows that is a symbol."""
+    rows = Var("i", sym("s0"))
+    found = narrowed(frozenset((compare("ge", of(rows), 2),)))[rows]
+    assert proves_nonnegative(found - 2)
+    assert proves_less(found, sym("s0"))
+    assert not proves_nonnegative(found - 3)
+    assert not proves_less(found, sym("s0") - 1)
