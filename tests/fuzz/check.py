@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -202,16 +204,18 @@ def in_dtype(dtype: str, program: Program, size: tuple[int, int]) -> Sight:
 
 @contextlib.contextmanager
 def quick_builds(folder: Path) -> Iterator[None]:
-    """For many small programs: a low optimization level, checks on, and the prelude compiled once ahead, not in every unit."""
+    """For many small programs: a low optimization level, checks on, and the prelude compiled once ahead, not in every unit. Processes may
+    share `folder`: one that starts again changes no file that others read.
+    """
     header = folder / "prelude.h"
-    header.write_text(engine.PRELUDE.read_text())
     stub = folder / "include.h"
-    stub.write_text(f'#include "{header}"\n')
+    for path, text in ((header, engine.PRELUDE.read_text()), (stub, f'#include "{header}"\n')):
+        _make_once(path, lambda new, text=text: new.write_text(text))  # type: ignore[misc]
     settings = {"debug.verify": True, "opt_level": "1", "cache_dir": str(folder / "cache"), "progress": "off"}
     with opforge.config.patch(settings) as cfg:
         tools = find_toolchain(cfg)
-        ahead = [*tools.command, *tools.compile_flags, "-w", "-x", "c++-header", str(header), "-o", f"{header}.gch"]
-        _build_once(ahead, Path(f"{header}.gch"))
+        ahead = [*tools.command, *tools.compile_flags, "-w", "-x", "c++-header", str(header), "-o"]
+        _make_once(Path(f"{header}.gch"), lambda new: subprocess.run([*ahead, str(new)], check=True))
         original, engine.PRELUDE = engine.PRELUDE, stub
         try:
             yield
@@ -219,11 +223,12 @@ def quick_builds(folder: Path) -> Iterator[None]:
             engine.PRELUDE = original
 
 
-def _build_once(command: list[str], product: Path) -> None:
-    import subprocess
-
-    if not product.exists():
-        subprocess.run(command, check=True)
+def _make_once(path: Path, make: Callable[[Path], object]) -> None:
+    """The file at `path`, made by `make` under another name first: nobody sees half of it."""
+    if not path.exists():
+        new = path.with_name(f"{path.name}.{os.getpid()}")
+        make(new)
+        new.replace(path)
 
 
 def reason(text: str) -> str:
