@@ -63,56 +63,95 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 """Functions that programs call, replaced where a graph calls them."""
 
-CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], bool, int | None], ...]] = {
+CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...]], ...]] = {
     # With a weight of another dtype the statistics have its dtype.
-    torch.ops.aten.native_layer_norm.default: ((1, (2, 3), False, None), (2, (2, 3), False, None)),
+    torch.ops.aten.native_layer_norm.default: ((1, (2, 3), False, "", ()), (2, (2, 3), False, "", ())),
     # With a weight of another dtype the statistics have its dtype.
-    torch.ops.aten.native_group_norm.default: ((1, (1, 2), False, None), (2, (1, 2), False, None)),
+    torch.ops.aten.native_group_norm.default: ((1, (1, 2), False, "", ()), (2, (1, 2), False, "", ())),
     # The gradient of the input has its dtype.
-    torch.ops.aten.native_group_norm_backward.default: ((0, (1,), False, None),),
+    torch.ops.aten.native_group_norm_backward.default: ((0, (1,), False, "", ()),),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit_functional.default: (
-        (0, (), False, 0),
-        (1, (1, 2, 3), False, None),
-        (2, (1, 2, 3), False, None),
-        (3, (3,), False, None),
-        (4, (4,), False, None),
+        (0, (), False, "suggested", (0,)),
+        (1, (1, 2, 3), False, "", ()),
+        (2, (1, 2, 3), False, "", ()),
+        (3, (3,), False, "", ()),
+        (4, (4,), False, "", ()),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit.default: (
-        (0, (), False, 0),
-        (1, (1, 2, 3), False, None),
-        (2, (1, 2, 3), False, None),
+        (0, (), False, "suggested", (0,)),
+        (1, (1, 2, 3), False, "", ()),
+        (2, (1, 2, 3), False, "", ()),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit.no_stats: (
-        (0, (), False, 0),
-        (1, (1, 2), False, None),
-        (2, (1, 2), False, None),
+        (0, (), False, "suggested", (0,)),
+        (1, (1, 2), False, "", ()),
+        (2, (1, 2), False, "", ()),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit_no_training.default: (
-        (0, (), False, 0),
-        (1, (1, 2, 3), False, None),
-        (2, (1, 2, 3), False, None),
+        (0, (), False, "suggested", (0,)),
+        (1, (1, 2, 3), False, "", ()),
+        (2, (1, 2, 3), False, "", ()),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten.native_batch_norm.default: (
-        (0, (), False, 0),
-        (1, (1, 2, 3), False, None),
-        (2, (1, 2, 3), False, None),
+        (0, (), False, "suggested", (0,)),
+        (1, (1, 2, 3), False, "", ()),
+        (2, (1, 2, 3), False, "", ()),
     ),
     # The gradient of the input is contiguous or channels-last.
-    torch.ops.aten.native_batch_norm_backward.default: ((0, (), False, 1),),
+    torch.ops.aten.native_batch_norm_backward.default: ((0, (), False, "suggested", (1,)),),
     # The result is channels-last where the operand is.
-    torch.ops.aten.channel_shuffle.default: ((0, (), False, 0),),
+    torch.ops.aten.channel_shuffle.default: ((0, (), False, "suggested", (0,)),),
     # The result is channels-last where the operand is.
-    torch.ops.aten.native_channel_shuffle.default: ((0, (), False, 0),),
-    # The norms of half-precision weights are float32.
-    torch.ops.aten._weight_norm_interface.default: ((1, (1,), True, None),),
+    torch.ops.aten.native_channel_shuffle.default: ((0, (), False, "suggested", (0,)),),
+    # The result is contiguous, and the norms of half-precision weights are float32.
+    torch.ops.aten._weight_norm_interface.default: ((0, (), False, "contiguous", ()), (1, (1,), True, "", ())),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.floor_divide.default: ((0, (), False, "elementwise", (0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.div.Tensor_mode: ((0, (), False, "elementwise", (0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.copysign.Tensor: ((0, (), False, "elementwise", (0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.xlogy.Tensor: ((0, (), False, "elementwise", (0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.special_xlog1py.default: ((0, (), False, "elementwise", (0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.logit_backward.default: ((0, (), False, "elementwise", (0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.hardsigmoid_backward.default: ((0, (), False, "elementwise", (0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.hardswish_backward.default: ((0, (), False, "elementwise", (0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.hardtanh_backward.default: ((0, (), False, "elementwise", (0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.softplus_backward.default: ((0, (), False, "elementwise", (0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.native_dropout_backward.default: ((0, (), False, "elementwise", (0, 1)),),
+    # Without a reduction it is laid out as the operand.
+    torch.ops.aten.binary_cross_entropy.default: ((0, (), False, "elementwise", (0,)),),
+    # The gradient is laid out as the operand.
+    torch.ops.aten.binary_cross_entropy_backward.default: ((0, (), False, "elementwise", (1,)),),
+    # The gradient is contiguous.
+    torch.ops.aten.mse_loss_backward.default: ((0, (), False, "contiguous", ()),),
+    # The gradient is contiguous.
+    torch.ops.aten.smooth_l1_loss_backward.default: ((0, (), False, "contiguous", ()),),
+    # The gradient is contiguous.
+    torch.ops.aten.huber_loss_backward.default: ((0, (), False, "contiguous", ()),),
+    # The gradient is contiguous.
+    torch.ops.aten._log_softmax_backward_data.default: ((0, (), False, "contiguous", ()),),
+    # The results are contiguous.
+    torch.ops.aten.log_sigmoid_forward.default: ((0, (), False, "contiguous", ()), (1, (), False, "contiguous", ())),
+    # The result is contiguous.
+    torch.ops.aten.pow.Scalar: ((0, (), False, "contiguous", ()),),
 }
-"""Results of which the fake kernel has the dtype (that of the first of some arguments; float32 for half precision?) or the layout (that of
-an argument) wrong, by position.
+"""Results of which the fake kernel has the dtype (that of the first of some arguments; float32 for half precision?) or the layout wrong, by
+position. The layout is `suggested` by an argument (channels-last or contiguous), that of an `elementwise` operator on arguments, or
+`contiguous`.
 """
 
 REFUSALS: dict[Any, tuple[tuple[int, ...], tuple[int, ...], str]] = {
@@ -120,9 +159,30 @@ REFUSALS: dict[Any, tuple[tuple[int, ...], tuple[int, ...], str]] = {
     torch.ops.aten.bitwise_or.Tensor: ((), (0, 1), "It is not implemented for floating dtypes."),
     torch.ops.aten.bitwise_xor.Tensor: ((), (0, 1), "It is not implemented for floating dtypes."),
     torch.ops.aten.binary_cross_entropy_with_logits.default: ((0, 1), (), "It writes into the dtype of the target."),
+    torch.ops.aten.huber_loss.default: ((0, 1), (), "It does not promote as its fake kernel says."),
+    torch.ops.aten.soft_margin_loss.default: ((0, 1), (), "It does not promote as its fake kernel says."),
+    torch.ops.aten.threshold_backward.default: ((0, 1), (), "It promotes, which its fake kernel does not say."),
     torch.ops.aten.mse_loss_backward.default: ((0, 1, 2), (), "It does not promote."),
     torch.ops.aten.smooth_l1_loss_backward.default: ((0, 1, 2), (), "It does not promote."),
     torch.ops.aten.huber_loss_backward.default: ((0, 1, 2), (), "It does not promote."),
+    torch.ops.aten.index_put.default: ((0, 2), (), "It does not promote."),
+    torch.ops.aten._unsafe_index_put.default: ((0, 2), (), "It does not promote."),
+    torch.ops.aten.index_copy.default: ((0, 3), (), "It does not promote."),
+    torch.ops.aten.index_add.default: ((0, 3), (), "It does not promote."),
+    torch.ops.aten.index_reduce.default: ((0, 3), (), "It does not promote."),
+    torch.ops.aten.put.default: ((0, 2), (), "It does not promote."),
+    torch.ops.aten.mm.default: ((0, 1), (), "It does not promote."),
+    torch.ops.aten.bmm.default: ((0, 1), (), "It does not promote."),
+    torch.ops.aten.mv.default: ((0, 1), (), "It does not promote."),
+    torch.ops.aten.dot.default: ((0, 1), (), "It does not promote."),
+    torch.ops.aten.addmm.default: ((0, 1, 2), (), "It does not promote."),
+    torch.ops.aten.baddbmm.default: ((0, 1, 2), (), "It does not promote."),
+    torch.ops.aten.addmv.default: ((0, 1, 2), (), "It does not promote."),
+    torch.ops.aten.heaviside.default: ((0, 1), (), "It does not promote."),
+    torch.ops.aten._prelu_kernel.default: ((0, 1), (), "It does not promote."),
+    torch.ops.aten.linalg_cross.default: ((0, 1), (), "It does not promote."),
+    torch.ops.aten.binary_cross_entropy.default: ((0, 1), (), "It does not promote."),
+    torch.ops.aten.index_select.default: ((), (2,), "Positions are integers."),
 }
 """Calls that the fake kernel accepts by mistake: positions of arguments that must have one dtype, of those that must not be floating, and what
 the eager kernel does.

@@ -58,6 +58,7 @@ __all__ = [
     "disable_autocast",
     "empty_strided_cpu",
     "enable_python_dispatcher",
+    "frame_source",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "no_modes",
@@ -127,6 +128,15 @@ def is_wrapper_type(cls: type) -> bool:
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
     return cls is not FakeTensor and is_traceable_wrapper_subclass_type(cls)
+
+
+def frame_source(placeholder: Any, value: Any) -> Any:
+    """Where Dynamo has found the tensor `value` in the frame, as the placeholder of its graph says; None where it is not for that value.
+    [2.11, 2.13]
+    """
+    argument = placeholder.meta.get("grapharg")
+    held = getattr(argument, "_example", None)  # a tensor is held weakly
+    return argument.source if held is not None and callable(held) and held() is value else None
 
 
 def refuses_writes(view: Any) -> bool:

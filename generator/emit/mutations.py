@@ -75,13 +75,13 @@ class DecompositionSpec:
 
 @dataclass(frozen=True)
 class CorrectionSpec:
-    """What a fake kernel says wrongly: (result, arguments that have its dtype, whether it is float32 for half precision, argument that has
-    its layout).
+    """What a fake kernel says wrongly: (result, arguments that have its dtype, whether it is float32 for half precision, what its
+    layout follows and the arguments that say it).
     """
 
     op: str
     doc: str
-    rules: tuple[tuple[int, tuple[int, ...], bool, int | None], ...]
+    rules: tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -382,15 +382,19 @@ def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpe
     rules = []
     for k, rule in enumerate(entry["results"]):
         named: list[tuple[tuple[str | int, ...], str]] = [
-            (("dtype_of", j), n) for j, n in enumerate(rule.get("dtype_of", ()))
+            ((key, j), n) for key in ("dtype_of", "elementwise_of") for j, n in enumerate(rule.get(key, ()))
         ]
         named += [(("layout_of",), rule["layout_of"])] if "layout_of" in rule else []
         for path, name in named:
             if not _known_argument(entry, ("results", k, *path), name, names, diags):
                 return None
         typed = tuple(names.index(n) for n in rule.get("dtype_of", ()))
-        laid = names.index(rule["layout_of"]) if "layout_of" in rule else None
-        rules.append((rule["result"], typed, rule.get("wide", False), laid))
+        layout = "suggested" if "layout_of" in rule else "elementwise" if "elementwise_of" in rule else ""
+        layout = "contiguous" if rule.get("contiguous") else layout
+        laid = tuple(
+            names.index(n) for n in rule.get("elementwise_of", [rule["layout_of"]] if "layout_of" in rule else ())
+        )
+        rules.append((rule["result"], typed, rule.get("wide", False), layout, laid))
     return CorrectionSpec(entry.id, entry["doc"], tuple(rules))
 
 

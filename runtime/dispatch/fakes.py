@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...generated.decompositions import CORRECTIONS, REFUSALS
+from .regions import expressions
 
 
 def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -20,10 +21,10 @@ def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any
     if rules is None:
         return out
     results = [out] if isinstance(out, torch.Tensor) else list(out)
-    for position, typed, wide, laid in rules:
+    for position, typed, wide, layout, laid in rules:
         t = results[position]
         if isinstance(t, torch.Tensor) and t.device.type == "cpu":
-            results[position] = _corrected(fake_mode, t, args, typed, wide, laid)
+            results[position] = _corrected(fake_mode, t, args, typed, wide, layout, [args[k] for k in laid])
     return results[0] if isinstance(out, torch.Tensor) else tuple(results)  # its type may be a named tuple
 
 
@@ -40,20 +41,31 @@ def refusal(op: Any, args: Any) -> str:
 
 
 def _corrected(
-    fake_mode: Any, t: torch.Tensor, args: Any, typed: tuple[int, ...], wide: bool, laid: int | None
+    fake_mode: Any, t: torch.Tensor, args: Any, typed: tuple[int, ...], wide: bool, layout: str, laid: list[Any]
 ) -> torch.Tensor:
-    """`t`, or one with the dtype of the first argument at `typed` that is a tensor (float32 for half precision if `wide`), laid out as the
-    argument at `laid` suggests.
+    """`t`, or one with the dtype of the first argument at `typed` that is a tensor (float32 for half precision if `wide`), laid out as
+    `layout` says of the arguments `laid`.
     """
     models = (args[k] for k in typed if k < len(args) and isinstance(args[k], torch.Tensor))
     dtype = next((m.dtype for m in models), t.dtype)
     if wide and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
     with fake_mode:
-        if laid is not None:
-            like = torch.empty(t.shape, dtype=dtype, device=t.device, memory_format=_suggested(args[laid]))
-            return t if like.stride() == t.stride() and dtype == t.dtype else like
-        return t if dtype == t.dtype else torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device)
+        strides = t.stride()
+        if layout == "elementwise":
+            like = _elementwise(laid)
+            strides = like.stride() if like.ndim == t.ndim else strides  # a loss may be reduced
+        elif layout:
+            wanted = _suggested(laid[0]) if layout == "suggested" else torch.contiguous_format
+            strides = torch.empty(t.shape, device=t.device, memory_format=wanted).stride()
+        if dtype == t.dtype and expressions(strides) == expressions(t.stride()):
+            return t
+        return torch.empty_strided(t.shape, strides, dtype=dtype, device=t.device)
+
+
+def _elementwise(operands: list[Any]) -> torch.Tensor:
+    """A tensor laid out as the result of an elementwise operator on them: torch's own kernels agree about a sum."""
+    return torch.empty_like(operands[0]) if len(operands) == 1 else operands[0] + operands[1]
 
 
 def _suggested(t: torch.Tensor) -> torch.memory_format:

@@ -11,7 +11,7 @@ from torch import fx
 from torch.autograd.graph import get_gradient_edge
 
 from ...errors import UnsupportedError
-from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext
+from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext, frame_source
 from .overlap import may_overlap
 from .regions import Layout
 from .subclasses import inner_tensors, is_wrapper
@@ -29,9 +29,18 @@ def fake_mode_of(inputs: Sequence[Any]) -> Any:
     return FakeTensorMode(shape_env=ShapeEnv())
 
 
-def to_fake(value: Any, fake_mode: Any) -> Any:
-    """The fake tensor of an input; its symbolic sizes and their sources are those that Dynamo chose. Numbers stay as
-    they are.
+def sources_of(gm: Any, given: Sequence[Any]) -> list[Any]:
+    """For each input, where Dynamo has found it, told by the graph that Dynamo made; None where that is unknown. Its context may name
+    another place: that of the base of a view, if Dynamo looked at this later, and sizes there have symbols without a source.
+    """
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"] if isinstance(gm, fx.GraphModule) else []
+    found = {id(v): s for n, v in zip(placeholders, given, strict=False) if (s := frame_source(n, v)) is not None}
+    return [found.get(id(v)) for v in given]
+
+
+def to_fake(value: Any, fake_mode: Any, source: Any = None) -> Any:
+    """The fake tensor of an input; its symbolic sizes and their sources are those that Dynamo chose, for the input at `source` if that is
+    known. Numbers stay as they are.
     """
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and (value.is_neg() or value.is_conj()):
         raise UnsupportedError("an input is lazily conjugated or negated; call resolve_conj() or resolve_neg() on it")
@@ -45,7 +54,8 @@ def to_fake(value: Any, fake_mode: Any) -> Any:
     context = tracing.tensor_to_context.get(value) if tracing is not None else None
     if context is None:
         return fake_mode.from_tensor(value, static_shapes=True)
-    return fake_mode.from_tensor(value, symbolic_context=context, source=getattr(context, "tensor_source", None))
+    source = source or getattr(context, "tensor_source", None)
+    return fake_mode.from_tensor(value, symbolic_context=context, source=source)
 
 
 def is_static(value: Any) -> bool:
@@ -73,13 +83,15 @@ class Inputs:
     training: bool = False
 
     @classmethod
-    def of(cls, given: Sequence[Any], copies: frozenset[int], training: bool = False) -> Inputs:
-        """Make fakes of `given`; inputs in `copies` (their metadata will change) get tensor objects of their own. For
-        `training` all get their own, leaves of autograd where the given ones are; `edges[i]` is where gradients of
-        input i arrive, None where it has none.
+    def of(
+        cls, given: Sequence[Any], copies: frozenset[int], training: bool = False, sources: Sequence[Any] = ()
+    ) -> Inputs:
+        """Make fakes of `given`, found at `sources` (`sources_of`); inputs in `copies` (their metadata will change) get tensor objects of
+        their own. For `training` all get their own, leaves of autograd where the given ones are; `edges[i]` is where gradients of input i
+        arrive, None where it has none.
         """
         fake_mode = fake_mode_of(given)
-        fakes = [to_fake(v, fake_mode) for v in given]
+        fakes = [to_fake(v, fake_mode, s) for v, s in zip(given, sources or [None] * len(given), strict=True)]
         same: list[int | None] = [None] * len(fakes)
         first: dict[int, int] = {}
         for k, t in enumerate(fakes):

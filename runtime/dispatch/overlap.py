@@ -20,11 +20,11 @@ def byte_range(layout: Layout) -> tuple[int, int]:
 
 
 def inside(part: Layout, whole: Layout) -> bool:
-    """Whether `part` touches no byte outside of the range of `whole` (both with known sizes)."""
+    """Whether `part` touches no byte outside of the range of `whole` (both with known sizes); what is empty has none."""
     if not (part.plain and whole.plain):
         return False
-    if math.prod(part.size) == 0:
-        return True
+    if math.prod(part.size) == 0 or math.prod(whole.size) == 0:
+        return math.prod(part.size) == 0
     (lo, hi), (first, end) = byte_range(part), byte_range(whole)
     return first <= lo and hi <= end
 

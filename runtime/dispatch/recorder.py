@@ -169,11 +169,15 @@ class Recorder(GraphWriter, TorchDispatchMode):
     def _record_view(self, info: OpInfo, out: Any, parent: Value, args: Any, kwargs: Any) -> None:
         if info.op is ROLES["as_strided"]:
             # It reads the storage, not the tensor that it is called on: only the region's whole stands for that.
-            if args[0].requires_grad and torch.is_grad_enabled() and not inside(Layout.of(out), parent.layout):
+            layout, whole = Layout.of(out), parent.root.layout
+            if args[0].requires_grad and torch.is_grad_enabled() and not inside(layout, parent.layout):
                 raise UnsupportedError(
                     f"as_strided reaches outside of a tensor{self.where()} whose gradient does not know of it; the graph runs eagerly"
                 )
-            value = self._strided(parent, Layout.of(out))
+            if not parent.region.inputs and layout.plain and whole.plain and not inside(layout, whole):
+                # Its storage may be larger (a loss was reduced in it); else eager refuses.
+                raise UnsupportedError(f"as_strided reaches outside of a result{self.where()}; the graph runs eagerly")
+            value = self._strided(parent, layout)
             value.near = parent
             if parent.region.version == 0 and parent.parent is None:
                 value.node, value.version = self.call(info.op, self.nodes(args), self.nodes(kwargs), out), 0

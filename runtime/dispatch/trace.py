@@ -23,7 +23,7 @@ from ...generated.schemas import OutputType, ViewAndMutationMeta
 from ..torch_compat import LazyGraphModule, disable_autocast, enable_python_dispatcher
 from .border import Border
 from .calling import Calling
-from .inputs import Inputs, Lift, lifted_attributes
+from .inputs import Inputs, Lift, lifted_attributes, sources_of
 from .interpret import run_graph
 from .joint import Gradients, Saved, differentiate
 from .lifted import LiftedModule
@@ -146,7 +146,7 @@ def _trace_once(
 ) -> Traced:
     autocast = torch.is_autocast_enabled("cpu") or (torch.cuda.is_available() and torch.is_autocast_enabled("cuda"))
     border = Border(given)
-    inputs = Inputs.of(border.given, copies, training)
+    inputs = Inputs.of(border.given, copies, training, sources_of(gm, border.given))
     inputs.merged = merged
     recorder = recorder_type(inputs.fake_mode, inputs.overlaps)
     recorder.draws = Draws(recorder) if random == "philox" else None

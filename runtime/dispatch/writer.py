@@ -90,18 +90,22 @@ class GraphWriter:
 
     def _track(self, out: Any, node: fx.Node) -> None:
         if isinstance(out, torch.Tensor):
-            self.regions.add(out, node)
-            self._bind_unbacked(out, node)
+            self._fresh(out, node)
             return
         for k, t in enumerate(out):
             if isinstance(t, torch.Tensor):
-                item = self._item(node, k, t)
-                self.regions.add(t, item)
-                self._bind_unbacked(t, item)
+                self._fresh(t, self._item(node, k, t))
             elif isinstance(t, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 self.symbols.bind(t, self._item(node, k, t))
             elif isinstance(t, (tuple, list)):
                 self._track(t, self._item(node, k, t))
+
+    def _fresh(self, t: torch.Tensor, node: fx.Node) -> None:
+        if t.requires_grad:
+            # That is for autograd to say, above; a few of torch's fake kernels copy it from an operand.
+            t.requires_grad = False
+        self.regions.add(t, node)
+        self._bind_unbacked(t, node)
 
     def _bind_unbacked(self, t: torch.Tensor, node: fx.Node) -> None:
         if self.fake_mode.shape_env is not None and any(type(n) is not int for n in t.shape):

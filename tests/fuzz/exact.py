@@ -41,6 +41,9 @@ class Exact(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func._can_decompose():
+            with self:  # elsewhere autograd takes them apart; their results may be views
+                return func.decompose(*args, **kwargs)
         given = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
         if func.is_view or not given:
             return func(*args, **kwargs)
@@ -68,7 +71,8 @@ class Exact(TorchDispatchMode):
     def _values(self, name: str, function: Any, args: Any, kwargs: Any) -> list[Array] | None:
         """The results of an operator as arrays, or None where nobody knows them better than its kernel."""
         if name in _SELECTS:
-            return None
+            whole = name in _OF_ALL and len(args) == 1 and not kwargs and args[0].numel() > 0
+            return [_OF_ALL[name](self._array(args[0]))] if whole else None
         if name == "copy_":
             return [np.broadcast_to(self._array(args[1]), args[0].shape)]
         if name == "_to_copy":
@@ -170,6 +174,12 @@ _MOVES = frozenset(
 _OF_VALUES = frozenset(["cat", "stack", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"])
 # Operators that choose values and say their positions.
 _SELECTS = frozenset(["sort", "max", "min", "topk", "cummax", "cummin", "median", "kthvalue", "mode"])
+# Those of them that without a dimension choose one value of all, and do not say its position.
+_OF_ALL: dict[str, Callable[[Array], Array]] = {
+    "max": np.max,
+    "min": np.min,
+    "median": lambda x: np.sort(x, axis=None)[(x.size - 1) // 2] if not np.isnan(x).any() else np.longdouble("nan"),
+}
 
 
 def _axes(dim: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from .check import check
+from .check import check, in_dtype
 from .program import Program, Step
 
 _MATRIX = 'grid((n, m), "float32", 1)'
@@ -97,6 +99,28 @@ _CASES = {
         ("p1",),
         (Step("F.gelu(p1)", ("v1",)), Step("v1.detach()", ("v2",)), Step("v1.view(-1)", ("v3",))),
         ("v2", "v1", "v3"),
+    ),
+    "quotient laid out as its first operand": _one(
+        "torch.floor_divide({x}, {x}.t().contiguous().t().abs() + 1).as_strided((2, 2), (1, 2))"
+    ),
+    "storage beyond a loss, to eager": _one("F.mse_loss({x}, {x} + 1).as_strided((2, 2), (1, 2))"),
+    "storage written through a view of nothing, to eager": Program(
+        0,
+        (Step(_MATRIX, ("p1",)), Step("p1.view(-1)", ("x1",)), Step("p1[..., 1:]", ("x2",))),
+        (),
+        ("x1", "x2"),
+        (Step("x2.as_strided((2,), (1,), 1).add_(0.3)"),),
+        (),
+        sizes=((7, 1),),
+    ),
+    "dead write of another dtype, to eager": Program(
+        0,
+        (Step(_MATRIX, ("p1",)),),
+        (),
+        ("p1",),
+        (Step("p1 > 0", ("v1",)), Step("v1.index_put_((torch.arange(2),), v1[:2] + 1)")),
+        ("p1",),
+        sizes=((2, 3),),
     ),
     "normalization of nothing": _one("F.group_norm({x}.unsqueeze(0), 1)", leaf=True, sizes=((3, 0),)),
 }
@@ -205,6 +229,18 @@ _GRAD = {
         ),
         False,
     ),
+    "padded without grad": (
+        replace(
+            _of(
+                (_LEAF, _COMPUTED),
+                "p2",
+                (Step("F.pad(p2, (1, 2))", ("v1",), "no_grad"), Step("v1 * 2", ("v2",))),
+                ("v2",),
+            ),
+            sizes=_DYNAMIC,
+        ),
+        False,
+    ),
     "composite view in inference mode": (
         _of((_LEAF,), "p1", (Step("p1.unflatten(-1, (1, -1))", ("v1",)),), ("v1",), mode="inference_mode"),
         False,
@@ -237,3 +273,24 @@ def test_a_write_in_inference_mode_through_a_composite_view(quick: None) -> None
     steps = (Step("torch.atleast_3d(p1)", ("v1",)), Step("v1.div_(1)"))
     outcome = check(Program(0, (Step(_MATRIX, ("p1",)),), (), ("p1",), steps, ("v1",), mode="inference_mode"))
     assert outcome.different == []
+
+
+def test_dynamo_looks_at_an_input_once_more_as_the_base_of_another(quick: None) -> None:
+    """Its sizes keep the symbols that they have in the graph: guards on others cannot be written."""
+    steps = (Step("p1.tensor_split(2, 0)", ("v1", "v2")),)
+    made = (_LEAF, Step("p1.diagonal()", ("x1",)))
+    program = Program(0, made, ("p1",), ("p1", "x1"), steps, ("v2", "x1"), (), ((9, 4), (8, 6)), "dynamo")
+    outcome = check(program)
+    assert outcome.different == []
+    assert not outcome.eager
+
+
+def test_a_run_in_inference_mode_has_a_judge(quick: None) -> None:
+    """Operators made of others come to a dispatch mode whole there, and their results may be views."""
+    steps = (Step("p1.sigmoid_()"), Step("F.mse_loss(p1, p1.unsqueeze(0).repeat(2, 1, 1))", ("v1",)))
+    program = Program(
+        0, (Step(_MATRIX, ("p1",)),), (), ("p1",), steps, ("v1",), (), ((4, 6),), "direct", "inference_mode"
+    )
+    sight = in_dtype("float64", program, (4, 6))
+    assert sight.raised == {}
+    assert "result 0" in sight.lows

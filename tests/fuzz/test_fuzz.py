@@ -42,9 +42,11 @@ def test_programs(first: int, quick: None, tmp_path: Path) -> None:
             pytest.fail(runnable(small, [f"{kind}: {text}" for kind, text in found.different]), pytrace=False)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(k, marks=pytest.mark.xfail(reason=why)) for k, why in KNOWN.items()])
-def test_known(seed: int, quick: None) -> None:
-    assert check(generate(seed)).different == []
+if KNOWN:  # else there is nothing to test, and pytest would count a skip
+
+    @pytest.mark.parametrize("seed", [pytest.param(k, marks=pytest.mark.xfail(reason=y)) for k, y in KNOWN.items()])
+    def test_known(seed: int, quick: None) -> None:
+        assert check(generate(seed)).different == []
 
 
 def test_a_seed_makes_one_program() -> None:
@@ -163,7 +165,10 @@ def test_what_is_more_exact_than_float64_agrees_with_it(seed: int) -> None:
             assert (exact.lows[name].abs() <= 2.0**-53 * value.abs() + 1e-300).all()
 
 
-@pytest.mark.parametrize("operator", [lambda x: x.sin().sum(), lambda x: (x @ x.t()).sum(), lambda x: F.gelu(x).mean()])
+@pytest.mark.parametrize(
+    "operator",
+    [lambda x: x.sin().sum(), lambda x: (x @ x.t()).sum(), lambda x: F.gelu(x).mean(), lambda x: x.sin().max()],
+)
 def test_what_is_more_exact_than_float64(operator: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Forward and gradient against 40 digits."""
     x = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
