@@ -59,6 +59,7 @@ __all__ = [
     "empty_strided_cpu",
     "enable_python_dispatcher",
     "frame_source",
+    "in_dual_level",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "no_modes",
@@ -106,6 +107,21 @@ def below_autograd() -> AbstractContextManager[Any]:
     import torch
 
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def in_dual_level() -> bool:
+    """Whether tensors may have tangents of forward-mode automatic differentiation. Where Dynamo compiles, it will ask again before each call
+    of this graph, and compile anew where the answer is another one. [2.11, 2.13]
+    """
+    from torch.autograd import forward_ad
+
+    if (context := TracingContext.try_get()) is not None:
+        from torch._dynamo.guards import GuardBuilder
+        from torch._dynamo.source import GlobalStateSource
+        from torch._guards import Guard
+
+        context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), GuardBuilder.DUAL_LEVEL))  # type: ignore[arg-type]
+    return bool(forward_ad._current_level >= 0)
 
 
 def disable_autocast() -> AbstractContextManager[Any]:

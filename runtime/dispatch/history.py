@@ -42,6 +42,14 @@ def history_of(
     )
 
 
+def check_inference(t: torch.Tensor) -> None:
+    """Raises `UnsupportedError` where an output is, or is an alias of, a tensor that only inference mode can make."""
+    if t.is_inference() and not torch.is_inference_mode_enabled():
+        raise UnsupportedError(
+            "an output is made in, or an alias of a tensor from, inference mode, and is returned outside of it; the graph runs eagerly"
+        )
+
+
 def _same_base(t: torch.Tensor, source: torch.Tensor) -> bool:
     return t._base is source or (source._is_view() and t._base is source._base)
 

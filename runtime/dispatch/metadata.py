@@ -23,7 +23,7 @@ from ...generated.schemas import (
 )
 from ..torch_compat import python_source, refuses_writes, shares_version
 from .disjoint import disjoint_pairs
-from .history import check_given_up, drops_gradients, history_of, is_cut, one_of_many
+from .history import check_given_up, check_inference, drops_gradients, history_of, is_cut, one_of_many
 from .inputs import Inputs, is_static
 from .merge import Entered
 from .overlap import is_dense
@@ -281,6 +281,8 @@ class _Analysis:
 
     def _tensor_output(self, kind: OutputType, value: Value, source: int | None, t: torch.Tensor) -> OutputAliasInfo:
         region = value.region
+        if kind is not OutputType.IS_INPUT:
+            check_inference(t)
         if kind is OutputType.NON_ALIAS:
             # An alias that came before it among the outputs may have asked for it already.
             position = self.bases[region.key] if region.key in self.bases else self._return(self._owned(value), t)
@@ -293,8 +295,7 @@ class _Analysis:
             )
         if kind is OutputType.ALIAS_OF_INPUT:
             source = self._source(value)
-            if self.inputs.given[source].is_inference() and not torch.is_inference_mode_enabled():
-                raise UnsupportedError("an output is an alias of an inference tensor, outside of inference mode")
+            check_inference(self.inputs.given[source])
             origin = self.inputs.layouts[source]
             assert origin is not None
             if self.inputs.given[source].requires_grad and id(self.inputs.fakes[source]) in self.recorder.relaid:

@@ -33,6 +33,7 @@ NAMESPACE: dict[str, Any] = {
     "no_grad": torch.no_grad,
     "refuses_writes": refuses_writes,
     "reinterpreted": reinterpreted,
+    "set_grad_enabled": torch.set_grad_enabled,
     "tree_unflatten": pytree.tree_unflatten,
 }
 """Names that wrapper source may read."""

@@ -20,7 +20,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.schemas import OutputType, ViewAndMutationMeta
-from ..torch_compat import LazyGraphModule, disable_autocast, enable_python_dispatcher
+from ..torch_compat import LazyGraphModule, disable_autocast, enable_python_dispatcher, in_dual_level
 from .border import Border
 from .calling import Calling
 from .inputs import Inputs, Lift, lifted_attributes, sources_of
@@ -54,6 +54,7 @@ class Traced:
     turns_grad_on  the program is called with grad mode off and turns it on.
     border  tensor subclasses among its inputs and outputs, None where there are none. Flat inputs and outputs of `meta` are what is
              inside of them.
+    grad_mode_after  the grad mode that the program leaves behind, None where it is the one it was called with.
     """
 
     graph: fx.GraphModule
@@ -65,6 +66,7 @@ class Traced:
     untracked: bool = False
     turns_grad_on: bool = False
     border: Border | None = None
+    grad_mode_after: bool | None = None
 
     @property
     def in_place_candidates(self) -> tuple[tuple[int, int], ...]:
@@ -105,6 +107,8 @@ def trace(
     operators of ones with an explicit seed. Raises `UnsupportedError`, with the user's line, for what cannot be
     expressed; eager runs that, and raises its own errors.
     """
+    if in_dual_level():
+        raise UnsupportedError("forward-mode automatic differentiation (dual_level) is on; the graph runs eagerly")
     calling = Calling.of_inputs(example_inputs)
     flat = calling.flatten(example_inputs)
     lifted = _lifted(gm)
@@ -167,7 +171,7 @@ def _trace_once(
             recorder.training = training
             recorder.expects_no_grad = may_train and not training and _grad_is_off(border.given)
             result = _run(gm, calling.unflatten_inputs(values[:count]), attributes, recorder)
-            recorder.expects_no_grad = False
+            recorder.expects_no_grad, grad_after = False, torch.is_grad_enabled()
         flat_result = border.leave(calling.flatten_result(result), inputs, recorder)
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
         border.settle(inputs, found, recorder.symbols)
@@ -194,6 +198,7 @@ def _trace_once(
         untracked,
         turns_on,
         border if border.any else None,
+        grad_after if grad_after != grad else None,
     )
 
 

@@ -49,7 +49,7 @@ def passes_through(traced: Traced) -> bool:
     """Whether the compiled graph alone is the program."""
     calling = traced.calling
     plain = calling.in_spec is None and calling.out_spec is None and calling.out_type is tuple
-    modes = traced.untracked or traced.turns_grad_on
+    modes = traced.untracked or traced.turns_grad_on or traced.grad_mode_after is not None
     return traced.meta.passes_through and traced.border is None and not traced.lifted and plain and not modes
 
 
@@ -89,6 +89,8 @@ class _Writer:
         work = [*bases, *call, *symbols, *contents, *layouts, *results, *storages, *made]
         if self.traced.turns_grad_on:
             work = ["with enable_grad():", *(f"    {line}" for line in work)]
+        if self.traced.grad_mode_after is not None:
+            work.append(f"set_grad_enabled({self.traced.grad_mode_after})")
         body = [*checks, *work, self._return(returned)]
         unpack = [f"v{i} = {path}" for i, path in enumerate(self.flat) if i in self.wrappers]
         unpack += [f"{self._name(i)} = {path}" for i, path in enumerate(self.dense) if i in self.inputs]

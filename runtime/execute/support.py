@@ -57,10 +57,12 @@ class Workspaces:
         arena, _pool.arena = _pool.arena, None
         if arena is None or arena.memory.numel() < self.size:
             del arena  # the smaller one is freed before the larger one is made
-            arena = Arena(self.size)
+            with torch.inference_mode(False):  # or no later run outside of inference mode could write to it
+                arena = Arena(self.size)
         space = self.spaces.get(arena)
         if space is None:
-            space = self.spaces[arena] = self.make(arena.memory)
+            with torch.inference_mode(False):
+                space = self.spaces[arena] = self.make(arena.memory)
         return arena, space
 
     def give(self, arena: Arena) -> None:

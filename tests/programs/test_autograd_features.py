@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -418,3 +419,59 @@ def test_gradients_accumulate() -> None:
         return x.grad, w.grad
 
     same(program, block)
+
+
+def test_a_graph_that_first_ran_in_inference_mode() -> None:
+    """Its intermediate memory is that of later calls, which write matrix products into it."""
+
+    def program(run: Run) -> Any:
+        x, w = leaf(210, 4), leaf(4, 4)  # more memory than what waits after the tests above
+        with torch.inference_mode():
+            first = run(x, w).clone()
+        y = run(x, w)
+        total = y.sum()
+        with torch.inference_mode():  # the backward is run there first, too
+            total.backward(retain_graph=True)
+        x.grad = w.grad = None
+        total.backward()
+        return torch.tensor(first.tolist()), y, x.grad, w.grad
+
+    same(program, lambda x, w: torch.sin((x @ w).cos() @ w))
+
+
+def test_forward_mode_tangents_are_kept() -> None:
+    def program(run: Run) -> Any:
+        x, w = leaf(4), leaf(4)
+        outside = run(x, w)
+        with forward_ad.dual_level():
+            y = forward_ad.unpack_dual(run(forward_ad.make_dual(x.detach(), torch.ones(4)), w))
+        return outside, y.primal, y.tangent, run(x, w)
+
+    same(program, lambda x, w: (x * w).sin(), eager=True)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_program_that_leaves_another_grad_mode_behind(mode: bool) -> None:
+    def program(run: Run) -> Any:
+        with torch.set_grad_enabled(not mode):
+            y = run(leaf(4))
+            return y, torch.is_grad_enabled()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch.set_grad_enabled(mode)
+        return y * x
+
+    same(program, fn)
+
+
+def test_results_made_in_inference_mode() -> None:
+    def program(run: Run) -> Any:
+        y = run(leaf(4))
+        return y.is_inference()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return x * 2
+
+    same(program, fn, eager=True)
