@@ -148,6 +148,10 @@ CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, .
     torch.ops.aten.log_sigmoid_forward.default: ((0, (), False, "contiguous", ()), (1, (), False, "contiguous", ())),
     # The result is contiguous.
     torch.ops.aten.pow.Scalar: ((0, (), False, "contiguous", ()),),
+    # The result is contiguous.
+    torch.ops.aten.isin.Tensor_Tensor: ((0, (), False, "contiguous", ()),),
+    # The result is contiguous.
+    torch.ops.aten.isin.Tensor_Scalar: ((0, (), False, "contiguous", ()),),
 }
 """Results of which the fake kernel has the dtype (that of the first of some arguments; float32 for half precision?) or the layout wrong, by
 position. The layout is `suggested` by an argument (channels-last or contiguous), that of an `elementwise` operator on arguments, or

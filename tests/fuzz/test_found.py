@@ -54,6 +54,14 @@ _CASES = {
         sizes=((2, 2), (5, 13)),
     ),
     "result with gaps of symbolic sizes": _one("{x}.select_scatter({x}[0], 0, -1)", view="[..., 1:]", sizes=_DYNAMIC),
+    "rows of what eager makes contiguous": Program(
+        0,
+        (Step(_MATRIX, ("p1",)), Step("p1.t()", ("x1",))),
+        (),
+        ("x1",),
+        (Step("F.logsigmoid(x1)", ("v1",)), Step("v1.chunk(2, 0)", ("v2", "v3"))),
+        ("v3", "v2"),
+    ),
     "argument read backwards": _one("{x}.flip(0) @ {x}.flip(1).t()"),
     "one of several results becomes a view of itself": _one(
         "{x}.chunk(2, 1)[0].unsqueeze_(-1).reshape(-1)", sizes=((2, 4),)

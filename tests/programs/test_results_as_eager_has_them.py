@@ -91,6 +91,17 @@ CALLS: dict[str, Call] = {
     "layer norm by name": (torch.native_layer_norm, lambda: (brain(3, 8), [8], torch.randn(8), None, 1e-5)),
     "channel shuffle": (F.channel_shuffle, lambda: (channels_last(2, 4, 3, 5), 2)),
     "channel shuffle, transposed": (F.channel_shuffle, lambda: (transposed(2, 4, 3, 5), 2)),
+    "log sigmoid, transposed": (F.logsigmoid, lambda: (transposed(2, 4, 6),)),
+    "log sigmoid, channels-last": (aten.log_sigmoid_forward, lambda: (channels_last(2, 4, 6, 5),)),
+    "power of a number": (aten.pow.Scalar, lambda: (2.5, transposed(2, 4, 6))),
+    "power of a number, channels-last": (lambda x: 2**x, lambda: (channels_last(2, 4, 6, 5),)),
+    "log softmax backward": (
+        lambda g, y: aten._log_softmax_backward_data(g, y, 1, y.dtype),
+        lambda: (transposed(4, 6), transposed(4, 6).log_softmax(1)),
+    ),
+    "mean squared error backward": (aten.mse_loss_backward, lambda: (*(transposed(4, 6) for _ in range(3)), 0)),
+    "smooth loss backward": (aten.smooth_l1_loss_backward, lambda: (*(transposed(4, 6) for _ in range(3)), 0, 1.0)),
+    "huber loss backward": (aten.huber_loss_backward, lambda: (*(transposed(4, 6) for _ in range(3)), 0, 1.0)),
 }
 
 
