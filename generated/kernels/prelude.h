@@ -1172,6 +1172,13 @@ template <class T> OPF_INLINE T hprod(Vec<T> v) { return fold_lanes(to_lanes(v),
 template <class T> OPF_INLINE T hmax(Vec<T> v) { return fold_lanes(to_lanes(v), [](T a, T b) { return v_maximum(a, b); }); }
 template <class T> OPF_INLINE T hmin(Vec<T> v) { return fold_lanes(to_lanes(v), [](T a, T b) { return v_minimum(a, b); }); }
 template <class T> OPF_INLINE T hxor(Vec<T> v) { return fold_lanes(to_lanes(v), [](T a, T b) { return T(a ^ b); }); }
+// A sum of two numbers: `low` gathers what rounding takes from it. An infinite sum has no such rest.
+template <class V> OPF_INLINE void add_exactly(V& sum, V& low, V x) {
+    const V total = sum + x, added = total - sum;
+    low = low + ((sum - (total - added)) + (x - added));
+    sum = total;
+}
+template <class V> OPF_INLINE V with_low(V sum, V low) { return sum + select(low == low, low, V(Element<V>(0))); }
 OPF_INLINE bool hall(Mask m) { return !hany(~m); }
 OPF_INLINE bool hmax(Mask m) { return hany(m); }
 OPF_INLINE bool hmin(Mask m) { return hall(m); }

@@ -141,14 +141,15 @@ class RowWriter(Writer):
         if spread and self._parallel_phase(phase, number, v, rest, lanes, reduces):
             return
         with self.block("", after_writes=number > 0):
-            accs = self._open_accumulators(reduces, lanes, self._wide(phase, lanes))
+            wide = self._wide(phase, lanes)
+            accs = self._open_accumulators(reduces, lanes, wide)
             runs = self._open_scans(scans)
 
             def loop() -> None:
                 self._innermost(phase, v, lanes, accs, runs, "0", v.extent, "")
 
             self._loops(rest, "", loop)
-            self._close_accumulators(reduces, accs, lanes)
+            self._close_accumulators(reduces, accs, lanes, wide=wide)
 
     def _lanes_fit(self, phase: FlatPhase, v: Var) -> bool:
         """Lanes must not write one element twice, and an extent below one vector is better done one by one."""
@@ -230,6 +231,12 @@ class RowWriter(Writer):
             return frozenset()
         return frozenset(s.source.name for s in phase.body if isinstance(s.source, Reduce) and self._inexact(s))
 
+    @staticmethod
+    def _compensated(s: FlatStatement, wide: frozenset[str]) -> bool:
+        """A long sum for which there is no wider type: what its total loses by rounding is kept beside it."""
+        source = s.source
+        return isinstance(source, Reduce) and source.name in wide and source.dtype == "float64" and source.kind == "sum"
+
     def _open_accumulators(
         self, reduces: list[FlatStatement], lanes: bool, wide: frozenset[str] = frozenset()
     ) -> dict[str, str]:
@@ -240,7 +247,8 @@ class RowWriter(Writer):
             dtype = "float64" if s.source.name in wide else self._acc_dtype(s)
             start = self.tables.identity(s.source.kind, dtype)
             ctype = COMPUTE[dtype]
-            self.line(f"auto {acc} = splat<{ctype}>({start});" if lanes else f"{ctype} {acc} = {start};")
+            low = f", {acc}_low = {acc}" if self._compensated(s, wide) else ""
+            self.line(f"auto {acc} = splat<{ctype}>({start}){low};" if lanes else f"{ctype} {acc} = {start}{low};")
             if s.source.kind.startswith("arg"):
                 self.line(f"auto {acc}_at = splat<int64_t>(0);" if lanes else f"int64_t {acc}_at = 0;")
                 self.line(f"auto {acc}_any = no_lanes();" if lanes else f"bool {acc}_any = false;")
@@ -269,8 +277,9 @@ class RowWriter(Writer):
                     value = name.replace("[me]", "_v[me]")
                     self.line(f"{value} = {f'lane_value<{big}>({acc}, {acc}_any)' if lanes else acc};")
             else:
-                total = self.tables.horizontal(s.source.kind, acc) if lanes else acc
-                ctype = "double" if s.source.name in wide else COMPUTE[s.source.dtype]
+                total = f"with_low({acc}, {acc}_low)" if self._compensated(s, wide) else acc
+                total = self.tables.horizontal(s.source.kind, total) if lanes else total
+                ctype = "double" if target is not None and s.source.name in wide else COMPUTE[s.source.dtype]
                 self.line(f"{name} = {ctype}({total});")
 
     def _accumulate(self, s: FlatStatement, acc: str, position: Node | None) -> None:
@@ -365,6 +374,9 @@ class RowWriter(Writer):
                 assert isinstance(s.source, Reduce)
                 acc = accs[s.source.name]
                 part = f"cast<double>({partial[s.source.name]})"
+                if self._compensated(s, wide):
+                    self.line(f"add_exactly({acc}, {acc}_low, {part});")
+                    continue
                 self.line(f"{acc} = {self.tables.combine(s.source.kind, 'float64', acc, part, lanes)};")
 
         chunk = BLOCK * (self.lanes if lanes else 1)

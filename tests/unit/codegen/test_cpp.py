@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -234,3 +235,22 @@ def test_a_concatenation_of_many_is_a_loop_for_each() -> None:
     agree(ran)
     (kernel,) = ran.plan.kernels()
     assert len(split(flatten(kernel, dict(ran.plan.layouts)))) == 100
+
+
+def test_long_float64_sums_keep_what_their_totals_lose() -> None:
+    """There is no wider type for the totals: of rows that do not lie one after the other, each is one step of them."""
+    x = (rand(4000, 9, 2).double() + 5)[..., 0]
+    ran = run(lambda b, t: reduce(b, "sum", t, (0, 1)), [x])
+    assert "add_exactly" in ran.source
+    exact = math.fsum(x.flatten().tolist())
+    assert abs(ran.got[0].item() - exact) <= 2 * math.ulp(exact)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_long_float64_sums_of_what_is_not_finite(value: float) -> None:
+    x = rand(400, 9, 2).double()[..., 0]
+    x[200, 1] = value
+    ran = run(lambda b, t: reduce(b, "sum", t, (0, 1)), [x])
+    assert "add_exactly" in ran.source
+    (got,) = ran.got
+    assert got.isnan().all() if math.isnan(value) else got.item() == value
