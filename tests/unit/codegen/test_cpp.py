@@ -237,10 +237,11 @@ def test_a_concatenation_of_many_is_a_loop_for_each() -> None:
     assert len(split(flatten(kernel, dict(ran.plan.layouts)))) == 100
 
 
-def test_long_float64_sums_keep_what_their_totals_lose() -> None:
+@pytest.mark.parametrize("lanes", [1, 8, 16])
+def test_long_float64_sums_keep_what_their_totals_lose(lanes: int) -> None:
     """There is no wider type for the totals: of rows that do not lie one after the other, each is one step of them."""
     x = (rand(4000, 9, 2).double() + 5)[..., 0]
-    ran = run(lambda b, t: reduce(b, "sum", t, (0, 1)), [x])
+    ran = run(lambda b, t: reduce(b, "sum", t, (0, 1)), [x], lanes=lanes)
     assert "add_exactly" in ran.source
     exact = math.fsum(x.flatten().tolist())
     assert abs(ran.got[0].item() - exact) <= 2 * math.ulp(exact)
