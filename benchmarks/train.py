@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,9 +44,10 @@ class Trainer:
         self.loss: Callable[..., Tensor] = backends.compile_with(backend, self.model)
         self.generator = torch.Generator().manual_seed(1)
         self.update: Callable[[], Any] | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
         if program.optimizer is not None:
-            optimizer = program.optimizer(self.model.parameters())
-            self.update = backends.compile_with(backend, optimizer.step)
+            self.optimizer = program.optimizer(self.model.parameters())
+            self.update = backends.compile_with(backend, self.optimizer.step)
 
     def step(self) -> float:
         """Forward and backward of `accumulate` batches, then the optimizer."""
@@ -63,6 +64,11 @@ class Trainer:
         for p in self.model.parameters():
             p.grad = None
         return total
+
+    def state(self) -> Iterator[Tensor]:
+        """The optimizer's tensors, as far as there are any yet."""
+        for values in self.optimizer.state.values() if self.optimizer is not None else ():
+            yield from (v for v in values.values() if isinstance(v, Tensor))
 
 
 def curve_error(curve: list[float], reference: list[float]) -> float:
@@ -141,7 +147,8 @@ def measure_memory(program: str, backend: str) -> None:
     del trainer
     gc.collect()
     torch._dynamo.reset()
-    allocated = allocation_peak(Trainer(TRAINING[program], backend).step)
+    trainer = Trainer(TRAINING[program], backend)
+    allocated = allocation_peak(trainer.step, kept=trainer.state())
     print(json.dumps({"run_peak_mb": resident, "peak_mb": start, "allocated_peak_mb": allocated / 2**20}))
 
 

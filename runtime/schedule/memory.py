@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ..ir.index import Expr, Var, expr, recombine
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
 from .kernels import statement_nodes
-from .plan import CopyStep, ExternStep, KernelStep, Phase, Place, Plan, Reduce, Step, Store, ViewOf
+from .plan import CopyStep, ExternStep, KernelStep, Place, Plan, Reduce, Step, Store, ViewOf
 
 ALIGN = 64
 LARGE = 1 << 14  # bytes: the time to allocate as much is little beside that of writing it
@@ -189,25 +189,32 @@ def home(plan: Plan, name: str) -> str:
 def in_place_candidate(
     step: KernelStep, name: str, plan: Plan, last: dict[str, int], k: int, among: Container[str]
 ) -> str | None:
-    """A buffer that dies here, is read only at the very element that is written, in the same phase: its memory can hold the result."""
-    target = plan.layouts[name]
-    phase_of: list[tuple[int, Phase]] = list(enumerate(step.kernel.phases))
-    stores = [(i, s) for i, p in phase_of for s in p.body if not isinstance(s, Reduce) and s.buffer == name]
+    """A buffer that dies here, whose memory can hold the result `name`."""
+    return next((c for c in could_hold(step, name, plan.layouts) if c in among and last.get(c) == k), None)
+
+
+def could_hold(step: KernelStep, name: str, layouts: Mapping[str, Buffer]) -> tuple[str, ...]:
+    """The buffers that are read only at the very element of `name` that is written, in the same phase, and are laid out as it is."""
+    target = layouts[name]
+    stores = [
+        (i, s)
+        for i, p in enumerate(step.kernel.phases)
+        for s in p.body
+        if not isinstance(s, Reduce) and s.buffer == name
+    ]
     if len(stores) != 1:
-        return None
+        return ()
     at, store = stores[0]
     if not isinstance(store, Store) or store.mode != "set" or store.mask is not None:
-        return None
+        return ()
     where = flat_index(store.index, target)
-    for other in step.kernel.reads:
-        if other not in among or last.get(other) != k:
-            continue
-        layout = plan.layouts[other]
-        if (layout.dtype, layout.shape, layout.stride) != (target.dtype, target.shape, target.stride):
-            continue
-        if _read_only_there(step, other, layout, at, store, where):
-            return other
-    return None
+    return tuple(
+        other
+        for other in step.kernel.reads
+        if (layout := layouts[other]).dtype == target.dtype
+        and (layout.shape, layout.stride) == (target.shape, target.stride)
+        and _read_only_there(step, other, layout, at, store, where)
+    )
 
 
 def _read_only_there(step: KernelStep, buffer: str, layout: Buffer, at: int, store: Store, where: Expr) -> bool:

@@ -11,6 +11,7 @@ from .in_place import write_in_place
 from .inline import inline, is_view
 from .kernels import build_kernel
 from .memory import plan_memory, strided_view
+from .order import least_memory
 from .outputs import separate_outputs
 from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 
@@ -99,6 +100,8 @@ def schedule(
             assert b.stride is not None
             outputs.append(ViewOf(b.name, b.shape, b.stride, b.offset))
     held = {o.buffer for o in outputs if o.buffer is not None}
+    if frugal:
+        steps = least_memory(steps, layouts, held)
     stored = write_in_place(steps, program, layouts, held)
     steps += [CopyStep(target, source) for target, source in program.mutations if source not in stored]
     plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)

@@ -57,6 +57,8 @@ def seconds(program: Program) -> dict[str, float]:
     lap("verify")
     plan = schedule(program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1)
     lap("schedule")
+    schedule(program, frugal=True)
+    lap("schedule of a training half")
     check(program, plan)
     lap("check")
     dump(program)
@@ -69,14 +71,22 @@ def seconds(program: Program) -> dict[str, float]:
 @pytest.mark.parametrize("kind", ["layers", "inlined", "recurrent", "wide"])
 def test_passes_are_near_linear(kind: str) -> None:
     programs = [chain(n, kind) for n in SIZES]
-    gc.collect()
-    gc.disable()  # a full collection walks the whole process's heap, and falls into whichever pass allocates the most
-    try:
-        runs = [min((seconds(p) for _ in range(3)), key=lambda t: sum(t.values())) for p in programs]
-    finally:
-        gc.enable()
-    for stage in runs[0]:
-        first, last = runs[0][stage], runs[-1][stage]
-        exponent = math.log(max(last, 1e-9) / max(first, 5e-3)) / math.log(SIZES[-1] / SIZES[0])
-        print(f"{kind} {stage}: {[round(r[stage], 3) for r in runs]} s, exponent {exponent:.2f}")
-        assert exponent < 1.35, f"{stage} grows as n^{exponent:.2f} on {kind!r}: {[r[stage] for r in runs]}"
+    best = [seconds(p) for p in programs]
+    for _ in range(6):  # other work on the machine only adds time: the least of a few is nearest the truth
+        gc.collect()
+        gc.disable()  # a full collection walks the whole process's heap, and falls into whichever pass allocates the most
+        try:
+            again = [seconds(p) for p in programs]
+        finally:
+            gc.enable()
+        best = [{stage: min(t, new[stage]) for stage, t in old.items()} for old, new in zip(best, again, strict=True)]
+        growth = {stage: exponent(t, best[-1][stage]) for stage, t in best[0].items()}
+        if max(growth.values()) < 1.35:
+            return
+    stage = max(growth, key=growth.__getitem__)
+    pytest.fail(f"{stage} grows as n^{growth[stage]:.2f} on {kind!r}: {[t[stage] for t in best]} s")
+
+
+def exponent(first: float, last: float) -> float:
+    """Of the growth from the smallest to the largest size; what takes less than 5 ms counts as that."""
+    return math.log(max(last, 1e-9) / max(first, 5e-3)) / math.log(SIZES[-1] / SIZES[0])
