@@ -29,6 +29,7 @@ ROLES: dict[str, Any] = {
     "copy": torch.ops.aten.copy.default,  # A copy of the second argument with the sizes and strides of the first.
     "as_strided": torch.ops.aten.as_strided.default,  # Any layout of a storage.
     "as_strided_scatter": torch.ops.aten.as_strided_scatter.default,  # A copy of a tensor in which any layout of its storage has new elements.
+    "add": torch.ops.aten.add.Tensor,  # The sum in which autograd brings gradients of one tensor together.
     "copy_in_place": torch.ops.aten.copy_.default,  # Writes new contents into a tensor; at the end of a graph that is asked to keep the mutations of its inputs.
     "size": torch.ops.aten.sym_size.int,  # Reads one size.
     "stride": torch.ops.aten.sym_stride.int,  # Reads one stride.

@@ -187,7 +187,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
         watch.text("rewritten_graph.py", lambda: _rewritten(report.applied, traced))
     if traced.gradients is None:
         return compile_graph(traced.graph, cfg, watch, written=written_inside(traced))
-    from .training import compiles_later, eager_backward, split  # inference does not need it
+    from .training import compiles_later, eager_backward, partial_backward, split  # inference does not need it
 
     with watch.stage("partition"):
         parts = split(traced, cfg)
@@ -197,14 +197,14 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     forward, artifacts = compile_graph(parts.forward, cfg, watch, frugal=True)
     artifacts.function = emit_function(parts.halves)
 
-    def backward(watch: Watch) -> Compiled:
-        call, artifacts.backward = compile_graph(parts.backward, cfg, watch, boxed=True, frugal=True)
+    def backward(graph: torch.fx.GraphModule, watch: Watch) -> Compiled:
+        call, artifacts.backward = compile_graph(graph, cfg, watch, boxed=True, frugal=True)
         return call
 
-    def backward_later() -> Compiled:
+    def backward_later(graph: torch.fx.GraphModule) -> Compiled:
         watch = Watch(cfg.progress, cfg.dump_dir)
         try:
-            call = _or_eager(lambda: backward(watch), lambda: eager_backward(parts), cfg)
+            call = _or_eager(lambda: backward(graph, watch), lambda: eager_backward(graph), cfg)
         finally:
             watch.close()
         if (made := artifacts.backward) is not None:
@@ -212,8 +212,11 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
             counters.count_graph(made.kernels, made.externs, made.seconds, made.arena_bytes, False, graphs=0)
         return call
 
-    half = Backward(backward_later) if compiles_later(parts, cfg) else Backward(call=backward(watch))
-    return bind_halves(parts.halves, forward, half), artifacts
+    whole = parts.backward
+    half = (
+        Backward(lambda: backward_later(whole)) if compiles_later(parts, cfg) else Backward(call=backward(whole, watch))
+    )
+    return bind_halves(parts.halves, forward, half, partial_backward(parts, backward_later)), artifacts
 
 
 def compile_graph(

@@ -12,9 +12,10 @@ from torch import fx
 from ..errors import ConfigError, UnsupportedError
 from .config import Config, current
 from .dispatch.trace import Traced
-from .execute.autograd_function import Halves, tangent_strides
+from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
 from .lower.graph import repeats
 from .partition import Partition, partition
+from .partition.partial import without_tangents
 from .partition.split import Halves as Cut
 
 
@@ -68,6 +69,8 @@ def split(traced: Traced, cfg: Config | None = None) -> Split:
         tuple(isinstance(n.meta["val"], torch.Tensor) for n in returned[results:]),
         tuple(tangent_strides(t) for t in tangents),
         gradients,
+        # Compiling for symbolic sizes may add guards, which are settled by the time of such a call.
+        len(tangents) > 1 and not gradients.wrapped_results and not _is_symbolic(parts.backward),
     )
     return Split(parts.forward, parts.backward, halves)
 
@@ -101,8 +104,11 @@ def compiles_later(parts: Split, cfg: Config) -> bool:
     """Whether the backward may be compiled when it first runs. Not with symbolic sizes: what compiling assumes of them becomes guards, which
     are settled by then; and not when all texts of the graph are wanted.
     """
-    symbolic = any(isinstance(n.meta.get("val"), torch.SymInt) or _is_dynamic(n) for n in parts.backward.graph.nodes)
-    return cfg.lazy_backward and not cfg.dump_dir and not symbolic
+    return cfg.lazy_backward and not cfg.dump_dir and not _is_symbolic(parts.backward)
+
+
+def _is_symbolic(graph: fx.GraphModule) -> bool:
+    return any(isinstance(n.meta.get("val"), torch.SymInt) or _is_dynamic(n) for n in graph.graph.nodes)
 
 
 def _is_dynamic(node: fx.Node) -> bool:
@@ -110,6 +116,28 @@ def _is_dynamic(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and any(type(n) is not int for n in (*value.shape, *value.stride()))
 
 
-def eager_backward(parts: Split) -> Callable[[list[Any]], Any]:
+def eager_backward(backward: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """The backward by eager kernels, for a forward that was compiled. It takes a list of arguments, which it empties."""
-    return fx.Interpreter(parts.backward).boxed_run
+    return fx.Interpreter(backward).boxed_run
+
+
+def partial_backward(parts: Split, compiled: Callable[[fx.GraphModule], Callable[..., Any]]) -> Partial:
+    """Backwards for calls in which not all results got a gradient, each made by `compiled` when such a call first comes."""
+    tangents = [n.meta["val"] for n in parts.backward.graph.nodes if n.op == "placeholder" and n.meta.get("tangent")]
+    made: dict[int, Backward] = {}
+
+    def make(missing: int) -> Callable[..., Any]:
+        given = ((1 << len(tangents)) - 1) & ~missing
+        unreached = {k for k, way in enumerate(parts.halves.gradients.reached) if not way & given}
+        absent = {k for k in range(len(tangents)) if missing >> k & 1}
+        return compiled(without_tangents(parts.backward, absent, unreached))
+
+    def ready(missing: int) -> Callable[..., Any]:
+        half = made.get(missing) or made.setdefault(missing, Backward(lambda: make(missing)))
+        return half.ready()
+
+    def zeros(k: int) -> torch.Tensor:
+        like = tangents[k]
+        return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
+
+    return Partial(ready, zeros)

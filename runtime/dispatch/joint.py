@@ -42,6 +42,8 @@ class Gradients:
     symbols    sizes of what is put together: name, the argument that has it, and how it is read.
     watched_wrappers  further arguments that eager's backward reads, with what the program's writes will add to their version.
     bases      graph inputs that are merged bases: tensor objects of the wrapper alone.
+    reached    for each of `inputs` the tangents from which autograd finds a way to it, as bits: it has no gradient where none of them is given;
+               () where there is one tangent.
     """
 
     tangents: tuple[int, ...]
@@ -58,6 +60,7 @@ class Gradients:
     watched_wrappers: tuple[tuple[int, int], ...] = ()
     symbols: tuple[tuple[str, int, str], ...] = ()
     bases: tuple[int, ...] = ()
+    reached: tuple[int, ...] = ()
 
 
 def differentiate(
@@ -84,6 +87,7 @@ def differentiate(
     dense = iter(_tangents(recorder, alike, inputs.fake_mode))
     tangents = [next(dense) for _ in followed] + [form.put(dense) for _, form in expected]
     results = [t for _, t in followed] + [r.traced for r in made]
+    reached = reached_from(results, [e for _, e in [*wanted, *edges]]) if len(results) > 1 else ()
     recorder.origin, recorder.backward = None, True
     with recorder, torch.autograd.set_detect_anomaly(False):  # anomaly mode looks at values
         gradients = torch.autograd.grad(results, [e for _, e in [*wanted, *edges]], tangents, allow_unused=True)
@@ -166,7 +170,35 @@ def differentiate(
         watched_wrappers,
         symbols,
         tuple(all_bases),
+        reached,
     ), nodes
+
+
+def reached_from(results: Sequence[torch.Tensor], edges: Sequence[Any]) -> tuple[int, ...]:
+    """For each gradient edge the results from which autograd finds a way to it, as bits."""
+    roots = [torch.autograd.graph.get_gradient_edge(t) for t in results]
+    order: list[Any] = []
+    seen: set[Any] = set()
+    stack = [(e.node, False) for e in roots]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(after, False) for after, _ in node.next_functions if after is not None]
+    nodes: dict[Any, int] = dict.fromkeys(order, 0)
+    ways: dict[tuple[Any, int], int] = {}
+    for k, e in enumerate(roots):
+        nodes[e.node] |= 1 << k
+        ways[e.node, e.output_nr] = ways.get((e.node, e.output_nr), 0) | 1 << k
+    for node in reversed(order):
+        for after, n in node.next_functions:
+            if after is not None:
+                nodes[after] |= nodes[node]
+                ways[after, n] = ways.get((after, n), 0) | nodes[node]
+    return tuple(ways.get((e.node, e.output_nr), 0) for e in edges)
 
 
 def _beside(inputs: Inputs, recorder: Recorder, entered: Entered, found: Found) -> set[int]:

@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Halves:
     saved_is_tensor  whether each is a tensor (else a size).
     tangents    strides that the backward expects of each tangent, None for row-major.
     gradients   what `Gradients` says.
+    partial     whether the backward is told which of the results got no gradient.
     """
 
     arguments: int
@@ -47,6 +48,19 @@ class Halves:
     saved_is_tensor: tuple[bool, ...]
     tangents: tuple[tuple[int, ...] | None, ...]
     gradients: Gradients
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Backwards for calls in which not all results got a gradient.
+
+    ready   the compiled backward for such a call; the bits of its argument are the positions of the tangents that are missing.
+    zeros   makes what stands in the place of the tangent at a position.
+    """
+
+    ready: Callable[[int], Compiled]
+    zeros: Callable[[int], torch.Tensor]
 
 
 class Backward:
@@ -73,10 +87,14 @@ class Backward:
             return self.call
 
 
-def bind_halves(halves: Halves, forward: Compiled, backward: Compiled | Backward) -> Compiled:
+def bind_halves(
+    halves: Halves, forward: Compiled, backward: Compiled | Backward, partial: Partial | None = None
+) -> Compiled:
     """What takes the place of the compiled graph: same arguments, a tuple of the program's results. `backward` takes its arguments one by
-    one if it is no `Backward`.
+    one if it is no `Backward`. Without `partial`, results that got no gradient count as if they had got zeros.
     """
+    if partial is None:
+        halves = replace(halves, partial=False)
     if not isinstance(backward, Backward):
         plain = backward
         backward = Backward(call=lambda arguments: plain(*arguments))
@@ -91,6 +109,7 @@ def bind_halves(halves: Halves, forward: Compiled, backward: Compiled | Backward
         "coerced": coerced,
         "dense_tangent": dense_tangent,
         "held": held,
+        "partial": partial,
         "ref": weakref.ref,
         "refuse_double_backward": refuse_double_backward,
         "refuse_written": refuse_written,
@@ -120,6 +139,8 @@ def _forward(halves: Halves, values: Names) -> list[str]:
     names = [f"x{k}" for k in range(halves.arguments)]
     lines = [f"out = forward_graph({', '.join(names)})"]
     names += [f"v{k}" for k in range(halves.gradients.wrappers)]
+    if halves.partial:
+        lines.append("ctx.set_materialize_grads(False)")
     wrapped = halves.gradients.wrapped_results
     inside = {k for r in wrapped for k in r.dense}
     symbols = halves.gradients.symbols
@@ -172,7 +193,16 @@ def _backward(halves: Halves, values: Names) -> list[str]:
     lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
     if _watched(halves):
         lines.append("refuse_written(ctx.watched)")
-    lines.append("backward_graph = backward_ready()")
+    arguments_in_all = range(halves.arguments + halves.gradients.wrappers)
+    if halves.partial:
+        lines.append("missing = 0")
+        for n, k in enumerate(halves.gradients.tangents):
+            lines += [f"if g{k} is None:", f"    missing |= {1 << n}", f"    g{k} = partial.zeros({n})"]
+        lines += [f"if missing == {(1 << len(halves.tangents)) - 1}:"]
+        lines += [f"    return {_tuple(['None'] * len(arguments_in_all))}"]
+        lines.append("backward_graph = partial.ready(missing) if missing else backward_ready()")
+    else:
+        lines.append("backward_graph = backward_ready()")
     # Nothing but the list holds what was saved (tensors, then sizes), so that the graph can free it while it runs; what it frees is gone
     # for autograd too, unless the caller retains the graph.
     saved = ["*ctx.saved_tensors"] if any(halves.saved_is_tensor) else []
@@ -202,7 +232,6 @@ def _backward(halves: Halves, values: Names) -> list[str]:
         tangents.append(name)
     lines += [f"arguments += [{', '.join(tangents)}]", "out = backward_graph(arguments)"]
     position = {k: n for n, k in enumerate(halves.gradients.inputs)}
-    arguments_in_all = range(halves.arguments + halves.gradients.wrappers)
     returned = [f"out[{position[k]}]" if k in position else "None" for k in arguments_in_all]
     for g in halves.gradients.wrapped_gradients:
         returned[g.argument] = f"d{g.argument}"

@@ -475,3 +475,23 @@ def test_results_made_in_inference_mode() -> None:
             return x * 2
 
     same(program, fn, eager=True)
+
+
+def several(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    root = torch.where(x > 0, x.sqrt(), x * 0)  # the gradient of the root at zero is infinite
+    return root, (x @ w).tanh(), w.exp(), x.floor() + x * 2, x.detach() * w
+
+
+@pytest.mark.parametrize("given", [(1,), (2,), (3,), (4,), (1, 3), (2, 4), (1, 2, 3, 4)])
+def test_results_without_gradients_add_nothing(given: tuple[int, ...]) -> None:
+    """Inputs that no given gradient reaches get None; zeros for the others would be nan where a derivative is infinite."""
+
+    def program(run: Run) -> Any:
+        x, w = torch.arange(9.0).view(3, 3).requires_grad_(), torch.eye(3).requires_grad_()
+        results = run(x, w)
+        found = torch.autograd.grad([results[k].sum() for k in given], [x, w], allow_unused=True, retain_graph=True)
+        some = [results[k].sum() for k in given]
+        torch.autograd.backward(some)
+        return found, (x.grad, w.grad)
+
+    same(program, several)

@@ -1,0 +1,49 @@
+"""The backward for a call in which some results got no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import fx
+
+from ...generated.dispatch_tables import ROLES
+from ..dispatch.effects import must_run
+from ..torch_compat import LazyGraphModule
+
+
+def without_tangents(backward: fx.GraphModule, missing: Collection[int], unreached: Collection[int]) -> fx.GraphModule:
+    """A copy of `backward` that returns None for the gradients at `unreached`, and adds nothing that comes from the tangents at `missing`
+    alone to another gradient: in eager that does not exist, and zeros would not do, for zero times infinity is not zero. All placeholders
+    stay; what is neither added nor unreached takes zeros for the missing tangents.
+    """
+    graph = fx.Graph()
+    results = graph.graph_copy(backward.graph, {})
+    assert isinstance(results, (tuple, list))
+    tangents = [n for n in graph.nodes if n.op == "placeholder" and n.meta.get("tangent")]
+    gone = {n for k, n in enumerate(tangents) if k in missing}
+    from_tangents = set(tangents)
+    returned = list(results)
+    for node in list(graph.nodes):
+        used = [n for n in node.all_input_nodes if n in from_tangents]
+        if not used:
+            continue
+        from_tangents.add(node)
+        if all(n in gone for n in used):
+            gone.add(node)
+        elif node.target is ROLES["add"] and len(node.args) == 2 and not node.kwargs:
+            rest = [n for n in node.args if n not in gone]
+            if len(rest) == 1 and _alike(rest[0], node):
+                node.replace_all_uses_with(rest[0])
+                returned = [rest[0] if r is node else r for r in returned]
+    graph.output(tuple(None if k in unreached else r for k, r in enumerate(returned)))
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not node.users and not must_run(node.target):
+            graph.erase_node(node)
+    return LazyGraphModule(backward, graph, class_name="Backward")
+
+
+def _alike(a: object, b: fx.Node) -> bool:
+    if not isinstance(a, fx.Node):
+        return False
+    x, y = a.meta["val"], b.meta["val"]
+    return (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
