@@ -37,6 +37,10 @@ def history_of(
         raise UnsupportedError(
             "an output is a view of a leaf that the program itself made (requires_grad_()); make it outside"
         )
+    if gradient and not view:
+        raise UnsupportedError(
+            "an output has another's memory and a history of its own; return a copy of it (`clone()`)"
+        )
     return view_history(
         followed, gradient, t.requires_grad, view, other and source is not None, one_of_many(value), shares
     )
@@ -61,6 +65,26 @@ def one_of_many(value: Value | None) -> bool:
             return True
         value = value.above
     return False
+
+
+def is_whole(value: Value | None) -> bool:
+    """Whether the value is all of its region, in the layout that the region began with."""
+    while value is not None and value.parent is not None and value.step is None:
+        value = value.parent
+    return value is not None and value.parent is None
+
+
+def may_be_base(recorder: Recorder, t: torch.Tensor, value: Value | None) -> bool:
+    """Whether the other results in the storage of `t` can be views of it: a view of all that there is (`view_as`) is itself a view of
+    another tensor, and gradients of what it was detached from do not come by it.
+    """
+    if value is None or t._is_view():
+        return False
+    if not is_whole(value):  # what `reshape` copies: no view of the copy, and with its history
+        relaid = id(t) in recorder.relaid
+        return t.grad_fn is not None and not relaid and _covers(value.layout, value.root.layout)
+    followed = any(v is value.root and known.requires_grad for known, v in recorder.regions.values.values())
+    return value.parent is None or not followed
 
 
 def is_cut(recorder: Recorder, value: Value, has_history: Callable[[torch.Tensor], bool]) -> bool:

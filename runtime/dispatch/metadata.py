@@ -23,7 +23,16 @@ from ...generated.schemas import (
 )
 from ..torch_compat import python_source, refuses_writes, shares_version
 from .disjoint import disjoint_pairs
-from .history import check_given_up, check_inference, drops_gradients, history_of, is_cut, one_of_many
+from .history import (
+    check_given_up,
+    check_inference,
+    drops_gradients,
+    history_of,
+    is_cut,
+    is_whole,
+    may_be_base,
+    one_of_many,
+)
 from .inputs import Inputs, is_static
 from .merge import Entered
 from .overlap import is_dense
@@ -68,6 +77,8 @@ class _Analysis:
     bases: dict[int, int] = field(default_factory=dict)
     """Region of an intermediate → graph output that is its base."""
     shown: dict[int, int] = field(default_factory=dict)
+    copies: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Region of an intermediate → the result that is its base, though a part of the program saw the region before in another shape."""
 
     def run(self, autocast: bool) -> Found:
         inputs = self.inputs
@@ -240,8 +251,10 @@ class _Analysis:
                 if not self._input_region(value):
                     members.setdefault(value.region.key, []).append(k)
         whole = {
-            key: next((k for k in ks if self._may_be_base(results[k], values[k])), None) for key, ks in members.items()
+            key: next((k for k in ks if may_be_base(self.recorder, results[k], values[k])), None)
+            for key, ks in members.items()
         }
+        self.copies = {key: results[k] for key, k in whole.items() if k is not None and not is_whole(values[k])}
         out: list[OutputAliasInfo] = []
         for k, (t, value) in enumerate(zip(results, values, strict=True)):
             if value is None:
@@ -286,7 +299,7 @@ class _Analysis:
         if kind is OutputType.NON_ALIAS:
             # An alias that came before it among the outputs may have asked for it already.
             position = self.bases[region.key] if region.key in self.bases else self._return(self._owned(value), t)
-            if self._is_whole(value):
+            if is_whole(value) or t is self.copies.get(region.key):
                 self.bases[region.key] = position
             self.shown[position] = region.key
             many = self._followed(t) and one_of_many(value)
@@ -305,11 +318,14 @@ class _Analysis:
             check_given_up(self.inputs, value, source, t)
             return self._alias(kind, value, source, origin, t, self.inputs.fakes[source])
         if kind in _ALIASES:
-            root = self._root_tensor(value, t)
+            root, whole = self._root_tensor(value, t), value.root
+            if region.key in self.copies:
+                root = self.copies[region.key]
+                whole = self.recorder.value(root)
             if region.key not in self.bases:
-                self.bases[region.key] = self._return(self._owned(value.root), root)
+                self.bases[region.key] = self._return(self._owned(whole), root)
                 self.shown[self.bases[region.key]] = region.key
-            return self._alias(kind, value, self.bases[region.key], value.root.layout, t, root)
+            return self._alias(kind, value, self.bases[region.key], whole.layout, t, root)
         return OutputAliasInfo(kind, source=source)
 
     def _source(self, value: Value) -> int:
@@ -407,22 +423,6 @@ class _Analysis:
         if Layout.of(node.meta["val"]).strides_key() != value.layout.strides_key():
             node = recorder.dispatch_node(ROLES["as_strided"], (node, value.layout.size, value.layout.stride))
         return node
-
-    def _is_whole(self, value: Value | None) -> bool:
-        while value is not None and value.parent is not None and value.step is None:
-            value = value.parent
-        return value is not None and value.parent is None
-
-    def _may_be_base(self, t: torch.Tensor, value: Value | None) -> bool:
-        """Whether the other results in the storage of `t` can be views of it: a view of all that there is (`view_as`) is itself a view of
-        another tensor, and gradients of what it was detached from do not come by it.
-        """
-        if value is None or not self._is_whole(value) or t._is_view():
-            return False
-        return value.parent is None or not self._is_followed_root(value.root)
-
-    def _is_followed_root(self, root: Value) -> bool:
-        return any(v is root and t.requires_grad for t, v in self.recorder.regions.values.values())
 
     def _input_region(self, value: Value) -> bool:
         return any(r.inputs for r in self.recorder.regions.by_storage.get(value.region.key, ()))

@@ -227,6 +227,34 @@ _GRAD = {
         _of((_LEAF,), "p1", (Step("p1.sin()", ("v1",), "enable_grad"),), ("v1",), mode="no_grad"),
         False,
     ),
+    "what reshape copied, behind a part of it": (
+        _of(
+            (_LEAF, _COMPUTED),
+            "p2",
+            (Step("p2.t().reshape(-1)", ("v1",)), Step("v1.chunk(2, 0)", ("v2", "v3")), Step("v1[1:]", ("v4",))),
+            ("v2", "v1", "v4"),
+        ),
+        False,
+    ),
+    "what reshape copied, written through a part of it": (
+        _of(
+            (_LEAF, _COMPUTED),
+            "p2",
+            (Step("p2.t().flatten()", ("v1",)), Step("v1[1:]", ("v2",)), Step("v2.mul_(3)")),
+            ("v2", "v1"),
+            "r0.add_(1)",
+        ),
+        False,
+    ),
+    "what reshape copied beside the copy, to eager": (
+        _of(
+            (_LEAF,),
+            "p1",
+            (Step("p1.t().clone()", ("v1",)), Step("torch.ops.aten._unsafe_view(v1, [24])", ("v2",))),
+            ("v2", "v1"),
+        ),
+        True,
+    ),
     "view without grad of what reshape copied": (
         _of(
             (_LEAF, _COMPUTED, Step("p2.t()", ("x1",))),
