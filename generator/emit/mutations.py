@@ -86,12 +86,15 @@ class CorrectionSpec:
 
 @dataclass(frozen=True)
 class RefusalSpec:
-    """Calls that a fake kernel accepts by mistake: positions of arguments that must have one dtype, and of those that must not be floating."""
+    """Calls that a fake kernel accepts by mistake: positions of arguments that must have one dtype (`wide`: or float32, all after a first
+    one of half precision), and of those that must not be floating.
+    """
 
     op: str
     doc: str
     same: tuple[int, ...]
     integral: tuple[int, ...]
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -364,7 +367,7 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
         if not _known_argument(entry, path, name, names, diags):
             return None
     same, integral = (tuple(names.index(n) for n in entry.get(key, ())) for key in keys)
-    return RefusalSpec(entry.id, entry["doc"], same, integral)
+    return RefusalSpec(entry.id, entry["doc"], same, integral, entry.get("wide", False))
 
 
 def _known_argument(entry: Entry, path: tuple[str | int, ...], name: str, names: list[str], diags: Diagnostics) -> bool:

@@ -13,6 +13,8 @@ import torch
 from ...generated.decompositions import CORRECTIONS, REFUSALS
 from .regions import expressions
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """The fake results of `op`: dtypes, sizes and strides as the eager kernel gives them."""
@@ -33,9 +35,12 @@ def refusal(op: Any, args: Any) -> str:
     rule = REFUSALS.get(op)
     if rule is None:
         return ""
-    same, integral, why = rule
+    same, wide, integral, why = rule
     dtypes = {k: args[k].dtype for k in (*same, *integral) if k < len(args) and isinstance(args[k], torch.Tensor)}
-    wrong = len({dtypes[k] for k in same if k in dtypes}) > 1
+    first, *others = [dtypes[k] for k in same if k in dtypes] or [None]
+    wrong = any(d != first for d in others)
+    if wide and first in HALF:
+        wrong = wrong and any(d != torch.float32 for d in others)
     wrong = wrong or any(dtypes[k].is_floating_point for k in integral if k in dtypes)
     return f"{op} of {', '.join(map(str, dtypes.values()))}: {why[:1].lower()}{why[1:].rstrip('.')}" if wrong else ""
 
@@ -48,7 +53,7 @@ def _corrected(
     """
     models = (args[k] for k in typed if k < len(args) and isinstance(args[k], torch.Tensor))
     dtype = next((m.dtype for m in models), t.dtype)
-    if wide and dtype in (torch.float16, torch.bfloat16):
+    if wide and dtype in HALF:
         dtype = torch.float32
     with fake_mode:
         strides = t.stride()

@@ -121,6 +121,8 @@ _CASES = {
         (),
         sizes=((7, 1),),
     ),
+    "normalization with a wider weight, to eager": _one("F.layer_norm({x}, {x}.shape[-1:], {x}[0].double())"),
+    "normalization of half precision": _one("F.layer_norm({x}.bfloat16(), {x}.shape[-1:], {x}[0], {x}[0])"),
     "dead write of another dtype, to eager": Program(
         0,
         (Step(_MATRIX, ("p1",)),),
