@@ -5,6 +5,7 @@ from typing import Any
 
 # Allocation and re-viewing without the dispatcher: a third of the cost of torch.empty_strided / torch.as_strided. [2.11, 2.13]
 from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu  # type: ignore[attr-defined]
+from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided_cuda  # type: ignore[attr-defined]
 from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor  # type: ignore[attr-defined]
 
 # The dispatcher in which C++ kernels that read sizes as plain integers are replaced by Python ones.
@@ -55,8 +56,10 @@ __all__ = [
     "TorchDispatchMode",
     "TracingContext",
     "below_autograd",
+    "cuda_stream",
     "disable_autocast",
     "empty_strided_cpu",
+    "empty_strided_cuda",
     "enable_python_dispatcher",
     "frame_source",
     "in_dual_level",
@@ -209,3 +212,10 @@ def selective_context(result: Any) -> Any:
 
     told = "op_output" in signature(SelectiveCheckpointContext).parameters
     return SelectiveCheckpointContext(is_recompute=False, **({"op_output": result} if told else {}))
+
+
+def cuda_stream(index: int) -> int:
+    """The current CUDA stream of device `index` as the driver's handle, without a Python object for it. [2.11, 2.13]"""
+    import torch
+
+    return torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined]

@@ -15,11 +15,11 @@ from opforge.generated.rewrites import RULES
 from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.codegen.unit import render_unit
 from opforge.runtime.codegen.wrapper import render_wrapper
-from opforge.runtime.compile_fx import parameters
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.text import dump
 from opforge.runtime.lower.graph import lower
+from opforge.runtime.realize import parameters
 from opforge.runtime.schedule.planned import cost, has_out
 from opforge.runtime.schedule.schedule import schedule
 from opforge.runtime.schedule.text import plan_text

@@ -31,7 +31,7 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
     for kernel in plan.kernels():
         text = render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold)
         known = bodies.setdefault(
-            _anonymous(text, kernel.name, (*kernel.reads, *kernel.writes, *(b.name for b in kernel.scratch))),
+            anonymous(text, kernel.name, (*kernel.reads, *kernel.writes, *(b.name for b in kernel.scratch))),
             kernel.name,
         )
         symbols[kernel.name] = known
@@ -42,9 +42,9 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
     return Unit(head + "\n".join(texts), symbols, arity)
 
 
-def _anonymous(text: str, name: str, buffers: tuple[str, ...]) -> str:
+def anonymous(text: str, name: str, buffers: tuple[str, ...], comment: str = "//") -> str:
     """The text with names replaced by positions, and without comments: what makes two kernels the same code."""
     table = {name: "K", **{b: f"B{k}" for k, b in enumerate(dict.fromkeys(buffers))}}
     table |= {r: f"R{k}" for k, r in enumerate(dict.fromkeys(re.findall(r"\breg_\w+", text)))}
-    text = re.sub(r"//[^\n]*\n", "", text)
+    text = re.sub(comment + r"[^\n]*\n", "", text)
     return re.sub(r"\w+", lambda m: table.get(m.group(), m.group()), text)

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...errors import UnsupportedError
-from ..ir.index import Expr, Quotient, Sym
+from ..ir.index import Expr, Quotient, Sym, expr
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
+from .triton_unit import programs
 
+SUPPORT = {"cpu": "support", "cuda": "cuda"}
 MAX_ARGUMENTS = 1024
 """What ctypes passes on."""
 
@@ -59,8 +61,22 @@ def shape_text(shape: tuple[Size, ...]) -> str:
 class WrapperWriter:
     """Writes `call(…)` for a plan whose placeholders are `parameters` (buffer or symbol names, in call order)."""
 
-    def __init__(self, plan: Plan, parameters: list[str], out_targets: Mapping[str, str], *, boxed: bool = False):
-        self.plan, self.parameters, self.out_targets, self.boxed = plan, parameters, out_targets, boxed
+    def __init__(
+        self,
+        plan: Plan,
+        parameters: list[str],
+        out_targets: Mapping[str, str],
+        *,
+        boxed: bool = False,
+        device: str = "cpu",
+    ):
+        self.plan, self.parameters, self.out_targets, self.boxed, self.device = (
+            plan,
+            parameters,
+            out_targets,
+            boxed,
+            device,
+        )
         self.names = Names()
         self.body: list[str] = []
         self.tensors: set[str] = set()  # arena buffers that are needed as tensors
@@ -79,7 +95,7 @@ class WrapperWriter:
         results = [self._result(o) for o in plan.outputs]
         lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
         lines += [
-            f"from opforge.runtime.execute.support import {n}"
+            f"from opforge.runtime.execute.{SUPPORT[self.device]} import {n}"
             for n in sorted({"Workspaces", "empty_strided", "overload", "reinterpret", *self.imports})
         ]
         lines += ["import torch", ""]
@@ -192,10 +208,12 @@ class WrapperWriter:
             if self._kind(name) == "own":
                 self._allocate(name)
         args = [self._pointer(n) for n in (*kernel.reads, *kernel.writes)] + list(kernel.symbols)
+        if self.device == "cuda":
+            args.insert(0, number(expr(programs(kernel))))
         if len(args) > MAX_ARGUMENTS:
             raise UnsupportedError(f"kernel {kernel.name} takes {len(args)} arguments, more than {MAX_ARGUMENTS}")
         call = f"{kernel.name}({', '.join(args)})"
-        if faults := kernel_checks(kernel):
+        if self.device == "cpu" and (faults := kernel_checks(kernel)):  # kernels on a GPU do not report faults yet
             call = (
                 f"if opf_fault := {call}: out_of_range(opf_fault, {self.names.constant('faults', repr(tuple(faults)))})"
             )
@@ -315,10 +333,12 @@ def _unpacked(call: Extern) -> str:
     return ", ".join([*targets, "*_"])
 
 
-def render_wrapper(plan: Plan, parameters: list[str], out_targets: Mapping[str, str], *, boxed: bool = False) -> str:
+def render_wrapper(
+    plan: Plan, parameters: list[str], out_targets: Mapping[str, str], *, boxed: bool = False, device: str = "cpu"
+) -> str:
     """Python source of a module with `call(…)`, which takes the placeholders in order and returns a tuple. `boxed`: it takes one list of
     them, which it empties, and frees each after its last use.
 
     Kernel functions are put into the module by the loader under their names.
     """
-    return WrapperWriter(plan, parameters, out_targets, boxed=boxed).render()
+    return WrapperWriter(plan, parameters, out_targets, boxed=boxed, device=device).render()

@@ -16,16 +16,18 @@ from ..philox import KERNELS
 from ..torch_compat import empty_strided_cpu as empty_strided
 from ..torch_compat import reinterpret_tensor as reinterpret
 
+CPU = torch.device("cpu")
 _ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "RuntimeError": RuntimeError}
 
 
 class Arena:
     """A block of memory for intermediate values. Whoever runs a graph has it for that long, alone."""
 
-    __slots__ = ("__weakref__", "memory")
+    __slots__ = ("__weakref__", "key", "memory")
 
-    def __init__(self, size: int) -> None:
-        self.memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+    def __init__(self, size: int, device: torch.device = CPU) -> None:
+        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self.key: tuple[int, int] = (0, 0)  # device and stream, on a GPU
 
 
 class _Pool(threading.local):

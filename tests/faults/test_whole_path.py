@@ -23,6 +23,7 @@ from opforge.runtime import compile_fx as engine
 from opforge.runtime.build import cache as cache_module
 from opforge.runtime.build import manifest as manifest_module
 from opforge.runtime.build import scratch
+from opforge.runtime.targets import cpu
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -177,14 +178,14 @@ def test_damaged_graph_is_made_again(tmp_path: Path, damage: Callable[[Path], No
 
 def test_library_that_does_not_load_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a folder that is mounted noexec."""
-    load = engine.load_library
+    load = cpu.load_library
 
     def refused(path: Path) -> Any:
         if path.is_relative_to(tmp_path / "cache"):
             raise BuildError(f"the compiled kernel {path} cannot be loaded: failed to map segment")
         return load(path)
 
-    monkeypatch.setattr(engine, "load_library", refused)
+    monkeypatch.setattr(cpu, "load_library", refused)
     (only,), stats = run(tmp_path)
     assert "failed to map segment; it is compiled again, for this process only" in only
     assert (stats["graphs"], stats["fallbacks"]) == (2, {})

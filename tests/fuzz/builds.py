@@ -12,8 +12,8 @@ from typing import Any
 
 import opforge
 from opforge.errors import BuildError
-from opforge.runtime import compile_fx as engine
 from opforge.runtime.config import Config
+from opforge.runtime.targets import cpu as engine
 
 _SYMBOL = re.compile(r'extern "C" [^(]*\(\([^)]*\)\)\) \w+ (\w+)\(')
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import opforge
-from opforge.runtime import compile_fx as engine
 from opforge.runtime.build.toolchain import find_toolchain
+from opforge.runtime.targets import cpu as engine
 from opforge.runtime.torch_compat import FakeTensorMode
 from tests.support.matrix import symbolic
 

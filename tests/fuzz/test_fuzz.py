@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import opforge
 from opforge.errors import BuildError
-from opforge.runtime import compile_fx as engine
+from opforge.runtime.targets import cpu as engine
 
 from .builds import Batch, together
 from .check import Outcome, check, check_all, in_dtype

@@ -15,13 +15,13 @@ from opforge.generated.targets import CPU_TARGETS
 from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.codegen.unit import render_unit
 from opforge.runtime.codegen.wrapper import render_wrapper
-from opforge.runtime.compile_fx import parameters
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.dispatch.wrapper import emit_wrapper
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import lower
+from opforge.runtime.realize import parameters
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.planned import cost, has_out

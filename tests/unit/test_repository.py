@@ -28,6 +28,8 @@ RANK = {
             ("codegen",),
             ("build",),
             ("execute",),
+            ("targets",),
+            ("realize",),
             ("training", "aot"),
             ("compile_fx",),
         ]

@@ -17,9 +17,9 @@ from opforge.errors import BuildError, ConfigError
 from opforge.runtime.build import compiler, toolchain
 from opforge.runtime.build.compiler import Source, compile_cpp, compile_many
 from opforge.runtime.build.toolchain import find_toolchain
-from opforge.runtime.compile_fx import cpu_target
 from opforge.runtime.config import Config
 from opforge.runtime.execute.load import load_library
+from opforge.runtime.targets.cpu import cpu_target
 
 EXPORT = 'extern "C" __attribute__((visibility("default"))) '
 THREADS = (

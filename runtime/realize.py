@@ -1,0 +1,175 @@
+"""From a lowered graph to a function that runs it: out of the cache, or scheduled, generated, compiled, and put there."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import BuildError, UnsupportedError
+from ..generated.ops import OUT
+from . import config
+from .build.cache import Cache, key
+from .build.scratch import warn_once
+from .codegen.unit import PRELUDE
+from .codegen.wrapper import render_wrapper
+from .config import Config
+from .execute.load import load_wrapper
+from .ir.index import Expr, Sym
+from .ir.text import dump
+from .ir.verify import verify
+from .lower.graph import Lowered
+from .observe.watch import Watch
+from .schedule.check import check
+from .schedule.outputs import separate_outputs
+from .schedule.plan import ExternStep, Kernel, Plan
+from .schedule.planned import cost, has_out, plan_of
+from .schedule.schedule import schedule
+from .schedule.text import plan_text
+from .targets.base import Target
+
+Compiled = Callable[..., Any]
+
+
+@dataclass
+class Artifacts:
+    """What was made for one graph, for readers: texts of every stage and counts."""
+
+    cpp: str = ""
+    wrapper: str = ""
+    epilogue: str = ""
+    kernels: int = 0
+    externs: dict[str, int] = field(default_factory=dict)
+    arena_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    cached: bool = False
+    program: Any = None
+    plan: Any = None
+    function: str = ""
+    backward: Artifacts | None = None
+
+
+def realize(
+    lowered: Lowered, target: Target, cfg: Config, watch: Watch, *, boxed: bool = False, frugal: bool = False
+) -> tuple[Compiled, Artifacts]:
+    """The compiled graph out of the cache, or made and put there. `boxed`, `frugal`: as for `compile_graph`."""
+    with watch.stage("cache"):
+        digest = key(cache_parts(lowered, cfg, target) | {"boxed": str(boxed), "frugal": str(frugal)})
+        cache = Cache.current(cfg)
+        entry = cache.get(digest)
+    if entry is None:
+        files, built, artifacts = _build(lowered, target, cfg, watch, boxed=boxed, frugal=frugal)
+        with watch.stage("cache"):
+            entry = cache.put(digest, files, built)
+    else:
+        artifacts = Artifacts(
+            cpp=entry.file(f"kernels.{target.suffix}").read_text(),
+            wrapper=entry.file("wrapper.py").read_text(),
+            kernels=entry.meta["kernels"],
+            externs=entry.meta["externs"],
+            arena_bytes=entry.meta["arena_bytes"],
+            cached=True,
+        )
+        if watch.dump:
+            _dump_code(plan_of(lowered, cfg, frugal=frugal), artifacts.cpp, artifacts.wrapper, watch)
+    artifacts.program = lowered.program
+    with watch.stage("load"):
+        module = load_wrapper(entry.path / "wrapper.py", name=f"opforge_{digest[:16]}")
+        for name, tensor in lowered.constants:
+            setattr(module, name, tensor)
+        try:
+            functions = target.load(entry)
+        except BuildError as error:
+            # A folder mounted noexec, or a library that this one was linked with is gone.
+            if not cfg.cache:
+                raise
+            warn_once("load", entry.path, f"{error}; it is compiled again, for this process only")
+            return realize(lowered, target, replace(cfg, cache=False), watch, boxed=boxed, frugal=frugal)
+        for name, function in functions.items():
+            setattr(module, name, function)
+    return module.call, artifacts
+
+
+def _dump_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
+    watch.text("plan.txt", lambda: plan_text(plan))
+    watch.text("kernels.cpp", lambda: cpp)
+    watch.text("kernels_triton.py", lambda: "\n\n".join(_triton(k, plan) for k in plan.kernels()))
+    watch.text("graph.py", lambda: wrapper)
+
+
+def _triton(kernel: Kernel, plan: Plan) -> str:
+    from .codegen.triton import render_kernel  # only readers of a dump want it here
+
+    try:
+        return render_kernel(kernel, plan.layouts)
+    except UnsupportedError as error:
+        return f"# {kernel.name} cannot be said in Triton: {error}\n"
+
+
+def _build(
+    lowered: Lowered, target: Target, cfg: Config, watch: Watch, *, boxed: bool, frugal: bool
+) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
+    """Schedule, generate and compile; returns the cache entry's files and metadata."""
+    program = separate_outputs(lowered.program)
+    if cfg.debug_verify:
+        with watch.stage("verify"):
+            verify(program)
+    with watch.stage("schedule"):
+        plan = schedule(program, costs=cost, fusion=cfg.fusion, frugal=frugal, out_variants=has_out)
+    if cfg.debug_verify:
+        with watch.stage("verify"):
+            check(program, plan)
+    with watch.stage("codegen"):
+        rendered = target.render(plan)
+        wrapper = render_wrapper(plan, parameters(lowered), OUT, boxed=boxed, device=target.device)
+    if watch.dump:
+        _dump_code(plan, rendered.source, wrapper, watch)
+    built = target.compile(plan, rendered, watch)
+    files = {**built.files, "wrapper.py": wrapper.encode(), f"kernels.{target.suffix}": built.source.encode()}
+    externs: dict[str, int] = {}
+    for step in plan.steps:
+        if isinstance(step, ExternStep):
+            externs[step.call.target] = externs.get(step.call.target, 0) + 1
+    symbols = dict(built.symbols)
+    meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}
+    return files, meta, Artifacts(built.source, wrapper, "", len(symbols), externs, plan.arena_bytes, plan=plan)
+
+
+def parameters(lowered: Lowered) -> list[str]:
+    """Names of the wrapper's arguments: a buffer, a size symbol, or a name nobody reads."""
+    names: list[str] = []
+    for k, p in enumerate(lowered.placeholders):
+        symbol = p.atom if isinstance(p, Expr) else None
+        name = p if isinstance(p, str) else symbol.name if isinstance(symbol, Sym) else ""
+        # Two placeholders are one symbol where Dynamo passes a size that two inputs have in common twice.
+        names.append(name if name and name not in names else f"_{k}")
+    return names
+
+
+@functools.cache
+def code_digest() -> str:
+    """Digest of opforge's own code and tables that shape what is generated: a changed compiler never meets old artifacts."""
+    root = Path(__file__).resolve().parent
+    parts = sorted(
+        p for folder in ("ir", "schedule", "codegen", "execute", "targets") for p in (root / folder).glob("*.py")
+    )
+    parts += [*sorted((root.parent / "generated").glob("*.py")), PRELUDE]
+    digest = hashlib.sha256()
+    for p in parts:
+        digest.update(p.name.encode() + p.read_bytes())
+    return digest.hexdigest()
+
+
+def cache_parts(lowered: Lowered, cfg: Config, target: Target) -> dict[str, str]:
+    return {
+        "program": dump(lowered.program) + repr(parameters(lowered)),
+        "config": config.key(cfg),
+        "opforge": code_digest(),
+        "torch": torch.__version__,
+        **target.parts(),
+    }

@@ -1,0 +1,49 @@
+"""What a target does for the rest: it names itself for the cache, compiles the kernels of a plan, and loads them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..build.manifest import Entry
+from ..observe.watch import Watch
+from ..schedule.plan import Plan
+
+
+@dataclass(frozen=True)
+class Built:
+    """Compiled kernels of a plan.
+
+    source   the kernels as text, for readers.
+    files    for the cache entry: contents, or paths to copy, by file name.
+    symbols  for each kernel of the plan what `Target.load` needs to know (JSON values).
+    """
+
+    source: str
+    files: Mapping[str, bytes | Path]
+    symbols: Mapping[str, Any]
+
+
+class Target(Protocol):
+    """A processor or GPU."""
+
+    device: str  # "cpu" or "cuda": only tensors there are in generated loops
+    suffix: str  # of files with the source of kernels
+
+    def parts(self) -> dict[str, str]:
+        """All that shapes the compiled kernels beside the program: parts of the cache key."""
+        ...
+
+    def render(self, plan: Plan) -> Any:
+        """The source of the plan's kernels, in a form of the target's own, which `compile` takes."""
+        ...
+
+    def compile(self, plan: Plan, rendered: Any, watch: Watch) -> Built:
+        """Raises `BuildError` where the compiler fails."""
+        ...
+
+    def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
+        """Functions by the kernel's name, which take what the wrapper passes. Raises `BuildError` where the files cannot be loaded."""
+        ...

@@ -1,0 +1,80 @@
+"""Kernels for this machine's processor: C++ compiled to a shared library."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import ConfigError
+from ...generated.targets import CPU_TARGETS, CpuTarget
+from ..build.compiler import compile_cpp, compiler_id
+from ..build.manifest import Entry
+from ..build.toolchain import host_target, runs_here
+from ..codegen.unit import PRELUDE, Unit, render_unit
+from ..config import Config
+from ..execute.load import load_library
+from ..observe.watch import Watch
+from ..schedule.kernels import kernel_checks
+from ..schedule.plan import Plan
+from .base import Built
+
+
+def cpu_target(cfg: Config) -> CpuTarget:
+    """The target that the configuration names, or the one of this machine. Raises `ConfigError` when this machine cannot run it."""
+    if cfg.target != "auto" and not runs_here(cfg.target):
+        raise ConfigError(
+            f"the setting target is {cfg.target!r}, but this machine ({host_target()}) cannot run such code; "
+            f"use 'auto', {host_target()!r} or 'scalar'"
+        )
+    return CPU_TARGETS[host_target() if cfg.target == "auto" else cfg.target]
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """`Target` for the processor that `cfg` names."""
+
+    cfg: Config
+    device = "cpu"
+    suffix = "cpp"
+
+    def parts(self) -> dict[str, str]:
+        return {
+            "compiler": compiler_id(self.cfg),
+            "target": cpu_target(self.cfg).name,
+            "threads": str(torch.get_num_threads()),
+        }
+
+    def render(self, plan: Plan) -> Unit:
+        lanes = cpu_target(self.cfg).lanes
+        return render_unit(plan, lanes=lanes, threads=torch.get_num_threads(), threshold=self.cfg.parallel_threshold)
+
+    def compile(self, plan: Plan, rendered: Unit, watch: Watch) -> Built:
+        files: dict[str, bytes | Path] = {}
+        if rendered.symbols:
+            count = len(set(rendered.symbols.values()))
+            watch.progress.kernels(0, count)
+            with watch.stage("build"):
+                source = rendered.source.replace('#include "prelude.h"\n', PRELUDE.read_text(), 1)
+                files["kernels.so"] = compile_cpp(source, name="kernels", cfg=self.cfg)
+            watch.progress.kernels(count, count)
+        symbols = {
+            k.name: [rendered.symbols[k.name], rendered.arity[k.name], len(k.symbols), bool(kernel_checks(k))]
+            for k in plan.kernels()
+        }
+        return Built(rendered.source, files, symbols)
+
+    def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
+        if not entry.meta["symbols"]:
+            return {}
+        library = load_library(entry.path / "kernels.so")
+        functions: dict[str, Any] = {}
+        for name, (symbol, pointers, sizes, checked) in entry.meta["symbols"].items():
+            function = functions[name] = library[symbol]
+            function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
+            function.restype = ctypes.c_int if checked else None
+        return functions

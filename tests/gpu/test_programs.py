@@ -1,0 +1,126 @@
+"""Whole programs on a CUDA device, beside eager and judged by a float64 run. `make test-gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import opforge
+
+pytestmark = pytest.mark.gpu
+
+
+def compiled(f: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    return torch.compile(f, backend="opforge", options={"strict": True}, **kwargs)
+
+
+def check(f: Callable[..., Tensor], *args: Tensor, **kwargs: Any) -> None:
+    """As near to float64 as eager, on every element."""
+    with torch.no_grad():
+        got, want = compiled(f, **kwargs)(*args), f(*args)
+        exact = f(*(a.double() if a.is_floating_point() else a for a in args))
+    assert (got.shape, got.dtype, got.stride(), got.device) == (want.shape, want.dtype, want.stride(), want.device)
+    floor = 2 * torch.finfo(want.dtype).eps * float(exact.abs().max()) if want.is_floating_point() else 0
+    assert float((got.double() - exact).abs().max()) <= max(2 * float((want.double() - exact).abs().max()), floor)
+    assert opforge.stats()["fallbacks"] == {}
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "pointwise": (lambda x, y: F.gelu(x) * y + 1, ((1000, 33), (33,))),
+    "one element": (lambda x: x.exp(), ((),)),
+    "no element": (lambda x: x.exp() + 1, ((0, 4),)),
+    "softmax": (lambda x: x.softmax(-1), ((130, 1000),)),
+    "softmax of long rows": (lambda x: x.softmax(-1), ((3, 70000),)),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (768,), w, b), ((300, 768), (768,), (768,))),
+    "sum of all": (lambda x: x.sum(), ((1000, 1000),)),
+    "sum of columns": (lambda x: x.sum(0), ((1000, 100),)),
+    "argmax": (lambda x: x.argmax(-1), ((100, 3000),)),
+    "transposed": (lambda x, y: x.t() + y, ((100, 200), (200, 100))),
+    "products": (lambda x, y: torch.relu(x @ y) + 1, ((64, 128), (128, 32))),
+    "convolution": (lambda x, w: F.silu(F.conv2d(x, w, padding=1)), ((2, 3, 16, 16), (8, 3, 3, 3))),
+    "cat": (lambda x, y: torch.cat([x * 2, y.sin()], 1), ((7, 30), (7, 50))),
+    "cumulative": (lambda x: x.cumsum(-1), ((20, 500),)),
+    "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), ((2, 4, 64, 32),) * 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str, dtype: torch.dtype) -> None:
+    f, shapes = PROGRAMS[name]
+    torch.manual_seed(0)
+    check(f, *(torch.randn(s, device="cuda").to(dtype) for s in shapes))
+
+
+def test_inputs_at_odd_addresses() -> None:
+    base = torch.randn(4001, device="cuda")
+    f = compiled(lambda x: (x * 2).sin())
+    for start in (0, 1, 2, 3, 4):
+        x = base[start : start + 1000]
+        torch.testing.assert_close(f(x), (x * 2).sin())
+
+
+def test_symbolic_sizes() -> None:
+    f = compiled(lambda x: x.softmax(-1) + 1, dynamic=True)
+    for n in (5, 17, 130, 5000):
+        x = torch.randn(n, n + 3, device="cuda")
+        torch.testing.assert_close(f(x), x.softmax(-1) + 1)
+
+
+def test_another_stream() -> None:
+    f = compiled(lambda x: ((x @ x).relu() @ x).softmax(-1))
+    x = torch.randn(256, 256, device="cuda") / 16
+    want = f(x)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        got = [f(x) for _ in range(20)]
+    stream.synchronize()
+    assert all(torch.equal(g, want) for g in got)
+
+
+def test_processor_scalars_and_tensors_in_between() -> None:
+    def f(x: Tensor, s: Tensor) -> Tensor:
+        return (x * s + s.cos()).relu()
+
+    x, s = torch.randn(100, device="cuda"), torch.tensor(0.5)
+    torch.testing.assert_close(compiled(f)(x, s), f(x, s))
+
+
+def test_training() -> None:
+    """Curves of both from the same start, as near to float64 as eager's."""
+
+    def curve(dtype: torch.dtype, backend: str) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 10)).to("cuda", dtype)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        torch._dynamo.reset()
+        step = torch.compile(lambda x, y: F.cross_entropy(model(x), y), backend=backend)
+        losses = []
+        for _ in range(10):
+            x, y = torch.randn(32, 64).to("cuda", dtype), torch.randint(0, 10, (32,)).cuda()
+            loss = step(x, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+        return losses
+
+    exact, eager, ours = curve(torch.float64, "eager"), curve(torch.float32, "eager"), curve(torch.float32, "opforge")
+    error = [max(abs(a - b) for a, b in zip(c, exact, strict=True)) for c in (eager, ours)]
+    assert error[1] <= max(4 * error[0], 1e-6)
+
+
+def test_found_in_the_cache(tmp_path: Any) -> None:
+    x = torch.randn(100, 200, device="cuda")
+    for hit in (False, True):
+        with opforge.config.patch(cache_dir=str(tmp_path)):
+            got = compiled(lambda x: x.softmax(-1))(x)
+        torch.testing.assert_close(got, x.softmax(-1))
+        assert opforge.last_artifacts().cached is hit
