@@ -85,6 +85,7 @@ class WrapperWriter:
         ] = {}  # strided views of arena buffers: name → (buffer, shape, stride, offset)
         self.imports: list[str] = []  # what only some wrappers need
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
+        self.read = {n for step in plan.steps for n in step_reads(step)} | {o.buffer for o in plan.outputs}
 
     def render(self) -> str:
         plan = self.plan
@@ -279,7 +280,8 @@ class WrapperWriter:
             f"{left} = {target}({', '.join(args)}){comment}" if names else f"{target}({', '.join(args)}){comment}"
         )
         for b in call.outs:
-            if b.stride is not None and b.name in self.plan.layouts:
+            # A result that nobody reads may be None where tracing has a tensor.
+            if b.stride is not None and b.name in self.plan.layouts and b.name in self.read:
                 shape, stride = shape_text(b.shape), shape_text(b.stride)
                 dtype = self.names.constant("dtype", f"torch.{b.dtype}")
                 self.imports.append("conform")
