@@ -261,6 +261,8 @@ class ViewAndMutationMeta:
     """Size symbols that places use, each with the Python source that reads it."""
     disjoint: tuple[DisjointInfo, ...]
     """Inputs that must not share elements."""
+    static_storages: tuple[tuple[int, int], ...]
+    """Where a parameter or buffer is written: every one, and the first of them that has the same storage. A call in which they share storages otherwise runs the program itself."""
     autocast: bool
     """Whether autocast was on while tracing; the graph holds its casts and runs without it."""
 

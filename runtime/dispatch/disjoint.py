@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from .overlap import byte_range
 
 def disjoint_pairs(
     inputs: Inputs, input_info: tuple[InputAliasInfo, ...], number: Callable[[Any], int | str]
-) -> list[DisjointInfo]:
+) -> tuple[DisjointInfo, ...]:
     """The pairs that the wrapper checks. `number` says a size as source text. Merged inputs need no check against each other."""
-    out = []
+    out: list[DisjointInfo] = []
     for i, info in enumerate(input_info):
         if not info.mutates_data:
             continue
@@ -34,7 +34,38 @@ def disjoint_pairs(
             found = _pair(inputs, i, j, number)
             if found is not None:
                 out.append(found)
-    return out
+    return tuple(out)
+
+
+def static_storages(inputs: Inputs, input_info: tuple[InputAliasInfo, ...]) -> tuple[tuple[int, int], ...]:
+    """Where a parameter or buffer is written: every one, and the first of them that has the same storage. There are many of them, and they
+    seldom move: the wrapper checks all pairs of them at once, and only when one has moved.
+    """
+    static = [i for i, info in enumerate(input_info) if info.static and isinstance(inputs.fakes[i], torch.Tensor)]
+    if not any(input_info[i].mutates_data for i in static):
+        return ()
+    first: dict[int, int] = {}
+    return tuple((i, first.setdefault(inputs.fakes[i].untyped_storage()._cdata, i)) for i in static)
+
+
+class SharedOtherwise:
+    """Says whether tensors share storages in another way than `groups`: for each, the number of the first with the same storage."""
+
+    __slots__ = ("addresses", "groups")
+
+    def __init__(self, groups: Sequence[int]) -> None:
+        self.groups = list(groups)
+        self.addresses: list[int] = []  # of the last call that was right: their sizes do not change
+
+    def __call__(self, *tensors: torch.Tensor) -> bool:
+        addresses = [t.data_ptr() for t in tensors]
+        if addresses == self.addresses:
+            return False
+        first: dict[int, int] = {}
+        if [first.setdefault(t.untyped_storage()._cdata, k) for k, t in enumerate(tensors)] != self.groups:
+            return True
+        self.addresses = addresses
+        return False
 
 
 def _pair(inputs: Inputs, i: int, j: int, number: Callable[[Any], int | str]) -> DisjointInfo | None:

@@ -22,7 +22,7 @@ from ...generated.schemas import (
     ViewHistory,
 )
 from ..torch_compat import python_source, refuses_writes, shares_version
-from .disjoint import disjoint_pairs
+from .disjoint import disjoint_pairs, static_storages
 from .history import (
     check_given_up,
     check_inference,
@@ -95,16 +95,16 @@ class _Analysis:
         output_info = self._outputs(everything)
         storage_from = {i: len(self.result) + k for k, i in enumerate(given_storage)}
         input_info = tuple(self._input(i, updated, bases, storage_from) for i in range(len(inputs.fakes)))
-        disjoint = tuple(disjoint_pairs(inputs, input_info, self._number))  # reads sizes, which may be further outputs
         meta = ViewAndMutationMeta(
             input_info=input_info,
             output_info=tuple(output_info),
             num_user_outputs=len(self.result),
             bases=tuple(bases),
             graph_inputs=tuple(self.entered.graph_inputs),
+            disjoint=disjoint_pairs(inputs, input_info, self._number),  # reads sizes: outputs, not counted yet
+            static_storages=static_storages(inputs, input_info),
             num_outputs=len(self.outputs),
             symbols=tuple(self.symbols.items()),
-            disjoint=disjoint,
             autocast=autocast,
         )
         return Found(meta, self.outputs, self.tensors, self.shown)

@@ -14,6 +14,7 @@ from ...generated.dispatch_tables import base_steps, history_steps, input_steps,
 from ...generated.schemas import BaseInfo, OutputAliasInfo, OutputType, Place
 from ...generated.wrapper_steps import STEPS
 from .calling import result_text
+from .disjoint import SharedOtherwise
 from .runtime_support import NAMESPACE
 from .subclasses import Names
 from .trace import Traced
@@ -140,6 +141,12 @@ class _Writer:
         for i, info in enumerate(self.meta.input_info):
             if info.same_as is not None and i < self.out:
                 lines += [f"if {self.input(i)} is not {self.input(info.same_as)}:", "    return program(*args)"]
+        if self.meta.static_storages:
+            static = [i for i, _ in self.meta.static_storages]
+            name = self.values.of(
+                SharedOtherwise([static.index(k) for _, k in self.meta.static_storages]), "shared_otherwise"
+            )
+            lines += [f"if {name}({', '.join(map(self.input, static))}):", "    return program(*args)"]
         for d in self.meta.disjoint:
             p, q = pointer(d.written), pointer(d.other)
             apart = f" and {q} - {p} != {d.distance}" if d.distance is not None else ""

@@ -195,3 +195,21 @@ def test_one_size_of_two_arguments_of_the_graph() -> None:
     for n in (2, 5, 8):  # Dynamo passes the size twice when both tensors have it
         assert torch.equal(compiled(mine, grid(2, n, 4)), program(theirs, grid(2, n, 4)))
         assert torch.equal(mine, theirs)
+
+
+def test_buffers_that_come_to_share_memory_after_compiling() -> None:
+    """A written buffer must not be another's memory: such a call runs eagerly."""
+
+    def make() -> torch.nn.BatchNorm1d:
+        torch.manual_seed(0)
+        return torch.nn.BatchNorm1d(4).train()
+
+    got, want = make(), make()
+    step = torch.compile(got, backend="opforge")
+    for k in range(4):
+        if k == 2:
+            for bn in (got, want):
+                bn.running_var = bn.running_mean.view(4)
+        x = torch.randn(8, 4)
+        torch.testing.assert_close(step(x), want(x))
+        torch.testing.assert_close(dict(got.named_buffers()), dict(want.named_buffers()))
