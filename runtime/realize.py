@@ -21,6 +21,7 @@ from .codegen.wrapper import render_wrapper
 from .config import Config
 from .execute.load import load_wrapper
 from .ir.index import Expr, Sym
+from .ir.nodes import Program
 from .ir.text import dump
 from .ir.verify import verify
 from .lower.graph import Lowered
@@ -76,7 +77,7 @@ def realize(
             cached=True,
         )
         if watch.dump:
-            _dump_code(plan_of(lowered, cfg, frugal=frugal), artifacts.cpp, artifacts.wrapper, watch)
+            _dump_code(plan_of(_prepared(lowered, target), cfg, frugal=frugal), artifacts.cpp, artifacts.wrapper, watch)
     artifacts.program = lowered.program
     with watch.stage("load"):
         module = load_wrapper(entry.path / "wrapper.py", name=f"opforge_{digest[:16]}")
@@ -111,11 +112,15 @@ def _triton(kernel: Kernel, plan: Plan) -> str:
         return f"# {kernel.name} cannot be said in Triton: {error}\n"
 
 
+def _prepared(lowered: Lowered, target: Target) -> Program:
+    return target.prepare(separate_outputs(lowered.program))
+
+
 def _build(
     lowered: Lowered, target: Target, cfg: Config, watch: Watch, *, boxed: bool, frugal: bool
 ) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
     """Schedule, generate and compile; returns the cache entry's files and metadata."""
-    program = separate_outputs(lowered.program)
+    program = _prepared(lowered, target)
     if cfg.debug_verify:
         with watch.stage("verify"):
             verify(program)

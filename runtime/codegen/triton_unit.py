@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..ir.nodes import Size
+from ..ir.nodes import Buffer, Size
+from ..schedule.kernels import statement_nodes
+from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Plan
 from .triton import Launch, launch, render_kernel
 from .unit import anonymous
@@ -59,19 +62,36 @@ def render_triton(plan: Plan) -> TritonUnit:
         same = (anonymous(source, k.name, (*buffers, *(b.name for b in k.scratch)), comment="#"), pointers)
         symbols[k.name] = known.setdefault(same, k.name)
         if symbols[k.name] == k.name:
-            x, r, warps = blocks(launch(k))
-            kernels[k.name] = TritonKernel(k.name, source, pointers, len(k.symbols), programs(k), x, r, warps)
+            x, r, warps = blocks(launch(k), across(k, plan.layouts))
+            count = programs(k, plan.layouts)
+            kernels[k.name] = TritonKernel(k.name, source, pointers, len(k.symbols), count, x, r, warps)
     return TritonUnit(kernels, symbols)
 
 
-def programs(kernel: Kernel) -> Size:
+def programs(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Size:
     """Number of programs of a launch."""
     shape = launch(kernel)
-    x, _, _ = blocks(shape)
+    x, _, _ = blocks(shape, across(kernel, layouts))
     return shape.outer if x == 1 else (shape.outer + (x - 1)) // x
 
 
-def blocks(shape: Launch) -> tuple[int, int, int]:
+def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether neighbours in memory are neighbours along the outer loops, not along the inner ones (sums over columns)."""
+    if not kernel.outer:
+        return False
+    votes = 0
+    for phase in kernel.phases:
+        for ld in {ld for st in phase.body for n in statement_nodes(st) for ld in n.loads()}:
+            if not phase.inner or ld.attr.buffer not in layouts:
+                continue
+            place = flat_index(ld.attr.index, layouts[ld.attr.buffer])
+            inner = place.coefficient(phase.inner[-1])
+            outer = place.coefficient(kernel.outer[-1])
+            votes += (outer is not None and outer == 1) - (inner is not None and inner == 1)
+    return votes > 0
+
+
+def blocks(shape: Launch, across: bool = False) -> tuple[int, int, int]:
     """XBLOCK, RBLOCK and the number of warps."""
     inner = shape.inner if isinstance(shape.inner, int) else TILE
     outer = shape.outer if isinstance(shape.outer, int) else 1 << 30
@@ -79,6 +99,12 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
         x = min(POINTS, _power(outer))
         return x, 1, max(1, min(4, x // 256))
     r = _power(inner) if shape.persistent else min(_power(inner), TILE // 2)
+    if across:
+        # Whole lines of memory: 64 neighbours, as many steps along the inner loops as a tile holds.
+        x = min(64, _power(outer))
+        r = r if shape.persistent else min(r, TILE // x)
+        x = max(1, min(x, 4 * TILE // r))
+        return x, r, max(1, min(16, x * r // 512))
     x = min(max(1, TILE // 4 // r), _power(outer))
     return x, r, max(1, min(16, x * r // 256))
 

@@ -85,7 +85,8 @@ class WrapperWriter:
         ] = {}  # strided views of arena buffers: name → (buffer, shape, stride, offset)
         self.imports: list[str] = []  # what only some wrappers need
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
-        self.read = {n for step in plan.steps for n in step_reads(step)} | {o.buffer for o in plan.outputs}
+        self.read = {n for step in plan.steps for n in step_reads(step)}
+        self.read |= {o.buffer for o in plan.outputs if o.buffer is not None}
 
     def render(self) -> str:
         plan = self.plan
@@ -210,7 +211,7 @@ class WrapperWriter:
                 self._allocate(name)
         args = [self._pointer(n) for n in (*kernel.reads, *kernel.writes)] + list(kernel.symbols)
         if self.device == "cuda":
-            args.insert(0, number(expr(programs(kernel))))
+            args.insert(0, number(expr(programs(kernel, self.plan.layouts))))
         if len(args) > MAX_ARGUMENTS:
             raise UnsupportedError(f"kernel {kernel.name} takes {len(args)} arguments, more than {MAX_ARGUMENTS}")
         call = f"{kernel.name}({', '.join(args)})"

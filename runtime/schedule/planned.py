@@ -9,8 +9,8 @@ from torch import fx
 from ...generated.ops import OUT
 from ...generated.scalars import SCALARS
 from ..config import Config
-from ..ir.nodes import Extern
-from ..lower.graph import Lowered, lower
+from ..ir.nodes import Extern, Program
+from ..lower.graph import lower
 from ..observe.counters import uncounted
 from .memory import nbytes, step_reads, step_writes
 from .outputs import separate_outputs
@@ -18,11 +18,9 @@ from .plan import Plan
 from .schedule import schedule
 
 
-def plan_of(lowered: Lowered, cfg: Config, *, frugal: bool = False) -> Plan:
-    """The schedule of a lowered program; `frugal` as for `schedule`."""
-    return schedule(
-        separate_outputs(lowered.program), costs=cost, fusion=cfg.fusion, frugal=frugal, out_variants=has_out
-    )
+def plan_of(program: Program, cfg: Config, *, frugal: bool = False) -> Plan:
+    """The schedule of a program with separate outputs; `frugal` as for `schedule`."""
+    return schedule(program, costs=cost, fusion=cfg.fusion, frugal=frugal, out_variants=has_out)
 
 
 def has_out(call: Extern) -> bool:
@@ -42,7 +40,7 @@ def planned_peak(forward: fx.GraphModule, backward: fx.GraphModule, owned: Colle
     """
     with uncounted():
         halves = [lower(g, checks=cfg.index_checks) for g in (forward, backward)]
-    plans = [plan_of(h, cfg, frugal=True) for h in halves]
+    plans = [plan_of(separate_outputs(h.program), cfg, frugal=True) for h in halves]
     if any(nbytes(b) is None for plan in plans for b in plan.layouts.values()):
         return None
     # Both take turns with one arena, which stays between them.

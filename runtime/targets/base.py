@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..build.manifest import Entry
+from ..ir.nodes import Program
 from ..observe.watch import Watch
 from ..schedule.plan import Plan
 
@@ -34,6 +35,10 @@ class Target(Protocol):
 
     def parts(self) -> dict[str, str]:
         """All that shapes the compiled kernels beside the program: parts of the cache key."""
+        ...
+
+    def prepare(self, program: Program) -> Program:
+        """The program in the form that suits the target, before it is scheduled."""
         ...
 
     def render(self, plan: Plan) -> Any:

@@ -18,6 +18,7 @@ from ..build.toolchain import host_target, runs_here
 from ..codegen.unit import PRELUDE, Unit, render_unit
 from ..config import Config
 from ..execute.load import load_library
+from ..ir.nodes import Program
 from ..observe.watch import Watch
 from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Plan
@@ -48,6 +49,9 @@ class Cpu:
             "target": cpu_target(self.cfg).name,
             "threads": str(torch.get_num_threads()),
         }
+
+    def prepare(self, program: Program) -> Program:
+        return program
 
     def render(self, plan: Plan) -> Unit:
         lanes = cpu_target(self.cfg).lanes

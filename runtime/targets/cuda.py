@@ -17,10 +17,13 @@ from ..build.scratch import scratch_dir
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config
 from ..execute.cuda import launcher, load_function
+from ..ir.nodes import Program
+from ..lower.partial_sums import partial_reductions
 from ..observe.watch import Watch
 from ..schedule.plan import Plan
 from .base import Built
 
+PROGRAMS_PER_PROCESSOR = 4  # that a reduction should have
 ALIGNED = 16  # bytes: what one thread loads at once at most
 Loaded = tuple[Any, int, int]  # the function, bytes of shared memory, threads
 
@@ -30,6 +33,12 @@ def capability(index: int) -> int:
     """Compute capability of a device, times ten."""
     major, minor = torch.cuda.get_device_capability(index)
     return 10 * major + minor
+
+
+@functools.cache
+def processors(index: int) -> int:
+    """Number of a device's multiprocessors."""
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,13 @@ class Cuda:
     suffix = "py"
 
     def parts(self) -> dict[str, str]:
-        return {"target": f"sm_{capability(self.index)}", "compiler": f"triton {_triton().__version__}"}
+        return {
+            "target": f"sm_{capability(self.index)} x {processors(self.index)}",
+            "compiler": f"triton {_triton().__version__}",
+        }
+
+    def prepare(self, program: Program) -> Program:
+        return partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors(self.index))
 
     def render(self, plan: Plan) -> TritonUnit:
         return render_triton(plan)

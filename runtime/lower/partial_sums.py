@@ -1,0 +1,93 @@
+"""Reductions of many values to few, cut into reductions of parts and one of the parts' results: so that a GPU has work for all of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ...generated.scalars import REDUCTIONS
+from ..ir.index import Var, of
+from ..ir.nodes import Extern, Nest, Program, Size, load, rebuild
+
+SMALL = 1 << 17  # values that one step may reduce without a second
+ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
+COLUMNS = 64  # neighbours in memory that one program reduces at once
+HALF = ("float16", "bfloat16")
+
+
+def partial_reductions(program: Program, programs: int) -> Program:
+    """The program with long reductions in two steps, where fewer than `programs` programs would share the work. Reductions of which parts
+    cannot be combined (positions of maxima), or that hold totals in 16 bits, stay; so do those of symbolic sizes.
+    """
+    items: list[Nest | Extern] = []
+    names = set(program.shapes())
+    for item in program.items:
+        parts = _cut(item, programs, names) if isinstance(item, Nest) else None
+        items += parts or [item]
+    if len(items) == len(program.items):
+        return program
+    return Program(program.inputs, items, program.outputs, program.mutations, program.symbols)
+
+
+def _cut(nest: Nest, programs: int, names: set[str]) -> list[Nest] | None:
+    if nest.reduce is None or REDUCTIONS[nest.reduce].combine is None or nest.scatter is not None:
+        return None
+    if nest.dtype in HALF and not REDUCTIONS[nest.reduce].exact:
+        return None
+    extents = [v.extent for v in nest.rvars]
+    outer = _number(nest.shape)
+    inner = _number(tuple(extents))
+    if outer is None or inner is None or outer * inner <= SMALL:
+        return None
+    across = _across(nest)
+    have = -(-outer // COLUMNS) if across else outer
+    if have >= programs:
+        return None
+    wanted = min(-(-programs // have), inner // (COLUMN_PART if across else ROW_PART))
+    found = _part(nest.rvars, wanted)
+    if found is None:
+        return None
+    r, count = found
+    assert isinstance(r.extent, int)
+    part = r.extent // count
+    s, rest = Var(f"{r.name}s", count), Var(f"{r.name}p", part)
+    name = f"{nest.name}_parts"
+    while name in names:
+        name += "_"
+    names.add(name)
+    body = rebuild(nest.body, lambda _: None, {r: of(s) * part + of(rest)})
+    rvars = tuple(rest if v is r else v for v in nest.rvars)
+    parts = replace(
+        nest, name=name, shape=(count, *nest.shape), vars=(of(s), *nest.vars), body=body, rvars=rvars, stride=None
+    )
+    last = Var(f"{r.name}s", count)
+    total = replace(nest, body=load(name, (of(last), *nest.vars), nest.dtype), rvars=(last,))
+    return [parts, total]
+
+
+def _number(shape: tuple[Size, ...]) -> int | None:
+    known = [n for n in shape if isinstance(n, int)]
+    return math.prod(known) if len(known) == len(shape) else None
+
+
+def _across(nest: Nest) -> bool:
+    """Whether neighbours in memory belong to different results: most loads' last index moves with a loop of the result."""
+    votes = 0
+    for ld in nest.body.loads():
+        atoms = set(ld.attr.index[-1].atoms()) if ld.attr.index else set()
+        votes += bool(atoms & set(nest.loop_vars)) - bool(atoms & set(nest.rvars))
+    return votes > 0
+
+
+def _part(rvars: tuple[Var, ...], wanted: int) -> tuple[Var, int] | None:
+    """The first loop that can be cut into about `wanted` equal parts, and their number."""
+    for r in rvars:
+        if not isinstance(r.extent, int):
+            return None
+        near = [n for n in range(min(wanted, r.extent), 1, -1) if r.extent % n == 0]
+        if near and near[0] * 4 > wanted:
+            return r, near[0]
+    return None
+
+
+__all__ = ["partial_reductions"]
