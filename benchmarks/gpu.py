@@ -7,6 +7,7 @@ The bandwidth is measured in the same run, by copies of a gigabyte. A program's 
 (inputs read once, results written once) over its time and that bandwidth. Errors are judged by a float64 run.
 """
 
+import functools
 import json
 import statistics
 import sys
@@ -65,7 +66,7 @@ def run_program(program: BoundProgram, names: list[str], rounds: int, bandwidth:
     inputs = [make(device) for make in program.inputs]
     row: dict[str, Any] = {"name": program.name, "shape": program.shape, "failed": {}, "accurate": {}, "compile_s": {}}
     want = program.fn(*inputs)
-    moved = (program.moved or (lambda i, r: size_of(i) + size_of(r)))(inputs, tensors(want))
+    moved = program.moved(inputs, tensors(want)) if program.moved else size_of([*inputs, *tensors(want)])
     reference = None
     if program.name not in RANDOM:
         reference = program.fn(*(t.double() if t.is_floating_point() else t for t in inputs))
@@ -85,7 +86,7 @@ def run_program(program: BoundProgram, names: list[str], rounds: int, bandwidth:
                 raise
             row["failed"][name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:200]
             continue
-        thunks[name] = lambda call=call: call(*inputs)
+        thunks[name] = functools.partial(call, *inputs)
     del reference, want
     row["counts"] = {name: backends.counts(name) for name in thunks}
     calls = {n: max(1, min(50, round(2e4 / max(microseconds(t, 2), 1)))) for n, t in thunks.items()}

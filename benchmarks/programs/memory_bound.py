@@ -233,11 +233,11 @@ def _adamw_moved(inputs: list[Tensor], results: list[Tensor]) -> int:
 
 @bound("adamw", "200 x 512 x 512", *(randn(512, 512) for _ in range(800)), moved=_adamw_moved)
 def adamw(*tensors: Tensor) -> tuple[Tensor, ...]:
-    parameters, gradients, firsts, seconds = (list(tensors[k : k + 200]) for k in range(0, 800, 200))
-    seconds = torch._foreach_abs(seconds)
-    parameters = torch._foreach_mul(parameters, 0.999)
-    firsts = torch._foreach_lerp(firsts, gradients, 0.1)
-    seconds = torch._foreach_addcmul(torch._foreach_mul(seconds, 0.999), gradients, gradients, 0.001)
-    steps = torch._foreach_add(torch._foreach_sqrt(seconds), 1e-8)
-    parameters = torch._foreach_addcdiv(parameters, firsts, steps, -1e-3)
-    return (*parameters, *firsts, *seconds)
+    parameters, gradients, firsts, seconds = (tensors[k : k + 200] for k in range(0, 800, 200))
+    decayed = torch._foreach_mul(parameters, 0.999)
+    means = torch._foreach_lerp(firsts, gradients, 0.1)
+    squares = torch._foreach_addcmul(
+        torch._foreach_mul(torch._foreach_abs(seconds), 0.999), gradients, gradients, 0.001
+    )
+    steps = torch._foreach_add(torch._foreach_sqrt(squares), 1e-8)
+    return (*torch._foreach_addcdiv(decayed, means, steps, -1e-3), *means, *squares)
