@@ -197,9 +197,19 @@ class Writer:
         unit = self.lane_var
         if name in self.tile_shapes and self.choice.mode == "outer":
             # A scratch tile here holds all lanes for each of its elements.
-            if self.tile_start is None:
-                return f"loadu({name} + ({self.address(e)}) * {self.lanes})"
-            return f"loadu({name} + ({self.address(e)}) * {self.tile} + ({self.lane_text()} - {self.tile_start}))"
+            width, first = (
+                (self.lanes, "0")
+                if self.tile_start is None
+                else (self.tile, f"({self.lane_text()} - {self.tile_start})")
+            )
+            if self.step(e) != 0:  # each lane reads its own element
+                live = f"lane_mask({self.count})" if self.count is not None else "all_lanes()"
+                if node.args:
+                    mask_text, is_vector = self._find(node.args[0])
+                    live = f"({live} & {mask_text if is_vector else f'splat<bool>({mask_text})'})"
+                own = f"{self.index_vector(e)} * splat<int64_t>({width}) + iota<int64_t>()"
+                return f"gather({name} + {first}, {own}, {live})"
+            return f"loadu({name} + ({self.address(e)}) * {width} + {first})"
         mask = self._find(node.args[0]) if node.args else None
         if not vector:
             at = f"{pointer}[{self.address(e)}]"

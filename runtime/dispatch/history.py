@@ -14,7 +14,7 @@ from ..torch_compat import shares_version
 from .inputs import Inputs
 from .overlap import inside, is_dense
 from .recorder import Recorder
-from .regions import Layout, Value
+from .regions import Layout, Region, Value
 
 
 def history_of(
@@ -74,11 +74,22 @@ def is_whole(value: Value | None) -> bool:
     return value is not None and value.parent is None
 
 
+def relaid_whole(recorder: Recorder, region: Region) -> torch.Tensor | None:
+    """The tensor object that a region began as, where it has another layout now (`t_`); None where it has not."""
+    inside = [(t, v) for t, v in recorder.regions.values.values() if v.region is region]
+    if any(v.parent is None for _, v in inside):
+        return None
+    return next((t for t, _ in inside if id(t) in recorder.relaid and not t._is_view()), None)
+
+
 def may_be_base(recorder: Recorder, t: torch.Tensor, value: Value | None) -> bool:
     """Whether the other results in the storage of `t` can be views of it: a view of all that there is (`view_as`) is itself a view of
     another tensor, and gradients of what it was detached from do not come by it.
     """
     if value is None or t._is_view():
+        return False
+    # What changed its layout takes the graph's result, as the very object: no other tensor can be it.
+    if relaid_whole(recorder, value.region) is not None:
         return False
     if not is_whole(value):  # what `reshape` copies: no view of the copy, and with its history
         relaid = id(t) in recorder.relaid

@@ -32,6 +32,7 @@ from .history import (
     is_whole,
     may_be_base,
     one_of_many,
+    relaid_whole,
 )
 from .inputs import Inputs, is_static
 from .merge import Entered
@@ -352,14 +353,10 @@ class _Analysis:
         for known, v in self.recorder.regions.values.values():
             if v is root:
                 return known
-        for known, v in list(self.recorder.regions.values.values()) if self.inputs.training else ():
-            if v.root is root and self._is_relaid(known):
-                return self._relaid_back(known, root.layout)
+        relaid = relaid_whole(self.recorder, value.region) if self.inputs.training else None
+        if relaid is not None:
+            return self._relaid_back(relaid, root.layout)
         return t._base if t._is_view() else None
-
-    def _is_relaid(self, t: torch.Tensor) -> bool:
-        """Whether `t` is what a region began as, in another layout now (`t_`)."""
-        return id(t) in self.recorder.relaid and not t._is_view() and self.recorder.value(t).parent is not None
 
     def _relaid_back(self, t: torch.Tensor, layout: Layout) -> torch.Tensor:
         with self.recorder, torch.enable_grad():
@@ -388,7 +385,8 @@ class _Analysis:
             raise UnsupportedError(
                 "an output is a lazily conjugated or negated view of another tensor; call resolve_conj() on it"
             )
-        relaid = kind in _ALIASES and self._is_relaid(t) and value.layout.dtype == origin.dtype
+        relaid = kind in _ALIASES and value.layout.dtype == origin.dtype
+        relaid = relaid and relaid_whole(self.recorder, value.region) is t
         return OutputAliasInfo(
             kind,
             source=source,

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import inf
 from types import MappingProxyType
 
-from ..ir.index import Atom, Expr, Var, bounds, expr, of, size
+from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of, size
 from ..ir.nodes import INTS, Node, const
 
 AND = ("logical_and", "bitwise_and")
@@ -147,19 +147,26 @@ def narrowed(assumed: Assumed) -> Mapping[Atom, Expr]:
             found[v] = expr(lo) if lo == hi else of(Var(f"{v.name}_in", int(hi) - lo + 1)) + lo
         elif lo > 0 and hi == inf:
             found[v] = of(Var(f"{v.name}_in", size(v.extent - lo))) + lo
+    for v, limit in sorted((pair for n in assumed for pair in _below_size(n)), key=lambda p: (p[0].text, p[1].text)):
+        found.setdefault(v, of(Var(f"{v.name}_in", limit)))
     return MappingProxyType(found)
+
+
+def _below_size(n: Node) -> list[tuple[Var, Expr]]:
+    """A loop variable and a size that is known only when the program runs, where the comparison says that the one is less than the other."""
+    d = _difference(n)
+    loops = [a for a in d.atoms() if isinstance(a, (Var, Val))] if d is not None else []
+    if d is None or len(loops) != 1 or not isinstance(v := loops[0], Var) or d.coefficient(v) != 1:
+        return []
+    limit = of(v) - d
+    return [] if limit.is_const else [(v, limit)]
 
 
 def _negative(n: Node) -> list[tuple[int, list[tuple[Var, int]]]]:
     """A comparison of coordinates as linear forms (constant, coefficients of loop variables) that are less than 0."""
-    if n.op not in ("lt", "le", "gt", "ge"):
+    d = _difference(n)
+    if d is None:
         return []
-    a, b = coordinate(n.args[0]), coordinate(n.args[1])
-    if a is None or b is None:
-        return []
-    d = a - b if n.op in ("lt", "le") else b - a
-    if n.op in ("le", "ge"):
-        d = d - 1
     constant, terms = 0, []
     for monomial, c in d.terms:
         if not monomial:
@@ -169,3 +176,14 @@ def _negative(n: Node) -> list[tuple[int, list[tuple[Var, int]]]]:
         else:
             return []
     return [(constant, terms)]
+
+
+def _difference(n: Node) -> Expr | None:
+    """What is less than 0 where the comparison of two coordinates holds."""
+    if n.op not in ("lt", "le", "gt", "ge"):
+        return None
+    a, b = coordinate(n.args[0]), coordinate(n.args[1])
+    if a is None or b is None:
+        return None
+    d = a - b if n.op in ("lt", "le") else b - a
+    return d - 1 if n.op in ("le", "ge") else d

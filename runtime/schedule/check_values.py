@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from ..ir.facts import equal, flat, in_range, plausible
 from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of
-from ..ir.nodes import Extern, Nest, Node, Program, Size, const, contiguous_strides, index_node, rebuild
+from ..ir.nodes import Extern, Nest, Node, Program, Size, const, contiguous_strides, index_node, indirect, rebuild
 from .check_conditions import (
     AND,
     COMPARE,
@@ -148,8 +148,8 @@ class Values:
         """Indirect parts that turn out to be coordinates, once plain definitions are expanded, become coordinates."""
 
         def opened(v: Val) -> Expr:
-            node = self._coordinate_node(v.node, less)
-            return of(v) if node is None else node
+            at = self._coordinate_node(v.node, less)
+            return of(v) if at is None or (isinstance(at.atom, Val) and at.atom.node is v.node) else at
 
         return e.subst({}, opened)
 
@@ -170,7 +170,10 @@ class Values:
             return None
         if n.op == "bounded":
             at, size = self._coordinate_node(n.args[0], less), coordinate(n.args[1])
-            return at if at is not None and size is not None and in_range(at.subst(less), size) else None
+            if at is None and size is not None and size.is_const:
+                return indirect(n, 0, int(size) - 1)  # its check keeps it there
+            known = at is not None and size is not None and (in_range(at, size) or in_range(at.subst(less), size))
+            return at if known else None
         at = coordinate(n)
         return None if at is None else self._opened_index(at, less)
 

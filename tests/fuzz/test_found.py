@@ -33,6 +33,30 @@ _CASES = {
     "smooth loss of symbolic sizes": _one("F.smooth_l1_loss({x}, {x} + 1)", leaf=True, sizes=_DYNAMIC),
     "positions by a symbolic step": _one("{x}.trace()", leaf=True, sizes=_DYNAMIC),
     "result with gaps between its elements": _one("{x}.slice_scatter({x}[:1] + 1, 0, 1, 2)", view=".diagonal()"),
+    "positions of a range at positions that data brings": _one(
+        "(lambda t: t[:, -1:][t[:, :-1].flatten().remainder(2).long()])({x}[torch.arange(2)])", sizes=((4, 3),)
+    ),
+    "half of what is cut at a symbolic size": Program(
+        0,
+        (Step(f"{_MATRIX}.requires_grad_()", ("p1",)), Step("p1.clone()", ("p2",))),
+        ("p1",),
+        ("p2",),
+        (Step("p2.chunk(2, -1)", ("v1", "v2")), Step("torch.dot(v1.flatten(), v1.flatten())", ("v3",))),
+        ("v2", "v3"),
+        sizes=((5, 11), (13, 8)),
+    ),
+    "size that laying out a result must not fix": Program(
+        0,
+        (Step(_MATRIX, ("p1",)), Step("p1[:2]", ("x1",))),
+        (),
+        ("x1",),
+        (Step("x1 <= x1", ("v1",)), Step("v1[1:]", ("v2",)), Step("x1.copy_(v1)")),
+        ("v2",),
+        sizes=((12, 7), (17, 10)),
+    ),
+    "each lane takes its own element of a row": _one(
+        "(lambda t: t.take_along_dim(t.argmax(0, keepdim=True), 0))({x} * -1.5)", sizes=((3, 40),)
+    ),
     "position in a dimension of size one": _one("{x}[torch.arange(2), 0]", view="[:1]"),
     "position in a dimension of size one of a value": _one("({x} * 2)[torch.arange(2)]", view="[:1]"),
     "position in an expanded dimension": _one("{x}.expand(2, 2, 3)[torch.arange(3)]"),
@@ -177,6 +201,38 @@ def _written_result(text: str) -> Program:
 
 
 _GRAD = {
+    "detached before it, and in its new layout": (
+        _of(
+            (_LEAF, _COMPUTED),
+            "p2",
+            (Step("torch.fmod(p2, 3)", ("v1",)), Step("v1.t_()"), Step("v1.detach()", ("v2",))),
+            ("v2", "v1"),
+        ),
+        False,
+    ),
+    "detached from it, both in other layouts": (
+        _of(
+            (_LEAF, _COMPUTED),
+            "p2",
+            (
+                Step("torch.fmod(p2, 3)", ("v1",)),
+                Step("v1.detach()", ("v2",)),
+                Step("v1.unsqueeze_(0)"),
+                Step("v2.t_()"),
+            ),
+            ("v2", "v1"),
+        ),
+        False,
+    ),
+    "flat, detached before it, and told to transpose itself": (
+        _of(
+            (_LEAF, _COMPUTED),
+            "p2",
+            (Step("torch.fmod(p2[0], 3)", ("v1",)), Step("v1.t_()"), Step("v1.detach()", ("v2",))),
+            ("v2", "v1"),
+        ),
+        False,
+    ),
     "result that eager does not keep: what is kept was joined with it": (_written_result("1 / (p1.abs() + 1)"), False),
     "result that eager does not keep: a choice between equals": (
         _written_result("torch.where(p1 > 2, p1.sin(), p1.sin())"),

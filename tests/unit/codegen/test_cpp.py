@@ -41,6 +41,11 @@ def gather_best(b: Any, x: Any) -> Any:
     return b.define(best.shape, b.at(x, [i[0], b.index_of(b.at(best, i), x.shape[1]), *i[2:]]))
 
 
+def gather_best_computed(b: Any, x: Any) -> Any:
+    """What is computed lives in a scratch tile, of which each lane takes an element of its own."""
+    return gather_best(b, pointwise(b, s.exp, x))
+
+
 def index_add(b: Any, x: Any, idx: Any, src: Any) -> Any:
     r = b.rcoords(src.shape)
     return b.scatter(x, r, b.at(src, r), [b.index_of(b.at(idx, [r[0]]), x.shape[0]), r[1]], "sum")
@@ -143,6 +148,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = 
     "cumulative rows": (lambda b, x: b.scan("sum", x.shape, 1, b.at(x, b.coords(x.shape))), lambda: [rand(50, 333)]),
     "cumulative columns": (lambda b, x: b.scan("sum", x.shape, 0, b.at(x, b.coords(x.shape))), lambda: [rand(50, 33)]),
     "cumulative columns, one row": (first_totals, lambda: [rand(3, 33)]),
+    "best of computed columns": (gather_best_computed, lambda: [rand(4, 3, 21)]),
+    "best of long computed columns": (gather_best_computed, lambda: [rand(3, 200, 21)]),
     "gather by an index of each lane": (gather_best, lambda: [rand(2, 4, 6, 6)]),
     "gather by an index of each lane, channels last": (
         gather_best,
@@ -188,7 +195,16 @@ def test_kernel(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["softmax rows", "sum of columns", "pool", "concatenate columns", "argmax rows", "gather", "cumulative columns"],
+    [
+        "softmax rows",
+        "sum of columns",
+        "pool",
+        "concatenate columns",
+        "argmax rows",
+        "gather",
+        "cumulative columns",
+        "best of computed columns",
+    ],
 )
 @pytest.mark.parametrize("lanes", [1, 4, 16])
 def test_kernel_with_other_lane_counts(name: str, lanes: int) -> None:
