@@ -52,19 +52,22 @@ class Exact(TorchDispatchMode):
         if func._schema.is_mutable and name.endswith("_") and name != "copy_":
             name = name[:-1]
             function = getattr(getattr(torch.ops.aten, name, None), func._overloadname, None)
+        doubtful = any(_key(t) in self._doubtful for t in given)
+        # A value that is not known better may be the rounded one of its operand (the greatest of a list): only as rounded are they equal.
+        rounded = doubtful and name in _COMPARES
         with np.errstate(all="ignore"):
-            values = self._values(name, function, args, kwargs)
+            values = None if rounded else self._values(name, function, args, kwargs)
         out = func(*args, **kwargs)
         results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         if name in _SELECTS and len(results) == 2:
             values = [self._selected(args, kwargs, results[1]), results[1].numpy()]
-        doubt = values is None or any(_key(t) in self._doubtful for t in given)
+        doubt = values is None or doubtful
         for k, t in enumerate(results):
             if values is not None and values[k] is not None:
                 self._store(t, values[k])
             elif t.dtype == torch.float64:
                 self._shadows.pop(_key(t), None)
-            if doubt and (t.is_floating_point() or values is not None):
+            if doubt and (t.is_floating_point() or values is not None or rounded):
                 self._doubtful.add(_key(t))
         return out
 
@@ -172,6 +175,7 @@ _MOVES = frozenset(
     """)
 )
 _OF_VALUES = frozenset(["cat", "stack", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"])
+_COMPARES = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
 # Operators that choose values and say their positions.
 _SELECTS = frozenset(["sort", "max", "min", "topk", "cummax", "cummin", "median", "kthvalue", "mode"])
 # Those of them that without a dimension choose one value of all, and do not say its position.

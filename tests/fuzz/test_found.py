@@ -388,3 +388,15 @@ def test_a_run_in_inference_mode_has_a_judge(quick: None) -> None:
     sight = in_dtype("float64", program, (4, 6))
     assert sight.raised == {}
     assert "result 0" in sight.lows
+
+
+def test_a_value_is_equal_to_the_greatest_of_itself(quick: None) -> None:
+    """The judge knows the value better than the greatest, by whose operator it has no formula."""
+    made = (Step('grid((n, m), "float32", 1, 7.3).requires_grad_()', ("p1",)), Step("p1.sin()", ("p2",)))
+    steps = (
+        Step("p2.sum((0, 1))", ("v1",)),
+        Step('v1.scatter_reduce(0, v1.argmax(0, keepdim=True), v1, "amax")', ("v2",)),
+    )
+    program = Program(0, made, ("p1",), ("p2",), steps, ("v2",), (), ((15, 16),))
+    gradient = in_dtype("float64", program, (15, 16)).values["gradient 0"]
+    assert gradient.isfinite().all()
