@@ -67,6 +67,18 @@ _CASES = {
     "storage by a view of a value": _one("({x} * 2)[0, -1].as_strided((2,), (1,), 1)"),
     "loss of two dtypes, to eager": _one("F.mse_loss({x}, {x}.detach().double())", leaf=True),
     "cross entropy of two dtypes, to eager": _one("F.binary_cross_entropy_with_logits({x}, {x}.double().sigmoid())"),
+    "added with more dimensions, in dead code, to eager": Program(
+        0,
+        (Step(_MATRIX, ("p1",)),),
+        (),
+        ("p1",),
+        (Step("F.linear(p1, p1, p1[:1, :2].unsqueeze(0))", ("v1",)),),
+        ("p1",),
+        sizes=((2, 3),),
+    ),
+    "trace of half precision, in dead code, to eager": Program(
+        0, (Step('grid((n, m), "float16", 1)', ("p1",)),), (), ("p1",), (Step("p1.trace()", ("v1",)),), ("p1",)
+    ),
     "bits of floats, to eager": _one("{x} | {x}"),
     "write to a strided view of symbolic sizes": Program(
         0,

@@ -134,6 +134,14 @@ def test_other_sizes_than_traced_leave_the_graph_to_eager() -> None:
         lower(gm)
 
 
+def test_another_rank_than_traced_leaves_a_graph_of_symbolic_sizes_to_eager() -> None:
+    gm = make_fx(lambda x: torch.exp(x), tracing_mode="symbolic")(torch.randn(3))
+    node = next(n for n in gm.graph.nodes if n.op == "call_function" and str(n.target) == "aten.exp.default")
+    node.meta["val"] = node.meta["val"].unsqueeze(1)
+    with pytest.raises(UnsupportedError, match=r"lowered to exp: .* was traced"):
+        lower(gm)
+
+
 def test_an_operator_of_very_many_tensors_runs_eagerly() -> None:
     result = lowered(lambda *ts: torch.stack(ts) + 1, *(torch.ones(2) for _ in range(MANY + 1)))
     assert externs(result) == ["aten.stack.default"]
