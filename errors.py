@@ -44,5 +44,9 @@ class MetadataError(OpforgeError):
     """What is said of a graph's values contradicts itself (a bug in dispatch, found when it is written down), or what a kernel returns."""
 
 
+class InputError(OpforgeError, ValueError):
+    """A compiled graph was called with inputs that it was not compiled for."""
+
+
 class OpforgeWarning(UserWarning):
     """Base of all warnings issued by opforge."""

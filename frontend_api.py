@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .runtime import checked_inputs as _checked
 from .runtime import compile_fx as _engine
 from .runtime.compile_fx import Artifacts
 from .runtime.observe import counters
@@ -21,8 +22,12 @@ def compile_fx(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile an FX graph of torch operations for the given example inputs. See `opforge.runtime.compile_fx.compile_fx`."""
-    return _engine.compile_fx(gm, example_inputs, options=options, mode=mode)
+    """Compile an FX graph of torch operations for the given example inputs. See `opforge.runtime.compile_fx.compile_fx`.
+
+    The result checks what `torch.compile` has guards for: it raises `InputError` where an input has another number of dimensions, size, stride,
+    dtype or device than its example (sizes of an example that are symbols may be any), or where a number is another one.
+    """
+    return _checked.only_for(example_inputs, _engine.compile_fx(gm, example_inputs, options=options, mode=mode))
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:

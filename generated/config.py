@@ -30,9 +30,6 @@ class Config:
     # spec: strict
     #: Raise BuildError when native code cannot be built, instead of warning once and running the graph eagerly.
     strict: bool = False
-    # spec: fallback
-    #: What to do with an operator that has no native lowering; run it by its eager kernel, or raise UnsupportedError.
-    fallback: str = "eager"
     # spec: fusion
     #: Fuse loop nests into common kernels; off gives one kernel per realized value (slow, for finding wrong fusions).
     fusion: bool = True
@@ -109,17 +106,6 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_STRICT",
         affects="run",
         doc="Raise BuildError when native code cannot be built, instead of warning once and running the graph eagerly.",
-    ),
-    # spec: fallback
-    "fallback": Setting(
-        name="fallback",
-        field="fallback",
-        type="choice",
-        default="eager",
-        choices=("eager", "error"),
-        env="OPFORGE_FALLBACK",
-        affects="run",
-        doc="What to do with an operator that has no native lowering; run it by its eager kernel, or raise UnsupportedError.",
     ),
     # spec: fusion
     "fusion": Setting(

@@ -166,7 +166,7 @@ def test_options_win_over_mode_and_patch():
         ({"cxx": 3}, None, "options: setting 'cxx' is 3; expected a string"),
         ({"cache_dir": 3}, None, "options: setting 'cache_dir' is 3; expected a path, as a string or os.PathLike"),
         ({"opt_level": 7}, None, "options: setting 'opt_level' is 7; expected one of '0', '1', '2', '3'"),
-        ({"fallback": "eagr"}, None, "expected one of 'eager', 'error'; did you mean 'eager'?"),
+        ({"random": "eagr"}, None, "expected one of 'philox', 'eager'; did you mean 'eager'?"),
     ],
 )
 def test_wrong_options(options, mode, message):

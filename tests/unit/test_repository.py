@@ -31,7 +31,7 @@ RANK = {
             ("targets",),
             ("realize",),
             ("training", "aot"),
-            ("compile_fx",),
+            ("compile_fx", "checked_inputs"),
         ]
     )
     for name in names

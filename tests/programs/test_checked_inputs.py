@@ -1,0 +1,47 @@
+"""Graphs that are called without guards refuse inputs that they were not compiled for, before they read anything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import opforge
+from opforge.errors import InputError
+
+
+def graph() -> torch.fx.GraphModule:
+    return torch.fx.symbolic_trace(nn.Sequential(nn.GELU(), nn.Tanh()))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.ones(3), r"input 0 has the sizes \[3\], the graph was compiled for \[4, 6\]"),
+        (torch.ones(4, 7), r"has the sizes \[4, 7\]"),
+        (torch.ones(6, 4).t(), r"has the strides \[1, 4\], the graph was compiled for \[6, 1\]"),
+        (torch.ones(4, 6).double(), r"is torch.float64, the graph was compiled for torch.float32"),
+        (1.0, r"is a float, the graph was compiled for a tensor"),
+    ],
+)
+def test_other_inputs_are_refused(x: object, message: str) -> None:
+    with torch.no_grad():
+        run = opforge.compile_fx(graph(), [torch.randn(4, 6)])
+    with pytest.raises(InputError, match=message):
+        run(x)
+    with pytest.raises(InputError, match="takes 1 inputs, 2 were given"):
+        run(torch.ones(4, 6), torch.ones(4, 6))
+
+
+def test_the_same_kind_of_inputs_is_taken() -> None:
+    with torch.no_grad():
+        run = opforge.compile_fx(graph(), [torch.randn(1, 6)])
+        x = torch.randn(1, 12)[:, ::2].contiguous().as_strided((1, 6), (99, 1))  # a stride that says nothing
+        torch.testing.assert_close(run(x)[0] if isinstance(run(x), tuple) else run(x), graph()(x))
+
+
+def test_ahead_of_time_modules_refuse_too() -> None:
+    run = opforge.aot_module_simplified(nn.GELU(), (torch.randn(1000),), fw_compiler=opforge.compile_fx)
+    torch.testing.assert_close(run(torch.ones(1000)), nn.GELU()(torch.ones(1000)))
+    with pytest.raises(InputError, match=r"has the sizes \[3\]"):
+        run(torch.ones(3))
