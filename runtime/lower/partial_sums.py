@@ -12,12 +12,11 @@ from ..ir.nodes import Extern, Nest, Program, Size, load, rebuild
 SMALL = 1 << 17  # values that one step may reduce without a second
 ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
 COLUMNS = 64  # neighbours in memory that one program reduces at once
-HALF = ("float16", "bfloat16")
 
 
 def partial_reductions(program: Program, programs: int) -> Program:
     """The program with long reductions in two steps, where fewer than `programs` programs would share the work. Reductions of which parts
-    cannot be combined (positions of maxima), or that hold totals in 16 bits, stay; so do those of symbolic sizes.
+    cannot be combined (positions of maxima) stay; so do those of symbolic sizes.
     """
     items: list[Nest | Extern] = []
     names = set(program.shapes())
@@ -31,8 +30,6 @@ def partial_reductions(program: Program, programs: int) -> Program:
 
 def _cut(nest: Nest, programs: int, names: set[str]) -> list[Nest] | None:
     if nest.reduce is None or REDUCTIONS[nest.reduce].combine is None or nest.scatter is not None:
-        return None
-    if nest.dtype in HALF and not REDUCTIONS[nest.reduce].exact:
         return None
     extents = [v.extent for v in nest.rvars]
     outer = _number(nest.shape)

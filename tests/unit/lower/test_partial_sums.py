@@ -1,0 +1,60 @@
+"""Long reductions in two steps: the same values, valid plans, work for a whole GPU; and what stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from opforge.runtime.codegen.triton_unit import render_triton
+from opforge.runtime.ir.interpret import interpret
+from opforge.runtime.ir.nodes import Nest, Program
+from opforge.runtime.ir.text import dump, parse
+from opforge.runtime.ir.verify import verify
+from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.partial_sums import partial_reductions
+from tests.support.loops import plan_of, pointwise, program_of, reduce, softmax
+
+PROGRAMS = 528
+
+CASES: dict[str, tuple[tuple[int, ...], Any]] = {
+    "all": ((1 << 18,), lambda b, x: reduce(b, "sum", x, 0)),
+    "all of two dimensions": ((512, 600), lambda b, x: reduce(b, "sum", pointwise(b, s.exp, x), (0, 1))),
+    "columns": ((8192, 24), lambda b, x: reduce(b, "max", x, 0, True)),
+    "few rows": ((3, 1 << 16), lambda b, x: reduce(b, "prod", x, 1)),
+    "softmax": ((3, 1 << 16), lambda b, x: softmax(b, x, 1)),
+}
+
+
+def parts(program: Program) -> list[Nest]:
+    return [i for i in program.items if isinstance(i, Nest) and i.name.endswith("_parts")]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_values(name: str) -> None:
+    shape, build = CASES[name]
+    torch.manual_seed(0)
+    x = torch.rand(shape) if name != "few rows" else 1 + torch.rand(shape) * 1e-5
+    program = program_of(build, [x])
+    cut = partial_reductions(program, PROGRAMS)
+    verify(cut)
+    assert dump(parse(dump(cut))) == dump(cut)
+    assert parts(cut)
+    for got, want in zip(interpret(cut, [x], exact=True), interpret(program, [x], exact=True), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    unit = render_triton(plan_of(cut))  # checks the plan
+    first = next(iter(unit.kernels.values()))
+    assert isinstance(first.programs, int)
+    assert first.programs >= 16
+
+
+def test_what_stays() -> None:
+    def kept(build: Any, x: torch.Tensor) -> bool:
+        program = program_of(build, [x])
+        return partial_reductions(program, PROGRAMS) is program
+
+    assert kept(lambda b, x: reduce(b, "sum", x, 1), torch.rand(4096, 64))  # rows enough
+    assert kept(lambda b, x: reduce(b, "sum", x, 0), torch.rand(1000))  # nothing to gain
+    assert kept(lambda b, x: reduce(b, "argmax", x, 0), torch.rand(1 << 18))  # positions of parts do not combine
+    assert kept(lambda b, x: reduce(b, "sum", x, 0), torch.rand(262147))  # a prime: no equal parts
