@@ -224,7 +224,9 @@ def parse(text: str) -> Program:
         kind = r.name()
         if kind == "symbol":
             name = r.name()
-            symbols[name] = of(Sym(name, r.integer() if r.take("=") else None))
+            symbol = Sym(name)
+            symbol.hint = r.integer() if r.take("=") else None
+            symbols[name] = of(symbol)
         elif kind == "input":
             inputs.append(r.buffer())
             buffers[inputs[-1].name] = inputs[-1].dtype

@@ -76,9 +76,6 @@ _CASES = {
         ("p1",),
         sizes=((2, 3),),
     ),
-    "trace of half precision, in dead code, to eager": Program(
-        0, (Step('grid((n, m), "float16", 1)', ("p1",)),), (), ("p1",), (Step("p1.trace()", ("v1",)),), ("p1",)
-    ),
     "bits of floats, to eager": _one("{x} | {x}"),
     "write to a strided view of symbolic sizes": Program(
         0,
