@@ -46,6 +46,8 @@ def literal(value: object) -> str:
     exact.
     """
     if isinstance(value, str):
+        if '"' not in value and "'" not in value:
+            return f'"{repr(value)[1:-1]}"'
         quote = "'" if value.count('"') > value.count("'") else '"'
         return quote + "".join(_character(c, quote) for c in value) + quote
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):

@@ -62,6 +62,7 @@ class SchemaFile:
 
     def __init__(self, root: Schema) -> None:
         self.root = root
+        self._resolved: dict[int, Schema] = {}
 
     @classmethod
     def read(cls, path: Path) -> SchemaFile:
@@ -84,6 +85,11 @@ class SchemaFile:
         """Follow a `$ref` within the file; keys beside it (a `description`) win."""
         if "$ref" not in schema:
             return schema
+        if id(schema) not in self._resolved:  # a part of `root`, which lives as long
+            self._resolved[id(schema)] = self._follow(schema)
+        return self._resolved[id(schema)]
+
+    def _follow(self, schema: Schema) -> Schema:
         target: Any = self.root
         for part in schema["$ref"].removeprefix("#/").split("/"):
             target = target[part]

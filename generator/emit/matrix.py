@@ -35,14 +35,17 @@ class Matrix:
 
     def cells(self) -> Iterator[tuple[int, Cell]]:
         """Every cell once, with the first plane that has it."""
-        seen: set[Cell] = set()
+        first: dict[Cell, int] = {}
         for k, (_, plane) in enumerate(self.planes):
             for cell in itertools.product(*(plane[a] for a in AXES)):
-                if cell not in seen and not any(
-                    c.holds(dict(zip(AXES, cell, strict=True))) for c, _ in self.impossible
-                ):
-                    seen.add(cell)
-                    yield k, cell
+                first.setdefault(cell, k)
+        for cell, k in first.items():
+            if not self.impossible or not self._is_impossible(cell):
+                yield k, cell
+
+    def _is_impossible(self, cell: Cell) -> bool:
+        members = dict(zip(AXES, cell, strict=True))
+        return any(condition.holds(members) for condition, _ in self.impossible)
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> Matrix | None:
@@ -107,7 +110,8 @@ def emit(model: Model) -> dict[str, str]:
         return {}
     cells = list(matrix.cells())
     by_plane = Counter(k for k, _ in cells)
-    by_member = Counter((axis, m) for _, cell in cells for axis, m in zip(AXES, cell, strict=True))
+    columns = zip(AXES, zip(*(cell for _, cell in cells), strict=True), strict=True)
+    by_member = Counter({(axis, m): n for axis, column in columns for m, n in Counter(column).items()})
     values = {
         "matrix": matrix,
         "axes": AXES,

@@ -19,6 +19,7 @@ _EXPRESSIONS = (
     ast.comprehension, ast.Call, ast.keyword, ast.Subscript, ast.Slice, ast.Starred, ast.Load, ast.Store, ast.operator, ast.unaryop, ast.cmpop,
     ast.boolop,
 )  # fmt: skip
+_LEAVES = (ast.Name, ast.Load, ast.Store)  # always allowed, most of all nodes
 _STATEMENTS = (ast.Module, ast.Assign, ast.If, ast.Return)
 _NAMES = {
     ast.Attribute: "an attribute", ast.Lambda: "a lambda", ast.Dict: "a dict", ast.Set: "a set", ast.JoinedStr: "an f-string", ast.NamedExpr: "':='",
@@ -92,9 +93,10 @@ def parse_expression(source: Text) -> ast.expr | None:
     if tree is None:
         return None
     assert isinstance(tree, ast.Expression)
-    for node in ast.walk(tree.body):
-        if hasattr(node, "col_offset"):
-            _shift(source, flat, node, lead)
+    if lead or "\n" in source.text.rstrip():
+        for node in ast.walk(tree.body):
+            if hasattr(node, "col_offset"):
+                _shift(source, flat, node, lead)
     return tree.body if _allowed(source, tree.body, _EXPRESSIONS) else None
 
 
@@ -167,7 +169,7 @@ def _walk(root: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None, int]]:
     while stack:
         node, parent, depth = stack.pop()
         yield node, parent, depth
-        stack.extend((child, node, depth + 1) for child in reversed(list(ast.iter_child_nodes(node))))
+        stack += [(child, node, depth + 1) for child in ast.iter_child_nodes(node)][::-1]
 
 
 def _allowed(source: Text, root: ast.AST, whitelist: tuple[type, ...]) -> bool:
@@ -179,6 +181,8 @@ def _allowed(source: Text, root: ast.AST, whitelist: tuple[type, ...]) -> bool:
                 place if place is not None else 0, f"nested deeper than {MAX_DEPTH} levels: split it with 'let'"
             )
             return False
+        if type(node) in _LEAVES:
+            continue
         if parent in skip:
             skip.add(node)
             continue
