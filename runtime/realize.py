@@ -131,7 +131,9 @@ def _build(
             check(program, plan)
     with watch.stage("codegen"):
         rendered = target.render(plan)
-        wrapper = render_wrapper(plan, parameters(lowered), OUT, boxed=boxed, device=target.device)
+        wrapper = render_wrapper(
+            plan, parameters(lowered), OUT, boxed=boxed, support=target.support, programs=rendered.programs
+        )
     if watch.dump:
         _dump_code(plan, rendered.source, wrapper, watch)
     built = target.compile(plan, rendered, watch)

@@ -24,15 +24,13 @@ POINTS = 1024  # of a kernel without inner loops: eight for each thread of four 
 class TritonKernel:
     """One kernel: a module's source, the types behind its pointers, and how it is compiled and launched.
 
-    programs  number of programs that cover the outer loops.
-    sizes     64-bit integers after the pointers.
+    sizes  64-bit integers after the pointers.
     """
 
     name: str
     source: str
     pointers: tuple[str, ...]
     sizes: int
-    programs: Size
     xblock: int
     rblock: int
     warps: int
@@ -40,10 +38,11 @@ class TritonKernel:
 
 @dataclass(frozen=True)
 class TritonUnit:
-    """Kernels by the name of the first that has their text, and for each kernel of the plan that name."""
+    """Kernels by the name of the first that has their text; for each kernel of the plan that name, and the number of programs of a launch."""
 
     kernels: dict[str, TritonKernel]
     symbols: dict[str, str]
+    programs: dict[str, Size]
 
     @property
     def source(self) -> str:
@@ -54,6 +53,7 @@ def render_triton(plan: Plan) -> TritonUnit:
     """Raises `UnsupportedError` for what Triton cannot say."""
     kernels: dict[str, TritonKernel] = {}
     symbols: dict[str, str] = {}
+    programs: dict[str, Size] = {}
     known: dict[object, str] = {}
     for k in plan.kernels():
         source = render_kernel(k, plan.layouts)
@@ -61,18 +61,12 @@ def render_triton(plan: Plan) -> TritonUnit:
         pointers = tuple(MEMBERS[plan.layouts[n].dtype] for n in buffers)
         same = (anonymous(source, k.name, (*buffers, *(b.name for b in k.scratch)), comment="#"), pointers)
         symbols[k.name] = known.setdefault(same, k.name)
+        shape = launch(k)
+        x, r, warps = blocks(shape, across(k, plan.layouts))
+        programs[k.name] = shape.outer if x == 1 else (shape.outer + (x - 1)) // x
         if symbols[k.name] == k.name:
-            x, r, warps = blocks(launch(k), across(k, plan.layouts))
-            count = programs(k, plan.layouts)
-            kernels[k.name] = TritonKernel(k.name, source, pointers, len(k.symbols), count, x, r, warps)
-    return TritonUnit(kernels, symbols)
-
-
-def programs(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Size:
-    """Number of programs of a launch."""
-    shape = launch(kernel)
-    x, _, _ = blocks(shape, across(kernel, layouts))
-    return shape.outer if x == 1 else (shape.outer + (x - 1)) // x
+            kernels[k.name] = TritonKernel(k.name, source, pointers, len(k.symbols), x, r, warps)
+    return TritonUnit(kernels, symbols, programs)
 
 
 def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:

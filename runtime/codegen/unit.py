@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..ir.nodes import Size
 from ..schedule.plan import Plan
 from .cpp_kernel import render_kernel
 from .tables import CppTables
@@ -15,11 +17,14 @@ PRELUDE = Path(__file__).resolve().parents[2] / "generated" / "kernels" / "prelu
 
 @dataclass(frozen=True)
 class Unit:
-    """Source text, and for each kernel of the plan the C symbol that runs it (layers of a model share symbols)."""
+    """Source text, and for each kernel of the plan the C symbol that runs it (layers of a model share symbols). Calls say no number of
+    programs: `programs` is empty.
+    """
 
     source: str
     symbols: dict[str, str]
     arity: dict[str, int]
+    programs: Mapping[str, Size] = field(default_factory=dict)
 
 
 def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from ...errors import UnsupportedError
 from ..ir.index import Expr, Quotient, Sym, expr
@@ -11,9 +12,8 @@ from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
-from .triton_unit import programs
 
-SUPPORT = {"cpu": "support", "cuda": "cuda"}
+NO_PROGRAMS: Mapping[str, Size] = MappingProxyType({})
 MAX_ARGUMENTS = 1024
 """What ctypes passes on."""
 
@@ -68,15 +68,11 @@ class WrapperWriter:
         out_targets: Mapping[str, str],
         *,
         boxed: bool = False,
-        device: str = "cpu",
+        support: str = "support",
+        programs: Mapping[str, Size] = NO_PROGRAMS,
     ):
-        self.plan, self.parameters, self.out_targets, self.boxed, self.device = (
-            plan,
-            parameters,
-            out_targets,
-            boxed,
-            device,
-        )
+        self.plan, self.parameters, self.out_targets, self.boxed = plan, parameters, out_targets, boxed
+        self.support, self.programs = support, programs
         self.names = Names()
         self.body: list[str] = []
         self.tensors: set[str] = set()  # arena buffers that are needed as tensors
@@ -97,7 +93,7 @@ class WrapperWriter:
         results = [self._result(o) for o in plan.outputs]
         lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
         lines += [
-            f"from opforge.runtime.execute.{SUPPORT[self.device]} import {n}"
+            f"from opforge.runtime.execute.{self.support} import {n}"
             for n in sorted({"Workspaces", "empty_strided", "overload", "reinterpret", *self.imports})
         ]
         lines += ["import torch", ""]
@@ -210,12 +206,13 @@ class WrapperWriter:
             if self._kind(name) == "own":
                 self._allocate(name)
         args = [self._pointer(n) for n in (*kernel.reads, *kernel.writes)] + list(kernel.symbols)
-        if self.device == "cuda":
-            args.insert(0, number(expr(programs(kernel, self.plan.layouts))))
+        launched = kernel.name in self.programs
+        if launched:
+            args.insert(0, number(expr(self.programs[kernel.name])))
         if len(args) > MAX_ARGUMENTS:
             raise UnsupportedError(f"kernel {kernel.name} takes {len(args)} arguments, more than {MAX_ARGUMENTS}")
         call = f"{kernel.name}({', '.join(args)})"
-        if self.device == "cpu" and (faults := kernel_checks(kernel)):  # kernels on a GPU do not report faults yet
+        if (faults := kernel_checks(kernel)) and not launched:  # kernels on a GPU do not report faults yet
             call = (
                 f"if opf_fault := {call}: out_of_range(opf_fault, {self.names.constant('faults', repr(tuple(faults)))})"
             )
@@ -337,11 +334,19 @@ def _unpacked(call: Extern) -> str:
 
 
 def render_wrapper(
-    plan: Plan, parameters: list[str], out_targets: Mapping[str, str], *, boxed: bool = False, device: str = "cpu"
+    plan: Plan,
+    parameters: list[str],
+    out_targets: Mapping[str, str],
+    *,
+    boxed: bool = False,
+    support: str = "support",
+    programs: Mapping[str, Size] = NO_PROGRAMS,
 ) -> str:
     """Python source of a module with `call(…)`, which takes the placeholders in order and returns a tuple. `boxed`: it takes one list of
-    them, which it empties, and frees each after its last use.
+    them, which it empties, and frees each after its last use. `support`: the module of `execute` that it imports from. `programs`: numbers
+    of programs of kernels that are launched on a GPU, by name.
 
     Kernel functions are put into the module by the loader under their names.
     """
-    return WrapperWriter(plan, parameters, out_targets, boxed=boxed, device=device).render()
+    writer = WrapperWriter(plan, parameters, out_targets, boxed=boxed, support=support, programs=programs)
+    return writer.render()

@@ -17,7 +17,7 @@ from ...generated.dispatch_tables import ROLES
 from ...generated.schemas import BaseInfo
 from .families import Family, family_of
 from .inputs import Inputs, own_history
-from .overlap import byte_range, inside
+from .overlap import byte_range, inside, is_row_major
 from .recorder import Recorder
 from .regions import Layout, Region, Step, Value
 
@@ -133,7 +133,7 @@ def _enter_base(
 def _view(fake_mode: Any, base: torch.Tensor, layout: Layout, family: Family | None) -> torch.Tensor:
     """The traced member: a tensor object of its own, which autograd follows as a view of the base when it follows the family."""
     with fake_mode, torch.set_grad_enabled(family is not None):
-        if family is not None and _is_row_major(layout):
+        if family is not None and is_row_major(layout):
             start = layout.offset - base.storage_offset()
             own = base[start : start + math.prod(layout.size)].view(layout.size)
         else:
@@ -141,15 +141,6 @@ def _view(fake_mode: Any, base: torch.Tensor, layout: Layout, family: Family | N
             own = flat.as_strided(layout.size, layout.stride, layout.offset)
     own._opforge_own = True  # type: ignore[attr-defined]
     return own
-
-
-def _is_row_major(layout: Layout) -> bool:
-    expected = 1
-    for n, s in zip(reversed(layout.size), reversed(layout.stride), strict=True):
-        if n != 1 and s != expected:
-            return False
-        expected *= n
-    return True
 
 
 def _member(recorder: Recorder, region: Region, whole: Value, layout: Layout, fake: torch.Tensor) -> Value:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..ir.facts import is_packed
 from .regions import Layout, expressions
 
 
@@ -49,7 +50,7 @@ def is_dense(layout: Layout) -> bool:
     nothing else.
     """
     if not layout.plain:
-        return _symbolic_dense(layout)
+        return is_packed(expressions(layout.size), expressions(layout.stride))
     expected = 1
     for n, s in sorted(
         ((n, s) for n, s in zip(layout.size, layout.stride, strict=True) if n != 1), key=lambda p: (p[1], p[0])
@@ -60,25 +61,13 @@ def is_dense(layout: Layout) -> bool:
     return True
 
 
-def _symbolic_dense(layout: Layout) -> bool:
-    """Contiguous with its dimensions in some order, decided on expressions only (no guard is added)."""
-    left = [(n, s) for n, s in zip(expressions(layout.size), expressions(layout.stride), strict=True) if n != 1]
-    expected: Any = 1
-    while left:
-        found = next((p for p in left if p[1] == expected), None)
-        if found is None:
-            return False
-        left.remove(found)
-        expected = expected * found[0]
-    return True
-
-
 def is_row_major(layout: Layout) -> bool:
     """Whether the elements lie one after the other, the last dimension fastest; decided on expressions only."""
+    sizes = expressions(layout.size)
     expected: Any = 1
-    for n, s in zip(reversed(expressions(layout.size)), reversed(expressions(layout.stride)), strict=True):
+    for n, s in zip(reversed(sizes), reversed(expressions(layout.stride)), strict=True):
         if s != expected and n != 1:
-            return False
+            return 0 in sizes
         expected = expected * n
     return True
 

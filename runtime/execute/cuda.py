@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import operator
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from ...errors import BuildError
 from ..torch_compat import cuda_stream, empty_strided_cuda
-from .support import Arena, conform, out_of_range, overload, reinterpret
+from . import support
+from .support import conform, out_of_range, overload, reinterpret
 
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -24,44 +22,14 @@ _BUFFER, _SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_*
 empty_strided = empty_strided_cuda
 
 
-class _Pool(threading.local):
-    """The arenas that wait for a thread's next run, by device and stream: work of one stream runs in order."""
+class Workspaces(support.Workspaces):
+    """Of the current device and stream: work of one stream runs in order."""
 
-    def __init__(self) -> None:
-        self.arenas: dict[tuple[int, int], Arena] = {}
+    __slots__ = ()
 
-
-_pool = _Pool()
-
-
-class Workspaces:
-    """As `support.Workspaces`, for the memory of a GPU: one arena waits in each thread for each stream."""
-
-    __slots__ = ("make", "size", "spaces")
-
-    def __init__(self, make: Callable[[torch.Tensor], Any], size: int) -> None:
-        self.make, self.size = make, size
-        self.spaces: WeakKeyDictionary[Arena, Any] = WeakKeyDictionary()
-
-    def take(self) -> tuple[Arena, Any]:
+    def place(self) -> support.Place:
         index = torch.cuda.current_device()
-        key = (index, cuda_stream(index))
-        arena = _pool.arenas.pop(key, None)
-        if arena is None or arena.memory.numel() < self.size:
-            del arena  # the smaller one is freed before the larger one is made
-            with torch.inference_mode(False):
-                arena = Arena(self.size, torch.device("cuda", index))
-        arena.key = key
-        space = self.spaces.get(arena)
-        if space is None:
-            with torch.inference_mode(False):
-                space = self.spaces[arena] = self.make(arena.memory)
-        return arena, space
-
-    def give(self, arena: Arena) -> None:
-        waiting = _pool.arenas.get(arena.key)
-        if waiting is None or waiting.memory.numel() < arena.memory.numel():
-            _pool.arenas[arena.key] = arena
+        return torch.device("cuda", index), cuda_stream(index)
 
 
 @functools.cache
@@ -112,7 +80,6 @@ def launcher(
     # Triton's kernels take two addresses more, of scratch memory that these kernels do not have.
     values_type, extra_type = ctypes.c_uint64 * (count + 2), ctypes.c_void_p * 5
     size = ctypes.c_size_t(8 * (count + 2))
-    size_at = ctypes.addressof(size)
     launch = driver().cuLaunchKernel
     known: list[tuple[ctypes.c_void_p, int, int] | None] = [None, None]
 
@@ -125,7 +92,7 @@ def launcher(
             return
         function, shared, threads = found
         values = values_type(*arguments)
-        extra = extra_type(_BUFFER, ctypes.addressof(values), _SIZE, size_at, _END)
+        extra = extra_type(_BUFFER, ctypes.addressof(values), _SIZE, ctypes.addressof(size), _END)
         stream = cuda_stream(device)
         code = launch(function, programs, 1, 1, threads, 1, 1, shared, stream, None, extra)
         if code == _INVALID_CONTEXT:  # a thread that has not used the device yet
@@ -134,7 +101,6 @@ def launcher(
         if code:
             _checked(code, f"launching {name}")
 
-    run.size = size  # type: ignore[attr-defined]  # kept alive: its address is used
     return run
 
 

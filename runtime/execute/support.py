@@ -16,24 +16,27 @@ from ..philox import KERNELS
 from ..torch_compat import empty_strided_cpu as empty_strided
 from ..torch_compat import reinterpret_tensor as reinterpret
 
-CPU = torch.device("cpu")
+Place = tuple[torch.device, int]
+"""A device, and the stream on it in whose order the memory is used."""
+CPU: Place = (torch.device("cpu"), 0)
 _ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "RuntimeError": RuntimeError}
 
 
 class Arena:
     """A block of memory for intermediate values. Whoever runs a graph has it for that long, alone."""
 
-    __slots__ = ("__weakref__", "key", "memory")
+    __slots__ = ("__weakref__", "memory", "place")
 
-    def __init__(self, size: int, device: torch.device = CPU) -> None:
-        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
-        self.key: tuple[int, int] = (0, 0)  # device and stream, on a GPU
+    def __init__(self, size: int, place: Place) -> None:
+        self.place = place
+        self.memory = torch.empty(size, dtype=torch.uint8, device=place[0])
 
 
 class _Pool(threading.local):
-    """The arena that waits for a thread's next run of any graph: a forward and its backward, and all other graphs, take turns with it."""
+    """The arena that waits at each place for a thread's next run of any graph: a forward, its backward and all others take turns with it."""
 
-    arena: Arena | None = None
+    def __init__(self) -> None:
+        self.arenas: dict[Place, Arena] = {}
 
 
 _pool = _Pool()
@@ -42,8 +45,8 @@ _pool = _Pool()
 class Workspaces:
     """Hands out the memory for one graph's intermediate values, and takes it back for the thread's next run, of this graph or another.
 
-    One arena waits in each thread, as large as the largest that was needed there, so that a steady loop allocates nothing; a run inside of
-    another one makes its own. `make` cuts an arena of `size` bytes into the graph's buffers, once for each arena.
+    One arena waits in each thread (and stream, on a GPU), as large as the largest that was needed there, so that a steady loop allocates
+    nothing; a run inside of another one makes its own. `make` cuts an arena of `size` bytes into the graph's buffers, once for each arena.
     """
 
     __slots__ = ("keep", "make", "size", "spaces")
@@ -54,13 +57,18 @@ class Workspaces:
         self.spaces: WeakKeyDictionary[Arena, Any] = WeakKeyDictionary()
         self.keep = config.current().reuse_workspace
 
+    def place(self) -> Place:
+        """Where the graph runs."""
+        return CPU
+
     def take(self) -> tuple[Arena, Any]:
         """An arena, which goes back by `give`, and this graph's buffers in it."""
-        arena, _pool.arena = _pool.arena, None
+        place = self.place()
+        arena = _pool.arenas.pop(place, None)
         if arena is None or arena.memory.numel() < self.size:
             del arena  # the smaller one is freed before the larger one is made
             with torch.inference_mode(False):  # or no later run outside of inference mode could write to it
-                arena = Arena(self.size)
+                arena = Arena(self.size, place)
         space = self.spaces.get(arena)
         if space is None:
             with torch.inference_mode(False):
@@ -68,9 +76,9 @@ class Workspaces:
         return arena, space
 
     def give(self, arena: Arena) -> None:
-        waiting = _pool.arena
+        waiting = _pool.arenas.get(arena.place)
         if self.keep and (waiting is None or waiting.memory.numel() < arena.memory.numel()):
-            _pool.arena = arena
+            _pool.arenas[arena.place] = arena
 
 
 def overload(name: str) -> Any:

@@ -15,10 +15,11 @@ from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ...generated.ops import EXTERN
 from ..dispatch.operators import op_info
+from ..dispatch.overlap import is_row_major
 from ..dispatch.regions import Layout
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
-from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size, contiguous_strides
+from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
 from .builder import Builder, Tensor
@@ -252,18 +253,10 @@ class _Lowerer:
                 kind = _Contradiction if isinstance(r, Tensor) and _contradict(r.shape, shape) else UnsupportedError
                 raise kind(f"lowered to {r} where {_DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
 
-    def row_major(self, t: torch.Tensor) -> bool:
-        """Whether the last dimension is the fastest, without gaps. Asked of the expressions: a question to torch would add a guard that
-        fixes sizes which nodes before this one have as symbols.
-        """
-        shape, stride = self.sizes.shape(t.shape), self.sizes.strides(t.stride())
-        pairs = zip(shape, stride, contiguous_strides(shape), strict=True)
-        return 0 in shape or all(n == 1 or s == wanted for n, s, wanted in pairs)
-
     def lay_out(self, result: Any, val: Any, mark: int) -> None:
         """Note the strides that eager gives the results, where they are dense but not row-major."""
         for r, v in zip(_leaves(result), _leaves(val), strict=True):
-            if not isinstance(v, torch.Tensor) or v.ndim < 2 or self.row_major(v) or not _dense(v):
+            if not isinstance(v, torch.Tensor) or v.ndim < 2 or _row_major(v) or not _dense(v):
                 continue
             for k in range(len(self.b.items) - 1, mark - 1, -1):
                 item = self.b.items[k]
@@ -339,19 +332,19 @@ class _Lowerer:
             return
         for a in node.all_input_nodes:
             fake = a.meta.get("val")
-            if isinstance(fake, torch.Tensor) and not self.row_major(fake):
+            if isinstance(fake, torch.Tensor) and not _row_major(fake):
                 raise UnsupportedError(f"{node.target} reads the storage of a tensor that is not contiguous")
 
     def strided(self, base: Tensor, fake: torch.Tensor, val: Any, anywhere: bool) -> Any:
         """The view `val` of `base`; `anywhere` where it may read what lies beyond the base in its storage."""
         if not isinstance(val, torch.Tensor):
             return [self.strided(base, fake, v, anywhere) for v in val]
-        if not (self.row_major(fake) or _dense(fake)) or fake.dtype != val.dtype or val.is_conj() or val.is_neg():
+        if not (_row_major(fake) or _dense(fake)) or fake.dtype != val.dtype or val.is_conj() or val.is_neg():
             raise UnsupportedError("the base is not dense, or is seen as another dtype")
         # The dimensions of the base from the slowest to the fastest: with them in this order, storage order is row-major order.
         order = (
             list(range(fake.ndim))
-            if self.row_major(fake)
+            if _row_major(fake)
             else sorted(range(fake.ndim), key=lambda d: (-fake.stride()[d], fake.shape[d]))
         )
         shape, stride = self.sizes.shape(val.shape), self.sizes.strides(val.stride())
@@ -392,6 +385,11 @@ def _contradict(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
     return len(a) != len(b) or any(
         isinstance(m, int) and isinstance(n, int) and m != n for m, n in zip(a, b, strict=True)
     )
+
+
+def _row_major(t: torch.Tensor) -> bool:
+    """Asked of the expressions: a question to torch would add a guard that fixes sizes which nodes before this one have as symbols."""
+    return is_row_major(Layout.of(t))
 
 
 def _dense(t: torch.Tensor) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from ...generated.scalars import REDUCTIONS
-from ..ir.index import Var, of
-from ..ir.nodes import Extern, Nest, Program, Size, load, rebuild
+from ..ir.index import Var, of, product
+from ..ir.nodes import Extern, Nest, Program, load, rebuild
 
 SMALL = 1 << 17  # values that one step may reduce without a second
 ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
@@ -31,10 +30,8 @@ def partial_reductions(program: Program, programs: int) -> Program:
 def _cut(nest: Nest, programs: int, names: set[str]) -> list[Nest] | None:
     if nest.reduce is None or REDUCTIONS[nest.reduce].combine is None or nest.scatter is not None:
         return None
-    extents = [v.extent for v in nest.rvars]
-    outer = _number(nest.shape)
-    inner = _number(tuple(extents))
-    if outer is None or inner is None or outer * inner <= SMALL:
+    outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
+    if not isinstance(outer, int) or not isinstance(inner, int) or outer * inner <= SMALL:
         return None
     across = _across(nest)
     have = -(-outer // COLUMNS) if across else outer
@@ -57,14 +54,8 @@ def _cut(nest: Nest, programs: int, names: set[str]) -> list[Nest] | None:
     parts = replace(
         nest, name=name, shape=(count, *nest.shape), vars=(of(s), *nest.vars), body=body, rvars=rvars, stride=None
     )
-    last = Var(f"{r.name}s", count)
-    total = replace(nest, body=load(name, (of(last), *nest.vars), nest.dtype), rvars=(last,))
+    total = replace(nest, body=load(name, (of(s), *nest.vars), nest.dtype), rvars=(s,))
     return [parts, total]
-
-
-def _number(shape: tuple[Size, ...]) -> int | None:
-    known = [n for n in shape if isinstance(n, int)]
-    return math.prod(known) if len(known) == len(shape) else None
 
 
 def _across(nest: Nest) -> bool:

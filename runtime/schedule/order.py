@@ -20,17 +20,13 @@ class _Steps:
     """Steps as numbers: what each waits for, and which bytes it takes and lets go."""
 
     steps: Sequence[Step]
-    size: dict[str, int] = field(
-        default_factory=dict
-    )  # of values that have memory of their own, until they are read last
+    size: dict[str, int] = field(default_factory=dict)  # of values with memory of their own
     reads: list[tuple[str, ...]] = field(default_factory=list)
     writes: list[tuple[str, ...]] = field(default_factory=list)
     before: list[set[int]] = field(default_factory=list)
     after: list[set[int]] = field(default_factory=list)
     readers: dict[str, int] = field(default_factory=dict)
-    reuse: list[tuple[tuple[str, tuple[str, ...]], ...]] = field(
-        default_factory=list
-    )  # result → values whose memory could hold it
+    reuse: list[list[tuple[str, tuple[str, ...]]]] = field(default_factory=list)  # results, with what could hold them
 
 
 def least_memory(steps: list[Step], layouts: Mapping[str, Buffer], held: Collection[str]) -> list[Step]:
@@ -79,9 +75,7 @@ def _steps(steps: Sequence[Step], layouts: Mapping[str, Buffer]) -> _Steps:
         for j in waits:
             out.after[j].add(k)
         out.reuse.append(
-            tuple((n, could_hold(step, n, layouts)) for n in writes if out.size[n])
-            if isinstance(step, KernelStep)
-            else ()
+            [(n, could_hold(step, n, layouts)) for n in writes if out.size[n]] if isinstance(step, KernelStep) else []
         )
     out.readers = {n: len(ks) for n, ks in readers.items()}
     return out

@@ -32,6 +32,7 @@ class Target(Protocol):
 
     device: str  # "cpu" or "cuda": only tensors there are in generated loops
     suffix: str  # of files with the source of kernels
+    support: str  # the module of `execute` that wrappers import from
 
     def parts(self) -> dict[str, str]:
         """All that shapes the compiled kernels beside the program: parts of the cache key."""
@@ -42,7 +43,9 @@ class Target(Protocol):
         ...
 
     def render(self, plan: Plan) -> Any:
-        """The source of the plan's kernels, in a form of the target's own, which `compile` takes."""
+        """The source of the plan's kernels (`source`) and how many programs each is launched with (`programs`), in a form of the target's own,
+        which `compile` takes.
+        """
         ...
 
     def compile(self, plan: Plan, rendered: Any, watch: Watch) -> Built:

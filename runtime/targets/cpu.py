@@ -42,6 +42,7 @@ class Cpu:
     cfg: Config
     device = "cpu"
     suffix = "cpp"
+    support = "support"
 
     def parts(self) -> dict[str, str]:
         return {

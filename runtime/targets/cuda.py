@@ -49,6 +49,7 @@ class Cuda:
     index: int
     device = "cuda"
     suffix = "py"
+    support = "cuda"
 
     def parts(self) -> dict[str, str]:
         return {
@@ -96,7 +97,7 @@ def _unaligned(folder: Path, symbol: str, how: Sequence[Any], meta: Mapping[str,
     """Compiled when it is first needed: an input that begins at an odd address."""
     pointers, sizes, xblock, rblock, warps = how
     source = (folder / f"{symbol}.py").read_text()
-    kernel = TritonKernel(symbol, source, tuple(pointers), sizes, 0, xblock, rblock, warps)
+    kernel = TritonKernel(symbol, source, tuple(pointers), sizes, xblock, rblock, warps)
     return _loaded(*compile_kernel(kernel, capability(torch.cuda.current_device()), aligned=False))
 
 
