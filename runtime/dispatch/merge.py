@@ -78,6 +78,8 @@ def _enter_base(
         raise UnsupportedError(
             f"inputs {members} share elements, one of them is written, and their sizes are dynamic; mark them static"
         )
+    if any(0 in layout.size for layout in known.values()):
+        raise UnsupportedError(f"inputs {members} are in one storage, one of them is written, and one has no elements")
     start = min(byte_range(layout)[0] for layout in known.values())
     end = max(byte_range(layout)[1] for layout in known.values())
     # The base has the widest dtype of the group: every offset is a multiple of a narrower one then.

@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import inf
 from types import MappingProxyType
 
+from ..ir.facts import recombine
 from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of, size
 from ..ir.nodes import INTS, Node, const
 
@@ -125,12 +126,12 @@ def decide(op: str, lo: int | None, hi: int | None) -> bool | None:
 @lru_cache(maxsize=256)
 def narrowed(assumed: Assumed) -> Mapping[Atom, Expr]:
     """Loop variables by ones that take only the values they can have where these conditions hold: `6*i + j < 3` leaves 0 for `i` and three
-    values for `j`; `i > 0` leaves one less, also where the number of values is a symbol.
+    values for `j`; `i > 0` leaves one less, also where the number of values is a symbol. A position that data brings, by the one that is left.
     """
     below = [d for n in assumed for d in _negative(n)]  # differences that are less than 0
-    ranges: dict[Var, tuple[int, float]] = {}
+    ranges: dict[Var | Val, tuple[int, float]] = {}
     for v in (v for _, terms in below for v, _ in terms):
-        ranges[v] = (0, v.extent - 1 if isinstance(v.extent, int) else inf)
+        ranges[v] = _range(v)
     for _ in below:
         before = dict(ranges)
         for constant, terms in below:
@@ -143,13 +144,23 @@ def narrowed(assumed: Assumed) -> Mapping[Atom, Expr]:
             break
     found: dict[Atom, Expr] = {}
     for v, (lo, hi) in ranges.items():
-        if lo <= hi < inf and hi - lo + 1 != v.extent:
+        if isinstance(v, Val):
+            if lo == hi:
+                found[v] = expr(lo)
+        elif lo <= hi < inf and hi - lo + 1 != v.extent:
             found[v] = expr(lo) if lo == hi else of(Var(f"{v.name}_in", int(hi) - lo + 1)) + lo
         elif lo > 0 and hi == inf:
             found[v] = of(Var(f"{v.name}_in", size(v.extent - lo))) + lo
-    for v, limit in sorted((pair for n in assumed for pair in _below_size(n)), key=lambda p: (p[0].text, p[1].text)):
-        found.setdefault(v, of(Var(f"{v.name}_in", limit)))
+    for loop, limit in sorted((pair for n in assumed for pair in _below_size(n)), key=lambda p: (p[0].text, p[1].text)):
+        found.setdefault(loop, of(Var(f"{loop.name}_in", limit)))
     return MappingProxyType(found)
+
+
+def _range(v: Var | Val) -> tuple[int, float]:
+    if isinstance(v, Val):
+        assert v.lo is not None
+        return v.lo, inf if v.hi is None else v.hi
+    return 0, v.extent - 1 if isinstance(v.extent, int) else inf
 
 
 def _below_size(n: Node) -> list[tuple[Var, Expr]]:
@@ -162,17 +173,17 @@ def _below_size(n: Node) -> list[tuple[Var, Expr]]:
     return [] if limit.is_const else [(v, limit)]
 
 
-def _negative(n: Node) -> list[tuple[int, list[tuple[Var, int]]]]:
-    """A comparison of coordinates as linear forms (constant, coefficients of loop variables) that are less than 0."""
+def _negative(n: Node) -> list[tuple[int, list[tuple[Var | Val, int]]]]:
+    """A comparison of coordinates as linear forms (constant, coefficients of loop variables and positions) that are less than 0."""
     d = _difference(n)
     if d is None:
         return []
-    constant, terms = 0, []
+    constant, terms = 0, list[tuple[Var | Val, int]]()
     for monomial, c in d.terms:
         if not monomial:
             constant = c
-        elif len(monomial) == 1 and isinstance(monomial[0], Var):
-            terms.append((monomial[0], c))
+        elif len(monomial) == 1 and (isinstance(v := monomial[0], Var) or (isinstance(v, Val) and v.lo is not None)):
+            terms.append((v, c))
         else:
             return []
     return [(constant, terms)]
@@ -185,5 +196,5 @@ def _difference(n: Node) -> Expr | None:
     a, b = coordinate(n.args[0]), coordinate(n.args[1])
     if a is None or b is None:
         return None
-    d = a - b if n.op in ("lt", "le") else b - a
+    d = recombine(a - b if n.op in ("lt", "le") else b - a)
     return d - 1 if n.op in ("le", "ge") else d

@@ -121,7 +121,7 @@ class Values:
             return True
         if _vals(a) or _vals(b):
             less = narrowed(assume[0] | assume[1])
-            a, b = self._opened_index(a, less), self._opened_index(b, less)
+            a, b = (self._opened_index(e, less).subst(less) for e in (a, b))
         left, right = _vals(a), _vals(b)
         if not left and not right:
             if equal(a, b):

@@ -57,6 +57,21 @@ _CASES = {
     "each lane takes its own element of a row": _one(
         "(lambda t: t.take_along_dim(t.argmax(0, keepdim=True), 0))({x} * -1.5)", sizes=((3, 40),)
     ),
+    "row that data chooses of what was written at its first elements": Program(
+        0,
+        (Step("grid((m, n), 'float64', 1)", ("p1",)),),
+        (),
+        ("p1",),
+        (
+            Step("p1.unsqueeze(0).to(torch.int32) * p1.std().to(torch.bool)", ("v1",)),
+            Step("v1.view(-1)[:2].mul_(0)"),
+            Step("v1.squeeze()", ("v2",)),
+            Step("v2[v2.flatten().remainder(v2.shape[0]).long()]", ("v3",)),
+            Step("v2 + 3", ("v4",)),
+        ),
+        ("v3", "v4"),
+        sizes=((7, 4),),
+    ),
     "position in a dimension of size one": _one("{x}[torch.arange(2), 0]", view="[:1]"),
     "position in a dimension of size one of a value": _one("({x} * 2)[torch.arange(2)]", view="[:1]"),
     "position in an expanded dimension": _one("{x}.expand(2, 2, 3)[torch.arange(3)]"),
@@ -409,3 +424,12 @@ def test_a_value_is_equal_to_the_greatest_of_itself(quick: None) -> None:
     program = Program(0, made, ("p1",), ("p2",), steps, ("v2",), (), ((15, 16),))
     gradient = in_dtype("float64", program, (15, 16)).values["gradient 0"]
     assert gradient.isfinite().all()
+
+
+def test_inputs_without_elements_in_a_storage_that_is_written(quick: None) -> None:
+    steps = (Step("grid((m, n), 'float32', 1)", ("p1",)), Step("grid((1, m), 'float32', 2).requires_grad_()", ("p2",)))
+    views = (Step("p1[..., ::2]", ("x4",)), Step("(p2 * 2).t()", ("x5",)))
+    body = (Step("F.leaky_relu_(x4, 0.1)"), Step("torch.atan2(p1, x5.abs() + 1)", ("v1",)))
+    outcome = check(Program(0, (*steps, *views), ("p2",), ("p1", "x4", "x5"), body, ("v1",), sizes=((0, 2),)))
+    assert outcome.different == []
+    assert "no elements" in outcome.eager
