@@ -98,6 +98,21 @@ def may_be_base(recorder: Recorder, t: torch.Tensor, value: Value | None) -> boo
     return value.parent is None or not followed
 
 
+def own_base(recorder: Recorder, t: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor | None:
+    """What `reshape` copied and the program then wrote, where the output `t` is a view of that: the storage is that of the copy, but autograd
+    knows a tensor of its own there, whose history alone has the write. `chosen`: what other outputs in the storage are views of already.
+    """
+    base = t._base if t._is_view() else None
+    value = None if base is None else recorder.regions.get(base)
+    if base is None or value is None or is_whole(value) or base.grad_fn is None or value.born == value.region.version:
+        return None
+    if base is not chosen and (chosen is not None or not _covers(value.layout, value.root.layout)):
+        raise UnsupportedError(
+            "an output is a view of a tensor that shares memory with others, and was written, unknown to autograd"
+        )
+    return base
+
+
 def is_cut(recorder: Recorder, value: Value, has_history: Callable[[torch.Tensor], bool]) -> bool:
     """Whether a tensor that the value is a view of has no history although it requires grad."""
     tensors = {id(v): t for t, v in recorder.regions.values.values()}

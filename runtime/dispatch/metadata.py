@@ -1,6 +1,4 @@
-"""What the recorded program did to its inputs and what its outputs are, told storage by storage, decided by the
-generated tables.
-"""
+"""What the recorded program did to its inputs and what its outputs are, told storage by storage, decided by the generated tables."""
 
 from __future__ import annotations
 
@@ -32,6 +30,7 @@ from .history import (
     is_whole,
     may_be_base,
     one_of_many,
+    own_base,
     relaid_whole,
 )
 from .inputs import Inputs, is_static
@@ -320,9 +319,11 @@ class _Analysis:
             return self._alias(kind, value, source, origin, t, self.inputs.fakes[source])
         if kind in _ALIASES:
             root, whole = self._root_tensor(value, t), value.root
+            chosen = self.copies.get(region.key, root if region.key in self.bases else None)
+            if (own := own_base(self.recorder, t, chosen)) is not None:
+                self.copies[region.key] = own
             if region.key in self.copies:
-                root = self.copies[region.key]
-                whole = self.recorder.value(root)
+                root, whole = self.copies[region.key], self.recorder.value(self.copies[region.key])
             if region.key not in self.bases:
                 self.bases[region.key] = self._return(self._owned(whole), root)
                 self.shown[self.bases[region.key]] = region.key

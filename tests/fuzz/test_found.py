@@ -225,6 +225,34 @@ def _written_result(text: str) -> Program:
 
 
 _GRAD = {
+    "view of what reshape copied, written since": (
+        _of(
+            (_LEAF,),
+            "p1",
+            (
+                Step("p1.mT.flatten()", ("v1",)),
+                Step("v1.add_(v1.sum())"),
+                Step("v1.unfold(0, 2, 1)", ("v2",)),
+                Step("v1[3:]", ("v3",)),
+            ),
+            ("v2", "v3"),
+        ),
+        False,
+    ),
+    "views of two tensors in one memory, written since": (
+        _of(
+            (_LEAF,),
+            "p1",
+            (
+                Step("torch.unsafe_split(p1 * 2, 1)", ("v1", "v2")),
+                Step("v1.mul_(3)"),
+                Step("v1[1:]", ("v3",)),
+                Step("v2[:1]", ("v4",)),
+            ),
+            ("v3", "v4"),
+        ),
+        True,
+    ),
     "detached before it, and in its new layout": (
         _of(
             (_LEAF, _COMPUTED),
