@@ -17,9 +17,9 @@ from ..ir.index import product
 from ..ir.nodes import Buffer
 from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel
-from .cpp import FAULT, MEMORY
+from .cpp import BLOCK, FAULT, MEMORY
 from .cpp_strips import StripWriter
-from .loops import flatten
+from .loops import FlatPhase, flatten
 from .split import split
 from .tables import CppTables
 
@@ -72,5 +72,11 @@ class KernelWriter(StripWriter):
     def _mode(self) -> str:
         if self.choice.mode != "outer":
             return "rows" if self.choice.mode == "inner" else "scalar"
-        depth = [product(v.extent for v in p.inner) for p in self.fk.phases if p.inner]
-        return "lanes" if all(isinstance(d, int) and d <= SHORT for d in depth) else "tile"
+        short = (self._is_short(p) for p in self.fk.phases if p.inner)
+        return "lanes" if all(short) else "tile"
+
+    def _is_short(self, phase: FlatPhase) -> bool:
+        """Whether the loop can stay inside the lanes; sums that are longer than a block need a wider total."""
+        limit = BLOCK if any(self._inexact(s) for s in phase.body) else SHORT
+        depth = product(v.extent for v in phase.inner)
+        return isinstance(depth, int) and depth <= limit

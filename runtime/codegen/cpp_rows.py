@@ -11,8 +11,6 @@ from ..schedule.plan import Reduce, Scan, Store
 from .cpp import BLOCK, COMPUTE, MEMORY, Writer
 from .loops import FlatPhase, FlatStatement, best_inner
 
-SHORT = 64  # an inner loop of at most this many steps stays inside the lanes of an outer variable
-
 
 class RowWriter(Writer):
     """The shapes `rows` and `scalar`, and the parts that all shapes share: parallel loops, accumulators, stores."""
