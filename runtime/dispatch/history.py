@@ -106,6 +106,8 @@ def own_base(recorder: Recorder, t: torch.Tensor, chosen: torch.Tensor | None) -
     value = None if base is None else recorder.regions.get(base)
     if base is None or value is None or is_whole(value) or base.grad_fn is None or value.born == value.region.version:
         return None
+    if relaid_whole(recorder, value.region) is base:
+        return None
     if base is not chosen and (chosen is not None or not _covers(value.layout, value.root.layout)):
         raise UnsupportedError(
             "an output is a view of a tensor that shares memory with others, and was written, unknown to autograd"
