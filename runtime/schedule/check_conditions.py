@@ -11,7 +11,7 @@ from math import inf
 from types import MappingProxyType
 
 from ..ir.facts import recombine
-from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of, size
+from ..ir.index import Atom, Expr, Quotient, Val, Var, bounds, expr, of, proves_nonnegative, size
 from ..ir.nodes import INTS, Node, const
 
 AND = ("logical_and", "bitwise_and")
@@ -154,6 +154,18 @@ def narrowed(assumed: Assumed) -> Mapping[Atom, Expr]:
     for loop, limit in sorted((pair for n in assumed for pair in _below_size(n)), key=lambda p: (p[0].text, p[1].text)):
         found.setdefault(loop, of(Var(f"{loop.name}_in", limit)))
     return MappingProxyType(found)
+
+
+def shrunk(e: Expr, assumed: Assumed) -> Expr:
+    """Quotients and remainders of what these conditions keep below the divisor: `x // n` is 0 and `x % n` is `x` where `x < 2` and `n >= 2`."""
+    below = [d for n in assumed if (d := _difference(n)) is not None]
+    if not below:
+        return e
+    found: dict[Atom, int | Expr] = {}
+    for q in (a for a in e.atoms() if isinstance(a, Quotient)):
+        if any(proves_nonnegative(d - q.num + q.den) for d in below) and proves_nonnegative(q.num):
+            found[q] = q.num if q.kind == "%" else 0
+    return e.subst(found) if found else e
 
 
 def _range(v: Var | Val) -> tuple[int, float]:

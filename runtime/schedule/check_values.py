@@ -28,6 +28,7 @@ from .check_conditions import (
     narrowed,
     opposite,
     reduced,
+    shrunk,
     truth,
 )
 
@@ -126,8 +127,11 @@ class Values:
         if not left and not right:
             if equal(a, b):
                 return True
-            less = narrowed(assume[0] | assume[1])
-            return bool(less) and equal(a.subst(less), b.subst(less))
+            inside = assume[0] | assume[1]
+            less = narrowed(inside)
+            if less and equal(a.subst(less), b.subst(less)):
+                return True
+            return bool(inside) and equal(shrunk(a, inside), shrunk(b, inside))
         chosen: dict[Atom, Expr] = {}
         for v in left:
             match = next(
@@ -206,7 +210,7 @@ class Values:
         if da is not None and db is not None:
             return [] if self._same_loop(a, da, b, db, seen) else self._differ(a, b, keep=True)
         if a.op == "index" and b.op == "index":
-            return [] if self.same_index(a.attr, b.attr, seen) else self._differ(a, b)
+            return [] if self.same_index(a.attr, b.attr, seen, (fa, fb)) else self._differ(a, b)
         if a.op != b.op or len(a.args) != len(b.args) or (a.op == "where" and a.args[0] is not b.args[0]):
             # One side may have lost a part that is decided only inside a definition of the other.
             if a.dtype == b.dtype == "int64":
