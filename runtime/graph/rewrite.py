@@ -44,7 +44,8 @@ class Builder:
             node = self.graph.call_function(target, args, kwargs)
         real_args, real_kwargs = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
         node.meta = {k: v for k, v in self.before.meta.items() if k in KEPT_META}
-        with predicates.fake_mode_of(self.before):
+        # With grad mode on, autograd refuses some traced values: views whose base was written since.
+        with predicates.fake_mode_of(self.before), torch.no_grad():
             node.meta["val"] = target(*real_args, **real_kwargs)
         self.made.append(node)
         return node

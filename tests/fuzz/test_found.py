@@ -238,6 +238,21 @@ def _written_result(text: str) -> Program:
 
 
 _GRAD = {
+    "rule for a view whose base is written later": (
+        Program(
+            0,
+            (Step(_MATRIX, ("p1",)), Step("grid((), 'float32', 2).requires_grad_()", ("p2",))),
+            ("p2",),
+            ("p1", "p2"),
+            (
+                Step("p1.split(1, -2)[-1]", ("v1",)),
+                Step("torch.addcdiv(p2, p2, v1.square() + 1)", ("v2",)),
+                Step("p1.mul_(p2.cumsum(0))"),
+            ),
+            ("v2", "p1"),
+        ),
+        False,
+    ),
     "view of what reshape copied, written since": (
         _of(
             (_LEAF,),
