@@ -57,6 +57,9 @@ class Config:
     # spec: reuse_workspace
     #: Keep the arena of intermediate buffers between calls (one per thread, for all graphs), instead of allocating it on every call.
     reuse_workspace: bool = True
+    # spec: cudagraphs
+    #: Record the work of compiled graphs on a GPU as CUDA graphs and replay them; mode="reduce-overhead" turns it on.
+    cudagraphs: bool = False
     # spec: target
     #: Vector instruction set of CPU kernels; auto takes what this machine has.
     target: str = "auto"
@@ -205,6 +208,17 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_REUSE_WORKSPACE",
         affects="code",
         doc="Keep the arena of intermediate buffers between calls (one per thread, for all graphs), instead of allocating it on every call.",
+    ),
+    # spec: cudagraphs
+    "cudagraphs": Setting(
+        name="cudagraphs",
+        field="cudagraphs",
+        type="bool",
+        default=False,
+        choices=(),
+        env="OPFORGE_CUDAGRAPHS",
+        affects="run",
+        doc='Record the work of compiled graphs on a GPU as CUDA graphs and replay them; mode="reduce-overhead" turns it on.',
     ),
     # spec: target
     "target": Setting(

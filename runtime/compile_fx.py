@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,7 @@ from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
 from .execute.autograd_function import Backward, bind_halves, emit_function
 from .graph.rewrite import rewrite
+from .graphs.recording import Recorder
 from .ir.text import dump
 from .lower.graph import lower
 from .observe import counters
@@ -145,20 +146,27 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
         with watch.stage("rewrite"):
             report = rewrite(traced.graph, RULES)
         watch.text("rewritten_graph.py", lambda: _rewritten(report.applied, traced))
+    static = static_arguments(traced)
     if traced.gradients is None:
-        return compile_graph(traced.graph, cfg, watch, written=written_inside(traced))
-    from .training import compiles_later, eager_backward, partial_backward, split  # inference does not need it
+        return compile_graph(traced.graph, cfg, watch, written=written_inside(traced), fixed=static)
+    from .training import (  # inference does not need it
+        compiles_later,
+        eager_backward,
+        kept_for_backward,
+        partial_backward,
+        split,
+    )
 
     with watch.stage("partition"):
         parts = split(traced, cfg)
     watch.text("forward_graph.py", lambda: str(parts.forward.code))
     watch.text("backward_graph.py", lambda: str(parts.backward.code))
     watch.text("autograd_function.py", lambda: emit_function(parts.halves))
-    forward, artifacts = compile_graph(parts.forward, cfg, watch, frugal=True)
+    forward, artifacts = compile_graph(parts.forward, cfg, watch, frugal=True, fixed=static)
     artifacts.function = emit_function(parts.halves)
 
     def backward(graph: torch.fx.GraphModule, watch: Watch) -> Compiled:
-        call, artifacts.backward = compile_graph(graph, cfg, watch, boxed=True, frugal=True)
+        call, artifacts.backward = compile_graph(graph, cfg, watch, boxed=True, frugal=True, fixed=kept)
         return call
 
     def backward_later(graph: torch.fx.GraphModule) -> Compiled:
@@ -172,6 +180,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
             counters.count_graph(made.kernels, made.externs, made.seconds, made.arena_bytes, False, graphs=0)
         return call
 
+    kept = kept_for_backward(parts.halves, static)
     whole = parts.backward
     half = (
         Backward(lambda: backward_later(whole)) if compiles_later(parts, cfg) else Backward(call=backward(whole, watch))
@@ -187,19 +196,60 @@ def compile_graph(
     boxed: bool = False,
     frugal: bool = False,
     written: Mapping[int, int] = MappingProxyType({}),
+    fixed: Collection[int] = (),
 ) -> tuple[Compiled, Artifacts]:
     """Compile one functional graph. The result takes the graph's placeholders, one argument each (`boxed`: one list of them, which it
     empties, so that each is freed after its last use), and returns a tuple. `frugal`: as for `schedule`. `written`: positions of placeholders
-    → of outputs that it writes into them; None is returned there.
+    → of outputs that it writes into them; None is returned there. `fixed`: positions of placeholders that seldom move in memory.
     """
     target = target_of(graph, cfg)
     with watch.stage("lower"):
         lowered = lower(graph, written, device=target.device, checks=cfg.index_checks)
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
-        return realize(lowered, target, cfg, watch, boxed=boxed, frugal=frugal)
+        call, artifacts = realize(lowered, target, cfg, watch, boxed=boxed, frugal=frugal)
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled graph: {error}") from error
+    if cfg.cudagraphs and (recorder := target.recorder()) is not None:
+        call = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed)
+    return call, artifacts
+
+
+def _recorded(
+    call: Compiled,
+    graph: torch.fx.GraphModule,
+    recorder: Recorder,
+    device: str,
+    fixed: Collection[int],
+    cfg: Config,
+    boxed: bool,
+) -> Compiled:
+    """The compiled graph, whose calls are recorded and replayed. Raises `UnsupportedError` with `strict` where that cannot be."""
+    from .graphs.eligible import slots_of, why_not
+    from .graphs.region import Region
+
+    if reason := why_not(graph, device):
+        counters.count_unrecorded(reason)
+        if cfg.strict:
+            raise UnsupportedError(f"a compiled graph cannot be recorded: {reason}")
+        return call
+    region = Region(
+        (lambda *args: call(list(args))) if boxed else call, slots_of(graph, fixed), recorder, strict=cfg.strict
+    )
+    if not boxed:
+        return region
+
+    def run(arguments: list[Any]) -> Any:
+        taken = tuple(arguments)
+        arguments.clear()
+        return region(*taken)
+
+    return run
+
+
+def static_arguments(traced: Traced) -> set[int]:
+    """Positions of the functional graph's placeholders that are parameters and buffers."""
+    return {k for k, i in enumerate(traced.meta.graph_inputs) if traced.meta.input_info[i].static}
 
 
 def written_inside(traced: Traced) -> dict[int, int]:

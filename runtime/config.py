@@ -25,8 +25,8 @@ __all__ = ["FIELDS", "MODES", "Config", "Setting", "configure", "current", "from
 #: The modes that `torch.compile(mode=...)` knows, and the settings that each one changes.
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
-    "reduce-overhead": {"reuse_workspace": True},
-    "max-autotune": {},
+    "reduce-overhead": {"reuse_workspace": True, "cudagraphs": True},
+    "max-autotune": {"cudagraphs": True},
     "max-autotune-no-cudagraphs": {},
 }
 

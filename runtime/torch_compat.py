@@ -41,6 +41,12 @@ from torch.utils import _pytree as pytree
 # The mode whose handler sees every operator that the traced program calls, and the test for subclasses that wrap tensors. [2.11, 2.13]
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+# Compares the addresses of many tensors; only where torch is built for CUDA. [2.11, 2.13]
+try:
+    from torch._C import _tensors_data_ptrs_at_indices_equal as _equal_addresses  # type: ignore[attr-defined]
+except ImportError:
+    _equal_addresses = None
+
 # A context without the dispatch modes that the caller has put in force: while a backward runs, opforge itself compiles. [2.11, 2.13]
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
@@ -56,6 +62,7 @@ __all__ = [
     "TorchDispatchMode",
     "TracingContext",
     "below_autograd",
+    "copy_all",
     "cuda_stream",
     "disable_autocast",
     "empty_strided_cpu",
@@ -72,9 +79,11 @@ __all__ = [
     "refuses_writes",
     "registered_effect",
     "reinterpret_tensor",
+    "same_addresses",
     "selective_context",
     "shares_version",
     "size_hint",
+    "storage_uses",
     "symbol_hint",
     "symbol_is_nonnegative",
     "tag_activation_checkpoint",
@@ -219,3 +228,24 @@ def cuda_stream(index: int) -> int:
     import torch
 
     return torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined]
+
+
+def storage_uses(storage: int) -> int:
+    """How many tensors and Python objects use a storage, which is named by its `_cdata`. [2.11, 2.13]"""
+    import torch
+
+    return torch._C._storage_Use_Count(storage)  # type: ignore[attr-defined,no-any-return]
+
+
+def same_addresses(tensors: list[Any], addresses: list[int]) -> bool:
+    """Whether the tensors' elements begin at these addresses; in one call where torch is built for CUDA. [2.11, 2.13]"""
+    if _equal_addresses is None:
+        return [t.data_ptr() for t in tensors] == addresses
+    return _equal_addresses(tensors, addresses, range(len(addresses)))  # type: ignore[no-any-return]
+
+
+def copy_all(targets: list[Any], sources: list[Any]) -> None:
+    """Copy each source into its target, in few kernels. [2.11, 2.13]"""
+    import torch
+
+    torch._foreach_copy_(targets, sources)

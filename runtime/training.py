@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,14 @@ def _is_symbolic(graph: fx.GraphModule) -> bool:
 def _is_dynamic(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and any(type(n) is not int for n in (*value.shape, *value.stride()))
+
+
+def kept_for_backward(halves: Halves, static: Collection[int]) -> set[int]:
+    """Positions of the backward's placeholders that stay where they are as long as the forward's results do: what the forward made or was
+    given as one of its `static` arguments.
+    """
+    tensors = [s for s, is_tensor in zip(halves.saved, halves.saved_is_tensor, strict=True) if is_tensor]
+    return {k for k, (where, n) in enumerate(tensors) if where == "output" or n in static}
 
 
 def eager_backward(backward: fx.GraphModule) -> Callable[[list[Any]], Any]:

@@ -81,6 +81,11 @@ class Workspaces:
             _pool.arenas[arena.place] = arena
 
 
+def waiting_arena(place: Place) -> Arena | None:
+    """The arena that the next run of a graph at `place` takes: who has recorded its addresses keeps it."""
+    return _pool.arenas.get(place)
+
+
 def overload(name: str) -> Any:
     """The operator overload called `namespace.name.overload`; of a seeded operator the kernel, without the way through the dispatcher."""
     namespace, op, which = name.split(".")

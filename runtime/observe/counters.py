@@ -13,6 +13,7 @@ _externs: Counter[tuple[str, str]] = Counter()
 _fallbacks: Counter[str] = Counter()
 _totals: Counter[str] = Counter()
 _calls: Counter[str] = Counter()
+_unrecorded: Counter[str] = Counter()
 _seconds: dict[str, float] = defaultdict(float)
 
 
@@ -63,24 +64,42 @@ def count_graph(
             _seconds[stage] += s
 
 
+def count_recording() -> None:
+    """One CUDA graph that was recorded."""
+    with _lock:
+        _totals["recordings"] += 1
+
+
+def count_unrecorded(reason: str) -> None:
+    """One compiled graph, or one call of it, that ran without a CUDA graph where one was asked for, and why."""
+    with _lock:
+        _unrecorded[reason] += 1
+
+
 def snapshot() -> dict[str, Any]:
     """Counts since `reset`.
 
-    graphs, kernels, cache_hits, arena_bytes (of the largest graph); `externs` calls by operator; `reasons` why each is not native
-    ("op: reason" → count); `fallbacks` whole graphs by reason; `seconds` by stage. Most frequent first.
+    graphs, kernels, cache_hits, arena_bytes (of the largest graph), recordings (CUDA graphs); `externs` calls by operator; `reasons` why
+    each is not native ("op: reason" → count); `fallbacks` whole graphs by reason; `unrecorded` calls without the CUDA graph that was asked
+    for, by reason; `seconds` by stage. Most frequent first.
     """
     with _lock:
         reasons = sorted(_externs.items(), key=lambda kv: (-kv[1], kv[0]))
         ordered = {
             name: dict(sorted(table.items(), key=lambda kv: (-kv[1], kv[0])))
-            for name, table in (("externs", _calls), ("fallbacks", _fallbacks), ("seconds", _seconds))
+            for name, table in (
+                ("externs", _calls),
+                ("fallbacks", _fallbacks),
+                ("unrecorded", _unrecorded),
+                ("seconds", _seconds),
+            )
         }
-        totals = {name: _totals[name] for name in ("graphs", "kernels", "cache_hits", "arena_bytes")}
+        totals = {name: _totals[name] for name in ("graphs", "kernels", "cache_hits", "arena_bytes", "recordings")}
     return {**totals, **ordered, "reasons": {f"{op}: {why}": n for (op, why), n in reasons}}
 
 
 def reset() -> None:
     """Forget all counts."""
     with _lock:
-        for table in (_externs, _fallbacks, _totals, _calls, _seconds):
+        for table in (_externs, _fallbacks, _unrecorded, _totals, _calls, _seconds):
             table.clear()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..build.manifest import Entry
+from ..graphs.recording import Recorder
 from ..ir.nodes import Program
 from ..observe.watch import Watch
 from ..schedule.plan import Plan
@@ -50,6 +51,10 @@ class Target(Protocol):
 
     def compile(self, plan: Plan, rendered: Any, watch: Watch) -> Built:
         """Raises `BuildError` where the compiler fails."""
+        ...
+
+    def recorder(self) -> Recorder | None:
+        """What records and replays calls on the device as a whole; None where there is no such thing."""
         ...
 
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:

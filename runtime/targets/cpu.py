@@ -18,6 +18,7 @@ from ..build.toolchain import host_target, runs_here
 from ..codegen.unit import PRELUDE, Unit, render_unit
 from ..config import Config
 from ..execute.load import load_library
+from ..graphs.recording import Recorder
 from ..ir.nodes import Program
 from ..observe.watch import Watch
 from ..schedule.kernels import kernel_checks
@@ -72,6 +73,9 @@ class Cpu:
             for k in plan.kernels()
         }
         return Built(rendered.source, files, symbols)
+
+    def recorder(self) -> Recorder | None:
+        return None
 
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
         if not entry.meta["symbols"]:

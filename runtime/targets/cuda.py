@@ -17,6 +17,8 @@ from ..build.scratch import scratch_dir
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config
 from ..execute.cuda import launcher, load_function
+from ..graphs.cuda import CudaRecorder
+from ..graphs.recording import Recorder
 from ..ir.nodes import Program
 from ..lower.partial_sums import partial_reductions
 from ..observe.watch import Watch
@@ -78,6 +80,9 @@ class Cuda:
             how = [list(kernel.pointers), kernel.sizes, kernel.xblock, kernel.rblock, kernel.warps]
             symbols[k.name] = [kernel.name, how, made[kernel.name]]
         return Built(rendered.source, files, symbols)
+
+    def recorder(self) -> Recorder | None:
+        return CudaRecorder(self.index)
 
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
         loaded: dict[str, Callable[..., Any]] = {}

@@ -28,6 +28,7 @@ RANK = {
             ("codegen",),
             ("build",),
             ("execute",),
+            ("graphs",),
             ("targets",),
             ("realize",),
             ("training", "aot"),

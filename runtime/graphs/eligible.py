@@ -1,0 +1,40 @@
+"""Which graphs can be recorded, and what their arguments are to a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import fx
+
+from ..torch_compat import HigherOrderOperator, pytree
+from .recording import Slot
+
+
+def why_not(graph: fx.GraphModule, device: str) -> str:
+    """The reason for which the graph's work on a kind of device cannot be recorded; "" where it can."""
+    for node in graph.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor) and value.device.type != device:
+                return f"{node.name} is on the device {value.device}"
+        if node.meta.get("unbacked_bindings"):
+            return f"{node.name} has sizes that its data brings"
+        if isinstance(node.target, HigherOrderOperator):
+            return f"{node.name} calls {node.target}"
+    return ""
+
+
+def slots_of(graph: fx.GraphModule, fixed: Collection[int]) -> list[Slot]:
+    """One for each placeholder; `fixed`: positions of those that are never copied."""
+    slots = []
+    for k, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            slots.append(Slot(unread=not node.users, dynamic=_is_dynamic(value), fixed=k in fixed))
+        else:
+            slots.append(Slot(number=True))
+    return slots
+
+
+def _is_dynamic(t: torch.Tensor) -> bool:
+    return any(type(n) is not int for n in (*t.shape, *t.stride(), t.storage_offset()))

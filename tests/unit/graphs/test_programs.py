@@ -1,0 +1,159 @@
+"""Compiled programs, recorded on a stand-in for a device: the same numbers as without, over many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import opforge
+from opforge.runtime.targets.cpu import Cpu
+
+from .fake import FakeRecorder
+
+
+@pytest.fixture
+def recorders(monkeypatch: pytest.MonkeyPatch) -> list[FakeRecorder]:
+    made: list[FakeRecorder] = []
+
+    def recorder(self: Cpu) -> FakeRecorder:
+        made.append(FakeRecorder())
+        return made[-1]
+
+    monkeypatch.setattr(Cpu, "recorder", recorder)
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    return made
+
+
+def compiled(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return torch.compile(f, backend="opforge", options={"strict": True, "cudagraphs": True, **options})
+
+
+def train(
+    make: Callable[[], nn.Module], wrap: Callable[[Any], Any], *, steps: int = 8, late_zero: bool = False
+) -> list[float]:
+    torch.manual_seed(0)
+    model = make()
+    run = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        x, y = torch.randn(8, 6), torch.randn(8, 3)
+        if not late_zero:
+            optimizer.zero_grad()
+        loss = F.mse_loss(run(x), y)
+        if late_zero:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize("late_zero", [False, True])
+def test_training_steps(recorders: list[FakeRecorder], late_zero: bool) -> None:
+    want = train(mlp, lambda m: m, late_zero=late_zero)
+    got = train(mlp, compiled, late_zero=late_zero)
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want))
+    assert len(recorders) == 2
+    assert sum(r.replayed for r in recorders) >= 10
+    assert sum(r.recorded for r in recorders) <= 8
+
+
+def test_gradients_that_add_up(recorders: list[FakeRecorder]) -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    run = compiled(model)
+    xs = [torch.randn(4, 6) for _ in range(7)]
+    for x in xs:
+        run(x).square().sum().backward()
+    got = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for x in xs:
+        model(x).square().sum().backward()
+    for g, p in zip(got, model.parameters(), strict=True):
+        torch.testing.assert_close(g, p.grad)
+
+
+def test_two_forwards_before_their_backwards(recorders: list[FakeRecorder]) -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    run = compiled(model)
+    for _ in range(5):
+        a, b = torch.randn(4, 6), torch.randn(4, 6)
+        model.zero_grad()
+        first, second = run(a).square().sum(), run(b).sin().sum()
+        (second + first).backward()
+        got = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        (model(b).sin().sum() + model(a).square().sum()).backward()
+        for g, p in zip(got, model.parameters(), strict=True):
+            torch.testing.assert_close(g, p.grad)
+
+
+def test_buffers_that_are_written(recorders: list[FakeRecorder]) -> None:
+    torch.manual_seed(0)
+    model, twin = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    run = compiled(model)
+    with torch.no_grad():
+        for _ in range(6):
+            x = torch.randn(8, 4)
+            torch.testing.assert_close(run(x), twin(x))
+            torch.testing.assert_close(model.running_mean, twin.running_mean)
+            torch.testing.assert_close(model.running_var, twin.running_var)
+    assert sum(r.replayed for r in recorders) >= 3
+
+
+def test_results_of_every_step_are_kept(recorders: list[FakeRecorder]) -> None:
+    run = compiled(lambda x: (x.sin(), x.view(-1)[1:]), strict=False)
+    held = []
+    for n in range(9):
+        x = torch.full((2, 3), float(n))
+        held.append((x, run(x)))
+    for x, (sine, view) in held:
+        torch.testing.assert_close(sine, x.sin())
+        assert view.data_ptr() == x.data_ptr() + 4
+
+
+def test_sizes_that_change(recorders: list[FakeRecorder]) -> None:
+    run = compiled(lambda x: (x * x.shape[0]).sum(0), strict=False)
+    for n in (2, 3, 4, 3, 2, 4, 4, 4, 5, 3, 4, 4):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(run(x), x.sum(0) * n)
+
+
+def test_random_numbers_are_drawn_anew(recorders: list[FakeRecorder]) -> None:
+    run = compiled(lambda x: F.dropout(x, 0.5), strict=False)
+    x = torch.ones(1000)
+    drawn = [run(x).clone() for _ in range(6)]
+    for k, a in enumerate(drawn):
+        assert not any(torch.equal(a, b) for b in drawn[:k])
+
+
+def test_why_not_is_said(recorders: list[FakeRecorder]) -> None:
+    run = compiled(lambda x: x.nonzero(), strict=False)
+    run(torch.ones(3))
+    torch._dynamo.reset()
+
+
+def test_a_mode_turns_it_on(recorders: list[FakeRecorder]) -> None:
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    run = torch.compile(double, backend="opforge", mode="reduce-overhead")
+    x = torch.ones(3)
+    for _ in range(4):
+        out = run(x)
+        assert out.eq(2).all()
+        del out
+    assert sum(r.replayed for r in recorders) == 3
+    assert opforge.stats()["recordings"] == 1
