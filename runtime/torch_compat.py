@@ -41,12 +41,6 @@ from torch.utils import _pytree as pytree
 # The mode whose handler sees every operator that the traced program calls, and the test for subclasses that wrap tensors. [2.11, 2.13]
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-# Compares the addresses of many tensors; only where torch is built for CUDA. [2.11, 2.13]
-try:
-    from torch._C import _tensors_data_ptrs_at_indices_equal as _equal_addresses  # type: ignore[attr-defined]
-except ImportError:
-    _equal_addresses = None
-
 # A context without the dispatch modes that the caller has put in force: while a backward runs, opforge itself compiles. [2.11, 2.13]
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
@@ -239,9 +233,11 @@ def storage_uses(storage: int) -> int:
 
 def same_addresses(tensors: list[Any], addresses: list[int]) -> bool:
     """Whether the tensors' elements begin at these addresses; in one call where torch is built for CUDA. [2.11, 2.13]"""
-    if _equal_addresses is None:
-        return [t.data_ptr() for t in tensors] == addresses
-    return _equal_addresses(tensors, addresses, range(len(addresses)))  # type: ignore[no-any-return]
+    import torch
+
+    if (equal := getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)) is not None:
+        return bool(equal(tensors, addresses, list(range(len(addresses)))))
+    return [t.data_ptr() for t in tensors] == addresses
 
 
 def copy_all(targets: list[Any], sources: list[Any]) -> None:

@@ -156,7 +156,7 @@ def _maker(result: Any, inputs: Sequence[Any]) -> _Home | _Argument | _View | _C
     for k, t in enumerate(inputs):
         if isinstance(t, torch.Tensor) and t.dtype == result.dtype and t.untyped_storage()._cdata == storage:
             offset = result.storage_offset() - t.storage_offset()
-            return _View(k, tuple(result.shape), tuple(result.stride()), offset)
+            return _View(k, tuple(result.shape), tuple(result.stride()), int(offset))
     return _Home(result)
 
 

@@ -60,15 +60,18 @@ class Region:
         if self._calls <= WARM_UPS:
             return None
         if busy >= VERSIONS:
-            return self._refuse(f"results of {busy} calls are held while it is called again")
+            self._refuse(f"results of {busy} calls are held while it is called again")
+            return None
         if len(self.recordings) >= RECORDINGS:
-            return self._refuse(f"it was recorded {RECORDINGS} times, for other sizes or addresses")
+            self._refuse(f"it was recorded {RECORDINGS} times, for other sizes or addresses")
+            return None
         try:
             made = Recording(self.call, args, self.slots, self.copied, self.recorder)
         except (OpforgeError, RuntimeError) as error:
             self.off = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             self.recordings.clear()
-            return self._refuse(self.off, error)
+            self._refuse(self.off, error)
+            return None
         counters.count_recording()
         self.recordings.insert(0, made)
         return made
