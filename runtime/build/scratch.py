@@ -25,13 +25,13 @@ def scratch_dir() -> Path:
     return _process_dir("opforge-", remove=True)
 
 
-def keep_source(source: str, name: str, dump_dir: str) -> Path:
+def keep_source(source: str, name: str, dump_dir: str, suffix: str = "cpp") -> Path:
     """Writes a source that failed to build to `dump_dir`, or to a temporary folder that stays; returns its path.
 
     The file is named by `name` and content, so that the same failure is kept once per process. A `dump_dir` that does
     not take it gives one warning. Raises `OSError` when the temporary folder does not take it either.
     """
-    file = f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.cpp"
+    file = f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.{suffix}"
     if dump_dir:
         try:
             return _write_source(Path(dump_dir), file, source)

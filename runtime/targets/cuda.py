@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +12,20 @@ import torch
 
 from ...errors import BuildError
 from ..build.manifest import Entry
-from ..build.scratch import scratch_dir
+from ..build.triton_job import Job
+from ..build.triton_pool import compile_kernels, compiler_identity, start_workers
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
-from ..config import Config
+from ..config import Config, current
 from ..execute.cuda import launcher, load_function
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
-from ..ir.nodes import Program
+from ..ir.nodes import Nest, Program
 from ..lower.partial_sums import partial_reductions
 from ..observe.watch import Watch
 from ..schedule.plan import Plan
 from .base import Built
 
 PROGRAMS_PER_PROCESSOR = 4  # that a reduction should have
-ALIGNED = 16  # bytes: what one thread loads at once at most
 Loaded = tuple[Any, int, int]  # the function, bytes of shared memory, threads
 
 
@@ -54,31 +53,38 @@ class Cuda:
     support = "cuda"
 
     def parts(self) -> dict[str, str]:
-        return {
-            "target": f"sm_{capability(self.index)} x {processors(self.index)}",
-            "compiler": f"triton {_triton().__version__}",
-        }
+        return {"target": f"sm_{capability(self.index)} x {processors(self.index)}"} | compiler_identity()
 
     def prepare(self, program: Program) -> Program:
+        # Fusion leaves a third of the nests or so.
+        start_workers(sum(isinstance(item, Nest) for item in program.items) // 4, self.cfg)
         return partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors(self.index))
 
     def render(self, plan: Plan) -> TritonUnit:
         return render_triton(plan)
 
     def compile(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> Built:
-        files: dict[str, bytes | Path] = {}
-        made: dict[str, Any] = {}
-        watch.progress.kernels(0, len(rendered.kernels))
+        kernels = list(rendered.kernels.values())
+        done = iter(range(1, len(kernels) + 1))
+        watch.progress.kernels(0, len(kernels))
         with watch.stage("build"):
-            for number, kernel in enumerate(rendered.kernels.values(), 1):
-                files[f"{kernel.name}.cubin"], made[kernel.name] = compile_kernel(kernel, capability(self.index))
-                files[f"{kernel.name}.py"] = kernel.source.encode()
-                watch.progress.kernels(number, len(rendered.kernels))
+            made = compile_kernels(
+                [job_of(k, capability(self.index)) for k in kernels],
+                self.cfg,
+                lambda: watch.progress.kernels(next(done), len(kernels)),
+            )
+        files: dict[str, bytes | Path] = {}
+        metas: dict[str, Any] = {}
+        for kernel, binary in zip(kernels, made, strict=True):
+            if isinstance(binary, BuildError):
+                raise binary
+            files |= {f"{kernel.name}.cubin": binary.cubin, f"{kernel.name}.py": kernel.source.encode()}
+            metas[kernel.name] = binary.meta
         symbols = {}
         for k in plan.kernels():
             kernel = rendered.kernels[rendered.symbols[k.name]]
             how = [list(kernel.pointers), kernel.sizes, kernel.xblock, kernel.rblock, kernel.warps]
-            symbols[k.name] = [kernel.name, how, made[kernel.name]]
+            symbols[k.name] = [kernel.name, how, metas[kernel.name]]
         return Built(rendered.source, files, symbols)
 
     def recorder(self) -> Recorder | None:
@@ -103,65 +109,26 @@ def _unaligned(folder: Path, symbol: str, how: Sequence[Any], meta: Mapping[str,
     pointers, sizes, xblock, rblock, warps = how
     source = (folder / f"{symbol}.py").read_text()
     kernel = TritonKernel(symbol, source, tuple(pointers), sizes, xblock, rblock, warps)
-    return _loaded(*compile_kernel(kernel, capability(torch.cuda.current_device()), aligned=False))
+    (made,) = compile_kernels([job_of(kernel, capability(torch.cuda.current_device()), aligned=False)], current())
+    if isinstance(made, BuildError):
+        raise made
+    return _loaded(made.cubin, made.meta)
 
 
 def _loaded(binary: bytes, meta: Mapping[str, Any]) -> Loaded:
     return load_function(binary, meta["name"], meta["shared"]), meta["shared"], 32 * meta["warps"]
 
 
-def compile_kernel(kernel: TritonKernel, capability: int, *, aligned: bool = True) -> tuple[bytes, dict[str, Any]]:
-    """The binary of one kernel, and what its launch needs: name, bytes of shared memory, warps. Needs no GPU.
-
-    aligned  all addresses are multiples of 16. Raises `BuildError` with the source's place where Triton refuses it.
-    """
-    triton = _triton()
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    function = getattr(_module(kernel), kernel.name)
-    names = function.arg_names
-    types = [f"*{p}" for p in kernel.pointers] + ["i64"] * kernel.sizes + ["constexpr"] * 2
-    attributes = {(k,): [["tt.divisibility", ALIGNED]] for k in range(len(kernel.pointers))} if aligned else {}
-    source = ASTSource(
-        fn=function,
-        signature=dict(zip(names, types, strict=True)),
-        constexprs={"XBLOCK": kernel.xblock, "RBLOCK": kernel.rblock},
-        attrs=attributes,
+def job_of(kernel: TritonKernel, capability: int, *, aligned: bool = True) -> Job:
+    """What compiles a kernel for a capability; `aligned`: all addresses are multiples of 16."""
+    return Job(
+        kernel.name,
+        kernel.source,
+        kernel.pointers,
+        kernel.sizes,
+        kernel.xblock,
+        kernel.rblock,
+        kernel.warps,
+        capability,
+        aligned,
     )
-    try:
-        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": kernel.warps})
-    except Exception as error:  # Triton's errors have no common base
-        raise BuildError(
-            f"Triton does not compile {kernel.name}: {type(error).__name__}: {error}\n{kernel.source}"
-        ) from error
-    m = made.metadata
-    if m.global_scratch_size or m.profile_scratch_size:
-        raise BuildError(f"{kernel.name} needs scratch memory, which is not supported")
-    return made.asm["cubin"], {"name": m.name, "shared": m.shared, "warps": m.num_warps}
-
-
-def _module(kernel: TritonKernel) -> Any:
-    """Triton reads a function's source from its file."""
-    from ..build.cache import key
-
-    folder = scratch_dir() / "triton"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{kernel.name[:80]}_{key({'source': kernel.source})[:16]}.py"
-    if not path.exists():
-        path.write_text(kernel.source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@functools.cache
-def _triton() -> Any:
-    try:
-        import triton
-    except ImportError as error:
-        raise BuildError(f"kernels for a GPU need the package triton: {error}") from error
-    return triton

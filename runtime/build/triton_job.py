@@ -1,0 +1,87 @@
+"""Compiles one Triton kernel to a binary, in whichever process calls it. Imports Triton, never torch: a worker is ready in half a second."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from ...errors import BuildError
+
+ALIGNED = 16  # bytes: what one thread loads at once at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """All that shapes one binary: a module's source with the function `name`, the types behind its pointers, and how it is compiled.
+
+    sizes    64-bit integers after the pointers.
+    aligned  all addresses are multiples of 16.
+    """
+
+    name: str
+    source: str
+    pointers: tuple[str, ...]
+    sizes: int
+    xblock: int
+    rblock: int
+    warps: int
+    capability: int
+    aligned: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Binary:
+    """A compiled kernel: the cubin, and what its launch needs: `name` of the function, bytes of `shared` memory, `warps`."""
+
+    cubin: bytes
+    meta: dict[str, Any]
+
+
+def compile_job(job: Job, folder: Path) -> Binary:
+    """The binary of one kernel. Needs no GPU. `folder` keeps the source, which Triton reads from its file, for this process's life.
+
+    Raises `BuildError` where Triton refuses the source, and for what a launch cannot give.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = getattr(_module(job, folder), job.name)
+    types = [f"*{p}" for p in job.pointers] + ["i64"] * job.sizes + ["constexpr"] * 2
+    source = ASTSource(
+        fn=function,
+        signature=dict(zip(function.arg_names, types, strict=True)),
+        constexprs={"XBLOCK": job.xblock, "RBLOCK": job.rblock},
+        attrs={(k,): [["tt.divisibility", ALIGNED]] for k in range(len(job.pointers))} if job.aligned else {},
+    )
+    try:
+        made = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options={"num_warps": job.warps})
+    except Exception as error:  # Triton's errors have no common base
+        raise BuildError(f"{type(error).__name__}: {error}") from error
+    m = made.metadata
+    if m.global_scratch_size or m.profile_scratch_size:
+        raise BuildError("the kernel needs scratch memory, which is not supported")
+    return Binary(made.asm["cubin"], {"name": m.name, "shared": m.shared, "warps": m.num_warps})
+
+
+def _module(job: Job, folder: Path) -> Any:
+    digest = hashlib.sha256(job.source.encode()).hexdigest()[:16]
+    path = folder / f"{job.name[:80]}_{digest}.py"
+    if not path.exists():
+        # Written beside and renamed: workers share the folder.
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(job.source)
+        draft.replace(path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+__all__ = ["ALIGNED", "Binary", "Job", "compile_job"]

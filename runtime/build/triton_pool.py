@@ -1,0 +1,339 @@
+"""The processes of this one that compile Triton kernels, and the cache of single kernels, so that two graphs with one kernel compile it once."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...errors import BuildError, CacheError
+from ..config import Config
+from .cache import Cache, key
+from .compiler import job_count
+from .manifest import Entry
+from .scratch import keep_source, scratch_dir
+from .triton_job import Binary, Job, compile_job
+
+__all__ = ["compile_kernels", "compiler_identity", "start_workers"]
+
+MOST = 16  # workers, unless `build_jobs` says more: each holds some 150 MB
+FEW = 2  # kernels for which no process is started where Triton is loaded already
+_PACKAGE = Path(__file__).resolve().parents[2]
+_PRELUDE = _PACKAGE / "generated" / "kernels" / "triton_prelude.py"
+_ENDED = "ended"  # what is said of a worker that ended by itself, without an answer
+
+Run = Callable[[Job, Config, "set[Worker]"], Binary | BuildError]
+
+
+def compile_kernels(
+    jobs: Sequence[Job], cfg: Config, on_done: Callable[[], None] = lambda: None
+) -> list[Binary | BuildError]:
+    """The binaries of kernels, in their order, out of the cache or compiled, several at once; for one that fails the error, with its source.
+
+    on_done  is called after each, from the thread that waited for it.
+    Raises `BuildError` where there is no Triton, or no folder takes what was compiled.
+    """
+    digests = [_digest(job) for job in jobs]
+    try:
+        store = Cache.current(cfg)
+        made: dict[str, Binary | BuildError] = {}
+        for digest in dict.fromkeys(digests):
+            if (entry := store.get(digest)) is not None:
+                made[digest] = _read(entry)
+                on_done()
+        missing = {d: job for d, job in zip(digests, jobs, strict=True) if d not in made}
+        run = _how(len(missing))
+        busy: set[Worker] = set()
+
+        def one(item: tuple[str, Job]) -> tuple[str, Binary | BuildError]:
+            digest, job = item
+            with store.lock(digest):
+                # Whoever held the lock before has probably made it.
+                if (entry := store.get(digest)) is not None:
+                    found: Binary | BuildError = _read(entry)
+                else:
+                    found = run(job, cfg, busy)
+                    if isinstance(found, Binary):
+                        files = {"kernel.cubin": found.cubin, "kernel.py": job.source.encode()}
+                        store.put(digest, files, found.meta)
+            on_done()
+            return digest, found
+
+        made |= _each(one, list(missing.items()), 1 if run is _here else _workers(cfg), busy)
+    except (OSError, CacheError) as error:
+        raise BuildError(f"no folder takes the compiled kernels: {error}") from error
+    return [made[d] for d in digests]
+
+
+def start_workers(count: int, cfg: Config) -> None:
+    """Start processes for some `count` kernels that are about to come, so that they are ready then."""
+    if count > FEW or "triton" not in sys.modules:
+        _pool().start(min(count, _workers(cfg)))
+
+
+@functools.cache
+def compiler_identity() -> dict[str, str]:
+    """What compiles the kernels, beside their source: parts of a cache key. Does not load Triton. Raises `BuildError` where there is none."""
+    if importlib.util.find_spec("triton") is None:
+        raise BuildError("kernels for a GPU need the package triton, which is not installed")
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # installed under another name
+        version = importlib.import_module("triton").__version__
+    return {
+        "compiler": f"triton {version}",
+        "assembler": os.environ.get("TRITON_PTXAS_PATH", ""),
+        "prelude": hashlib.sha256(_PRELUDE.read_bytes()).hexdigest(),
+    }
+
+
+def _digest(job: Job) -> str:
+    """Of what shapes the binary. Comments and names do not: kernels of two graphs rarely have the same."""
+    what = asdict(job) | {"kind": "triton", "source": _plain(job), "name": ""}
+    return key({name: str(value) for name, value in what.items()} | compiler_identity())
+
+
+def _plain(job: Job) -> str:
+    """The source without comments, its function and arguments called by their positions."""
+    head = re.search(rf"def {job.name}\((.*?)\)", job.source)
+    assert head is not None
+    names = [a.strip().partition(":")[0] for a in head[1].split(",")]
+    table = {job.name: "_function"} | {name: f"_argument{k}" for k, name in enumerate(names) if not name.isupper()}
+    text = re.sub(r"(?m)^[ \t]*#[^\n]*\n", "", job.source)
+    return re.sub(r"\w+", lambda m: table.get(m.group(), m.group()), text)
+
+
+def _read(entry: Entry) -> Binary:
+    return Binary(entry.file("kernel.cubin").read_bytes(), dict(entry.meta))
+
+
+def _workers(cfg: Config) -> int:
+    return job_count(cfg) if cfg.build_jobs else min(job_count(cfg), MOST)
+
+
+def _how(count: int) -> Run:
+    """Who compiles `count` kernels. Starting a process costs as much as a kernel: it is not done for a few where Triton is loaded here."""
+    few = count <= FEW and "triton" in sys.modules and not any(w.warm for w in _pool().waiting)
+    return _here if few or not sys.executable else _elsewhere
+
+
+def _each(
+    f: Callable[[Any], tuple[str, Binary | BuildError]], items: list[Any], threads: int, busy: set[Worker]
+) -> dict[str, Binary | BuildError]:
+    if len(items) <= 1 or threads <= 1:
+        return dict(map(f, items))
+    # Threads suffice: they wait for the processes that do the work.
+    with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="opforge-triton") as executor:
+        futures = [executor.submit(f, item) for item in items]
+        try:
+            return dict(future.result() for future in futures)
+        except BaseException:  # Ctrl-C: nobody waits for what is being compiled
+            executor.shutdown(wait=False, cancel_futures=True)
+            for worker in list(busy):
+                worker.end()
+            raise
+
+
+def _here(job: Job, cfg: Config, _: set[Worker]) -> Binary | BuildError:
+    try:
+        return compile_job(job, _folder())
+    except BuildError as error:
+        return _failure(job, cfg, f"does not compile {job.name}: {error}")
+
+
+def _elsewhere(job: Job, cfg: Config, busy: set[Worker]) -> Binary | BuildError:
+    pool = _pool()
+    worker = pool.take()
+    answer = _asked(worker, job, cfg, busy)
+    if answer == _ENDED:  # it had waited too long, and went as the question came
+        worker = Worker()
+        answer = _asked(worker, job, cfg, busy)
+    if not isinstance(answer, dict):
+        return _failure(job, cfg, f"does not compile {job.name}: its process {answer}\n{worker.said()}")
+    pool.give(worker)
+    if "error" in answer:
+        return _failure(job, cfg, f"does not compile {job.name}: {answer['error']}")
+    return Binary(base64.b64decode(answer["cubin"]), answer["meta"])
+
+
+def _asked(worker: Worker, job: Job, cfg: Config, busy: set[Worker]) -> dict[str, Any] | str:
+    """The worker's answer, or what has happened to it instead: then it has ended."""
+    busy.add(worker)
+    answer: dict[str, Any] | str = "was stopped"
+    try:
+        answer = worker.ask(job, cfg.build_timeout_s)
+    finally:
+        busy.discard(worker)
+        if not isinstance(answer, dict):
+            worker.close()
+    return answer
+
+
+def _failure(job: Job, cfg: Config, what: str) -> BuildError:
+    try:
+        kept = f"source kept in: {keep_source(job.source, job.name[:64], cfg.dump_dir, 'py')}"
+    except OSError as error:
+        kept = f"source not kept: {error}"
+    how = f"XBLOCK={job.xblock} RBLOCK={job.rblock} warps={job.warps} sm_{job.capability}"
+    return BuildError(f"Triton {what}\n  {how}; {kept}\n{job.source}")
+
+
+def _folder() -> Path:
+    folder = scratch_dir() / "triton"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+class Worker:
+    """One process that compiles, and the thread's end of its pipes."""
+
+    warm = False  # it has answered before
+
+    def __init__(self) -> None:
+        """Raises `OSError` where no process can be started."""
+        folder = _folder()
+        self.errors = Path(tempfile.mkstemp(prefix="worker-", suffix=".txt", dir=folder)[1])
+        # Its kernels are kept by opforge's cache, not by Triton's too.
+        environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache")}
+        environment.pop("TRITON_INTERPRET", None)
+        script = Path(__file__).with_name("triton_worker.py")
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", str(script), str(_PACKAGE), str(folder), json.dumps([str(p) for p in sys.path])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is the parent's; and the tools that it runs end with it
+            )
+
+    def ask(self, job: Job, timeout_s: float) -> dict[str, Any] | str:
+        """The answer, or what has happened to the process instead."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:  # it has ended
+            return self._end()
+        line = self._line(time.monotonic() + timeout_s if timeout_s else None)
+        if line is None:
+            return f"was stopped after {timeout_s:g} s"
+        answer = json.loads(line) if line.endswith(b"\n") else self._end()
+        assert isinstance(answer, dict | str)
+        self.warm = True
+        return answer
+
+    def _line(self, deadline: float | None) -> bytes | None:
+        """All up to the end of a line, or of the output; None when it is too late."""
+        assert self.process.stdout is not None
+        data = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while not data.endswith(b"\n"):
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not selector.select(left):
+                    return None
+                part = os.read(self.process.stdout.fileno(), 1 << 20)
+                if not part:
+                    break
+                data += part
+        return data
+
+    def _end(self) -> str:
+        try:
+            status = self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            return "closed its output"
+        if status < 0:
+            return f"was killed by signal {signal.Signals(-status).name}"
+        return f"failed with exit status {status}" if status else _ENDED
+
+    def said(self) -> str:
+        """The end of what it wrote to its error output."""
+        with contextlib.suppress(OSError):
+            return self.errors.read_text(errors="replace")[-4000:]
+        return ""
+
+    def end(self) -> None:
+        """End it, with the tools that it runs."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it and let go of its pipes; for the thread that has it."""
+        self.end()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):  # what could not be written
+                if pipe is not None:
+                    pipe.close()
+
+
+class Pool:
+    """The workers of one process that wait for work."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.waiting: list[Worker] = []
+        self.lock = threading.Lock()
+        atexit.register(self.close)
+
+    def start(self, count: int) -> None:
+        """As many as `count` wait, or are starting. Where no process can be started nothing is said: that is told when it is needed."""
+        with self.lock, contextlib.suppress(OSError):
+            while len(self.waiting) < count:
+                self.waiting.append(Worker())
+
+    def take(self) -> Worker:
+        """One that waits, or a new one. Raises `OSError` where no process can be started."""
+        with self.lock:
+            while self.waiting:
+                worker = self.waiting.pop()
+                if worker.process.poll() is None:
+                    return worker
+                worker.close()
+        return Worker()
+
+    def give(self, worker: Worker) -> None:
+        """It waits for more."""
+        with self.lock:
+            self.waiting.append(worker)
+
+    def close(self) -> None:
+        """End the workers that wait."""
+        if os.getpid() == self.owner:  # a forked child has no workers
+            with self.lock:
+                for worker in self.waiting:
+                    worker.close()
+                self.waiting.clear()
+
+
+_pools: dict[int, Pool] = {}
+_pools_lock = threading.Lock()
+
+
+def _pool() -> Pool:
+    with _pools_lock:
+        if os.getpid() not in _pools:
+            _pools[os.getpid()] = Pool()
+        return _pools[os.getpid()]
