@@ -37,7 +37,7 @@ def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: A
 
 def stats() -> dict[str, Any]:
     """Counts since the process started or `reset_stats()`: graphs, kernels, externs (op → calls in the graphs), fallbacks (reason → count),
-    seconds by stage, arena_bytes (largest), cache_hits."""
+    retries (configurations of kernels that failed: reason → count), seconds by stage, arena_bytes (largest), cache_hits."""
     return counters.snapshot()
 
 

@@ -131,12 +131,13 @@ def _build(
             check(program, plan)
     with watch.stage("codegen"):
         rendered = target.render(plan)
-        wrapper = render_wrapper(
-            plan, parameters(lowered), OUT, boxed=boxed, support=target.support, programs=rendered.programs
-        )
+        write = functools.partial(render_wrapper, plan, parameters(lowered), OUT, boxed=boxed, support=target.support)
+        wrapper = write(programs=rendered.programs)
     if watch.dump:
         _dump_code(plan, rendered.source, wrapper, watch)
     built = target.compile(plan, rendered, watch)
+    if built.programs:
+        wrapper = write(programs={**rendered.programs, **built.programs})
     files = {**built.files, "wrapper.py": wrapper.encode(), f"kernels.{target.suffix}": built.source.encode()}
     externs: dict[str, int] = {}
     for step in plan.steps:

@@ -27,13 +27,14 @@ from typing import Any
 
 from ...errors import BuildError, CacheError
 from ..config import Config
+from ..observe import counters
 from .cache import Cache, key
 from .compiler import job_count
 from .manifest import Entry
 from .scratch import keep_source, scratch_dir
 from .triton_job import Binary, Job, compile_job
 
-__all__ = ["compile_kernels", "compiler_identity", "start_workers"]
+__all__ = ["compile_fitting", "compile_kernels", "compiler_identity", "start_workers"]
 
 MOST = 16  # workers, unless `build_jobs` says more: each holds some 150 MB
 FEW = 2  # kernels for which no process is started where Triton is loaded already
@@ -82,6 +83,39 @@ def compile_kernels(
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled kernels: {error}") from error
     return [made[d] for d in digests]
+
+
+def compile_fitting(
+    choices: Sequence[Sequence[Job]], shared: int, cfg: Config, on_done: Callable[[], None] = lambda: None
+) -> list[tuple[int, Binary]]:
+    """For each kernel, of its configurations in order of preference, the first that compiles and needs no more than `shared` bytes of shared
+    memory: its number and its binary. Each that does not is counted.
+
+    Raises the `BuildError` of the first kernel with none, after all were tried; else as `compile_kernels`.
+    """
+    made: dict[int, tuple[int, Binary]] = {}
+    failed: dict[int, BuildError] = {}
+    number, left = 0, list(range(len(choices)))
+    while left:
+        found = compile_kernels([choices[k][number] for k in left], cfg, on_done)
+        for k, binary in zip(left, found, strict=True):
+            if isinstance(binary, Binary) and (needs := binary.meta["shared"]) > shared:
+                binary = _failure(
+                    choices[k][number],
+                    cfg,
+                    f"{choices[k][number].name} needs {needs} bytes of shared memory, of {shared}",
+                )
+            if isinstance(binary, Binary):
+                made[k] = (number, binary)
+            else:
+                failed[k] = binary
+                counters.count_retry(str(binary).splitlines()[0])
+        number += 1
+        left = [k for k in left if k not in made and number < len(choices[k])]
+    for k in range(len(choices)):
+        if k not in made:
+            raise failed[k]
+    return [made[k] for k in range(len(choices))]
 
 
 def start_workers(count: int, cfg: Config) -> None:
@@ -157,7 +191,7 @@ def _here(job: Job, cfg: Config, _: set[Worker]) -> Binary | BuildError:
     try:
         return compile_job(job, _folder())
     except BuildError as error:
-        return _failure(job, cfg, f"does not compile {job.name}: {error}")
+        return _failure(job, cfg, f"Triton does not compile {job.name}: {error}")
 
 
 def _elsewhere(job: Job, cfg: Config, busy: set[Worker]) -> Binary | BuildError:
@@ -168,10 +202,10 @@ def _elsewhere(job: Job, cfg: Config, busy: set[Worker]) -> Binary | BuildError:
         worker = Worker()
         answer = _asked(worker, job, cfg, busy)
     if not isinstance(answer, dict):
-        return _failure(job, cfg, f"does not compile {job.name}: its process {answer}\n{worker.said()}")
+        return _failure(job, cfg, f"Triton does not compile {job.name}: its process {answer}\n{worker.said()}")
     pool.give(worker)
     if "error" in answer:
-        return _failure(job, cfg, f"does not compile {job.name}: {answer['error']}")
+        return _failure(job, cfg, f"Triton does not compile {job.name}: {answer['error']}")
     return Binary(base64.b64decode(answer["cubin"]), answer["meta"])
 
 
@@ -194,7 +228,7 @@ def _failure(job: Job, cfg: Config, what: str) -> BuildError:
     except OSError as error:
         kept = f"source not kept: {error}"
     how = f"XBLOCK={job.xblock} RBLOCK={job.rblock} warps={job.warps} sm_{job.capability}"
-    return BuildError(f"Triton {what}\n  {how}; {kept}\n{job.source}")
+    return BuildError(f"{what}\n  {how}; {kept}\n{job.source}")
 
 
 def _folder() -> Path:

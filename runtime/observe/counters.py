@@ -11,6 +11,7 @@ from typing import Any
 _lock = Lock()
 _externs: Counter[tuple[str, str]] = Counter()
 _fallbacks: Counter[str] = Counter()
+_retries: Counter[str] = Counter()
 _totals: Counter[str] = Counter()
 _calls: Counter[str] = Counter()
 _unrecorded: Counter[str] = Counter()
@@ -40,6 +41,14 @@ def count_fallback(reason: str) -> None:
     """One whole graph that runs eagerly, and why."""
     with _lock:
         _fallbacks[reason] += 1
+
+
+def count_retry(reason: str) -> None:
+    """One configuration of a kernel that does not compile or does not fit, and why; the next one is tried, and after the last the graph runs
+    eagerly.
+    """
+    with _lock:
+        _retries[reason] += 1
 
 
 def count_graph(
@@ -80,8 +89,8 @@ def snapshot() -> dict[str, Any]:
     """Counts since `reset`.
 
     graphs, kernels, cache_hits, arena_bytes (of the largest graph), recordings (CUDA graphs); `externs` calls by operator; `reasons` why
-    each is not native ("op: reason" → count); `fallbacks` whole graphs by reason; `unrecorded` calls without the CUDA graph that was asked
-    for, by reason; `seconds` by stage. Most frequent first.
+    each is not native ("op: reason" → count); `fallbacks` whole graphs by reason; `retries` configurations of kernels that did not compile or
+    fit, by reason; `unrecorded` calls without the CUDA graph that was asked for, by reason; `seconds` by stage. Most frequent first.
     """
     with _lock:
         reasons = sorted(_externs.items(), key=lambda kv: (-kv[1], kv[0]))
@@ -90,6 +99,7 @@ def snapshot() -> dict[str, Any]:
             for name, table in (
                 ("externs", _calls),
                 ("fallbacks", _fallbacks),
+                ("retries", _retries),
                 ("unrecorded", _unrecorded),
                 ("seconds", _seconds),
             )
@@ -101,5 +111,5 @@ def snapshot() -> dict[str, Any]:
 def reset() -> None:
     """Forget all counts."""
     with _lock:
-        for table in (_externs, _fallbacks, _unrecorded, _totals, _calls, _seconds):
+        for table in (_externs, _fallbacks, _retries, _unrecorded, _totals, _calls, _seconds):
             table.clear()

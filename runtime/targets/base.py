@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..build.manifest import Entry
 from ..graphs.recording import Recorder
-from ..ir.nodes import Program
+from ..ir.nodes import Program, Size
 from ..observe.watch import Watch
 from ..schedule.plan import Plan
 
@@ -21,11 +21,13 @@ class Built:
     source   the kernels as text, for readers.
     files    for the cache entry: contents, or paths to copy, by file name.
     symbols  for each kernel of the plan what `Target.load` needs to know (JSON values).
+    programs numbers of programs of kernels that are launched otherwise than `Target.render` said.
     """
 
     source: str
     files: Mapping[str, bytes | Path]
     symbols: Mapping[str, Any]
+    programs: Mapping[str, Size] = field(default_factory=dict)
 
 
 class Target(Protocol):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,22 @@ import torch
 from ...errors import BuildError
 from ..build.manifest import Entry
 from ..build.triton_job import Job
-from ..build.triton_pool import compile_kernels, compiler_identity, start_workers
+from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, start_workers
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config, current
-from ..execute.cuda import launcher, load_function
+from ..execute.cuda import Loaded, launcher, load_function
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
-from ..ir.nodes import Nest, Program
+from ..ir.index import product
+from ..ir.nodes import Nest, Program, Size
 from ..lower.partial_sums import partial_reductions
 from ..observe.watch import Watch
 from ..schedule.plan import Plan
 from .base import Built
 
 PROGRAMS_PER_PROCESSOR = 4  # that a reduction should have
-Loaded = tuple[Any, int, int]  # the function, bytes of shared memory, threads
+CONFIGURATIONS = 4  # of a kernel that are tried
+WARP = 32  # threads
 
 
 @functools.cache
@@ -64,47 +67,47 @@ class Cuda:
         return render_triton(plan)
 
     def compile(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> Built:
-        kernels = list(rendered.kernels.values())
-        done = iter(range(1, len(kernels) + 1))
-        watch.progress.kernels(0, len(kernels))
+        choices = {name: configurations(kernel) for name, kernel in rendered.kernels.items()}
+        jobs = [[job_of(c, capability(self.index)) for c in some] for some in choices.values()]
+        shared = torch.cuda.get_device_properties(self.index).shared_memory_per_block_optin
+        done = itertools.count(1)
+        watch.progress.kernels(0, len(jobs))
         with watch.stage("build"):
-            made = compile_kernels(
-                [job_of(k, capability(self.index)) for k in kernels],
-                self.cfg,
-                lambda: watch.progress.kernels(next(done), len(kernels)),
-            )
+            made = compile_fitting(jobs, shared, self.cfg, lambda: watch.progress.kernels(next(done), len(jobs)))
+        taken = {
+            name: (some[number], binary) for (name, some), (number, binary) in zip(choices.items(), made, strict=True)
+        }
         files: dict[str, bytes | Path] = {}
-        metas: dict[str, Any] = {}
-        for kernel, binary in zip(kernels, made, strict=True):
-            if isinstance(binary, BuildError):
-                raise binary
-            files |= {f"{kernel.name}.cubin": binary.cubin, f"{kernel.name}.py": kernel.source.encode()}
-            metas[kernel.name] = binary.meta
+        for name, (kernel, binary) in taken.items():
+            files |= {f"{name}.cubin": binary.cubin, f"{name}.py": kernel.source.encode()}
         symbols = {}
+        programs: dict[str, Size] = {}
         for k in plan.kernels():
-            kernel = rendered.kernels[rendered.symbols[k.name]]
+            kernel, binary = taken[rendered.symbols[k.name]]
             how = [list(kernel.pointers), kernel.sizes, kernel.xblock, kernel.rblock, kernel.warps]
-            symbols[k.name] = [kernel.name, how, metas[kernel.name]]
-        return Built(rendered.source, files, symbols)
+            symbols[k.name] = [kernel.name, how, binary.meta]
+            if kernel is not rendered.kernels[kernel.name]:
+                outer = product(v.extent for v in k.outer)
+                programs[k.name] = (outer + (kernel.xblock - 1)) // kernel.xblock
+        return Built(rendered.source, files, symbols, programs)
 
     def recorder(self) -> Recorder | None:
         return CudaRecorder(self.index)
 
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
         loaded: dict[str, Callable[..., Any]] = {}
-        for name, (symbol, how, meta) in entry.meta["symbols"].items():
-            if symbol not in loaded:
-                variants = [functools.partial(f, entry.path, symbol, how, meta) for f in (_aligned, _unaligned)]
-                loaded[symbol] = launcher(variants, symbol, len(how[0]), how[1], self.index)
-            loaded[name] = loaded[symbol]
+        with torch.cuda.device(self.index):
+            for name, (symbol, how, meta) in entry.meta["symbols"].items():
+                if symbol not in loaded:
+                    # At once: what this device does not take is known before the graph runs.
+                    first = _loaded((entry.path / f"{symbol}.cubin").read_bytes(), meta)
+                    other = functools.partial(_unaligned, entry.path, symbol, how)
+                    loaded[symbol] = launcher(first, other, symbol, len(how[0]), how[1], self.index)
+                loaded[name] = loaded[symbol]
         return loaded
 
 
-def _aligned(folder: Path, symbol: str, how: Sequence[Any], meta: Mapping[str, Any]) -> Loaded:
-    return _loaded((folder / f"{symbol}.cubin").read_bytes(), meta)
-
-
-def _unaligned(folder: Path, symbol: str, how: Sequence[Any], meta: Mapping[str, Any]) -> Loaded:
+def _unaligned(folder: Path, symbol: str, how: Sequence[Any]) -> Loaded:
     """Compiled when it is first needed: an input that begins at an odd address."""
     pointers, sizes, xblock, rblock, warps = how
     source = (folder / f"{symbol}.py").read_text()
@@ -116,7 +119,25 @@ def _unaligned(folder: Path, symbol: str, how: Sequence[Any], meta: Mapping[str,
 
 
 def _loaded(binary: bytes, meta: Mapping[str, Any]) -> Loaded:
-    return load_function(binary, meta["name"], meta["shared"]), meta["shared"], 32 * meta["warps"]
+    shared, threads = meta["shared"], WARP * meta["warps"]
+    return load_function(binary, meta["name"], shared, threads), shared, threads
+
+
+def configurations(kernel: TritonKernel) -> list[TritonKernel]:
+    """The kernel as it is preferred, then with ever smaller tiles, for where it does not compile or does not fit."""
+    found = [kernel]
+    x, r = kernel.xblock, kernel.rblock
+    looped = ", RBLOCK):\n" in kernel.source  # else a tile holds whole rows
+    while len(found) < CONFIGURATIONS:
+        for _ in range(2):
+            if looped and r > max(x, WARP):
+                r //= 2
+            elif x > 1:
+                x //= 2
+        if (x, r) == (found[-1].xblock, found[-1].rblock):
+            break
+        found.append(replace(kernel, xblock=x, rblock=r, warps=max(1, min(kernel.warps, x * r // WARP))))
+    return found
 
 
 def job_of(kernel: TritonKernel, capability: int, *, aligned: bool = True) -> Job:

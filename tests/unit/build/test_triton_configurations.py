@@ -1,0 +1,140 @@
+"""A kernel that does not compile or does not fit is tried with smaller tiles; each failure is counted. Needs no GPU."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from opforge.errors import BuildError
+from opforge.runtime import realize as realize_module
+from opforge.runtime.build import triton_pool
+from opforge.runtime.build.triton_job import Binary, Job
+from opforge.runtime.build.triton_pool import compile_fitting
+from opforge.runtime.codegen.triton_unit import TritonKernel
+from opforge.runtime.config import Config
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.lower.graph import lower
+from opforge.runtime.observe import counters
+from opforge.runtime.observe.watch import Watch
+from opforge.runtime.targets import cuda
+from opforge.runtime.targets.cuda import Cuda, configurations, job_of
+
+LOOP = "for roffset in range(0, 5000, RBLOCK):\n"
+
+
+def kernel(x: int, r: int, warps: int, source: str = "") -> TritonKernel:
+    return TritonKernel("k", source, ("fp32",), 0, x, r, warps)
+
+
+def tiles(k: TritonKernel) -> list[tuple[int, int, int]]:
+    return [(c.xblock, c.rblock, c.warps) for c in configurations(k)]
+
+
+def test_tiles_get_smaller() -> None:
+    assert tiles(kernel(1024, 1, 4)) == [(1024, 1, 4), (256, 1, 4), (64, 1, 2), (16, 1, 1)]
+    assert tiles(kernel(4, 1024, 16)) == [(4, 1024, 16), (1, 1024, 16)]  # whole rows
+    assert tiles(kernel(1, 4096, 16)) == [(1, 4096, 16)]
+    assert tiles(kernel(1, 2048, 8, LOOP)) == [(1, 2048, 8), (1, 512, 8), (1, 128, 4), (1, 32, 1)]
+    assert tiles(kernel(64, 64, 8, LOOP)) == [(64, 64, 8), (32, 32, 8), (8, 32, 8), (2, 32, 2)]
+
+
+SUM = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def k(x, y, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+    r = tl.arange(0, RBLOCK)[None, :]
+    a = tl.arange(0, XBLOCK)[:, None]
+    tl.store(y + tl.arange(0, XBLOCK), tl.sum(tl.load(x + a * RBLOCK + r), 1))
+"""
+
+
+def jobs(*xblocks: int) -> list[Job]:
+    return [Job("k", SUM, ("fp32", "fp32"), 0, x, 128, 4, 90) for x in xblocks]
+
+
+@pytest.fixture
+def cfg(tmp_path: Path) -> Config:
+    counters.reset()
+    return Config(cache_dir=str(tmp_path / "cache"), dump_dir=str(tmp_path / "dump"))
+
+
+def test_first_that_compiles_and_fits(cfg: Config) -> None:
+    # 2**14 * 128 elements are more than Triton takes.
+    ((number, binary), (other, _)) = compile_fitting([jobs(2**14, 64, 4), jobs(4)], 1 << 20, cfg)
+    assert (number, other) == (1, 0)
+    ((reason, count),) = counters.snapshot()["retries"].items()
+    assert reason.startswith("Triton does not compile k: ")
+    assert count == 1
+    needs = binary.meta["shared"]
+    ((number, binary),) = compile_fitting([jobs(64, 1)], needs - 1, cfg)
+    assert number == 1
+    assert binary.meta["shared"] < needs
+    assert f"k needs {needs} bytes of shared memory, of {needs - 1}" in counters.snapshot()["retries"]
+
+
+def test_none_that_compiles(cfg: Config) -> None:
+    with pytest.raises(BuildError, match="Triton does not compile k: ") as raised:
+        compile_fitting([jobs(4), jobs(2**15, 2**14), jobs(2**14)], 1 << 20, cfg)
+    assert "XBLOCK=16384 RBLOCK=128 warps=4 sm_90" in str(raised.value)
+    assert sum(counters.snapshot()["retries"].values()) == 3
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of a GPU while kernels are compiled."""
+    monkeypatch.setattr(cuda, "capability", lambda _: 90)
+    monkeypatch.setattr(cuda, "processors", lambda _: 132)
+    properties = types.SimpleNamespace(shared_memory_per_block_optin=232448)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+
+def build(f: Callable[..., Any], cfg: Config, *inputs: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Files and metadata of a program's entry, as for a GPU."""
+    lowered = lower(trace(torch.fx.symbolic_trace(f), inputs).graph)
+    files, meta, _ = realize_module._build(lowered, Cuda(cfg, 0), cfg, Watch("off", ""), boxed=False, frugal=False)
+    return files, meta
+
+
+@pytest.mark.usefixtures("device")
+def test_wrapper_launches_what_was_taken(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() + 1
+
+    refused: list[Job] = []
+
+    def compile_kernels(wanted: list[Job], cfg: Config, on_done: Any) -> list[Binary | BuildError]:
+        if not refused:
+            refused.extend(wanted)
+            return [BuildError("too large") for _ in wanted]
+        return [Binary(b"", {"name": "k", "shared": 0, "warps": 1}) for _ in wanted]
+
+    monkeypatch.setattr(triton_pool, "compile_kernels", compile_kernels)
+    files, meta = build(f, cfg, torch.empty(10000))
+    (name,) = meta["symbols"]
+    (job,) = refused
+    assert job == job_of(kernel_of(meta, files, name, job.xblock), 90)
+    assert f"{name}({-(-10000 // (job.xblock // 4))}, arg" in files["wrapper.py"].decode()
+    assert meta["symbols"][name][1][2] == job.xblock // 4
+
+
+def kernel_of(meta: dict[str, Any], files: dict[str, Any], name: str, xblock: int) -> TritonKernel:
+    pointers, sizes, _, rblock, _ = meta["symbols"][name][1]
+    return TritonKernel(name, files[f"{name}.py"].decode(), tuple(pointers), sizes, xblock, rblock, 4)
+
+
+@pytest.mark.usefixtures("device")
+def test_preferred_configuration(cfg: Config) -> None:
+    files, meta = build(lambda x: x.softmax(-1), cfg, torch.empty(10, 100))
+    (name,) = meta["symbols"]
+    assert files[f"{name}.cubin"][:4] == b"\x7fELF"
+    assert counters.snapshot()["retries"] == {}
