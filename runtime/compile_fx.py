@@ -263,7 +263,7 @@ def written_inside(traced: Traced) -> dict[int, int]:
 
 
 def _is_plain(value: Any) -> bool:
-    return value.layout == torch.strided and value.device.type == "cpu" and not value.dtype.is_complex
+    return value.layout == torch.strided and value.device.type in ("cpu", "cuda") and not value.dtype.is_complex
 
 
 def _rewritten(applied: Sequence[tuple[str, str]], traced: Traced) -> str:

@@ -6,19 +6,23 @@ stay in registers from phase to phase) or a loop over tiles with an accumulator 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ...errors import UnsupportedError
 from ...generated.scalars import REDUCTIONS, SCANS
 from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
 from ..ir.index import Atom, Expr, Val, Var, expr, of, product
-from ..ir.nodes import Buffer, Node, Size, contiguous_strides
+from ..ir.nodes import Buffer, Node, Size, contiguous_strides, load
 from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
 from .triton_tiles import changed, recompute_tiles, roots
 from .triton_values import HALF, TYPES, Scope, Values, held, kind_of, literal
 
 _PRELUDE = "opforge.generated.kernels.triton_prelude"
+_BARRIER = "tl.debug_barrier()"
+NO_HOMES: Mapping[str, str] = MappingProxyType({})
 PERSISTENT = 4096  # inner points that one tile may hold
 _ATOMICS = {"sum": "add", "max": "max", "min": "min"}
 _ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
@@ -50,19 +54,24 @@ def launch(kernel: Kernel) -> Launch:
     )
 
 
-def render_kernel(kernel: Kernel, layouts: dict[str, Buffer], name: str | None = None) -> str:
+def render_kernel(
+    kernel: Kernel, layouts: dict[str, Buffer], name: str | None = None, homes: Mapping[str, str] = NO_HOMES
+) -> str:
     """A Triton module with one function: pointers to what is read, to what is written, sizes, XBLOCK and RBLOCK.
 
+    homes  for buffers that are in the memory of another (updates in place), which one.
     Booleans are behind pointers to 8-bit integers. Raises UnsupportedError, with the reason, for what Triton cannot say here.
     """
-    return _Renderer(kernel, layouts, name or kernel.name).render()
+    return _Renderer(kernel, layouts, name or kernel.name, homes).render()
 
 
 class _Renderer:
-    def __init__(self, kernel: Kernel, layouts: dict[str, Buffer], name: str) -> None:
+    def __init__(self, kernel: Kernel, layouts: dict[str, Buffer], name: str, homes: Mapping[str, str]) -> None:
         self.launch = launch(kernel)
         self.kernel = kernel = recompute_tiles(kernel, self.launch.persistent)
         self.layouts, self.name = layouts, name
+        read = {homes.get(b, b) for b in kernel.reads}
+        self.in_place = {b for b in kernel.writes if homes.get(b, b) in read}
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
         self.lines: list[str] = []
         self.wide = self._wide()
@@ -101,7 +110,7 @@ class _Renderer:
             touched = {ld.attr.buffer for st in phase.body for root in roots(st) for ld in root.loads()}
             touched |= {st.buffer for st in phase.body if isinstance(st, Store) and st.mode != "set"}
             if touched & written:
-                self.lines.append("tl.debug_barrier()")
+                self.lines.append(_BARRIER)
                 self._forget()
             self.phase(phase)
             written |= {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.scratch}
@@ -362,7 +371,13 @@ class _Renderer:
         )
         lines = self.v.deep.lines if deep else self.lines
         if mode == "set":
+            if st.buffer in self.in_place and self.two_dim:
+                _settle(lines)
             lines.append(f"tl.store({arguments})")
+            if isinstance(st, Store) and st.mask is None:
+                # Who reads it back in this phase has it: another thread's store may not have arrived.
+                scope = self.v.deep if deep else self.v.flat
+                scope.names[load(st.buffer, st.index, dtype)] = value
         elif mode in _ATOMICS and dtype in _ATOMIC_DTYPES and not (mode != "sum" and dtype in HALF):
             lines.append(f'tl.atomic_{_ATOMICS[mode]}({arguments}, sem="relaxed")')
         else:
@@ -371,6 +386,16 @@ class _Renderer:
 
 def _keep(_: Node) -> None:
     return None
+
+
+def _settle(lines: list[str]) -> None:
+    """Before a store over what is read: threads that hold the same element have each read it."""
+    for line in reversed(lines):
+        if line == _BARRIER:
+            return
+        if "tl.load(" in line:
+            break
+    lines.append(_BARRIER)
 
 
 def _paren(text: str) -> str:

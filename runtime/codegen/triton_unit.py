@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..ir.nodes import Buffer, Size
 from ..schedule.kernels import statement_nodes
-from ..schedule.memory import flat_index
+from ..schedule.memory import flat_index, home
 from ..schedule.plan import Kernel, Plan
 from .triton import Launch, launch, render_kernel
 from .unit import anonymous
@@ -56,8 +56,8 @@ def render_triton(plan: Plan) -> TritonUnit:
     programs: dict[str, Size] = {}
     known: dict[object, str] = {}
     for k in plan.kernels():
-        source = render_kernel(k, plan.layouts)
         buffers = (*k.reads, *k.writes)
+        source = render_kernel(k, plan.layouts, homes={b: home(plan, b) for b in buffers})
         pointers = tuple(MEMBERS[plan.layouts[n].dtype] for n in buffers)
         same = (anonymous(source, k.name, (*buffers, *(b.name for b in k.scratch)), comment="#"), pointers)
         symbols[k.name] = known.setdefault(same, k.name)

@@ -69,7 +69,8 @@ class Cuda:
     def compile(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> Built:
         choices = {name: configurations(kernel) for name, kernel in rendered.kernels.items()}
         jobs = [[job_of(c, capability(self.index)) for c in some] for some in choices.values()]
-        shared = torch.cuda.get_device_properties(self.index).shared_memory_per_block_optin
+        properties = torch.cuda.get_device_properties(self.index)
+        shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
         done = itertools.count(1)
         watch.progress.kernels(0, len(jobs))
         with watch.stage("build"):

@@ -125,3 +125,22 @@ def test_found_in_the_cache(tmp_path: Any) -> None:
             got = compiled(lambda x: x.softmax(-1))(x)
         torch.testing.assert_close(got, x.softmax(-1))
         assert opforge.last_artifacts().cached is hit
+
+
+def test_inputs_written_in_place() -> None:
+    """By kernels, whose threads share elements of rows: no copy is left, and the contents are eager's each time."""
+
+    def f(x: Tensor, y: Tensor, m: Tensor) -> Tensor:
+        z = x * y[:, None]
+        y.add_(z.sum(-1), alpha=1e-3)
+        m.mul_(0.9).add_(y, alpha=0.1)
+        return z
+
+    run = compiled(f)
+    x, y, m = torch.randn(300, 5000, device="cuda"), torch.randn(300, device="cuda"), torch.zeros(300, device="cuda")
+    other = [t.clone() for t in (y, m)]
+    with torch.no_grad():
+        for _ in range(50):
+            torch.testing.assert_close(run(x, y, m), f(x, *other))
+            torch.testing.assert_close([y, m], other)
+    assert ".copy_(" not in opforge.last_artifacts().wrapper
