@@ -23,6 +23,25 @@ LOG2_E = tl.constexpr(1.4426950408889634074)
 PI = tl.constexpr(3.14159265358979323846)
 
 
+# ---- Positions that data brings ---------------------------------------------------------------------------------------------
+@triton.jit
+def _bounded(value, n, live, message: tl.constexpr):
+    inside = (value >= 0) & (value < n)
+    tl.device_assert(inside | (live == 0), message)
+    return tl.where(inside, value, 0)
+
+
+def _bounded_interpreted(value, n, live, message):
+    inside = (value >= 0) & (value < n)
+    if not (inside | (live == 0)).handle.data.all():
+        raise IndexError(message)
+    return tl.where(inside, value, 0)
+
+
+# A position in 0..n-1. One that is not, where `live` holds, ends the kernel with a message, as eager's kernels do.
+bounded = _bounded_interpreted if triton.knobs.runtime.interpret else _bounded
+
+
 # ---- Arithmetic ---------------------------------------------------------------------------------------------------------
 @triton.jit
 def div(a, b):

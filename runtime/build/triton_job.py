@@ -11,6 +11,8 @@ from typing import Any
 
 from ...errors import BuildError
 
+# Positions out of range end a kernel by an assertion, as eager's do; without this option Triton leaves assertions out.
+_OPTIONS = {"debug": True, "sanitize_overflow": False}
 ALIGNED = 16  # bytes: what one thread loads at once at most
 
 
@@ -59,7 +61,9 @@ def compile_job(job: Job, folder: Path) -> Binary:
         attrs={(k,): [["tt.divisibility", ALIGNED]] for k in range(len(job.pointers))} if job.aligned else {},
     )
     try:
-        made = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options={"num_warps": job.warps})
+        made = triton.compile(
+            source, target=GPUTarget("cuda", job.capability, 32), options=_OPTIONS | {"num_warps": job.warps}
+        )
     except Exception as error:  # Triton's errors have no common base
         raise BuildError(f"{type(error).__name__}: {error}") from error
     m = made.metadata
@@ -74,7 +78,7 @@ def _module(job: Job, folder: Path) -> Any:
     if not path.exists():
         # Written beside and renamed: workers share the folder.
         draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(job.source)
+        draft.write_text(job.source, encoding="utf-8")
         draft.replace(path)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

@@ -116,8 +116,8 @@ class Values:
         args = [self.named(a) for a in n.args]
         if n.op == "bitcast":
             return self.bitcast(n, args[0])
-        if n.op == "bounded":  # kept in range; kernels on a GPU do not report the fault yet
-            return f"tl.where(({args[0]} >= 0) & ({args[0]} < {args[1]}), {args[0]}, 0)"
+        if n.op == "bounded":
+            return self.bounded(n, args)
         spelled = TRITON_KIND.get((n.op, kind_of(n.args[0].dtype))) if n.args else None
         spelled = spelled or TRITON.get(n.op)
         if spelled is None:
@@ -126,6 +126,14 @@ class Values:
         if n.dtype in HALF and n.op not in ("to_dtype", "where") and SCALARS[n.op].ulp != 0:
             return f"tp.to_dtype({text}, {TYPES[n.dtype]})"
         return text
+
+    def bounded(self, n: Node, args: list[str]) -> str:
+        """A position that data brings: where it counts and is out of range the kernel ends by a device-side assertion."""
+        live = ["xmask"] + ([self.inner_mask] if self.is_deep(n) else [])
+        if not (n.args[2].op == "const" and n.args[2].attr):
+            live.append(args[2])
+        error, place = n.attr
+        return f"tp.bounded({args[0]}, {args[1]}, {' & '.join(live)}, {f'{error}: index out of range in {place}'!r})"
 
     def bitcast(self, n: Node, arg: str) -> str:
         source, target = n.args[0].dtype, n.dtype

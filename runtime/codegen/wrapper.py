@@ -212,7 +212,7 @@ class WrapperWriter:
         if len(args) > MAX_ARGUMENTS:
             raise UnsupportedError(f"kernel {kernel.name} takes {len(args)} arguments, more than {MAX_ARGUMENTS}")
         call = f"{kernel.name}({', '.join(args)})"
-        if (faults := kernel_checks(kernel)) and not launched:  # kernels on a GPU do not report faults yet
+        if (faults := kernel_checks(kernel)) and not launched:  # a kernel on a GPU ends by an assertion
             call = (
                 f"if opf_fault := {call}: out_of_range(opf_fault, {self.names.constant('faults', repr(tuple(faults)))})"
             )

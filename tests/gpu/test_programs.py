@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -144,3 +146,25 @@ def test_inputs_written_in_place() -> None:
             torch.testing.assert_close(run(x, y, m), f(x, *other))
             torch.testing.assert_close([y, m], other)
     assert ".copy_(" not in opforge.last_artifacts().wrapper
+
+
+FAULT = """
+import torch
+def f(x, i):
+    return x[i] * 2
+x, i = torch.randn(10, 5, device="cuda"), torch.tensor([0, 9, 10], device="cuda")
+run = torch.compile(f, backend="opforge", options={"strict": True})
+assert torch.equal(run(x, i[:2].repeat(2)[:3]), f(x, i[:2].repeat(2)[:3]))
+try:
+    run(x, i)
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_position_out_of_range() -> None:
+    """As in eager code: a message of the kernel's, and an error when the device is next waited for. It ends the device's use: another process."""
+    done = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True, check=False)
+    assert "device-side assert triggered" in done.stdout, done.stderr
+    assert "IndexError: index out of range in " in done.stderr + done.stdout
