@@ -39,7 +39,7 @@ __all__ = ["compile_fitting", "compile_kernels", "compiler_identity", "start_wor
 MOST = 16  # workers, unless `build_jobs` says more: each holds some 150 MB
 FEW = 2  # kernels for which no process is started where Triton is loaded already
 _PACKAGE = Path(__file__).resolve().parents[2]
-_PRELUDE = _PACKAGE / "generated" / "kernels" / "triton_prelude.py"
+_SHAPING = (_PACKAGE / "generated" / "kernels" / "triton_prelude.py", Path(__file__).with_name("triton_job.py"))
 _ENDED = "ended"  # what is said of a worker that ended by itself, without an answer
 
 Run = Callable[[Job, Config, "set[Worker]"], Binary | BuildError]
@@ -136,7 +136,7 @@ def compiler_identity() -> dict[str, str]:
     return {
         "compiler": f"triton {version}",
         "assembler": os.environ.get("TRITON_PTXAS_PATH", ""),
-        "prelude": hashlib.sha256(_PRELUDE.read_bytes()).hexdigest(),
+        "prelude": hashlib.sha256(b"".join(p.read_bytes() for p in _SHAPING)).hexdigest(),
     }
 
 

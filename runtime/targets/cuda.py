@@ -17,7 +17,7 @@ from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, start_workers
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config, current
-from ..execute.cuda import Loaded, launcher, load_function
+from ..execute.launch import Loaded, launcher, load_function
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
 from ..ir.index import product

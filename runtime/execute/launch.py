@@ -1,0 +1,166 @@
+"""Kernels on a GPU, loaded and launched through the driver. All that does not change from call to call is prepared; the rest is a few numbers
+written into memory that the driver reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import BuildError
+from ..torch_compat import cuda_stream
+
+_INVALID_CONTEXT = 201
+_MAX_THREADS = 0  # CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_PLAIN_SHARED = 48 << 10  # bytes that a kernel may have without asking
+_BUFFER, _SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_*
+_STREAM, _ARGUMENTS = 32, 56  # bytes into a block of memory that starts with a CUlaunchConfig
+_SCRATCH = (
+    2  # addresses that Triton's kernels take after their arguments: of scratch memory, which these kernels do not have
+)
+
+Loaded = tuple[int, int, int]
+"""A function, bytes of shared memory, threads."""
+Launch = Callable[..., None]
+
+
+@functools.cache
+def driver() -> ctypes.CDLL:
+    """The CUDA driver. Raises `BuildError` where there is none, or one that is too old."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+    except (OSError, AttributeError) as error:
+        raise BuildError(f"the CUDA driver cannot be used (CUDA 12 or newer is needed): {error}") from error
+    return library
+
+
+def _said(code: int) -> str:
+    text = ctypes.c_char_p()
+    driver().cuGetErrorString(code, ctypes.byref(text))
+    return f"CUDA error {code} ({(text.value or b'unknown').decode()})"
+
+
+def _built(code: int, what: str) -> None:
+    if code:
+        raise BuildError(f"{_said(code)} while {what}")
+
+
+def load_function(binary: bytes, name: str, shared: int, threads: int) -> int:
+    """The kernel `name` of a cubin, in the current device's context, for blocks of so many threads and bytes of shared memory. Raises
+    `BuildError` for what the device does not take.
+    """
+    torch.cuda.current_stream()  # the context exists and is current in this thread
+    cuda = driver()
+    module, function, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    _built(cuda.cuModuleLoadData(ctypes.byref(module), binary), f"loading the kernel {name}")
+    _built(cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"finding the kernel {name}")
+    _built(cuda.cuFuncGetAttribute(ctypes.byref(most), _MAX_THREADS, function), f"asking for the threads of {name}")
+    if threads > most.value:
+        raise BuildError(f"a block of {name} has {threads} threads, and its registers are enough for {most.value}")
+    if shared > _PLAIN_SHARED:
+        _built(
+            cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared),
+            f"giving {name} {shared} bytes of shared memory",
+        )
+    assert function.value
+    return function.value
+
+
+def launcher(
+    first: Loaded, other: Callable[[], Loaded], name: str, pointers: int, sizes: int, device: int
+) -> Callable[..., None]:
+    """A function that launches a kernel on the current stream: it takes the number of programs, addresses and sizes.
+
+    first  for addresses that are all multiples of 16: the function, with its shared memory and its threads.
+    other  loads that for other addresses.
+    """
+    known: list[Launch] = []
+
+    def unaligned(*arguments: int) -> None:
+        if not known:
+            known.append(_launch(other(), name, pointers + sizes, 0, device, unaligned))
+        known[0](*arguments)
+
+    return _launch(first, name, pointers + sizes, pointers, device, unaligned)
+
+
+def _launch(loaded: Loaded, name: str, count: int, aligned: int, device: int, unaligned: Launch) -> Launch:
+    """Launches one function with `count` arguments; where not all of the first `aligned` ones are, `unaligned` does."""
+    function, shared, threads = loaded
+    cuda = driver()
+
+    def again(code: int, config: int, extra: int) -> None:
+        if code == _INVALID_CONTEXT:  # a thread that has not used the device yet
+            torch.cuda.current_stream(device)
+            code = cuda.cuLaunchKernelEx(config, function, None, extra)
+        if code:
+            raise RuntimeError(f"{_said(code)} while launching {name}")
+
+    return _maker(count, aligned)(  # type: ignore[no-any-return]
+        free=[],
+        fresh=functools.partial(_Block, count, shared, threads),
+        pack=struct.Struct(f"Q{_ARGUMENTS - _STREAM - 8}x{count}q").pack_into,
+        launch=cuda.cuLaunchKernelEx,
+        function=function,
+        stream=cuda_stream,
+        device=device,
+        again=again,
+        unaligned=unaligned,
+    )
+
+
+class _Block:
+    """Memory for one launch at a time: the configuration, the arguments, and where they are. As ctypes takes them: plain numbers."""
+
+    __slots__ = ("config", "extra", "grid", "keep", "memory")
+
+    def __init__(self, count: int, shared: int, threads: int) -> None:
+        self.memory = ctypes.create_string_buffer(_ARGUMENTS + 8 * (count + _SCRATCH))
+        struct.pack_into("7I", self.memory, 0, 1, 1, 1, threads, 1, 1, shared)
+        self.config = ctypes.addressof(self.memory)
+        self.grid = ctypes.c_uint.from_buffer(self.memory)
+        size = ctypes.c_size_t(8 * (count + _SCRATCH))
+        extra = (ctypes.c_void_p * 5)(_BUFFER, self.config + _ARGUMENTS, _SIZE, ctypes.addressof(size), _END)
+        self.extra = ctypes.addressof(extra)
+        self.keep = (size, extra)
+
+
+@functools.cache
+def _maker(count: int, aligned: int) -> Callable[..., Any]:
+    """Makes functions of exactly so many arguments: packing and unpacking tuples costs more than the rest. Threads take blocks from `free`."""
+    names = [f"a{k}" for k in range(count)]
+    check = (
+        f"if ({' | '.join(names[:aligned])}) & 15: return unaligned(programs, {', '.join(names)})" if aligned else ""
+    )
+    source = f"""
+def make(free, fresh, pack, launch, function, stream, device, again, unaligned):
+    take, give = free.pop, free.append
+    def run(programs, {", ".join(names)}):
+        {check}
+        if not programs:
+            return
+        try:
+            block = take()
+        except IndexError:
+            block = fresh()
+        block.grid.value = programs
+        pack(block.memory, {_STREAM}, stream(device), {", ".join(names)})
+        if code := launch(block.config, function, None, block.extra):
+            again(code, block.config, block.extra)
+        give(block)
+    return run
+"""
+    namespace: dict[str, Any] = {}
+    exec(compile(source, f"<launcher of {count} arguments>", "exec"), namespace)
+    made: Callable[..., Any] = namespace["make"]
+    return made
+
+
+__all__ = ["Loaded", "driver", "launcher", "load_function"]
