@@ -23,9 +23,11 @@ from ..ir.nodes import Program
 from ..lower.partial_sums import partial_reductions
 from ..observe.watch import Watch
 from ..schedule.plan import Plan
+from ..schedule.planned import plan_of
 from .base import Built
 
 PROGRAMS_PER_PROCESSOR = 4  # that a reduction should have
+RECOMPUTE = 64  # additions that are cheaper than the memory's work for one value
 ALIGNED = 16  # bytes: what one thread loads at once at most
 Loaded = tuple[Any, int, int]  # the function, bytes of shared memory, threads
 
@@ -60,7 +62,10 @@ class Cuda:
         }
 
     def prepare(self, program: Program) -> Program:
-        return partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors(self.index))
+        return prepared(program, processors(self.index))
+
+    def schedule(self, program: Program, frugal: bool) -> Plan:
+        return scheduled(program, self.cfg, processors(self.index), frugal)
 
     def render(self, plan: Plan) -> TritonUnit:
         return render_triton(plan)
@@ -92,6 +97,16 @@ class Cuda:
                 loaded[symbol] = launcher(variants, symbol, len(how[0]), how[1], self.index)
             loaded[name] = loaded[symbol]
         return loaded
+
+
+def prepared(program: Program, processors: int) -> Program:
+    """The program in the form that suits a GPU of so many multiprocessors."""
+    return partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors)
+
+
+def scheduled(program: Program, cfg: Config, processors: int, frugal: bool = False) -> Plan:
+    """The plan of a prepared program for a GPU of so many multiprocessors."""
+    return plan_of(program, cfg, frugal=frugal, recompute=RECOMPUTE, programs=processors)
 
 
 def _aligned(folder: Path, symbol: str, how: Sequence[Any], meta: Mapping[str, Any]) -> Loaded:
