@@ -17,6 +17,7 @@ from ..ir.nodes import Buffer, Node, Size, contiguous_strides
 from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
 from .triton_online import Online, fewer_passes, keep_up
+from .triton_square import squared
 from .triton_tiles import changed, recompute_tiles, roots
 from .triton_values import HALF, TYPES, Scope, Values, held, kind_of, literal
 
@@ -39,6 +40,7 @@ class Launch:
 
     across  neighbours in memory are neighbours along the outer loops.
     passes  phases that have inner loops.
+    square  the block's dimensions are tiles of two loops.
     """
 
     outer: Size
@@ -46,12 +48,17 @@ class Launch:
     persistent: bool
     across: bool = False
     passes: int = 1
+    square: bool = False
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
     registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
     """
+    square = squared(kernel, layouts)
+    if square is not None:
+        part = product(v.extent for v in square.phases[0].inner)
+        return Launch(product(v.extent for v in square.outer), part, True, square=True)
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     known = [n for n in inners if isinstance(n, int)]
     largest = max(known, default=1)
@@ -104,7 +111,7 @@ def render_kernel(kernel: Kernel, layouts: dict[str, Buffer], name: str | None =
 class _Renderer:
     def __init__(self, kernel: Kernel, layouts: dict[str, Buffer], name: str) -> None:
         self.launch = launch(kernel, layouts)
-        kernel = recompute_tiles(kernel, self.launch.persistent)
+        kernel = recompute_tiles(squared(kernel, layouts) or kernel, self.launch.persistent)
         self.kernel = kernel = kernel if self.launch.persistent else fewer_passes(kernel)
         self.layouts, self.name = layouts, name
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)

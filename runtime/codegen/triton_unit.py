@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..ir.nodes import Size
 from ..schedule.plan import Plan
 from .triton import Launch, launch, render_kernel
+from .triton_square import EDGE
 from .unit import anonymous
 
 MEMBERS = {
@@ -73,6 +74,9 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
     if inner == 1:
         x = min(POINTS, _power(outer))
         return x, 1, max(1, min(4, x // 256))
+    if shape.square:
+        x, r = min(EDGE, _power(outer)), _power(inner)
+        return x, r, max(1, x * r // 512)
     if shape.across:
         # Whole lines of memory: 64 neighbours, as many steps along the inner loops as a tile holds.
         x = min(64, _power(outer))

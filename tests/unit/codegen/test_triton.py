@@ -82,6 +82,14 @@ CASES: dict[str, Case] = {
         lambda b, x, y: pointwise(b, s.add, permute(b, x, (1, 0)), y),
         lambda: [rand(20, 33), rand(33, 20)],
     ),
+    "transpose and add, in tiles": (
+        lambda b, x, y: pointwise(b, s.add, permute(b, x, (1, 0)), y),
+        lambda: [rand(80, 130), rand(130, 80)],
+    ),
+    "transpose of the middle": (
+        lambda b, x: pointwise(b, s.exp, permute(b, x, (0, 2, 1, 3))),
+        lambda: [rand(3, 12, 20, 5).transpose(1, 3)],
+    ),
     "concatenate": (lambda b, x, y: cat(b, [pointwise(b, s.exp, x), y, x], 1), lambda: [rand(7, 13), rand(7, 20)]),
     "bfloat16": (lambda b, x: softmax(b, x, 1), lambda: [rand(6, 41).bfloat16()]),
     "bfloat16 rounded at each step": (
@@ -153,7 +161,7 @@ COMPILED = [
     "gather",
     "bfloat16",
 ]
-COMPILED += ["softmax long rows of infinities", "layer norm of long rows"]
+COMPILED += ["transpose and add, in tiles", "softmax long rows of infinities", "layer norm of long rows"]
 COMPILED += ["transpose and add", "cumulative long", "index add", "any", "float16", "argmin long columns"]
 
 
