@@ -67,9 +67,7 @@ def _tiled(kernel: Kernel, a: Var, b: Var, part: int) -> Kernel:
     many, inner = Var(f"{a.name}m", a.extent // part), Var(f"{a.name}p", part)
     mapping: dict[Atom, int | Expr] = {a: of(many) * part + of(inner)}
     outer = (*(v for v in kernel.outer if v not in (a, b)), many, b)
-    phases = tuple(
-        Phase((inner,), tuple(changed(st, mapping, lambda _: None) for st in p.body)) for p in kernel.phases
-    )
+    phases = tuple(Phase((inner,), tuple(changed(st, mapping, lambda _: None) for st in p.body)) for p in kernel.phases)
     return replace(kernel, outer=tuple(v for v in outer if v.extent != 1), phases=phases)
 
 

@@ -33,7 +33,7 @@ _DTYPE_NAMES: dict[torch.dtype, str] = {
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in (.*)')
 _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
-MANY = 512
+MANY, MANY_ON_GPU = 512, 8192
 """Tensors that the kernel of one operator reads at most: there are as many pointers to pass."""
 _NO_MUTATIONS: Mapping[int, int] = {}
 
@@ -214,7 +214,8 @@ class _Lowerer:
         for t in tensors:
             if why := self.unloopable(t):
                 return why
-        return f"more than {MANY} tensors" if len(tensors) > MANY else None
+        many = MANY if self.device == "cpu" else MANY_ON_GPU
+        return f"more than {many} tensors" if len(tensors) > many else None
 
     def unloopable(self, t: torch.Tensor) -> str | None:
         if t.device.type != self.device:

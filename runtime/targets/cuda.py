@@ -21,6 +21,7 @@ from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
 from ..ir.nodes import Program
 from ..lower.partial_sums import partial_reductions
+from ..lower.windows import write_out_windows
 from ..observe.watch import Watch
 from ..schedule.plan import Plan
 from ..schedule.planned import plan_of
@@ -101,7 +102,7 @@ class Cuda:
 
 def prepared(program: Program, processors: int) -> Program:
     """The program in the form that suits a GPU of so many multiprocessors."""
-    return partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors)
+    return write_out_windows(partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors))
 
 
 def scheduled(program: Program, cfg: Config, processors: int, frugal: bool = False) -> Plan:
