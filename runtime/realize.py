@@ -29,8 +29,6 @@ from .observe.watch import Watch
 from .schedule.check import check
 from .schedule.outputs import separate_outputs
 from .schedule.plan import ExternStep, Kernel, Plan
-from .schedule.planned import cost, has_out, plan_of
-from .schedule.schedule import schedule
 from .schedule.text import plan_text
 from .targets.base import Target
 
@@ -77,7 +75,8 @@ def realize(
             cached=True,
         )
         if watch.dump:
-            _dump_code(plan_of(_prepared(lowered, target), cfg, frugal=frugal), artifacts.cpp, artifacts.wrapper, watch)
+            plan = target.schedule(_prepared(lowered, target), frugal)
+            _dump_code(plan, artifacts.cpp, artifacts.wrapper, watch)
     artifacts.program = lowered.program
     with watch.stage("load"):
         module = load_wrapper(entry.path / "wrapper.py", name=f"opforge_{digest[:16]}")
@@ -125,7 +124,7 @@ def _build(
         with watch.stage("verify"):
             verify(program)
     with watch.stage("schedule"):
-        plan = schedule(program, costs=cost, fusion=cfg.fusion, frugal=frugal, out_variants=has_out)
+        plan = target.schedule(program, frugal)
     if cfg.debug_verify:
         with watch.stage("verify"):
             check(program, plan)

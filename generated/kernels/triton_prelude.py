@@ -663,3 +663,33 @@ def combine_argmin(a, i, b, j):
 @triton.jit
 def argmin(x, axis: tl.constexpr, position):
     return tl.reduce((x, position), axis, combine_argmin)[1]
+
+
+# Reductions that keep up with another one (a maximum, a sum) of the same loop: one accumulator for each place of a tile.
+@triton.jit
+def online_exp(top, total, x):
+    """The sum of exp(value - maximum) with x, relative to the maximum with x; `top` is that without x."""
+    smaller = exp(tl.where(x == top, 0.0, -tl.abs(x - top)))
+    return tl.where(x > top, total * smaller + 1.0, total + smaller)
+
+
+@triton.jit
+def online_exp_total(top, total, whole):
+    """Of the accumulators, with the maximum of all."""
+    return tl.sum(total * exp(top - whole), 1)[:, None]
+
+
+@triton.jit
+def online_squares(mean, total, steps, x):
+    """The mean with x, which is value number `steps`, and the sum of squares of (value - mean) with x."""
+    away = x - mean
+    new = mean + away / steps
+    return new, total + away * (x - new)
+
+
+@triton.jit
+def online_squares_total(mean, total, whole, count, block: tl.constexpr):
+    """Of the accumulators, with the sum of all values, and how many there are."""
+    met = (count - tl.arange(0, block)[None, :] + block - 1) // block
+    away = mean - whole / count
+    return tl.sum(total + away * away * met, 1)[:, None]

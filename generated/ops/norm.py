@@ -8,6 +8,7 @@ from ...runtime.lower.names import (
     dtype as dtype_of,
     inf,
     is_float,
+    is_on_gpu,
     opmath,
     promoted_dtype,
     rank,
@@ -78,7 +79,8 @@ def native_layer_norm(b, input, normalized_shape, weight, bias, eps):
     if bias is not None:
         y = y + bias
     kind = dtype(weight) if weight is not None else dtype(bias) if bias is not None else dtype(input)
-    return to(y, dtype(input)), to(m, kind), to(rstd, kind)
+    kept_in = opmath(dtype(input)) if is_on_gpu(input) else kind
+    return to(y, dtype(input)), to(m, kept_in), to(rstd, kept_in)
 
 
 # spec: aten.native_group_norm

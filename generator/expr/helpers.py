@@ -85,6 +85,7 @@ _TABLE = {
         ceildiv(a: index, b: index) -> index
         least(*x: index | list[index]) -> index
         greatest(*x: index | list[index]) -> index
+        is_on_gpu(t: tensor) -> bool
         opmath(d: dtype) -> dtype
         float_of(d: dtype) -> dtype
         sum_dtype(d: dtype) -> dtype

@@ -17,13 +17,15 @@ from ..ir.index import Atom, Expr, Val, Var, expr, of, product
 from ..ir.nodes import Buffer, Node, Size, contiguous_strides, load
 from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
+from .triton_online import Online, fewer_passes, keep_up
+from .triton_square import squared
 from .triton_tiles import changed, recompute_tiles, roots
 from .triton_values import HALF, TYPES, Scope, Values, held, kind_of, literal
 
 _PRELUDE = "opforge.generated.kernels.triton_prelude"
 _BARRIER = "tl.debug_barrier()"
 NO_HOMES: Mapping[str, str] = MappingProxyType({})
-PERSISTENT = 4096  # inner points that one tile may hold
+ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
 _ATOMICS = {"sum": "add", "max": "max", "min": "min"}
 _ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 _LIMITS = {
@@ -37,21 +39,68 @@ _LIMITS["int64"] = (-(2**63), 2**63 - 1)
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched: `ceil(outer / XBLOCK)` programs; RBLOCK is at least `inner` if persistent, else any power of two."""
+    """How a kernel is launched: `ceil(outer / XBLOCK)` programs; RBLOCK is at least `inner` if persistent, else any power of two.
+
+    across  neighbours in memory are neighbours along the outer loops.
+    passes  phases that have inner loops.
+    square  the block's dimensions are tiles of two loops.
+    """
 
     outer: Size
     inner: Size
     persistent: bool
+    across: bool = False
+    passes: int = 1
+    square: bool = False
 
 
-def launch(kernel: Kernel) -> Launch:
-    """Numbers of points: of the outer loops, and of the largest phase."""
+def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
+    """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
+    registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
+    """
+    square = squared(kernel, layouts)
+    if square is not None:
+        part = product(v.extent for v in square.phases[0].inner)
+        return Launch(product(v.extent for v in square.outer), part, True, square=True)
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     known = [n for n in inners if isinstance(n, int)]
-    persistent = len(known) == len(inners) and max(known, default=1) <= PERSISTENT
-    return Launch(
-        product(v.extent for v in kernel.outer), max(known, default=1) if persistent else _largest(inners), persistent
+    largest = max(known, default=1)
+    columns = across(kernel, layouts)
+    deep = sum(n != 1 for n in inners)
+    limit = (
+        ROWS // max(1, len(set().union(*map(_row_reads, kernel.phases))) // 2)
+        if not columns
+        else COLUMNS * (1 if deep < 2 else 4)
     )
+    persistent = len(known) == len(inners) and largest <= limit
+    if not persistent:
+        deep = sum(product(v.extent for v in p.inner) != 1 for p in fewer_passes(kernel).phases)
+    outer = product(v.extent for v in kernel.outer)
+    return Launch(outer, largest if persistent else _largest(inners), persistent, columns, deep)
+
+
+def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether neighbours in memory are neighbours along the outer loops, not along the inner ones (sums over columns)."""
+    if not kernel.outer:
+        return False
+    votes = 0  # weighted by the elements that a load meets
+    for phase in kernel.phases:
+        for ld in {ld for st in phase.body for root in roots(st) for ld in root.loads()}:
+            if ld.attr.buffer not in layouts or ld.vars().isdisjoint(phase.inner):
+                continue
+            met = product(v.extent for v in ld.vars())
+            place = flat_index(ld.attr.index, layouts[ld.attr.buffer])
+            inner = place.coefficient(phase.inner[-1])
+            outer = place.coefficient(kernel.outer[-1])
+            weight = met if isinstance(met, int) else 1 << 30
+            votes += weight * ((outer is not None and outer == 1) - (inner is not None and inner == 1))
+    return votes > 0
+
+
+def _row_reads(phase: Phase) -> set[str]:
+    """Buffers of which each program reads rows in a phase."""
+    loads = {ld for st in phase.body for root in roots(st) for ld in root.loads()}
+    return {ld.attr.buffer for ld in loads if not ld.vars().isdisjoint(phase.inner)}
 
 
 def render_kernel(
@@ -67,8 +116,9 @@ def render_kernel(
 
 class _Renderer:
     def __init__(self, kernel: Kernel, layouts: dict[str, Buffer], name: str, homes: Mapping[str, str]) -> None:
-        self.launch = launch(kernel)
-        self.kernel = kernel = recompute_tiles(kernel, self.launch.persistent)
+        self.launch = launch(kernel, layouts)
+        kernel = recompute_tiles(squared(kernel, layouts) or kernel, self.launch.persistent)
+        self.kernel = kernel = kernel if self.launch.persistent else fewer_passes(kernel)
         self.layouts, self.name = layouts, name
         read = {homes.get(b, b) for b in kernel.reads}
         self.in_place = {b for b in kernel.writes if homes.get(b, b) in read}
@@ -183,7 +233,8 @@ class _Renderer:
             return
         count = self.v.expr(expr(product(extents)))
         if not self.launch.persistent:
-            self.looped(body, group, loops, count)
+            self.looped(phase, body, group, loops, count)
+            self.v.kept = {}
             return
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
@@ -221,33 +272,50 @@ class _Renderer:
         else:
             self.store(st, value, True)
 
-    def looped(self, body: tuple[Statement, ...], group: int, loops: tuple[Var, ...], count: str) -> None:
+    def looped(self, phase: Phase, body: tuple[Statement, ...], group: int, loops: tuple[Var, ...], count: str) -> None:
         """A loop over tiles: accumulators before, statements inside, final reductions after."""
         before: list[str] = []
         inside = [f"rindex{group} = roffset + tl.arange(0, RBLOCK)[None, :]", f"rmask{group} = rindex{group} < {count}"]
         after: list[str] = []
+        totals: list[str] = []
+        late: list[str] = []
         inside += self._digits(loops, f"rindex{group}")
         self.v.deep = Scope(inside)
+        self.v.kept = self._kept(phase)
         ends: list[tuple[Reduce, str]] = []
         self._values_first(body)
         for st in body:
             value = self.v.node(st.value)
-            if isinstance(st, Reduce):
+            if isinstance(st, Online):
+                first, each, last = keep_up(st, value, f"xmask & rmask{group}", held(st.dtype), count)
+                before += first
+                inside += each
+                totals += last
+                self.v.local[st.name] = st.name
+            elif isinstance(st, Reduce):
                 before += self._start(st)
-                inside += self._combine(st, value, group)
+                late += self._combine(st, value, group)
                 ends.append((st, f"{st.name}_acc"))
             elif isinstance(st, Scan):
                 one = self._scanned_in_loop(st, value, loops, group, before)
                 self.store(st, one, True)
             else:
                 self.store(st, value, True)
+        inside += late
         for st, acc in ends:
             after.append(f"{st.name} = {self.reduced(st, acc, f'{st.name}_pos')}")
             self.v.local[st.name] = st.name
         self.lines += before
         self.lines.append(f"for roffset in range(0, {count}, RBLOCK):")
         self.lines += [f"    {line}" for line in inside]
-        self.lines += after
+        self.lines += after + totals
+
+    def _kept(self, phase: Phase) -> dict[str, str]:
+        """What the cache should do with rows that several loops read: keep them for the next, and let them go in the last."""
+        at = self.kernel.phases.index(phase)
+        deep = [_row_reads(p) for p in self.kernel.phases]
+        before, after = set().union(*deep[:at]), set().union(*deep[at + 1 :])
+        return {b: "evict_last" if b in after else "evict_first" for b in deep[at] if b in before or b in after}
 
     # -- reductions ------------------------------------------------------------------------------------------------
     def _identity(self, kind: str, dtype: str, scan: bool = False) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..ir.nodes import Buffer, Size
-from ..schedule.kernels import statement_nodes
-from ..schedule.memory import flat_index, home
-from ..schedule.plan import Kernel, Plan
+from ..ir.nodes import Size
+from ..schedule.memory import home
+from ..schedule.plan import Plan
 from .triton import Launch, launch, render_kernel
+from .triton_square import EDGE
 from .unit import anonymous
 
 MEMBERS = {
@@ -61,46 +60,38 @@ def render_triton(plan: Plan) -> TritonUnit:
         pointers = tuple(MEMBERS[plan.layouts[n].dtype] for n in buffers)
         same = (anonymous(source, k.name, (*buffers, *(b.name for b in k.scratch)), comment="#"), pointers)
         symbols[k.name] = known.setdefault(same, k.name)
-        shape = launch(k)
-        x, r, warps = blocks(shape, across(k, plan.layouts))
+        shape = launch(k, plan.layouts)
+        x, r, warps = blocks(shape)
         programs[k.name] = shape.outer if x == 1 else (shape.outer + (x - 1)) // x
         if symbols[k.name] == k.name:
             kernels[k.name] = TritonKernel(k.name, source, pointers, len(k.symbols), x, r, warps)
     return TritonUnit(kernels, symbols, programs)
 
 
-def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
-    """Whether neighbours in memory are neighbours along the outer loops, not along the inner ones (sums over columns)."""
-    if not kernel.outer:
-        return False
-    votes = 0
-    for phase in kernel.phases:
-        for ld in {ld for st in phase.body for n in statement_nodes(st) for ld in n.loads()}:
-            if not phase.inner or ld.attr.buffer not in layouts:
-                continue
-            place = flat_index(ld.attr.index, layouts[ld.attr.buffer])
-            inner = place.coefficient(phase.inner[-1])
-            outer = place.coefficient(kernel.outer[-1])
-            votes += (outer is not None and outer == 1) - (inner is not None and inner == 1)
-    return votes > 0
-
-
-def blocks(shape: Launch, across: bool = False) -> tuple[int, int, int]:
+def blocks(shape: Launch) -> tuple[int, int, int]:
     """XBLOCK, RBLOCK and the number of warps."""
-    inner = shape.inner if isinstance(shape.inner, int) else TILE
+    inner = shape.inner if isinstance(shape.inner, int) else 1 << 30
     outer = shape.outer if isinstance(shape.outer, int) else 1 << 30
     if inner == 1:
         x = min(POINTS, _power(outer))
         return x, 1, max(1, min(4, x // 256))
-    r = _power(inner) if shape.persistent else min(_power(inner), TILE // 2)
-    if across:
+    if shape.square:
+        x, r = min(EDGE, _power(outer)), _power(inner)
+        return x, r, max(1, x * r // 512)
+    if shape.across:
         # Whole lines of memory: 64 neighbours, as many steps along the inner loops as a tile holds.
         x = min(64, _power(outer))
-        r = r if shape.persistent else min(r, TILE // x)
+        r = _power(inner) if shape.persistent else min(_power(inner), TILE // x)
         x = max(1, min(x, 4 * TILE // r))
         return x, r, max(1, min(16, x * r // 512))
-    x = min(max(1, TILE // 4 // r), _power(outer))
-    return x, r, max(1, min(16, x * r // 256))
+    if shape.persistent:
+        r = _power(inner)
+        x = min(max(1, POINTS // r), _power(outer))
+        return x, r, max(1, min(16 if r <= 2 * TILE else 32, x * r // 256))
+    # Rows that are read again find themselves in the cache, where few programs share a processor.
+    r, most = (TILE // 2, 8) if shape.passes < 2 else (2 * TILE, 32)
+    r = min(_power(inner), r)
+    return 1, r, max(1, min(most, r // 256))
 
 
 def _power(n: int) -> int:

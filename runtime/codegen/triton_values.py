@@ -55,6 +55,7 @@ class Values:
 
     layouts  shape, strides and dtype of each global buffer; `local` the variable of each register and tile.
     wide     coordinates need 64 bits.
+    kept     what the cache should do with rows of a buffer: Triton's eviction policies.
     """
 
     layouts: dict[str, Buffer]
@@ -67,6 +68,7 @@ class Values:
     loop_names: dict[Atom, str] = field(default_factory=dict)
     inner_mask: str = ""
     deep_tiles: set[str] = field(default_factory=set)
+    kept: dict[str, str] = field(default_factory=dict)
     counter: int = 0
     constants: list[str] = field(default_factory=list)
     constant_names: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -145,7 +147,9 @@ class Values:
     def load(self, n: Node) -> str:
         where = flat_index(n.attr.index, self.layouts[n.attr.buffer])
         depends = self.depends(n)
-        text = f"tl.load({n.attr.buffer} + {self.place(where, depends)}, {self.mask(n)}, other=0)"
+        kept = self.kept.get(n.attr.buffer) if depends[1] else None
+        hint = "" if kept is None else f', eviction_policy="{kept}"'
+        text = f"tl.load({n.attr.buffer} + {self.place(where, depends)}, {self.mask(n)}, other=0{hint})"
         if n.dtype in HALF:
             return f"{text}.to(tl.float32)"
         return f"({text} != 0)" if n.dtype == "bool" else text

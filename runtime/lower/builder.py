@@ -159,6 +159,7 @@ class Builder:
     """Collects the items of a program. `prefix` names the buffers defined next, `origin` says where they come from.
 
     checks  positions that data brings are checked where nothing proves them in range; `place` goes into the errors.
+    device  where the program will run: eager's kernels for a GPU give some results another dtype.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class Builder:
         lowerings: Mapping[str, Callable[..., Any]] | None = None,
         operators: Mapping[str, str] | None = None,
         checks: bool = True,
+        device: str = "cpu",
     ) -> None:
         if lowerings is None or operators is None:
             from ...generated import ops
@@ -176,7 +178,7 @@ class Builder:
         self.items: list[Nest | Extern] = []
         self.prefix = "t"
         self.origin = ""
-        self.checks, self.place = checks, ""
+        self.checks, self.place, self.device = checks, "", device
         self._error: str | None = None
         self._names: dict[str, int] = {}
         self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +33,7 @@ _DTYPE_NAMES: dict[torch.dtype, str] = {
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in (.*)')
 _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
-MANY = 512
+MANY, MANY_ON_GPU = 512, 8192
 """Tensors that the kernel of one operator reads at most: there are as many pointers to pass."""
 _NO_MUTATIONS: Mapping[int, int] = {}
 
@@ -69,7 +70,7 @@ def lower(
 class _Lowerer:
     def __init__(self, gm: fx.GraphModule, device: str, checks: bool) -> None:
         self.gm, self.device = gm, device
-        self.b = Builder(checks=checks)
+        self.b = Builder(checks=checks, device=device)
         self.sizes = Sizes()
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
@@ -182,8 +183,9 @@ class _Lowerer:
                 result = lowering(
                     b, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()}
                 )  # type: ignore[misc]
-                self.check(result, val)
-                self.lay_out(result, val, mark)
+                read = _read(node)
+                self.check(result, val, read)
+                self.lay_out(result, val, mark, read)
                 return result
             except _Contradiction:
                 raise
@@ -212,7 +214,8 @@ class _Lowerer:
         for t in tensors:
             if why := self.unloopable(t):
                 return why
-        return f"more than {MANY} tensors" if len(tensors) > MANY else None
+        many = MANY if self.device == "cpu" else MANY_ON_GPU
+        return f"more than {many} tensors" if len(tensors) > many else None
 
     def unloopable(self, t: torch.Tensor) -> str | None:
         if t.device.type != self.device:
@@ -239,13 +242,13 @@ class _Lowerer:
             raise UnsupportedError("a complex number")
         return a
 
-    def check(self, result: Any, val: Any) -> None:
-        """Results must have the shapes and dtypes that tracing found. Raises `UnsupportedError`."""
+    def check(self, result: Any, val: Any, read: Container[int]) -> None:
+        """Results that are read must have the shapes and dtypes that tracing found. Raises `UnsupportedError`."""
         results, expected = _leaves(result), _leaves(val)
         if len(results) != len(expected):
             raise UnsupportedError(f"{len(results)} results where {len(expected)} were traced")
-        for r, v in zip(results, expected, strict=True):
-            if not isinstance(v, torch.Tensor):
+        for k, (r, v) in enumerate(zip(results, expected, strict=True)):
+            if not isinstance(v, torch.Tensor) or k not in read:
                 continue
             shape = self.sizes.shape(v.shape)
             if not isinstance(r, Tensor) or r.dtype != _DTYPE_NAMES[v.dtype] or r.shape != shape:
@@ -253,10 +256,10 @@ class _Lowerer:
                 kind = _Contradiction if isinstance(r, Tensor) and _contradict(r.shape, shape) else UnsupportedError
                 raise kind(f"lowered to {r} where {_DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
 
-    def lay_out(self, result: Any, val: Any, mark: int) -> None:
+    def lay_out(self, result: Any, val: Any, mark: int, read: Container[int]) -> None:
         """Note the strides that eager gives the results, where they are dense but not row-major."""
-        for r, v in zip(_leaves(result), _leaves(val), strict=True):
-            if not isinstance(v, torch.Tensor) or v.ndim < 2 or _row_major(v) or not _dense(v):
+        for i, (r, v) in enumerate(zip(_leaves(result), _leaves(val), strict=True)):
+            if i not in read or not isinstance(v, torch.Tensor) or v.ndim < 2 or _row_major(v) or not _dense(v):
                 continue
             for k in range(len(self.b.items) - 1, mark - 1, -1):
                 item = self.b.items[k]
@@ -373,6 +376,16 @@ class _Opaque:
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
     """The fake values of a node's tensor arguments."""
     return [t for a in node.all_input_nodes for t in _leaves(a.meta.get("val")) if isinstance(t, torch.Tensor)]
+
+
+def _read(node: fx.Node) -> Container[int]:
+    """Which of an operator's results something reads."""
+    val = node.meta.get("val")
+    if not isinstance(val, (list, tuple)) or any(isinstance(v, (list, tuple)) for v in val):
+        return range(sys.maxsize)
+    if any(user.target is not operator.getitem for user in node.users):
+        return range(len(val))
+    return {int(user.args[1]) for user in node.users if user.users}  # type: ignore[arg-type]
 
 
 def _reads_storage(target: Any) -> bool:

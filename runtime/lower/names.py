@@ -52,6 +52,11 @@ def numel(t: Any) -> Size:
     return product(t.shape)
 
 
+def is_on_gpu(t: Any) -> bool:
+    """Whether the program that the tensor belongs to runs on a GPU."""
+    return bool(t.builder.device != "cpu")
+
+
 def dtype(x: Any) -> str:
     """The dtype of a tensor or elem; the dtype that a Python number stands for."""
     if isinstance(x, bool):

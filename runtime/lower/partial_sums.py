@@ -10,6 +10,7 @@ from ..ir.nodes import Extern, Nest, Program, load, rebuild
 
 SMALL = 1 << 17  # values that one step may reduce without a second
 ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
+MOST_PARTS = 16384  # that the second step may reduce
 COLUMNS = 64  # neighbours in memory that one program reduces at once
 
 
@@ -35,7 +36,7 @@ def _cut(nest: Nest, programs: int, names: set[str]) -> list[Nest] | None:
         return None
     across = _across(nest)
     have = -(-outer // COLUMNS) if across else outer
-    if have >= programs:
+    if 2 * have >= programs:
         return None
     wanted = min(-(-programs // have), inner // (COLUMN_PART if across else ROW_PART))
     found = _part(nest.rvars, wanted)
@@ -45,12 +46,14 @@ def _cut(nest: Nest, programs: int, names: set[str]) -> list[Nest] | None:
     assert isinstance(r.extent, int)
     part = r.extent // count
     s, rest = Var(f"{r.name}s", count), Var(f"{r.name}p", part)
+    within = (rest,) if part > 1 else ()
     name = f"{nest.name}_parts"
     while name in names:
         name += "_"
     names.add(name)
-    body = rebuild(nest.body, lambda _: None, {r: of(s) * part + of(rest)})
-    rvars = tuple(rest if v is r else v for v in nest.rvars)
+    place = of(s) * part + of(rest) if within else of(s)
+    body = rebuild(nest.body, lambda _: None, {r: place})
+    rvars = tuple(w for v in nest.rvars for w in (within if v is r else (v,)))
     parts = replace(
         nest, name=name, shape=(count, *nest.shape), vars=(of(s), *nest.vars), body=body, rvars=rvars, stride=None
     )
@@ -60,15 +63,27 @@ def _cut(nest: Nest, programs: int, names: set[str]) -> list[Nest] | None:
 
 def _across(nest: Nest) -> bool:
     """Whether neighbours in memory belong to different results: most loads' last index moves with a loop of the result."""
-    votes = 0
+    votes = 0  # weighted by the elements that a load meets
     for ld in nest.body.loads():
         atoms = set(ld.attr.index[-1].atoms()) if ld.attr.index else set()
-        votes += bool(atoms & set(nest.loop_vars)) - bool(atoms & set(nest.rvars))
+        met = product(v.extent for v in ld.vars())
+        assert isinstance(met, int)
+        if not ld.vars().isdisjoint(nest.rvars):
+            votes += met * (bool(atoms & set(nest.loop_vars)) - bool(atoms & set(nest.rvars)))
     return votes > 0
 
 
 def _part(rvars: tuple[Var, ...], wanted: int) -> tuple[Var, int] | None:
-    """The first loop that can be cut into about `wanted` equal parts, and their number."""
+    """The first loop that can be cut into about `wanted` equal parts, and their number. A whole loop is best, as of the rows of a matrix: those
+    who need one row's values may then share a kernel with its part.
+    """
+    if (
+        len(rvars) > 1
+        and isinstance(rvars[0].extent, int)
+        and wanted <= 2 * rvars[0].extent
+        and rvars[0].extent <= MOST_PARTS
+    ):
+        return rvars[0], rvars[0].extent
     for r in rvars:
         if not isinstance(r.extent, int):
             return None

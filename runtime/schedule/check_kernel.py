@@ -260,7 +260,7 @@ class KernelCheck:
             ):
                 if updated:
                     self.fail(f"buffer {name!r} is updated twice")
-                if not plain:
+                if not plain and before.status != "base":
                     self._starts_as(name, scatter.base)
                 updated = True
                 continue
@@ -271,7 +271,7 @@ class KernelCheck:
             plain.append(Access(name, st.index, p, k, isinstance(st, Store) and st.mask is not None))
         if plain and updated and not all(self._same_outer(w, plain[0]) for w in self.stores if w.buffer == name):
             self.fail(f"buffer {name!r} is updated by outer iterations other than those that copy its base")
-        if scatter is not None and not updated:
+        if scatter is not None and not updated and before.status == "complete":
             self.fail(f"buffer {name!r} gets only the copy of {scatter.base!r}; its indexed update is missing")
         if before.status == "complete":
             self.fail(f"buffer {name!r} is written again")
@@ -282,6 +282,9 @@ class KernelCheck:
                     self.fail(f"buffer {name!r} is updated, but its copy of the base covers only a part ({done})")
                 self.memory.write(name, self.step, "partial", done)
                 return
+        if scatter is not None and not updated:
+            self.memory.write(name, self.step, "base", scatter.base)
+            return
         self.memory.write(name, self.step)
 
     def _covered(self, name: str, shape: tuple[Size, ...], writes: list[Access], before: str) -> str | None:

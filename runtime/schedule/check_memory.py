@@ -16,7 +16,9 @@ UNKNOWN_END = 1 << 62  # the end of a storage whose size is known at run time on
 
 @dataclass
 class State:
-    """What is in the memory of one buffer. status: "unwritten", "partial", "complete" or "lost" (`why` says how)."""
+    """What is in the memory of one buffer. status: "unwritten", "partial", "complete", "lost" (`why` says how), or "base": the copy of
+    what an indexed update starts from (`why` names it).
+    """
 
     status: str = "unwritten"
     why: str = ""
@@ -145,6 +147,8 @@ class Memory:
             self.fail(f"buffer {name!r} is read before anything is written to it")
         if s.status == "partial":
             self.fail(f"buffer {name!r} is read, but only a part of it is written ({s.why})")
+        if s.status == "base":
+            self.fail(f"buffer {name!r} is read, but holds only the copy of {s.why!r}; its indexed update is missing")
         if s.status == "lost":
             self.fail(f"buffer {name!r} is read after its memory was overwritten by {s.why}")
 

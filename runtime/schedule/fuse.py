@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ..ir.index import Atom, Expr, Quotient, Var, expr, of, size
+from ..ir.index import Atom, Expr, Quotient, Var, expr, of, product, size
 from ..ir.nodes import Extern, Nest, Node, Scatter, rebuild
 from .inline import map_scatter
 
 MAX_MEMBERS = 64
 MAX_BUFFERS = 64
+ALONE = 4096  # points that one program may go through where there are few programs
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ def _order(v: Var, e: Expr) -> tuple[int, str]:
 class Fuser:
     """Groups the items of one program. `group_of` tells which group defines each buffer."""
 
-    def __init__(self, enabled: bool = True) -> None:
-        self.enabled = enabled
+    def __init__(self, enabled: bool = True, programs: int = 0) -> None:
+        self.enabled, self.programs = enabled, programs
         self.groups: list[Group] = []
         self.group_of: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
@@ -128,7 +129,7 @@ class Fuser:
 
     # -- alignment -----------------------------------------------------------------------------------------------------
     def _join(self, group: Group, nest: Nest) -> bool:
-        trial = Alignment(group, nest)
+        trial = Alignment(group, nest, self.programs)
         return trial.run()
 
 
@@ -157,8 +158,8 @@ def _start(group: Group, nest: Nest) -> None:
 class Alignment:
     """One try to let `nest` join `group`. Nothing changes in the group unless `run` returns True."""
 
-    def __init__(self, group: Group, nest: Nest) -> None:
-        self.group = group
+    def __init__(self, group: Group, nest: Nest, programs: int = 0) -> None:
+        self.group, self.programs = group, programs
         self.outer = list(group.outer)
         self.members = list(group.members)
         self.nest = nest
@@ -256,7 +257,8 @@ class Alignment:
                     taken[v] = g
                     bound.setdefault(g, v)
         if not links:
-            return self._match_siblings()
+            found = self._match_siblings()
+            return self._match_rows() if found is None and self.programs else found
         for m in {m.name: m for m, _ in links}.values():
             if m.scatter is not None:
                 return None
@@ -296,6 +298,26 @@ class Alignment:
         if not self.inner_vars and not any(n.attr in theirs for n in body.loads()):
             return None
         return taken
+
+    def _match_rows(self) -> dict[Var, Var] | None:
+        """No value flows between them, but they read one buffer at the same points: rows of the one are rows of the other."""
+        for m in reversed(self.members):
+            if m.scatter is not None or m.nest.scan is not None:
+                return None
+            theirs = {ld.attr.buffer: ld.attr.index for ld in m.body.loads()}
+            for ld in self.body.loads():
+                taken = _same_loops(ld.attr.index, theirs.get(ld.attr.buffer, ()))
+                if taken is None or not taken.keys() >= {*self.free, *self.inner_vars}:
+                    continue
+                rows = {taken[v] for v in self.free}
+                dropped = [g for g in self.outer if g not in rows]
+                if not set(dropped) <= {taken[v] for v in self.inner_vars}:
+                    continue
+                if dropped and (any(m.reduces for m in self.members) or len(dropped) == len(self.outer)):
+                    continue
+                self.outer = [g for g in self.outer if g in rows]
+                return taken
+        return None
 
     def _commit(self, taken: dict[Var, Var]) -> bool:
         mapping: dict[Atom, Expr] = {v: of(g) for v, g in taken.items()}
@@ -337,10 +359,37 @@ class Alignment:
         if outer - {mapping[v].var for v in self.free}:
             return False
         new = Member(replace(self.nest, body=self.body), index, tuple(inner), body)
+        if self._starves([*members, new]):
+            return False
         self.group.outer = tuple(self.outer)
         self.group.members = [*members, new]
         self.group.fresh = self.fresh
         return True
+
+    def _starves(self, members: list[Member]) -> bool:
+        """Whether fewer programs than the device has room for would go through many points each, with no reduction to make them."""
+        outer = product(v.extent for v in self.outer)
+        if not isinstance(outer, int) or outer >= self.programs:
+            return False
+        most = max(
+            (n for m in members if not m.reduces and isinstance(n := product(v.extent for v in m.inner), int)),
+            default=1,
+        )
+        return most > ALONE
+
+
+def _same_loops(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> dict[Var, Var] | None:
+    """The loop variables of one access by those of another that meets the same elements in the same way."""
+    found: dict[Var, Var] = {}
+    for x, y in zip(a, b, strict=False):
+        v, g = x.var, y.var
+        if v is None or g is None:
+            if x.is_const and x == y:
+                continue
+            return None
+        if v.extent != g.extent or found.setdefault(v, g) is not g:
+            return None
+    return found if len(set(found.values())) == len(found) and len(a) == len(b) else None
 
 
 def _in_order(body: Node, variables: list[Var]) -> bool:

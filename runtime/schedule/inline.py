@@ -9,8 +9,9 @@ from math import inf
 from ..ir.facts import covers
 from ..ir.fold import fold
 from ..ir.guards import checks, masked
-from ..ir.index import Atom, Expr, Val, Var, expr, of, proves_less, proves_nonnegative
+from ..ir.index import Atom, Expr, Val, Var, expr, of, product, proves_less, proves_nonnegative
 from ..ir.nodes import (
+    ITEMSIZE,
     Extern,
     Nest,
     Node,
@@ -26,6 +27,8 @@ from ..ir.nodes import (
 CHEAP = 3  # a body of this cost or less is recomputed rather than stored
 SINGLE = 40  # … and of this cost, where it is a single value: its readers compute it before their loops
 HELD = 2  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
+MANY = 1 << 62
+SMALLER = 4  # part of the arithmetic, where a value is computed at more points than it has
 
 
 def is_pointwise(item: Nest | Extern) -> bool:
@@ -127,8 +130,13 @@ def eliminate_dead(program: Program) -> list[Nest | Extern]:
     return kept[::-1]
 
 
-def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest | Extern], Inliner]:
-    """Return the items left, with substituted bodies, and the inliner (it knows the views that externs and outputs refer to)."""
+def inline(
+    program: Program, costs: Callable[[str], float], recompute: float = 0
+) -> tuple[list[Nest | Extern], Inliner]:
+    """Return the items left, with substituted bodies, and the inliner (it knows the views that externs and outputs refer to).
+
+    recompute  a value of this cost or less is computed by each of its readers where that moves fewer bytes than storing and reading it.
+    """
     items = eliminate_dead(program)
     pinned = {o.buffer for o in program.outputs if o.buffer is not None} | {src for _, src in program.mutations}
     extern_reads = {
@@ -164,6 +172,7 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
     stored = {*views.bodies, *pinned, *extern_reads, *scatter_bases}
     homes = _homes(staged, stored)
     holds = _Holds(staged, uses)
+    traffic = _Traffic(program, points)
     values = Inliner()
     faulty: dict[Node, bool] = {}
     left: list[Nest | Extern] = []
@@ -174,7 +183,11 @@ def inline(program: Program, costs: Callable[[str], float]) -> tuple[list[Nest |
                 is_pointwise(item)
                 and item.name not in stored
                 and item.name not in checking
-                and (item.name in homes or _pays(item, uses.get(item.name, 0), points.get(item.name, []), costs))
+                and (
+                    item.name in homes
+                    or _pays(item, uses.get(item.name, 0), points.get(item.name, []), costs)
+                    or (recompute and traffic.less(item, node_cost(item.body, costs, recompute), recompute))
+                )
                 and (not _may_fault(item.body, faulty) or any(_visits_all(c, item) for c in points.get(item.name, [])))
                 and not holds.too_much(item)
             ):
@@ -231,6 +244,38 @@ class _Holds:
         if self.reader.get(nest.name, 0) <= self.before[nest.name]:
             return False
         return len({n.attr.buffer for n in nest.body.loads()} & self.single) >= HELD
+
+
+class _Traffic:
+    """Bytes that are moved if a value is stored, and if its readers compute it."""
+
+    def __init__(self, program: Program, readers: dict[str, list[Nest]]) -> None:
+        self.readers = readers
+        self.buffers = program.shapes()
+
+    def less(self, nest: Nest, cost: float, most: float) -> bool:
+        """Whether the readers can compute `nest`, of that cost, for less than it takes to store it: at no more points than it has, and, each a
+        kernel, reading no more bytes for it than one kernel that reads what it is made of and stores it and they who read it. What is small
+        beside its readers' points (a value for each row) comes out of the cache, but is computed often.
+        """
+        mine, readers = points_of(nest), self.readers.get(nest.name, [])
+        if not isinstance(mine, int):
+            return False
+        within = all(isinstance(n, int) and n <= mine for n in map(points_of, readers))
+        if cost > (most if within else most / SMALLER):
+            return False
+        own = sum(map(self.size, nest.reads()))
+        stored = mine * ITEMSIZE[nest.dtype]
+        if not within:
+            return own <= SMALLER * stored
+        again = sum(self.size(n) for c in readers for n in nest.reads() if n not in c.reads())
+        return again <= own + (1 + len(readers)) * stored
+
+    def size(self, name: str) -> int:
+        """In bytes; of a size that is a symbol a great many."""
+        b = self.buffers[name]
+        n = product(b.shape)
+        return n * ITEMSIZE[b.dtype] if isinstance(n, int) and b.dtype in ITEMSIZE else MANY
 
 
 def _homes(items: list[Nest | Extern], stored: set[str]) -> set[str]:

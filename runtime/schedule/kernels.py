@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..ir.guards import checks
 from ..ir.index import Expr, Sym, Var, expr, of
@@ -117,8 +117,25 @@ def build_kernel(
     return _finish(group, name, phases, scratch, layouts)
 
 
+def build_update(group: Group, name: str, layouts: dict[str, Buffer]) -> tuple[Kernel, Kernel]:
+    """An indexed update whose order does not matter as two kernels of independent points: the copy of the base, then atomic updates."""
+    slots: dict[tuple[int, tuple[Var, ...]], list[Statement]] = {}
+    (m,) = group.members
+    _add_scatter(slots, m)
+    copy, update = (
+        _finish(replace(group, outer=inner), f"{name}{suffix}", (Phase((), tuple(body)),), [], layouts, serial=False)
+        for ((_, inner), body), suffix in zip(slots.items(), ("_base", ""), strict=True)
+    )
+    return copy, update
+
+
 def _finish(
-    group: Group, name: str, phases: tuple[Phase, ...], scratch: list[Buffer], layouts: dict[str, Buffer]
+    group: Group,
+    name: str,
+    phases: tuple[Phase, ...],
+    scratch: list[Buffer],
+    layouts: dict[str, Buffer],
+    serial: bool = True,
 ) -> Kernel:
     local = {b.name for b in scratch}
     writes: dict[str, None] = {}
@@ -133,7 +150,7 @@ def _finish(
             if not isinstance(st, Reduce) and st.buffer not in local:
                 writes.setdefault(st.buffer)
     origins = tuple(dict.fromkeys(m.nest.origin for m in group.members if m.nest.origin))
-    serial = any(isinstance(s, Store) and s.atomic for p in phases for s in p.body)
+    serial = serial and any(isinstance(s, Store) and s.atomic for p in phases for s in p.body)
     return Kernel(
         name,
         group.outer,

@@ -139,6 +139,8 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False) 
     for k, step in enumerate(plan.steps):
         mutable = isinstance(step, KernelStep) or (isinstance(step, ExternStep) and step.out)
         for name in step_writes(step):
+            if name in plan.places:
+                continue  # an indexed update of what the step before has copied
             layout = plan.layouts[name]
             size = nbytes(layout)
             if name in stored:

@@ -64,18 +64,19 @@ def _steps(steps: Sequence[Step], layouts: Mapping[str, Buffer]) -> _Steps:
             if tied >= 0:
                 waits.add(tied)
             tied = k
+        first = tuple(n for n in writes if n not in writer)
         writer.update((n, k) for n in writes)
         for n in reads:
             readers.setdefault(n, []).append(k)
         waits.discard(k)
         out.reads.append(reads)
-        out.writes.append(writes)
+        out.writes.append(first)
         out.before.append(waits)
         out.after.append(set())
         for j in waits:
             out.after[j].add(k)
         out.reuse.append(
-            [(n, could_hold(step, n, layouts)) for n in writes if out.size[n]] if isinstance(step, KernelStep) else []
+            [(n, could_hold(step, n, layouts)) for n in first if out.size[n]] if isinstance(step, KernelStep) else []
         )
     out.readers = {n: len(ks) for n, ks in readers.items()}
     return out

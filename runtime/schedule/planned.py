@@ -18,9 +18,17 @@ from .plan import Plan
 from .schedule import schedule
 
 
-def plan_of(program: Program, cfg: Config, *, frugal: bool = False) -> Plan:
-    """The schedule of a program with separate outputs; `frugal` as for `schedule`."""
-    return schedule(program, costs=cost, fusion=cfg.fusion, frugal=frugal, out_variants=has_out)
+def plan_of(program: Program, cfg: Config, *, frugal: bool = False, recompute: float = 0, programs: int = 0) -> Plan:
+    """The schedule of a program with separate outputs; `frugal`, `recompute` and `programs` as for `schedule`."""
+    return schedule(
+        program,
+        costs=cost,
+        fusion=cfg.fusion,
+        frugal=frugal,
+        recompute=recompute,
+        programs=programs,
+        out_variants=has_out,
+    )
 
 
 def has_out(call: Extern) -> bool:

@@ -9,7 +9,7 @@ from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Siz
 from .fuse import Fuser, Group
 from .in_place import write_in_place
 from .inline import inline, is_view
-from .kernels import build_kernel
+from .kernels import build_kernel, build_update
 from .memory import plan_memory, strided_view
 from .order import least_memory
 from .outputs import separate_outputs
@@ -22,19 +22,23 @@ def schedule(
     costs: Callable[[str], float] = lambda _: 1,
     fusion: bool = True,
     frugal: bool = False,
+    recompute: float = 0,
+    programs: int = 0,
     out_variants: Callable[[Extern], bool] = lambda _: False,
 ) -> Plan:
     """Schedule a verified program.
 
     costs         relative cost of a scalar operation by name.
     frugal        large values have memory only while they live: slower than in an arena that stays, and less beside what training keeps.
+    recompute     a value of this cost or less is computed by each of its readers where that moves fewer bytes than storing and reading it.
+    programs      that the device runs side by side, each with threads of its own: fewer do not go through long loops that more could share.
     out_variants  whether an extern call can write into memory that the plan gives it.
     """
     program = separate_outputs(program)
-    items, views = inline(program, costs)
+    items, views = inline(program, costs, recompute)
     realized_views = set(views.bodies)
     # Which views must become memory: those that strides over a stored buffer cannot express. Decided after layouts; first, the groups.
-    fuser = Fuser(fusion)
+    fuser = Fuser(fusion, programs)
     wanted = {o.buffer for o in program.outputs if o.buffer is not None} | {s for _, s in program.mutations}
     for it in items:
         if isinstance(it, Extern):
@@ -88,6 +92,10 @@ def schedule(
             continue
         name = _kernel_name(counter, group)
         counter += 1
+        scatter = group.members[0].scatter
+        if programs and scatter is not None and scatter.mode != "set":
+            steps += [KernelStep(k) for k in build_update(group, name, layouts)]
+            continue
         steps.append(KernelStep(build_kernel(group, name, mine, layouts, costs, ITEMSIZE.__getitem__)))
     outputs: list[Output | ViewOf] = []
     for o in program.outputs:

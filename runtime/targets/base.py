@@ -45,6 +45,10 @@ class Target(Protocol):
         """The program in the form that suits the target, before it is scheduled."""
         ...
 
+    def schedule(self, program: Program, frugal: bool) -> Plan:
+        """The plan of a prepared program; `frugal` as for `schedule`."""
+        ...
+
     def render(self, plan: Plan) -> Any:
         """The source of the plan's kernels (`source`) and how many programs each is launched with (`programs`), in a form of the target's own,
         which `compile` takes.

@@ -23,6 +23,7 @@ from ..ir.nodes import Program
 from ..observe.watch import Watch
 from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Plan
+from ..schedule.planned import plan_of
 from .base import Built
 
 
@@ -54,6 +55,9 @@ class Cpu:
 
     def prepare(self, program: Program) -> Program:
         return program
+
+    def schedule(self, program: Program, frugal: bool) -> Plan:
+        return plan_of(program, self.cfg, frugal=frugal)
 
     def render(self, plan: Plan) -> Unit:
         lanes = cpu_target(self.cfg).lanes

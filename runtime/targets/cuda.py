@@ -15,21 +15,24 @@ from ...errors import BuildError
 from ..build.manifest import Entry
 from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, start_workers
+from ..codegen.triton import launch
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config, current
 from ..execute.launch import Loaded, launcher, load_function
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
-from ..ir.index import product
 from ..ir.nodes import Nest, Program, Size
 from ..lower.partial_sums import partial_reductions
+from ..lower.windows import write_out_windows
 from ..observe.watch import Watch
 from ..schedule.plan import Plan
+from ..schedule.planned import plan_of
 from .base import Built
 
 PROGRAMS_PER_PROCESSOR = 4  # that a reduction should have
 CONFIGURATIONS = 4  # of a kernel that are tried
 WARP = 32  # threads
+RECOMPUTE = 64  # additions that are cheaper than the memory's work for one value
 
 
 @functools.cache
@@ -61,7 +64,10 @@ class Cuda:
     def prepare(self, program: Program) -> Program:
         # Fusion leaves a third of the nests or so.
         start_workers(sum(isinstance(item, Nest) for item in program.items) // 4, self.cfg)
-        return partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors(self.index))
+        return prepared(program, processors(self.index))
+
+    def schedule(self, program: Program, frugal: bool) -> Plan:
+        return scheduled(program, self.cfg, processors(self.index), frugal)
 
     def render(self, plan: Plan) -> TritonUnit:
         return render_triton(plan)
@@ -88,7 +94,7 @@ class Cuda:
             how = [list(kernel.pointers), kernel.sizes, kernel.xblock, kernel.rblock, kernel.warps]
             symbols[k.name] = [kernel.name, how, binary.meta]
             if kernel is not rendered.kernels[kernel.name]:
-                outer = product(v.extent for v in k.outer)
+                outer = launch(k, plan.layouts).outer
                 programs[k.name] = (outer + (kernel.xblock - 1)) // kernel.xblock
         return Built(rendered.source, files, symbols, programs)
 
@@ -106,6 +112,16 @@ class Cuda:
                     loaded[symbol] = launcher(first, other, symbol, len(how[0]), how[1], self.index)
                 loaded[name] = loaded[symbol]
         return loaded
+
+
+def prepared(program: Program, processors: int) -> Program:
+    """The program in the form that suits a GPU of so many multiprocessors."""
+    return write_out_windows(partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors))
+
+
+def scheduled(program: Program, cfg: Config, processors: int, frugal: bool = False) -> Plan:
+    """The plan of a prepared program for a GPU of so many multiprocessors."""
+    return plan_of(program, cfg, frugal=frugal, recompute=RECOMPUTE, programs=processors)
 
 
 def _unaligned(folder: Path, symbol: str, how: Sequence[Any]) -> Loaded:

@@ -65,9 +65,11 @@ def results(plan: Plan, memory: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [memory[v.buffer].as_strided(v.shape, v.stride, v.offset) for v in plan.outputs if isinstance(v, ViewOf)]
 
 
-def blocks(kernel: Kernel, sizes: dict[str, int], xblock: int | None = None) -> tuple[int, int, int]:
+def blocks(
+    kernel: Kernel, layouts: dict[str, Buffer], sizes: dict[str, int], xblock: int | None = None
+) -> tuple[int, int, int]:
     """Number of programs, XBLOCK and RBLOCK for a test: several programs, and several tiles of a loop, where there is enough to do."""
-    shape = launch(kernel)
+    shape = launch(kernel, layouts)
     outer, inner = (
         n if isinstance(n, int) else evaluate(n, {a: sizes[a.name] for a in n.atoms()})
         for n in (shape.outer, shape.inner)
@@ -88,7 +90,7 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
                 (root / f"k{k}_{kernel.name}.py").write_text(render_kernel(kernel, job.layouts))
                 names = [*kernel.reads, *kernel.writes]
                 sizes = [job.sizes[s] for s in kernel.symbols]
-                steps.append([kernel.name, names, sizes, *blocks(kernel, job.sizes, job.xblock)])
+                steps.append([kernel.name, names, sizes, *blocks(kernel, job.layouts, job.sizes, job.xblock)])
             torch.save(job.memory, root / f"k{k}.pt")
             plan.append(steps)
         (root / "plan.json").write_text(json.dumps(plan))
@@ -140,7 +142,7 @@ def compile_sm90(
         path.write_text(render_kernel(kernel, layouts))
         function = getattr(_module(path), kernel.name)
         names = [*kernel.reads, *kernel.writes]
-        _, x, r = blocks(kernel, sizes or dict.fromkeys(kernel.symbols, 100))
+        _, x, r = blocks(kernel, layouts, sizes or dict.fromkeys(kernel.symbols, 100))
         signature = {n: SIGNATURES[layouts[n].dtype] for n in names}
         signature |= dict.fromkeys(kernel.symbols, "i64") | {"XBLOCK": "constexpr", "RBLOCK": "constexpr"}
         constants = {"XBLOCK": x, "RBLOCK": r}

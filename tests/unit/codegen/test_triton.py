@@ -15,6 +15,7 @@ from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Buffer, contiguous_strides
 from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.builder import Builder, Tensor
 from opforge.runtime.schedule.plan import Kernel
 from tests.support.loops import Ran, agree, cat, permute, plan_of, pointwise, program_of, reduce, softmax
 from tests.support.plans import kernel
@@ -41,11 +42,29 @@ def nan_rows() -> torch.Tensor:
     return x
 
 
+def infinite_rows() -> torch.Tensor:
+    x = rand(5, 20000)
+    x[0] = float("-inf")
+    x[1, 7] = float("inf")
+    x[2, :19000] = float("-inf")
+    x[3, 19999] = float("nan")
+    return x
+
+
+def log_sum_exp(b: Builder, x: Tensor) -> Tensor:
+    top = reduce(b, "max", x, 1, True)
+    total = reduce(b, "sum", pointwise(b, lambda a, m: s.exp(s.sub(a, m)), x, top), 1, True)
+    return pointwise(b, lambda t, m: s.add(s.log(t), m), total, top)
+
+
 CASES: dict[str, Case] = {
     "broadcast": (lambda b, x, y: pointwise(b, s.add, x, y), lambda: [rand(7, 13), rand(13)]),
     "transcendental": (lambda b, x: pointwise(b, lambda a: s.mul(s.erf(a), s.tanh(a)), x), lambda: [rand(8, 33)]),
     "softmax rows": (lambda b, x: softmax(b, x, -1), lambda: [rand(11, 129)]),
-    "softmax long rows": (lambda b, x: softmax(b, x, -1), lambda: [rand(2, 5000)]),
+    "softmax long rows": (lambda b, x: softmax(b, x, -1), lambda: [rand(2, 20000)]),
+    "softmax long rows of infinities": (lambda b, x: softmax(b, x, -1), lambda: [infinite_rows()]),
+    "log of sums of exponentials": (log_sum_exp, lambda: [100 * rand(3, 20000)]),
+    "layer norm of long rows": (layer_norm, lambda: [1000 + rand(3, 20000)]),
     "softmax middle": (lambda b, x: softmax(b, x, 1), lambda: [rand(5, 33, 7)]),
     "layer norm": (layer_norm, lambda: [rand(11, 100)]),
     "sum of all": (lambda b, x: reduce(b, "sum", x, (0, 1)), lambda: [rand(50, 133)]),
@@ -58,10 +77,18 @@ CASES: dict[str, Case] = {
     "argmin long columns": (lambda b, x: reduce(b, "argmin", x, 0), lambda: [integers(50, 5000, 3).float()]),
     "argmax of bytes": (lambda b, x: reduce(b, "argmax", x, 1), lambda: [integers(9, 10, 33, dtype=torch.uint8)]),
     "any": (lambda b, x: (reduce(b, "any", x, 1), reduce(b, "all", x, 0)), lambda: [rand(20, 33) > 1.5]),
-    "any long": (lambda b, x: reduce(b, "any", x, 1), lambda: [rand(3, 5000) > 3]),
+    "any long": (lambda b, x: reduce(b, "any", x, 1), lambda: [rand(3, 20000) > 3]),
     "transpose and add": (
         lambda b, x, y: pointwise(b, s.add, permute(b, x, (1, 0)), y),
         lambda: [rand(20, 33), rand(33, 20)],
+    ),
+    "transpose and add, in tiles": (
+        lambda b, x, y: pointwise(b, s.add, permute(b, x, (1, 0)), y),
+        lambda: [rand(80, 130), rand(130, 80)],
+    ),
+    "transpose of the middle": (
+        lambda b, x: pointwise(b, s.exp, permute(b, x, (0, 2, 1, 3))),
+        lambda: [rand(3, 12, 20, 5).transpose(1, 3)],
     ),
     "concatenate": (lambda b, x, y: cat(b, [pointwise(b, s.exp, x), y, x], 1), lambda: [rand(7, 13), rand(7, 20)]),
     "bfloat16": (lambda b, x: softmax(b, x, 1), lambda: [rand(6, 41).bfloat16()]),
@@ -85,7 +112,7 @@ CASES: dict[str, Case] = {
     "cumulative rows": (lambda b, x: b.scan("sum", x.shape, 1, b.at(x, b.coords(x.shape))), lambda: [rand(5, 133)]),
     "cumulative columns": (lambda b, x: b.scan("sum", x.shape, 0, b.at(x, b.coords(x.shape))), lambda: [rand(50, 3)]),
     "cumulative maximum": (lambda b, x: b.scan("max", x.shape, 1, b.at(x, b.coords(x.shape))), lambda: [rand(5, 33)]),
-    "cumulative long": (lambda b, x: b.scan("sum", x.shape, 0, b.at(x, b.coords(x.shape))), lambda: [integers(9, 5000, low=-9).float()]),
+    "cumulative long": (lambda b, x: b.scan("sum", x.shape, 0, b.at(x, b.coords(x.shape))), lambda: [integers(9, 20000, low=-9).float()]),
     "index add": (index_add, lambda: [rand(10, 33), integers(10, 70), rand(70, 33)]),
     "pad": (pad, lambda: [rand(10, 21)]),
     "pool": (max_pool, lambda: [rand(3, 10, 12)]),
@@ -134,6 +161,7 @@ COMPILED = [
     "gather",
     "bfloat16",
 ]
+COMPILED += ["transpose and add, in tiles", "softmax long rows of infinities", "layer norm of long rows"]
 COMPILED += ["transpose and add", "cumulative long", "index add", "any", "float16", "argmin long columns"]
 
 
@@ -170,9 +198,9 @@ def test_persistent_rows_are_read_once() -> None:
 
 
 def test_long_rows_are_looped() -> None:
-    phases = (("r0<5000", ["reduce m max x[o0, r0]"]), ("", ["store y[o0, 0] m[]"]))
-    source = render_kernel(rows(*phases), layouts(x=("float32", (4, 5000)), y=("float32", (4, 1))))
-    assert "for roffset in range(0, 5000, RBLOCK):\n" in source
+    phases = (("r0<20000", ["reduce m max x[o0, r0]"]), ("", ["store y[o0, 0] m[]"]))
+    source = render_kernel(rows(*phases), layouts(x=("float32", (4, 20000)), y=("float32", (4, 1))))
+    assert "for roffset in range(0, 20000, RBLOCK):\n" in source
     assert 'm_acc = tl.full([XBLOCK, RBLOCK], float("-inf"), tl.float32)\n' in source
 
 
@@ -188,26 +216,26 @@ def test_tile_stays_in_registers() -> None:
 
 def test_tile_is_computed_again() -> None:
     """In a looped kernel, and where the tile is read in another order (but then not where a store may be in place)."""
-    long = layouts(x=("float32", (4, 5000)), y=("float32", (4, 5000)), z=("float32", (4,)))
-    fill, use = ("r0<5000", ["store t[r0] exp(x[o0, r0])"]), ("r1<5000", ["store y[o0, r1] neg(t[r1])"])
-    source = render_kernel(rows(fill, use, scratch="t: float32[5000]"), long)
+    long = layouts(x=("float32", (4, 20000)), y=("float32", (4, 20000)), z=("float32", (4,)))
+    fill, use = ("r0<20000", ["store t[r0] exp(x[o0, r0])"]), ("r1<20000", ["store y[o0, r1] neg(t[r1])"])
+    source = render_kernel(rows(fill, use, scratch="t: float32[20000]"), long)
     assert source.count("tp.exp(") == 1
     assert source.count("for roffset") == 1
-    flipped = ("r1<5000", ["reduce m sum mul(t[r1], t[4999 - r1])"])
+    flipped = ("r1<20000", ["reduce m sum mul(t[r1], t[19999 - r1])"])
     source = render_kernel(
         kernel(
             "k",
             "o0<4",
             [fill, flipped, ("", ["store z[o0] m[]"])],
             {**ROWS, "z": "float32"},
-            scratch="t: float32[5000]",
+            scratch="t: float32[20000]",
         ),
         long,
     )
     assert source.count("tp.exp(") == 2
-    scan = ("r0<5000", ["scan sum t[r0] x[o0, r0]"])
+    scan = ("r0<20000", ["scan sum t[r0] x[o0, r0]"])
     with pytest.raises(UnsupportedError, match="scratch tile 't' cannot be computed again"):
-        render_kernel(rows(scan, use, scratch="t: float32[5000]"), long)
+        render_kernel(rows(scan, use, scratch="t: float32[20000]"), long)
 
 
 def test_64_bit_coordinates_only_where_needed() -> None:

@@ -1,0 +1,114 @@
+"""Loops of a kernel whose rows do not fit its block, made fewer: reductions move into the first loop that they can run in.
+
+Two kinds of sums do so though they need the result of another reduction of that loop, by keeping up with what it has found so far: sums of
+exp(value - max of value), and sums of squares of (value - mean of value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..ir.index import Atom, Expr, of, product
+from ..ir.nodes import Node, Size
+from ..schedule.plan import Kernel, Phase, Reduce
+from .triton_tiles import changed, roots
+
+
+@dataclass(frozen=True)
+class Online(Reduce):
+    """The sum, over `value`, of exp(value - `base`) ("exp") or of (value - `base` / number of points) squared ("squares"), in the loop of the
+    reduction `base` (its maximum, or its sum) itself.
+    """
+
+    base: str = ""
+    of: str = ""
+
+
+def fewer_passes(kernel: Kernel) -> Kernel:
+    """The kernel with each reduction in the first loop in which it can be computed."""
+    phases = list(kernel.phases)
+    for j in range(len(phases)):
+        for st in phases[j].body:
+            found = _earlier(phases, j, st) if type(st) is Reduce and phases[j].inner else None
+            if found is not None:
+                i, new = found
+                phases[i] = replace(phases[i], body=(*phases[i].body, new))
+                phases[j] = replace(phases[j], body=tuple(s for s in phases[j].body if s is not st))
+    return replace(kernel, phases=tuple(p for p in phases if p.body))
+
+
+def _earlier(phases: Sequence[Phase], j: int, st: Reduce) -> tuple[int, Reduce] | None:
+    """The phase before `j` that `st` can move to, and what it is there."""
+    made = {s.name: i for i in range(j) for s in phases[i].body if isinstance(s, Reduce)}
+    read = {ld.attr.buffer for root in roots(st) for ld in root.loads()}
+    last = max((made[name] for name in read if name in made), default=-1)
+    stores = [i for i in range(j) for s in phases[i].body if not isinstance(s, Reduce) and s.buffer in read]
+    stored = max(stores, default=-1)
+    for i in range(max(last, stored + 1, 0), j):
+        if [v.extent for v in phases[i].inner] != [v.extent for v in phases[j].inner]:
+            continue
+        mapping: dict[Atom, int | Expr] = {v: of(w) for v, w in zip(phases[j].inner, phases[i].inner, strict=True)}
+        moved = changed(st, mapping, lambda _: None)
+        assert isinstance(moved, Reduce)
+        if i > last:
+            return i, moved
+        bases = [s for s in phases[i].body if type(s) is Reduce and s.name in read]
+        if len(bases) == 1 and (new := _online(moved, bases[0], product(v.extent for v in phases[i].inner))):
+            return i, new
+    return None
+
+
+def _online(st: Reduce, base: Reduce, count: Size) -> Online | None:
+    """`st` as a sum that keeps up with `base`, if it is one of those."""
+    n, total = st.value, base.value
+    if st.kind != "sum" or st.dtype != total.dtype or st.dtype not in ("float32", "float64") or n.dtype != st.dtype:
+        return None
+    if n.op == "exp" and base.kind == "max" and _is(_difference(n.args[0], total), base):
+        return Online(st.name, "sum", total, st.dtype, base.name, "exp")
+    mean = _difference(n.args[0], total) if n.op == "mul" and n.args[0] is n.args[1] and base.kind == "sum" else None
+    if mean is not None and mean.op == "div" and _is(mean.args[0], base) and _is_number(mean.args[1], count):
+        return Online(st.name, "sum", total, st.dtype, base.name, "squares")
+    return None
+
+
+def _difference(n: Node, value: Node) -> Node | None:
+    """What is subtracted from `value`."""
+    return n.args[1] if n.op == "sub" and n.args[0] is value else None
+
+
+def _is(n: Node | None, register: Reduce) -> bool:
+    return n is not None and n.op == "load" and n.attr.buffer == register.name
+
+
+def _is_number(n: Node, value: Size) -> bool:
+    return n.op == "const" and n.attr == value
+
+
+def keep_up(st: Online, value: str, mask: str, dtype: str, count: str) -> tuple[list[str], list[str], list[str]]:
+    """Lines before the loop, inside of it (before those of `st.base`) and after it (after those): an accumulator for each place of a tile.
+
+    value, dtype  the block of the value, and its Triton type.
+    count         of points.
+    """
+    n, block = st.name, "[XBLOCK, RBLOCK]"
+    if st.of == "exp":
+        before = [f"{n}_acc = tl.full({block}, 0.0, {dtype})"]
+        inside = [f"{n}_acc = tl.where({mask}, tp.online_exp({st.base}_acc, {n}_acc, {value}), {n}_acc)"]
+        return before, inside, [f"{n} = tp.online_exp_total({st.base}_acc, {n}_acc, {st.base})"]
+    before = [
+        f"{n}_steps = tl.full([1, 1], 0.0, {dtype})",
+        f"{n}_mean = tl.full({block}, 0.0, {dtype})",
+        f"{n}_acc = tl.full({block}, 0.0, {dtype})",
+    ]
+    inside = [
+        f"{n}_steps += 1.0",
+        f"{n}_new, {n}_squares = tp.online_squares({n}_mean, {n}_acc, {n}_steps, {value})",
+        f"{n}_mean = tl.where({mask}, {n}_new, {n}_mean)",
+        f"{n}_acc = tl.where({mask}, {n}_squares, {n}_acc)",
+    ]
+    after = [f"{n} = tp.online_squares_total({n}_mean, {n}_acc, {st.base}, {count}, RBLOCK)"]
+    return before, inside, after
+
+
+__all__ = ["Online", "fewer_passes", "keep_up"]

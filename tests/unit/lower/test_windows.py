@@ -1,0 +1,42 @@
+"""Reductions over windows, written out: the same values; and what stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from opforge.runtime.ir.interpret import interpret
+from opforge.runtime.ir.nodes import Nest
+from opforge.runtime.ir.verify import verify
+from opforge.runtime.lower.windows import write_out_windows
+from tests.support.loops import plan_of, program_of, reduce
+from tests.unit.codegen.test_cpp import max_pool
+
+
+def test_same_values() -> None:
+    x = torch.randn(3, 10, 12)
+    x[1, 4, 4] = float("nan")
+    program = program_of(max_pool, [x])
+    out = write_out_windows(program)
+    verify(out)
+    assert not any(isinstance(i, Nest) and i.reduce for i in out.items)
+    for got, want in zip(interpret(out, [x]), interpret(program, [x]), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    plan_of(out)  # checks the plan
+
+
+def test_what_stays() -> None:
+    def reductions(build: Any, x: torch.Tensor) -> list[str | None]:
+        return [i.reduce for i in write_out_windows(program_of(build, [x])).items if isinstance(i, Nest) and i.reduce]
+
+    assert reductions(lambda b, x: reduce(b, "sum", x, 1), torch.rand(64, 4)) == ["sum"]  # rows
+    wide = torch.rand(3, 40)
+    assert reductions(lambda b, x: window(b, x, 20), wide) == ["sum"]  # too many to write out
+    assert reductions(lambda b, x: window(b, x, 3), wide) == []
+
+
+def window(b: Any, x: Any, size: int) -> Any:
+    shape = (x.shape[0], x.shape[1] - size + 1)
+    i, r = b.coords(shape), b.rcoords((size,))
+    return b.reduce("sum", shape, r, b.at(x, [i[0], i[1] + r[0]]))
