@@ -51,7 +51,8 @@ def machine(threads: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "compiler": _tool("g++", "--version"),
-        "commit": _git("rev-parse", "--short=12", "HEAD") + ("+changes" if _git("status", "--porcelain") else ""),
+        "commit": _git("rev-parse", "--short=12", "HEAD")
+        + ("+changes" if _git("status", "--porcelain", "--", ".", ":!benchmarks/results") else ""),
     }
 
 

@@ -3,6 +3,7 @@
     python benchmarks/run.py                 everything
     python benchmarks/run.py --only layer    the programs whose name contains "layer"
     python benchmarks/run.py --quick         three programs, few rounds, no compile times
+    python benchmarks/run.py --resume        what the results of this commit lack, as after an interruption
 
 Speeds are medians over rounds of (time of the one) / (time of the other) in the same round: above 1 is faster.
 """
@@ -131,6 +132,7 @@ def main(
     compile_time: Annotated[bool, typer.Option(help="cold compile and peak memory in fresh processes")] = True,
     backend: Annotated[str, typer.Option(help="compared with eager, with commas between")] = "inductor,opforge",
     threads: Annotated[int, typer.Option(help="torch's intra-op threads")] = 2,
+    resume: Annotated[bool, typer.Option(help="keep the results of this commit, measure what they lack")] = False,
     timeout: Annotated[float, typer.Option(help="seconds allowed for one cold compile")] = 600.0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = HERE / "results",
 ) -> None:
@@ -143,28 +145,43 @@ def main(
     if quick:
         rounds, compile_time = min(rounds, 5), False
     names = ["eager", *usable([b.strip() for b in backend.split(",")])]
-    rows = []
+    machine = report.machine(threads)
     programs = chosen(only, quick)
+    rows = results_of(machine, out) if resume else {}
     for i, program in enumerate(programs, 1):
         console.print(f"[dim]{i}/{len(programs)}[/] {program.name}  [dim]{program.shape}")
-        try:
-            with torch.no_grad():
-                row = run_program(program, names, rounds)
-        except ImportError as error:
-            console.print(f"  [yellow]skipped: {first_line(error)}")
-            rows.append({"name": program.name, "group": program.group, "shape": program.shape, "skipped": str(error)})
-            continue
-        if compile_time:
+        row = rows.get(program.name)
+        if row is None:
+            try:
+                with torch.no_grad():
+                    row = run_program(program, names, rounds)
+            except ImportError as error:
+                console.print(f"  [yellow]skipped: {first_line(error)}")
+                row = {"name": program.name, "group": program.group, "shape": program.shape, "skipped": str(error)}
+        if compile_time and "cold" not in row and "skipped" not in row:
             row["cold"] = {name: cold(program.name, name, timeout) for name in ["dynamo", *names]}
-        rows.append(row)
-        console.print("  " + report.one_line(row))
-    result = {"machine": report.machine(threads), "rounds": rounds, "backends": names, "programs": rows}
-    result["summary"] = report.summary(rows)
-    text = report.markdown(result)
+        rows[program.name] = row
+        if "skipped" not in row:
+            console.print("  " + report.one_line(row))
+        found = [rows[name] for name in PROGRAMS if name in rows]
+        result = {"machine": machine, "rounds": rounds, "backends": names, "programs": found}
+        result["summary"] = report.summary(found)
+        text = report.markdown(result)
+        if not quick:
+            report.write(result, text, out)  # after each: an interruption loses one program
     print(text)
-    if not quick:
-        for path in report.write(result, text, out):
-            console.print(f"wrote {path}")
+
+
+def results_of(machine: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Rows by program, of an earlier run on this machine and commit."""
+    path = out / "latest.json"
+    if not path.is_file():
+        return {}
+    earlier = json.loads(path.read_text())
+    if earlier["machine"] != machine:
+        console.print(f"[yellow]the results in {path} are of {earlier['machine']['commit']}: all is measured anew")
+        return {}
+    return {row["name"]: row for row in earlier["programs"]}
 
 
 if __name__ == "__main__":
