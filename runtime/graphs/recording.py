@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..dispatch.overlap import overlaps_itself
+from ..dispatch.regions import Layout
 from ..torch_compat import copy_all, reinterpret_tensor, same_addresses, storage_uses
 
 
@@ -170,9 +172,4 @@ def without_repeats(t: torch.Tensor) -> torch.Tensor:
 
 def can_copy(t: torch.Tensor) -> bool:
     """Whether a copy at another address can have the same strides: but for expanded dimensions no element is there twice."""
-    reach = 0
-    for n, s in sorted(((n, s) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1 and s), key=lambda p: p[1]):
-        if s <= reach:
-            return False
-        reach += (n - 1) * s
-    return True
+    return not overlaps_itself(Layout.of(without_repeats(t)))
