@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 sys.path.insert(0, str(Path(__file__).parent))
 
 from opforge.generated.rewrites import RULES
-from opforge.runtime.codegen.triton import Launch, launch
+from opforge.runtime.codegen.triton_launch import Launch, launch
 from opforge.runtime.codegen.triton_online import fewer_passes
 from opforge.runtime.codegen.triton_tiles import recompute_tiles, roots
 from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
@@ -130,7 +130,7 @@ def traffic(kernel: Kernel, layouts: dict[str, Buffer], shape: Launch) -> tuple[
     return reads, writes, again
 
 
-def in_flight(one: TritonKernel, shape: Launch, programs: int, read: int) -> float:
+def in_flight(one: TritonKernel, shape: Launch, programs: int, read: float) -> float:
     """KB that each processor has asked for at once: a tile of what is read, by all programs that fit."""
     points = product((shape.outer, shape.inner))
     assert isinstance(points, int)
@@ -161,16 +161,18 @@ def measured(program: BoundProgram, show: bool) -> dict[str, Any]:
         buffers.update(reads)
         buffers.update(writes)
         repeated += again
+        walked = product(v.extent for v in k.walk)
+        assert isinstance(walked, int)
         kind = "square" if shape.square else "points" if shape.inner == 1 else "rows" if not shape.across else "columns"
         kernels.append(
             {
                 "name": k.name,
-                "kind": kind if shape.persistent else f"{kind}, looped",
+                "kind": f"{kind}, walked" if k.walk else kind if shape.persistent else f"{kind}, looped",
                 "read": reads.total(),
                 "written": writes.total(),
                 "programs": programs,
                 "blocks": [one.xblock, one.rblock, one.warps],
-                "in_flight_kb": round(in_flight(one, shape, programs, reads.total()), 1),
+                "in_flight_kb": round(in_flight(one, shape, programs, reads.total() / walked), 1),
             }
         )
     outside = {b.name for b in plan.inputs} | {o.buffer for o in plan.outputs}

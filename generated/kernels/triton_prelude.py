@@ -665,6 +665,27 @@ def argmin(x, axis: tl.constexpr, position):
     return tl.reduce((x, position), axis, combine_argmin)[1]
 
 
+# ---- Approximations to a few units in the last place of float32, for what is rounded to 16 bits ------------------------------
+@triton.jit
+def coarse_div(a, b):
+    return a / b
+
+
+@triton.jit
+def coarse_reciprocal(a):
+    return 1.0 / a
+
+
+@triton.jit
+def coarse_exp(a):
+    return tl.exp(a)
+
+
+@triton.jit
+def coarse_sigmoid(a):
+    return 1.0 / (1.0 + tl.exp(-a))
+
+
 # Reductions that keep up with another one (a maximum, a sum) of the same loop: one accumulator for each place of a tile.
 @triton.jit
 def online_exp(top, total, x):

@@ -7,7 +7,6 @@ stay in registers from phase to phase) or a loop over tiles with an accumulator 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from ...errors import UnsupportedError
@@ -16,7 +15,9 @@ from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
 from ..ir.index import Atom, Expr, Val, Var, expr, of, product
 from ..ir.nodes import Buffer, Node, Size, contiguous_strides, load
 from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
+from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from .triton_coarse import coarse
+from .triton_launch import launch, row_reads
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
 from .triton_tiles import changed, recompute_tiles, roots
@@ -25,7 +26,6 @@ from .triton_values import HALF, TYPES, Scope, Values, held, kind_of, literal
 _PRELUDE = "opforge.generated.kernels.triton_prelude"
 _BARRIER = "tl.debug_barrier()"
 NO_HOMES: Mapping[str, str] = MappingProxyType({})
-ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
 _ATOMICS = {"sum": "add", "max": "max", "min": "min"}
 _ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 _LIMITS = {
@@ -35,72 +35,6 @@ _LIMITS = {
     "int32": (-(2**31), 2**31 - 1),
 }
 _LIMITS["int64"] = (-(2**63), 2**63 - 1)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a kernel is launched: `ceil(outer / XBLOCK)` programs; RBLOCK is at least `inner` if persistent, else any power of two.
-
-    across  neighbours in memory are neighbours along the outer loops.
-    passes  phases that have inner loops.
-    square  the block's dimensions are tiles of two loops.
-    """
-
-    outer: Size
-    inner: Size
-    persistent: bool
-    across: bool = False
-    passes: int = 1
-    square: bool = False
-
-
-def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
-    """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
-    registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
-    """
-    square = squared(kernel, layouts)
-    if square is not None:
-        part = product(v.extent for v in square.phases[0].inner)
-        return Launch(product(v.extent for v in square.outer), part, True, square=True)
-    inners = [product(v.extent for v in p.inner) for p in kernel.phases]
-    known = [n for n in inners if isinstance(n, int)]
-    largest = max(known, default=1)
-    columns = across(kernel, layouts)
-    deep = sum(n != 1 for n in inners)
-    limit = (
-        ROWS // max(1, len(set().union(*map(_row_reads, kernel.phases))) // 2)
-        if not columns
-        else COLUMNS * (1 if deep < 2 else 4)
-    )
-    persistent = len(known) == len(inners) and largest <= limit
-    if not persistent:
-        deep = sum(product(v.extent for v in p.inner) != 1 for p in fewer_passes(kernel).phases)
-    outer = product(v.extent for v in kernel.outer)
-    return Launch(outer, largest if persistent else _largest(inners), persistent, columns, deep)
-
-
-def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
-    """Whether neighbours in memory are neighbours along the outer loops, not along the inner ones (sums over columns)."""
-    if not kernel.outer:
-        return False
-    votes = 0  # weighted by the elements that a load meets
-    for phase in kernel.phases:
-        for ld in {ld for st in phase.body for root in roots(st) for ld in root.loads()}:
-            if ld.attr.buffer not in layouts or ld.vars().isdisjoint(phase.inner):
-                continue
-            met = product(v.extent for v in ld.vars())
-            place = flat_index(ld.attr.index, layouts[ld.attr.buffer])
-            inner = place.coefficient(phase.inner[-1])
-            outer = place.coefficient(kernel.outer[-1])
-            weight = met if isinstance(met, int) else 1 << 30
-            votes += weight * ((outer is not None and outer == 1) - (inner is not None and inner == 1))
-    return votes > 0
-
-
-def _row_reads(phase: Phase) -> set[str]:
-    """Buffers of which each program reads rows in a phase."""
-    loads = {ld for st in phase.body for root in roots(st) for ld in root.loads()}
-    return {ld.attr.buffer for ld in loads if not ld.vars().isdisjoint(phase.inner)}
 
 
 def render_kernel(
@@ -127,9 +61,15 @@ class _Renderer:
         self.wide = self._wide()
         top = Scope(self.lines)
         self.v = Values(layouts, top, top, self.two_dim, self.wide)
-        self.points = self._digits(kernel.outer, "xindex")
+        walk = len(kernel.walk)
+        self.points = self._digits(kernel.outer[: len(kernel.outer) - walk], "xindex")
+        self.walk_points = self._digits(kernel.walk, "walked") if walk else []
+        self.before: list[str] = []  # the walk
+        self.after: list[str] = []
         self.groups: dict[tuple[Size, ...], int] = {}
         self.scratch = {b.name: b for b in kernel.scratch}
+        self.mapped = [self._over_groups(p) for p in kernel.phases]
+        self.v.coarse = coarse(st for _, _, body in self.mapped for st in body)
         self.scopes: dict[int, Scope] = {}  # of a persistent kernel: the values over the loops of each group
 
     def _wide(self) -> bool:
@@ -154,7 +94,7 @@ class _Renderer:
         ):
             raise UnsupportedError("updates whose order matters have no Triton form")
         written: set[str] = set()
-        for phase in self.kernel.phases:
+        for phase, mapped in zip(self.kernel.phases, self.mapped, strict=True):
             if not phase.body:
                 continue
             touched = {ld.attr.buffer for st in phase.body for root in roots(st) for ld in root.loads()}
@@ -162,7 +102,7 @@ class _Renderer:
             if touched & written:
                 self.lines.append(_BARRIER)
                 self._forget()
-            self.phase(phase)
+            self.phase(phase, *mapped)
             written |= {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.scratch}
         return self._module()
 
@@ -197,8 +137,14 @@ class _Renderer:
             f"xindex = {start} * XBLOCK + tl.arange(0, XBLOCK){column}",
             f"xmask = xindex < {self.v.expr(expr(self.launch.outer))}",
         ]
-        body += self.points
-        return "\n".join(head + [f"    {line}" for line in body + self.v.constants + self.lines]) + "\n"
+        body += self.points + self.v.constants + self.before
+        if self.kernel.walk:
+            body.append(f"for walk in range(0, {self.v.expr(expr(product(v.extent for v in self.kernel.walk)))}):")
+            inside = ["walked = xindex * 0 + walk", *self.walk_points, *self.lines]
+            body += [*(f"    {line}" for line in inside), *self.after]
+        else:
+            body += self.lines
+        return "\n".join(head + [f"    {line}" for line in body]) + "\n"
 
     def _digits(self, loops: tuple[Var, ...], index: str) -> list[str]:
         """Each loop variable as a digit of a flat index."""
@@ -215,14 +161,17 @@ class _Renderer:
         return lines
 
     # -- phases ----------------------------------------------------------------------------------------------------
-    def phase(self, phase: Phase) -> None:
+    def _over_groups(self, phase: Phase) -> tuple[int, tuple[Var, ...], tuple[Statement, ...]]:
+        """A number for its loops, their variables, and its statements over those."""
         extents = tuple(v.extent for v in phase.inner if v.extent != 1)
         # Phases over equal loops share their variables, and with them the values that a persistent kernel keeps.
         group = self.groups.setdefault(extents, len(self.groups))
         loops = tuple(Var(f"r{group}_{k}", n) for k, n in enumerate(extents))
         live = iter(loops)
         mapping: dict[Atom, int | Expr] = {v: of(next(live)) if v.extent != 1 else 0 for v in phase.inner}
-        body = tuple(changed(st, mapping, _keep) for st in phase.body)
+        return group, loops, tuple(changed(st, mapping, _keep) for st in phase.body)
+
+    def phase(self, phase: Phase, group: int, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
         self.v.inner = frozenset(loops)
         self.v.inner_mask = f"rmask{group}"
         if not loops:
@@ -231,15 +180,16 @@ class _Renderer:
             for st in body:
                 self.flat_statement(st)
             return
-        count = self.v.expr(expr(product(extents)))
+        count = self.v.expr(expr(product(v.extent for v in loops)))
         if not self.launch.persistent:
             self.looped(phase, body, group, loops, count)
             self.v.kept = {}
             return
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
-            self.lines += [f"rindex{group} = tl.arange(0, RBLOCK)[None, :]", f"rmask{group} = rindex{group} < {count}"]
-            self.lines += self._digits(loops, f"rindex{group}")
+            lines = self.before if self.kernel.walk else self.lines
+            lines += [f"rindex{group} = tl.arange(0, RBLOCK)[None, :]", f"rmask{group} = rindex{group} < {count}"]
+            lines += self._digits(loops, f"rindex{group}")
         self.v.deep = self.scopes[group]
         self._values_first(body)
         for st in body:
@@ -269,8 +219,20 @@ class _Renderer:
         elif isinstance(st, Scan):
             one = self._scanned(st, value, loops, group)
             self.store(st, one, True)
+        elif isinstance(st, Fold):
+            self.fold(st, value, group)
         else:
             self.store(st, value, True)
+
+    def fold(self, st: Fold, value: str, group: int) -> None:
+        """An accumulator for the whole row: set before the walk, stored after it."""
+        acc, dtype = f"{st.buffer}_acc", st.value.dtype
+        self.before.append(f"{acc} = tl.full([XBLOCK, RBLOCK], {self._identity(st.kind, dtype)}, {held(dtype)})")
+        combined = f"{TRITON_COMBINE[st.kind]}({acc}, {value})"
+        self.lines.append(f"{acc} = tl.where(xmask & rmask{group}, {combined}, {acc})")
+        deep, self.v.deep = self.v.deep, Scope(self.after)
+        self.store(st, acc, True)
+        self.v.deep = deep
 
     def looped(self, phase: Phase, body: tuple[Statement, ...], group: int, loops: tuple[Var, ...], count: str) -> None:
         """A loop over tiles: accumulators before, statements inside, final reductions after."""
@@ -313,7 +275,7 @@ class _Renderer:
     def _kept(self, phase: Phase) -> dict[str, str]:
         """What the cache should do with rows that several loops read: keep them for the next, and let them go in the last."""
         at = self.kernel.phases.index(phase)
-        deep = [_row_reads(p) for p in self.kernel.phases]
+        deep = [row_reads(p) for p in self.kernel.phases]
         before, after = set().union(*deep[:at]), set().union(*deep[at + 1 :])
         return {b: "evict_last" if b in after else "evict_first" for b in deep[at] if b in before or b in after}
 
@@ -468,10 +430,6 @@ def _settle(lines: list[str]) -> None:
 
 def _paren(text: str) -> str:
     return text if text.isalnum() else f"({text})"
-
-
-def _largest(sizes: list[Size]) -> Size:
-    return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
 
 
 def _indirect(index: tuple[Expr, ...]) -> bool:

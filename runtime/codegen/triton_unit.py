@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ..ir.nodes import Size
 from ..schedule.memory import home
 from ..schedule.plan import Plan
-from .triton import Launch, launch, render_kernel
+from .triton import render_kernel
+from .triton_launch import Launch, launch
 from .triton_square import EDGE
 from .unit import anonymous
 
@@ -17,6 +18,7 @@ MEMBERS = {
 }  # fmt: skip
 TILE = 4096  # elements that one program holds at a time
 POINTS = 1024  # of a kernel without inner loops: eight for each thread of four warps
+LOADED = 16  # bytes that a thread loads at once at most
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ def render_triton(plan: Plan) -> TritonUnit:
         same = (anonymous(source, k.name, (*buffers, *(b.name for b in k.scratch)), comment="#"), pointers)
         symbols[k.name] = known.setdefault(same, k.name)
         shape = launch(k, plan.layouts)
-        x, r, warps = blocks(shape)
-        programs[k.name] = shape.outer if x == 1 else (shape.outer + (x - 1)) // x
         if symbols[k.name] == k.name:
-            kernels[k.name] = TritonKernel(k.name, source, pointers, len(k.symbols), x, r, warps)
+            kernels[k.name] = TritonKernel(k.name, source, pointers, len(k.symbols), *blocks(shape))
+        x = kernels[symbols[k.name]].xblock
+        programs[k.name] = shape.outer if x == 1 else (shape.outer + (x - 1)) // x
     return TritonUnit(kernels, symbols, programs)
 
 
@@ -73,7 +75,7 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
     inner = shape.inner if isinstance(shape.inner, int) else 1 << 30
     outer = shape.outer if isinstance(shape.outer, int) else 1 << 30
     if inner == 1:
-        x = min(POINTS, _power(outer))
+        x = min(max(POINTS, 128 * LOADED // shape.bytes), _power(outer))
         return x, 1, max(1, min(4, x // 256))
     if shape.square:
         x, r = min(EDGE, _power(outer)), _power(inner)
@@ -87,7 +89,9 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
     if shape.persistent:
         r = _power(inner)
         x = min(max(1, POINTS // r), _power(outer))
-        return x, r, max(1, min(16 if r <= 2 * TILE else 32, x * r // 256))
+        # Elements of a thread: what it does once for all of them weighs more, the smaller they are.
+        each = 8 if shape.bytes >= 4 else 16
+        return x, r, max(1, min(16 if r <= 2 * TILE else 32, x * r // (32 * each)))
     # Rows that are read again find themselves in the cache, where few programs share a processor.
     r, most = (TILE // 2, 8) if shape.passes < 2 else (2 * TILE, 32)
     r = min(_power(inner), r)

@@ -20,7 +20,9 @@ TYPES = {
     "int16": "tl.int16", "int32": "tl.int32", "int64": "tl.int64", "uint8": "tl.uint8", "bool": "tl.int1",
 }  # fmt: skip
 HALF = ("float16", "bfloat16")
+COARSE = ("div", "exp", "reciprocal", "sigmoid")  # scalars with a cheaper approximation
 _INT32 = 2**31 - 1
+_COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
 def held(dtype: str) -> str:
@@ -35,6 +37,16 @@ def literal(value: float | int | bool) -> str:
         if isinstance(value, float) and (value != value or abs(value) == float("inf"))
         else repr(value)
     )
+
+
+def _short(n: Node) -> bool:
+    """Whether a coordinate, or a number that it is compared with, fits 32 bits."""
+    if n.op == "const":
+        return n.dtype == "int64" and abs(n.attr) <= _INT32
+    if n.op != "index" or not any(isinstance(a, Var) for a in n.attr.atoms()):
+        return False
+    lo, hi = bounds(n.attr)
+    return lo is not None and hi is not None and lo >= -_INT32 and hi <= _INT32
 
 
 def kind_of(dtype: str) -> str:
@@ -55,6 +67,7 @@ class Values:
 
     layouts  shape, strides and dtype of each global buffer; `local` the variable of each register and tile.
     wide     coordinates need 64 bits.
+    coarse   values that may be approximations.
     kept     what the cache should do with rows of a buffer: Triton's eviction policies.
     """
 
@@ -68,6 +81,7 @@ class Values:
     loop_names: dict[Atom, str] = field(default_factory=dict)
     inner_mask: str = ""
     deep_tiles: set[str] = field(default_factory=set)
+    coarse: frozenset[Node] = frozenset()
     kept: dict[str, str] = field(default_factory=dict)
     counter: int = 0
     constants: list[str] = field(default_factory=list)
@@ -115,11 +129,16 @@ class Values:
             wide = self.wide or lo is None or hi is None or lo < -_INT32 or hi > _INT32
             text = self.expr(n.attr, wide)
             return text if wide else f"({text}).to(tl.int64)"
+        if n.op in _COMPARE and all(map(_short, n.args)):
+            a, b = (self.expr(x.attr) if x.op == "index" else repr(x.attr) for x in n.args)
+            return f"({a}) {_COMPARE[n.op]} ({b})"
         args = [self.named(a) for a in n.args]
         if n.op == "bitcast":
             return self.bitcast(n, args[0])
         if n.op == "bounded":
             return self.bounded(n, args)
+        if n.op in COARSE and n in self.coarse:
+            return f"tp.coarse_{n.op}({', '.join(args)})"
         spelled = TRITON_KIND.get((n.op, kind_of(n.args[0].dtype))) if n.args else None
         spelled = spelled or TRITON.get(n.op)
         if spelled is None:

@@ -5,7 +5,7 @@ The printed form of every kind of spec entry, and the meaning of the methods, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import UnsupportedError
@@ -160,6 +160,7 @@ class Builder:
 
     checks  positions that data brings are checked where nothing proves them in range; `place` goes into the errors.
     device  where the program will run: eager's kernels for a GPU give some results another dtype.
+    atomic  dtypes of which indexed sums have a form, where no other indexed update has one; None: all have.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class Builder:
         operators: Mapping[str, str] | None = None,
         checks: bool = True,
         device: str = "cpu",
+        atomic: Container[str] | None = None,
     ) -> None:
         if lowerings is None or operators is None:
             from ...generated import ops
@@ -178,7 +180,7 @@ class Builder:
         self.items: list[Nest | Extern] = []
         self.prefix = "t"
         self.origin = ""
-        self.checks, self.place, self.device = checks, "", device
+        self.checks, self.place, self.device, self.atomic = checks, "", device, atomic
         self._error: str | None = None
         self._names: dict[str, int] = {}
         self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
@@ -358,6 +360,10 @@ class Builder:
         self, base: Tensor, r: Sequence[Size], value: Any, into: Sequence[Size], mode: str = "set", when: Any = None
     ) -> Tensor:
         """A copy of `base` in which, for every point of `r` in order (where `when`), the element at `into` is set to or combined with `value`."""
+        if self.atomic is not None and not (mode == "sum" and base.dtype in self.atomic):
+            raise UnsupportedError(
+                f"an indexed update by {mode!r} of {base.dtype} has no atomic form that gives eager's values"
+            )
         domain = tuple(x.var for x in map(expr, r) if x.var is not None)
         index = tuple(map(expr, into))
         if when is not None:  # a position that is skipped is no error

@@ -33,6 +33,7 @@ _DTYPE_NAMES: dict[torch.dtype, str] = {
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in (.*)')
 _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
+ATOMIC_INTEGERS = ("int32", "int64")
 MANY, MANY_ON_GPU = 512, 8192
 """Tensors that the kernel of one operator reads at most: there are as many pointers to pass."""
 _NO_MUTATIONS: Mapping[int, int] = {}
@@ -70,7 +71,7 @@ def lower(
 class _Lowerer:
     def __init__(self, gm: fx.GraphModule, device: str, checks: bool) -> None:
         self.gm, self.device = gm, device
-        self.b = Builder(checks=checks, device=device)
+        self.b = Builder(checks=checks, device=device, atomic=None if device == "cpu" else _atomic())
         self.sizes = Sizes()
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
@@ -376,6 +377,13 @@ class _Opaque:
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
     """The fake values of a node's tensor arguments."""
     return [t for a in node.all_input_nodes for t in _leaves(a.meta.get("val")) if isinstance(t, torch.Tensor)]
+
+
+def _atomic() -> tuple[str, ...]:
+    """Dtypes whose sums a GPU may make in any order."""
+    if torch.are_deterministic_algorithms_enabled():
+        return ATOMIC_INTEGERS
+    return (*ATOMIC_INTEGERS, "float16", "bfloat16", "float32", "float64")
 
 
 def _read(node: fx.Node) -> Container[int]:

@@ -10,25 +10,27 @@ from ..ir.nodes import Extern, Nest, Program, load, rebuild
 
 SMALL = 1 << 17  # values that one step may reduce without a second
 ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
+ROWS_PART, ROW = 4, 1024  # rows that one program should add up at least; elements that it works on at once
 MOST_PARTS = 16384  # that the second step may reduce
 COLUMNS = 64  # neighbours in memory that one program reduces at once
 
 
 def partial_reductions(program: Program, programs: int) -> Program:
-    """The program with long reductions in two steps, where fewer than `programs` programs would share the work. Reductions of which parts
+    """The program with long reductions in two steps, where far fewer than `programs` programs would share the work. Reductions of which parts
     cannot be combined (positions of maxima) stay; so do those of symbolic sizes.
     """
     items: list[Nest | Extern] = []
     names = set(program.shapes())
+    rows = _Rows(program)
     for item in program.items:
-        parts = _cut(item, programs, names) if isinstance(item, Nest) else None
+        parts = _cut(item, programs, names, rows) if isinstance(item, Nest) else None
         items += parts or [item]
     if len(items) == len(program.items):
         return program
     return Program(program.inputs, items, program.outputs, program.mutations, program.symbols)
 
 
-def _cut(nest: Nest, programs: int, names: set[str]) -> list[Nest] | None:
+def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows) -> list[Nest] | None:
     if nest.reduce is None or REDUCTIONS[nest.reduce].combine is None or nest.scatter is not None:
         return None
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
@@ -36,9 +38,13 @@ def _cut(nest: Nest, programs: int, names: set[str]) -> list[Nest] | None:
         return None
     across = _across(nest)
     have = -(-outer // COLUMNS) if across else outer
-    if 2 * have >= programs:
+    if 4 * have >= programs:
         return None
-    wanted = min(-(-programs // have), inner // (COLUMN_PART if across else ROW_PART))
+    if across and rows.shares(nest):
+        # Programs that go through the rows will add them up on their way: the more they are, the more parts.
+        wanted = min(programs * max(1, ROW // outer), inner // ROWS_PART)
+    else:
+        wanted = min(-(-programs // have), inner // (COLUMN_PART if across else ROW_PART))
     found = _part(nest.rvars, wanted)
     if found is None:
         return None
@@ -61,13 +67,38 @@ def _cut(nest: Nest, programs: int, names: set[str]) -> list[Nest] | None:
     return [parts, total]
 
 
+class _Rows:
+    """Which stored values a program reduces by rows."""
+
+    def __init__(self, program: Program) -> None:
+        self.leaves: dict[str, frozenset[str]] = {}  # the stored values that each pointwise one is made of
+        self.by_rows: set[str] = set()
+        for item in program.items:
+            if not isinstance(item, Nest) or item.scan is not None or item.scatter is not None:
+                continue
+            if item.reduce is None:
+                self.leaves[item.name] = self.of(item)
+            elif not _across(item):
+                self.by_rows |= self.of(item)
+
+    def of(self, nest: Nest) -> frozenset[str]:
+        """What a value is made of that has as many elements as it has points, or more."""
+        points = product(v.extent for v in (*nest.loop_vars, *nest.rvars))
+        full = [ld.attr.buffer for ld in nest.body.loads() if product(v.extent for v in ld.vars()) == points]
+        return frozenset().union(*(self.leaves.get(b, frozenset((b,))) for b in full))
+
+    def shares(self, nest: Nest) -> bool:
+        return not self.by_rows.isdisjoint(self.of(nest))
+
+
 def _across(nest: Nest) -> bool:
     """Whether neighbours in memory belong to different results: most loads' last index moves with a loop of the result."""
     votes = 0  # weighted by the elements that a load meets
     for ld in nest.body.loads():
         atoms = set(ld.attr.index[-1].atoms()) if ld.attr.index else set()
         met = product(v.extent for v in ld.vars())
-        assert isinstance(met, int)
+        if not isinstance(met, int):
+            met = 1
         if not ld.vars().isdisjoint(nest.rvars):
             votes += met * (bool(atoms & set(nest.loop_vars)) - bool(atoms & set(nest.rvars)))
     return votes > 0

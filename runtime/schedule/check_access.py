@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from ..ir.facts import equal
-from ..ir.index import Expr, Val, Var
+from ..ir.index import Expr, Val, Var, bounds, expr, of
 from ..ir.nodes import Node, indirect, rebuild
 from .plan import Reduce, Statement, Store
 
@@ -22,6 +23,7 @@ class Access:
     phase: int
     at: int
     guarded: bool = False
+    loops: tuple[Var, ...] = ()  # of a store: those that it is made for each point of
 
 
 def keep(_: Node) -> None:
@@ -69,3 +71,16 @@ def show(index: Sequence[Expr]) -> str:
 def short(n: Node) -> str:
     text = n.text
     return text if len(text) <= 120 else f"{text[:117]}…"
+
+
+def stride_of(e: Expr, outer: Sequence[Var]) -> tuple[Expr, int] | None:
+    """(q, g) for a coordinate g * q + rest, where q is of outer loops only and 0 <= rest < g: equal coordinates have equal q."""
+    parts = [(v, c) for v in outer if (c := e.coefficient(v)) is not None and c != 0]
+    if not parts or any(not isinstance(c, Expr) or not c.is_const for _, c in parts):
+        return None
+    g = gcd(*(int(c) for _, c in parts))
+    rest = e - sum((of(v) * int(c) for v, c in parts), expr(0))
+    lo, hi = bounds(rest)
+    if vars_of(rest) & set(outer) or lo is None or hi is None or lo < 0 or hi >= g:
+        return None
+    return sum((of(v) * (int(c) // g) for v, c in parts), expr(0)), g

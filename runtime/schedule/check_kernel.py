@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import gcd
 from typing import NoReturn
 
 from ..ir.facts import covers, equal, flat, in_range, is_injective, plausible
-from ..ir.index import Expr, Val, Var, bounds, expr, of, size
+from ..ir.index import Expr, Val, Var, expr, of, size
 from ..ir.nodes import (
     ITEMSIZE,
     Buffer,
@@ -21,10 +20,11 @@ from ..ir.nodes import (
     load,
     rebuild,
 )
-from .check_access import Access, Box, keep, mapped, roots, same_index, short, show, vars_of, volume
+from .check_access import Access, Box, keep, mapped, roots, same_index, short, show, stride_of, vars_of, volume
+from .check_folds import check_folds
 from .check_memory import Memory
 from .check_values import Definition, Values, invert, loop_matches
-from .plan import Kernel, Reduce, Scan, Statement, Store
+from .plan import Fold, Kernel, Reduce, Scan, Statement, Store
 
 
 class KernelCheck:
@@ -48,6 +48,7 @@ class KernelCheck:
         self.memo: dict[Node, Node] = {}
 
     def run(self) -> None:
+        check_folds(self.kernel, self.buffers, self.fail)
         self._collect()
         self._locals()
         self._in_bounds()
@@ -63,6 +64,11 @@ class KernelCheck:
         for p, phase in enumerate(self.kernel.phases):
             for k, st in enumerate(phase.body):
                 yield p, k, st
+
+    def _stored(self, st: Store | Scan, p: int, k: int) -> Access:
+        outer = self.kernel.outer[: -len(self.kernel.walk)] if isinstance(st, Fold) else self.kernel.outer
+        loops = (*outer, *self.kernel.phases[p].inner)
+        return Access(st.buffer, st.index, p, k, isinstance(st, Store) and st.mask is not None, loops)
 
     def _is_global(self, name: str) -> bool:
         return name not in self.scratch and name not in self.registers
@@ -81,7 +87,7 @@ class KernelCheck:
                 elif n.op == "index":
                     self._scoped((n.attr,), loops, "an index")
             if not isinstance(st, Reduce):
-                self.stores.append(Access(st.buffer, st.index, p, k, isinstance(st, Store) and st.mask is not None))
+                self.stores.append(self._stored(st, p, k))
                 self._scoped(st.index, loops, st.buffer)
         names = [v.name for v in self.kernel.outer]
         for phase in self.kernel.phases:
@@ -181,22 +187,14 @@ class KernelCheck:
                 continue
             if vars_of(x) <= outer and equal(x, y):
                 parts.append((x, n))
-            elif (block := self._block(x)) is not None and (other := self._block(y)) is not None and block == other:
+            elif (
+                (block := stride_of(x, self.kernel.outer)) is not None
+                and (other := stride_of(y, self.kernel.outer)) is not None
+                and block == other
+            ):
                 parts.append((block[0], size((expr(n) + (block[1] - 1)) // block[1])))
         index, dims = tuple(p[0] for p in parts), tuple(p[1] for p in parts)
         return is_injective(flat(index, contiguous_strides(dims)), self.kernel.outer)
-
-    def _block(self, e: Expr) -> tuple[Expr, int] | None:
-        """(q, g) for a coordinate g * q + rest, where q is of outer loops only and 0 <= rest < g: equal coordinates have equal q."""
-        parts = [(v, c) for v in self.kernel.outer if (c := e.coefficient(v)) is not None and c != 0]
-        if not parts or any(not isinstance(c, Expr) or not c.is_const for _, c in parts):
-            return None
-        g = gcd(*(int(c) for _, c in parts))
-        rest = e - sum((of(v) * int(c) for v, c in parts), expr(0))
-        lo, hi = bounds(rest)
-        if vars_of(rest) & set(self.kernel.outer) or lo is None or hi is None or lo < 0 or hi >= g:
-            return None
-        return sum((of(v) * (int(c) // g) for v, c in parts), expr(0)), g
 
     # -- two buffers in the same bytes ---------------------------------------------------------------------------------
     def _overlaps(self) -> None:
@@ -268,7 +266,7 @@ class KernelCheck:
                 self.fail(f"buffer {name!r} is overwritten after its indexed update")
             if isinstance(st, Store) and st.mode != "set":
                 self.fail(f"buffer {name!r} is combined by {st.mode}, but the program defines it otherwise")
-            plain.append(Access(name, st.index, p, k, isinstance(st, Store) and st.mask is not None))
+            plain.append(self._stored(st, p, k))
         if plain and updated and not all(self._same_outer(w, plain[0]) for w in self.stores if w.buffer == name):
             self.fail(f"buffer {name!r} is updated by outer iterations other than those that copy its base")
         if scatter is not None and not updated and before.status == "complete":
@@ -291,7 +289,7 @@ class KernelCheck:
         """None if the stores write each element once; else a note of the boxes written so far (joined with those in `before`)."""
         if len(writes) == 1 and not writes[0].guarded:
             w = writes[0]
-            if covers(w.index, shape, (*self.kernel.outer, *self.kernel.phases[w.phase].inner)):
+            if covers(w.index, shape, w.loops):
                 return None
         known = [b.split(" x ") for b in before.split("; ")] if before else []
         found: list[Box] = [tuple((int(lo), int(hi)) for lo, hi in (side.split(":") for side in b)) for b in known]
@@ -312,7 +310,7 @@ class KernelCheck:
 
     def _box(self, w: Access, shape: tuple[Size, ...]) -> Box | None:
         """The box that a store of the form [i + a, j + b, …] fills."""
-        loops = {v for v in (*self.kernel.outer, *self.kernel.phases[w.phase].inner) if v.extent != 1}
+        loops = {v for v in w.loops if v.extent != 1}
         sides: list[tuple[int, int]] = []
         for e, n in zip(w.index, shape, strict=True):
             mine = vars_of(e)
@@ -337,7 +335,12 @@ class KernelCheck:
 
     def _is_base(self, name: str, base: str, st: Store) -> bool:
         """The store is the copy of the base that an indexed update starts from."""
-        if st.mode != "set" or st.mask is not None or any(isinstance(a, Val) for e in st.index for a in e.atoms()):
+        if (
+            type(st) is not Store
+            or st.mode != "set"
+            or st.mask is not None
+            or any(isinstance(a, Val) for e in st.index for a in e.atoms())
+        ):
             return False
         return self.values.same(self._renamed(st.value), load(base, st.index, self.buffers[base].dtype))
 
@@ -365,6 +368,8 @@ class KernelCheck:
             if isinstance(st, Scan) and len(inner) > 1:
                 self.fail(f"buffer {st.buffer!r}: the scan runs on from row to row, over {len(inner)} loops")
             value = self._renamed(st.value)
+            if isinstance(st, Fold):
+                value = self._folded(st, value, inner)
             index = tuple(e.subst({}, lambda v: indirect(self._renamed(v.node), v.lo, v.hi)) for e in st.index)
             if st.buffer in self.buffers:
                 self._store(st, index, value, inner, p)
@@ -391,6 +396,14 @@ class KernelCheck:
             else:
                 body = rebuild(value, keep, loops_at)
                 self._define(st.buffer, Definition("plain", order, coords, body, dtype=value.dtype))
+
+    def _folded(self, st: Fold, value: Node, inner: tuple[Var, ...]) -> Node:
+        """What is stored: a reduction over the walk, at a point of the other loops."""
+        coords = (*self.outer[: -len(self.kernel.walk)], *(of(v) for v in inner))
+        name = f"{self.kernel.name} {st.buffer}, folded"
+        order = self.values.next_order()
+        self._define(name, Definition("reduce", order, coords, value, st.kind, self.kernel.walk, value.dtype))
+        return load(name, coords, value.dtype)
 
     def _renamed(self, n: Node) -> Node:
         """The expression with loads of registers and scratch tiles made loads of definitions over all loops of the kernel."""

@@ -15,7 +15,7 @@ from .inline import map_scatter
 
 MAX_MEMBERS = 64
 MAX_BUFFERS = 64
-ALONE = 4096  # points that one program may go through where there are few programs
+ALONE = 1 << 15  # points that one program may go through where there are few programs
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Member:
     inner: tuple[Var, ...]
     body: Node
     scatter: Scatter | None = None
+    fold: bool = False  # a reduction over the loops that its group walks through
 
     @property
     def name(self) -> str:
@@ -34,7 +35,7 @@ class Member:
 
     @property
     def reduces(self) -> bool:
-        return self.nest.reduce is not None
+        return self.nest.reduce is not None and not self.fold
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Group:
     extern: Extern | None = None
     closed: bool = False
     fresh: int = 0
+    walk: tuple[Var, ...] = ()  # as of a kernel
 
     def names(self) -> dict[str, Member]:
         return {m.name: m for m in self.members}
@@ -315,7 +317,12 @@ class Alignment:
                     continue
                 if dropped and (any(m.reduces for m in self.members) or len(dropped) == len(self.outer)):
                     continue
-                self.outer = [g for g in self.outer if g in rows]
+                kept = [g for g in self.outer if g in rows]
+                if not _along(self.body, [v for v, g in taken.items() if g not in kept]):
+                    continue
+                if not all(_along(member.body, dropped) for member in self.members):
+                    continue
+                self.outer = kept
                 return taken
         return None
 
@@ -376,6 +383,12 @@ class Alignment:
             default=1,
         )
         return most > ALONE
+
+
+def _along(body: Node, inner: list[Var]) -> bool:
+    """Whether all that is read along these loops lies along them in memory, as far as a contiguous layout tells."""
+    loads = [ld for ld in body.loads() if not ld.vars().isdisjoint(inner)]
+    return all(not ld.attr.index[-1].atoms().isdisjoint(inner) for ld in loads if ld.attr.index)
 
 
 def _same_loops(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> dict[Var, Var] | None:

@@ -58,7 +58,7 @@ def _ordered(kernel: Kernel, stored: dict[str, str], layouts: dict[str, Buffer])
         if not at:
             continue
         p, store = at[0]
-        if len(at) > 1 or not isinstance(store, Store) or store.mode != "set" or store.mask is not None:
+        if len(at) > 1 or type(store) is not Store or store.mode != "set" or store.mask is not None:
             return None
         where = flat_index(store.index, layouts[source])
         for q, phase in enumerate(phases):

@@ -28,6 +28,7 @@ CHEAP = 3  # a body of this cost or less is recomputed rather than stored
 SINGLE = 40  # … and of this cost, where it is a single value: its readers compute it before their loops
 HELD = 2  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
 MANY = 1 << 62
+OFTEN, CACHE = 8, 1 << 17  # times that a value is read; bytes
 SMALLER = 4  # part of the arithmetic, where a value is computed at more points than it has
 
 
@@ -190,6 +191,7 @@ def inline(
                 )
                 and (not _may_fault(item.body, faulty) or any(_visits_all(c, item) for c in points.get(item.name, [])))
                 and not holds.too_much(item)
+                and not (recompute and traffic.widens(item))
             ):
                 values.bodies[item.name] = item
                 continue
@@ -270,6 +272,16 @@ class _Traffic:
             return own <= SMALLER * stored
         again = sum(self.size(n) for c in readers for n in nest.reads() if n not in c.reads())
         return again <= own + (1 + len(readers)) * stored
+
+    def widens(self, nest: Nest) -> bool:
+        """Whether readers that need each value often would read much more for it than the value, out of a cache that is too small for it."""
+        mine, stored = points_of(nest), self.size(nest.name)
+        own = sum(map(self.size, nest.reads()))
+        often = [
+            isinstance(n, int) and isinstance(mine, int) and n >= OFTEN * mine
+            for n in map(points_of, self.readers.get(nest.name, []))
+        ]
+        return own > max(2 * stored, CACHE) and bool(often) and all(often)
 
     def size(self, name: str) -> int:
         """In bytes; of a size that is a symbol a great many."""

@@ -11,7 +11,7 @@ from ..ir.index import Expr, Sym, Var, expr, of
 from ..ir.nodes import Buffer, Node, index_node, load, rebuild, walk_all
 from .fuse import Group, Member
 from .inline import node_cost
-from .plan import Kernel, Phase, Reduce, Scan, Statement, Store
+from .plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 
 RECOMPUTE = 8  # a value of this cost or less is computed again in a later phase instead of being kept in a scratch tile
 SCRATCH_BYTES = 256 * 1024
@@ -108,6 +108,9 @@ def build_kernel(
                 slots.setdefault((level + 1, ()), []).append(
                     Store(m.name, m.index, load(f"reg_{m.name}", (), m.nest.dtype))
                 )
+        elif m.fold:
+            fold = Fold(m.name, m.index, body_at(m, m), kind=str(m.nest.reduce))
+            slots.setdefault((level, m.inner), []).append(fold)
         elif m.nest.scan is not None:
             slots.setdefault((level, m.inner), []).append(Scan(target, index, m.nest.scan, body_at(m, m)))
         elif m.name in stored:
@@ -162,6 +165,7 @@ def _finish(
         origins,
         serial,
         tuple(sorted(_symbols(group.outer, phases, [layouts[b] for b in (*reads, *writes) if b in layouts]))),
+        group.walk,
     )
 
 

@@ -207,7 +207,7 @@ def could_hold(step: KernelStep, name: str, layouts: Mapping[str, Buffer]) -> tu
     if len(stores) != 1:
         return ()
     at, store = stores[0]
-    if not isinstance(store, Store) or store.mode != "set" or store.mask is not None:
+    if type(store) is not Store or store.mode != "set" or store.mask is not None:
         return ()
     where = flat_index(store.index, target)
     return tuple(

@@ -50,6 +50,13 @@ class Scan:
     value: Node
 
 
+@dataclass(frozen=True)
+class Fold(Store):
+    """Write the reduction by `kind` of `value` over the kernel's `walk` to `buffer[index]`, for each point of the other loops."""
+
+    kind: str = "sum"
+
+
 Statement = Store | Reduce | Scan
 
 
@@ -75,6 +82,9 @@ class Kernel:
     origins: tuple[str, ...] = ()
     serial: bool = False  # outer points must run one after the other (indexed updates that may collide)
     symbols: tuple[str, ...] = ()
+    walk: tuple[
+        Var, ...
+    ] = ()  # the last of `outer`: one program goes through their points one by one, and `Fold`s reduce over them
 
 
 @dataclass(frozen=True)

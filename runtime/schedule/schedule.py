@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..ir.facts import is_packed
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
+from .folds import fold_columns
 from .fuse import Fuser, Group
 from .in_place import write_in_place
 from .inline import inline, is_view
@@ -80,6 +81,8 @@ def schedule(
                 it.name, it.shape, it.dtype, _dense_or_contiguous(hints.get(it.name, it.stride), it.shape)
             )
         fuser.add(it)
+    if programs:
+        fuser.groups = fold_columns(fuser.groups, as_views, programs)
     needed = _needed(program, fuser, as_views)
     steps: list[Step] = []
     counter = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..ir.index import Expr, Var
 from ..ir.nodes import Buffer, Size
-from .plan import CopyStep, ExternStep, Kernel, KernelStep, Place, Plan, Reduce, Scan, Statement
+from .plan import CopyStep, ExternStep, Fold, Kernel, KernelStep, Place, Plan, Reduce, Scan, Statement
 
 __all__ = ["plan_text"]
 
@@ -30,7 +30,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def _kernel(k: Kernel) -> Iterator[str]:
-    order = " in order" if k.serial else ""
+    order = " in order" if k.serial else f", walking {_loops(k.walk)}" if k.walk else ""
     yield f"kernel {k.name}({', '.join((*k.reads, *k.symbols))}) -> {', '.join(k.writes)}: for {_loops(k.outer)}{order}"
     for tile in k.scratch:
         yield f"  tile {tile.name}{_layout(tile)}"
@@ -47,7 +47,15 @@ def _statement(s: Statement) -> str:
     if isinstance(s, Reduce):
         return f"reduce {s.name} by {s.kind}"
     index = ", ".join(str(e) for e in s.index)
-    how = f"scan {s.kind}" if isinstance(s, Scan) else "store" if s.mode == "set" else f"update {s.mode}"
+    how = (
+        f"scan {s.kind}"
+        if isinstance(s, Scan)
+        else f"fold {s.kind}"
+        if isinstance(s, Fold)
+        else "store"
+        if s.mode == "set"
+        else f"update {s.mode}"
+    )
     return f"{how} {s.buffer}[{index}]"
 
 

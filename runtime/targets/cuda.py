@@ -15,7 +15,7 @@ from ...errors import BuildError
 from ..build.manifest import Entry
 from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, start_workers
-from ..codegen.triton import launch
+from ..codegen.triton_launch import launch
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config, current
 from ..execute.launch import Loaded, launcher, load_function
@@ -29,7 +29,7 @@ from ..schedule.plan import Plan
 from ..schedule.planned import plan_of
 from .base import Built
 
-PROGRAMS_PER_PROCESSOR = 4  # that a reduction should have
+PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
 CONFIGURATIONS = 4  # of a kernel that are tried
 WARP = 32  # threads
 RECOMPUTE = 64  # additions that are cheaper than the memory's work for one value
@@ -116,7 +116,7 @@ class Cuda:
 
 def prepared(program: Program, processors: int) -> Program:
     """The program in the form that suits a GPU of so many multiprocessors."""
-    return write_out_windows(partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors))
+    return partial_reductions(write_out_windows(program), PROGRAMS_PER_PROCESSOR * processors)
 
 
 def scheduled(program: Program, cfg: Config, processors: int, frugal: bool = False) -> Plan:

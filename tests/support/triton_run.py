@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from opforge.runtime.codegen.triton import launch, render_kernel
+from opforge.runtime.codegen.triton import render_kernel
+from opforge.runtime.codegen.triton_launch import launch
 from opforge.runtime.ir.facts import evaluate
 from opforge.runtime.ir.nodes import Buffer
 from opforge.runtime.schedule.plan import Kernel, Plan, ViewOf

@@ -1,0 +1,96 @@
+"""How a Triton kernel is launched: how many points its programs share, and whether their rows fit into registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..ir.index import Expr, product
+from ..ir.nodes import ITEMSIZE, Buffer, Size
+from ..schedule.memory import flat_index
+from ..schedule.plan import Kernel, Phase
+from .triton_online import fewer_passes
+from .triton_square import squared
+from .triton_tiles import roots
+
+ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched: `ceil(outer / XBLOCK)` programs; RBLOCK is at least `inner` if persistent, else any power of two.
+
+    across  neighbours in memory are neighbours along the outer loops.
+    passes  phases that have inner loops.
+    square  the block's dimensions are tiles of two loops.
+    bytes   of the smallest elements that are read or written at all points.
+    """
+
+    outer: Size
+    inner: Size
+    persistent: bool
+    across: bool = False
+    passes: int = 1
+    square: bool = False
+    bytes: int = 4
+
+
+def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
+    """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
+    registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
+    """
+    square = squared(kernel, layouts)
+    if square is not None:
+        part = product(v.extent for v in square.phases[0].inner)
+        return Launch(product(v.extent for v in square.outer), part, True, square=True)
+    inners = [product(v.extent for v in p.inner) for p in kernel.phases]
+    known = [n for n in inners if isinstance(n, int)]
+    largest = max(known, default=1)
+    columns = across(kernel, layouts)
+    deep = sum(n != 1 for n in inners)
+    limit = (
+        ROWS // max(1, len(set().union(*map(row_reads, kernel.phases))) // 2)
+        if not columns
+        else COLUMNS * (1 if deep < 2 else 4)
+    )
+    persistent = (len(known) == len(inners) and largest <= limit) or bool(kernel.walk)
+    if not persistent:
+        deep = sum(product(v.extent for v in p.inner) != 1 for p in fewer_passes(kernel).phases)
+    outer = product(v.extent for v in kernel.outer if v not in kernel.walk)
+    inner = largest if persistent else _largest(inners)
+    met = product((outer, inner))
+    sizes = {b: product(layouts[b].shape) for b in (*kernel.reads, *kernel.writes)}
+    wide = [b for b, n in sizes.items() if not isinstance(n, int) or not isinstance(met, int) or 2 * n > met]
+    least = min((ITEMSIZE[layouts[b].dtype] for b in wide), default=4)
+    return Launch(outer, inner, persistent, columns, deep, bytes=least)
+
+
+def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether neighbours in memory are neighbours along the outer loops, not along the inner ones (sums over columns)."""
+    if not kernel.outer:
+        return False
+    votes = 0  # weighted by the elements that a load meets
+    for phase in kernel.phases:
+        for ld in {ld for st in phase.body for root in roots(st) for ld in root.loads()}:
+            if ld.attr.buffer not in layouts or ld.vars().isdisjoint(phase.inner):
+                continue
+            met = product(v.extent for v in ld.vars())
+            place = flat_index(ld.attr.index, layouts[ld.attr.buffer])
+            inner = place.coefficient(phase.inner[-1])
+            outer = place.coefficient(kernel.outer[-1])
+            weight = met if isinstance(met, int) else 1 << 30
+            votes += weight * ((outer is not None and outer == 1) - (inner is not None and inner == 1))
+    return votes > 0
+
+
+def row_reads(phase: Phase) -> set[str]:
+    """Buffers of which each program reads rows in a phase."""
+    loads = {ld for st in phase.body for root in roots(st) for ld in root.loads()}
+    return {ld.attr.buffer for ld in loads if not ld.vars().isdisjoint(phase.inner)}
+
+
+def _largest(sizes: list[Size]) -> Size:
+    return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
+
+
+__all__ = ["Launch", "across", "launch", "row_reads"]
