@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from opforge.generated.rewrites import RULES
+from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
@@ -21,7 +23,8 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import ExternStep, Fold, Kernel, Plan, Store
-from opforge.runtime.targets.cuda import compile_kernel, prepared, scheduled
+from opforge.runtime.targets import cuda
+from opforge.runtime.targets.cuda import prepared, scheduled
 from tests.support.loops import Ran, agree
 from tests.support.triton_run import job_of, launch_interpreted, results
 
@@ -211,7 +214,7 @@ def test_approximations_only_where_they_are_rounded(plans: dict[str, tuple[Plan,
 @pytest.mark.parametrize(
     "name", ["layer norm backward", "group norm", "cross entropy", "index add", "max pool", "softmax"]
 )
-def test_compiles_for_sm90(plans: dict[str, tuple[Plan, list[Tensor]]], name: str) -> None:
+def test_compiles_for_sm90(plans: dict[str, tuple[Plan, list[Tensor]]], name: str, tmp_path: Path) -> None:
     for kernel in render_triton(plans[name][0]).kernels.values():
-        binary, _ = compile_kernel(kernel, 90)
-        assert binary[:4] == b"\x7fELF"
+        binary = compile_job(cuda.job_of(kernel, 90), tmp_path)
+        assert binary.cubin[:4] == b"\x7fELF"
