@@ -155,6 +155,14 @@ class Skips(logging.Handler):
         super().__init__(logging.DEBUG)
         self.found: list[str] = []
 
+    def listen(self) -> list[logging.Logger]:
+        """To the loggers that say it; which one does depends on the version of torch."""
+        loggers = [logging.getLogger(f"torch._inductor.cudagraph_utils.__{n}") for n in ("cudagraphs", "perf_hints")]
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+            logger.addHandler(self)
+        return loggers
+
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if "cudagraph" in text.lower():
@@ -253,8 +261,8 @@ def counted(name: str, before: dict[str, Any], skips: Skips) -> dict[str, Any]:
 
 
 def why(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:300]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' / '.join(lines[:3])}"[:400].replace("|", "/")
 
 
 class Bench:
@@ -298,7 +306,7 @@ class Bench:
     def one(self, p: GpuProgram, name: str, row: dict[str, Any], truth: dict[str, Any]) -> Step:
         """Compile, check and weigh one column; what is left is its step. `truth` has the float64 results, and eager's errors."""
         skips, before = Skips(), {}
-        logging.getLogger("torch._inductor").addHandler(skips)
+        listening = skips.listen() if name.startswith("inductor") else []
         try:
             with fresh_caches(name) as folder:
                 compiler = None if name == "eager" else Compiler(name, folder)
@@ -327,7 +335,8 @@ class Bench:
                 if compiler is not None:
                     row["counts"][name] = counted(name, before, skips)
         finally:
-            logging.getLogger("torch._inductor").removeHandler(skips)
+            for logger in listening:
+                logger.removeHandler(skips)
         return running.step
 
     def check(self, name: str, running: Running, row: dict[str, Any], truth: dict[str, Any]) -> None:
