@@ -1,0 +1,70 @@
+"""The programs of benchmarks/gpu_models.py are built tiny and run eagerly on the CPU, so that no typo costs time on a GPU."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+NAMES = [
+    "gpt2",
+    "gpt2_train",
+    "llama",
+    "llama_train",
+    "bert",
+    "vit",
+    "resnet50",
+    "resnet50_train",
+    "unet_train",
+    "adamw",
+    "small_mlp",
+    "chain_8",
+    "lstm_loop",
+    "linear_gelu",
+    "linear_residual",
+    "int8_linear",
+    "bmm_softmax",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts() -> Iterator[None]:
+    """The folder of scripts, which import each other by name."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(BENCHMARKS)):
+            del sys.modules[name]
+
+
+def test_every_program_is_named_here() -> None:
+    from programs.gpu_models import PROGRAMS
+
+    assert list(PROGRAMS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_tiny_on_the_cpu(name: str) -> None:
+    if name.startswith(("gpt2", "bert")):
+        pytest.importorskip("transformers")
+    from gpu_models import CURVE, prepare
+
+    import measure
+    from programs.gpu_models import PROGRAMS
+
+    program = PROGRAMS[name]
+    with torch.set_grad_enabled(program.kind == "train"):
+        run, exact = (prepare(program, torch.device("cpu"), True, lambda fn: fn, double=d) for d in (False, True))
+        assert measure.errors(run.checked(), exact.checked())["rel_norm"] < 0.2
+        if program.kind == "train":
+            assert run.curve is not None
+            losses = run.curve()
+            assert len(losses) == CURVE
+            assert all(math.isfinite(x) for x in losses)
