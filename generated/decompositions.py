@@ -24,6 +24,41 @@ def native_batch_norm(input, weight, bias, running_mean, running_var, training, 
     return torch.ops.aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
 
 
+# spec: aten.cudnn_batch_norm.default
+def cudnn_batch_norm(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon):  # type: ignore[no-untyped-def]
+    """In training it writes the running statistics although its schema does not say so; and one kernel with its neighbours moves less."""
+    if not training:
+        return (
+            *torch.ops.aten._native_batch_norm_legit_no_training.default(
+                input, weight, bias, running_mean, running_var, exponential_average_factor, epsilon
+            ),
+            torch.ops.aten.new_empty.default(input, [0], dtype=torch.uint8),
+        )
+    if running_mean is not None:
+        return (
+            *torch.ops.aten._native_batch_norm_legit.default(
+                input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon
+            ),
+            torch.ops.aten.new_empty.default(input, [0], dtype=torch.uint8),
+        )
+    return (
+        *torch.ops.aten._native_batch_norm_legit.no_stats(
+            input, weight, bias, training, exponential_average_factor, epsilon
+        ),
+        torch.ops.aten.new_empty.default(input, [0], dtype=torch.uint8),
+    )
+
+
+# spec: aten.cudnn_batch_norm_backward.default
+def cudnn_batch_norm_backward(
+    input, grad_output, weight, running_mean, running_var, save_mean, save_var, epsilon, reserveSpace
+):  # type: ignore[no-untyped-def]
+    """The statistics that it reads are those of the operators that stand for the forward."""
+    return torch.ops.aten.native_batch_norm_backward.default(
+        grad_output, input, weight, running_mean, running_var, save_mean, save_var, True, epsilon, [True, True, True]
+    )
+
+
 # spec: aten.one_hot.default
 def one_hot(self, num_classes=-1):  # type: ignore[no-untyped-def]
     """Its kernel for fake tensors compares, and loses the error of a class out of range."""
@@ -54,6 +89,8 @@ def nansum(self, dim=None, keepdim=False, *, dtype=None):  # type: ignore[no-unt
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_batch_norm.default: native_batch_norm,
+    torch.ops.aten.cudnn_batch_norm.default: cudnn_batch_norm,
+    torch.ops.aten.cudnn_batch_norm_backward.default: cudnn_batch_norm_backward,
     torch.ops.aten.unsafe_split.Tensor: unsafe_split_Tensor,
     torch.ops.aten.unsafe_split_with_sizes.default: unsafe_split_with_sizes,
     torch.ops.aten.nansum.default: nansum,

@@ -263,6 +263,8 @@ def _default(text: str) -> str:
         return text.replace("[", "(").replace("]", ",)").replace("(,)", "()") if text.startswith("[") else text
     return "None"
 
+DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64")  # that an expression may name
+
 
 class _Printer:
     """Prints an expression whose calls are aten operators; `operator` says how a call of one is written."""
@@ -273,6 +275,8 @@ class _Printer:
     def show(self, node: ast.expr) -> str:
         match node:
             case ast.Name(id=name):
+                if name in DTYPES and name not in self.names:
+                    return f"torch.{name}"
                 if name not in self.names:
                     raise _Fault(f"unknown name '{name}'{did_you_mean(name, self.names)}", node.col_offset)
                 return name
@@ -287,6 +291,10 @@ class _Printer:
                 return f"{self.show(value)}[{self.show(index)}]"
             case ast.List(elts=elts):
                 return f"[{', '.join(map(self.show, elts))}]"
+            case ast.Tuple(elts=elts):
+                return f"({', '.join(map(self.show, elts))},)"
+            case ast.Starred(value=value):
+                return f"*{self.show(value)}"
             case ast.Call(func=func, args=args, keywords=keywords):
                 return self.call(ast.unparse(func), func.col_offset, args, keywords)
             case ast.Compare() | ast.BoolOp() | ast.UnaryOp():

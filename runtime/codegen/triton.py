@@ -51,7 +51,7 @@ def render_kernel(
 class _Renderer:
     def __init__(self, kernel: Kernel, layouts: dict[str, Buffer], name: str, homes: Mapping[str, str]) -> None:
         self.launch = launch(kernel, layouts)
-        kernel = recompute_tiles(squared(kernel, layouts) or kernel, self.launch.persistent)
+        kernel = recompute_tiles(squared(kernel, layouts) or kernel, self.launch.persistent, homes)
         self.kernel = kernel = kernel if self.launch.persistent else fewer_passes(kernel)
         self.layouts, self.name = layouts, name
         read = {homes.get(b, b) for b in kernel.reads}

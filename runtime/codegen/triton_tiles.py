@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from ...errors import UnsupportedError
 from ..ir.index import Atom, Expr, Val, Var, expr, of, recombine
@@ -52,8 +53,11 @@ def flat_of(index: tuple[Expr, ...], shape: tuple[Size, ...]) -> Expr:
     return recombine(total)
 
 
-def recompute_tiles(kernel: Kernel, persistent: bool) -> Kernel:
-    """The kernel with only those tiles left that can stay in registers: written and read in the order of equal loops, in one tile."""
+def recompute_tiles(kernel: Kernel, persistent: bool, homes: Mapping[str, str] = MappingProxyType({})) -> Kernel:
+    """The kernel with only those tiles left that can stay in registers: written and read in the order of equal loops, in one tile.
+
+    homes  for buffers that are in the memory of another (updates in place), which one.
+    """
     if not kernel.scratch:
         return kernel
     shapes = {b.name: b for b in kernel.scratch}
@@ -65,7 +69,7 @@ def recompute_tiles(kernel: Kernel, persistent: bool) -> Kernel:
     }
     keep = {name for name, t in tiles.items() if persistent and _in_order(kernel, t)}
     phases: list[Phase] = []
-    stored: list[set[str]] = []  # global buffers that the phases before write
+    stored: list[set[str]] = []  # global memory that the phases before write
     so_far: set[str] = set()
     for p, phase in enumerate(kernel.phases):
         stored.append(set(so_far))
@@ -73,13 +77,13 @@ def recompute_tiles(kernel: Kernel, persistent: bool) -> Kernel:
         for st in phase.body:
             if not isinstance(st, Reduce) and st.buffer in tiles and st.buffer not in keep:
                 # What it holds must be known in terms of what is left.
-                new = changed(st, {}, _reader(tiles, keep, stored, p, phase))
+                new = changed(st, {}, _reader(tiles, keep, stored, homes, p, phase))
                 assert not isinstance(new, Reduce)
                 tiles[st.buffer] = replace(tiles[st.buffer], store=new)
                 continue
-            body.append(changed(st, {}, _reader(tiles, keep, stored, p, phase)))
+            body.append(changed(st, {}, _reader(tiles, keep, stored, homes, p, phase)))
             if not isinstance(st, Reduce) and st.buffer not in tiles:
-                so_far.add(st.buffer)
+                so_far.add(homes.get(st.buffer, st.buffer))
         phases.append(Phase(phase.inner, tuple(body)))
     return replace(kernel, phases=tuple(phases), scratch=tuple(b for b in kernel.scratch if b.name in keep))
 
@@ -107,7 +111,12 @@ def _is_identity(index: tuple[Expr, ...], tile: Buffer, loops: tuple[Var, ...]) 
 
 
 def _reader(
-    tiles: dict[str, _Tile], keep: set[str], stored: list[set[str]], p: int, phase: Phase
+    tiles: dict[str, _Tile],
+    keep: set[str],
+    stored: list[set[str]],
+    homes: Mapping[str, str],
+    p: int,
+    phase: Phase,
 ) -> Callable[[Node], Node | None]:
     def leaf(ld: Node) -> Node | None:
         t = tiles.get(ld.attr.buffer)
@@ -117,7 +126,8 @@ def _reader(
         if not isinstance(t.store, Store) or t.store.mode != "set" or t.store.mask is not None:
             raise UnsupportedError(f"scratch tile {name!r} cannot be computed again where it is read")
         # A store in between may have gone over what the tile was computed from (an update in place).
-        if stored[p] - stored[t.phase]:
+        read = {homes.get(b, b) for b in (inner.attr.buffer for inner in t.store.value.loads())}
+        if read & (stored[p] - stored[t.phase]):
             raise UnsupportedError(f"scratch tile {name!r} is read after stores; it cannot be computed again")
         stores = any(not isinstance(st, Reduce) and st.buffer not in tiles for st in phase.body)
         if stores and not _is_identity(ld.attr.index, t.buffer, phase.inner):

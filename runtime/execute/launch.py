@@ -52,12 +52,29 @@ def _built(code: int, what: str) -> None:
         raise BuildError(f"{_said(code)} while {what}")
 
 
+def _enter(device: int) -> None:
+    """Gives this thread the context that torch uses, if it has none yet: torch itself does so only where it needs one."""
+    cuda, context = driver(), ctypes.c_void_p()
+    _built(cuda.cuCtxGetCurrent(ctypes.byref(context)), "asking for this thread's context")
+    if not context.value:
+        _built(cuda.cuCtxSetCurrent(_primary(device)), "giving this thread a context")
+
+
+@functools.cache
+def _primary(device: int) -> ctypes.c_void_p:
+    """A device's primary context, which is kept until the process ends."""
+    torch.cuda.init()
+    context = ctypes.c_void_p()
+    _built(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), f"opening the context of device {device}")
+    return context
+
+
 def load_function(binary: bytes, name: str, shared: int, threads: int) -> int:
     """The kernel `name` of a cubin, in the current device's context, for blocks of so many threads and bytes of shared memory. Raises
     `BuildError` for what the device does not take.
     """
-    torch.cuda.current_stream()  # the context exists and is current in this thread
     cuda = driver()
+    _enter(torch.cuda.current_device())
     module, function, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
     _built(cuda.cuModuleLoadData(ctypes.byref(module), binary), f"loading the kernel {name}")
     _built(cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"finding the kernel {name}")
@@ -98,7 +115,7 @@ def _launch(loaded: Loaded, name: str, count: int, aligned: int, device: int, un
 
     def again(code: int, config: int, extra: int) -> None:
         if code == _INVALID_CONTEXT:  # a thread that has not used the device yet
-            torch.cuda.current_stream(device)
+            _enter(device)
             code = cuda.cuLaunchKernelEx(config, function, None, extra)
         if code:
             raise RuntimeError(f"{_said(code)} while launching {name}")

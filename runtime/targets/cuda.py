@@ -25,7 +25,8 @@ from ..ir.nodes import Nest, Program, Size
 from ..lower.partial_sums import partial_reductions
 from ..lower.windows import write_out_windows
 from ..observe.watch import Watch
-from ..schedule.plan import Plan
+from ..schedule.loop_order import in_memory_order
+from ..schedule.plan import KernelStep, Plan
 from ..schedule.planned import plan_of
 from .base import Built
 
@@ -121,7 +122,12 @@ def prepared(program: Program, processors: int) -> Program:
 
 def scheduled(program: Program, cfg: Config, processors: int, frugal: bool = False) -> Plan:
     """The plan of a prepared program for a GPU of so many multiprocessors."""
-    return plan_of(program, cfg, frugal=frugal, recompute=RECOMPUTE, programs=processors)
+    plan = plan_of(program, cfg, frugal=frugal, recompute=RECOMPUTE, programs=processors)
+    plan.steps = [
+        replace(s, kernel=in_memory_order(s.kernel, plan.layouts)) if isinstance(s, KernelStep) else s
+        for s in plan.steps
+    ]
+    return plan
 
 
 def _unaligned(folder: Path, symbol: str, how: Sequence[Any]) -> Loaded:

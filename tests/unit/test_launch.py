@@ -6,7 +6,6 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,7 +114,7 @@ def test_errors(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
         run(1, AT)
     # A thread without a context: torch makes one, and the launch is made again.
     asked: list[int] = []
-    monkeypatch.setattr(torch, "cuda", SimpleNamespace(current_stream=asked.append))
+    monkeypatch.setattr(launch, "_enter", asked.append)
     driver.codes = [201]
     run(1, AT)
     assert asked == [0]
