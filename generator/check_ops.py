@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "scan": (("shape", "scan", "dim", "at"), ("dtype", "with")),
     "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with")),
     "composite": (("body",), ("raises",)),
-    "extern": (("why",), ("out",)),
+    "extern": (("why",), ("out", "row_bytes")),
 }
 """Kind → keys that it needs, keys that it may have (beside `COMMON`)."""
 ERRORS = ("IndexError", "RuntimeError", "nothing")
@@ -194,6 +194,7 @@ class Checker:
             unspecified=bool(entry.get("unspecified")),
             why=str(entry.get("why") or ""),
             out=self.out_variants(),
+            row_bytes=int(entry.get("row_bytes") or 0),
         )
 
     def out_variants(self) -> tuple[tuple[str, str], ...]:

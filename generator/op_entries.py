@@ -50,3 +50,4 @@ class OpEntry:
     unspecified: bool
     why: str
     out: tuple[tuple[str, str], ...] = ()
+    row_bytes: int = 0

@@ -722,6 +722,12 @@ OUT: dict[str, str] = {
     "aten.bmm.default": "aten.bmm.out",
     "aten.mm.default": "aten.mm.out",
 }
+ROW_BYTES: dict[str, int] = {
+    "aten.addmm.default": 16,
+    "aten.baddbmm.default": 16,
+    "aten.bmm.default": 16,
+    "aten.mm.default": 16,
+}
 OPS: dict[str, OpInfo] = {
     "aten._adaptive_avg_pool2d": OpInfo(
         "reduction", "Mean of equal windows", "pool", ("aten._adaptive_avg_pool2d.default",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterable
+from typing import Any
 from keyword import iskeyword
 
 from ..check_ops import symbol_overload
@@ -199,12 +200,13 @@ def _default(arg: TorchArg) -> str:
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
-def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, str]]:
-    """`LOWERINGS`, `OPERATORS`, `EXTERN` and `OUT` as plain dicts; a lowering is named `module:function`."""
+def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, Any]]:
+    """`LOWERINGS`, `OPERATORS`, `EXTERN`, `OUT` and `ROW_BYTES` as plain dicts of source; a lowering is named `module:function`."""
     lowerings: dict[str, str] = {}
     operators: dict[str, str] = {}
     extern: dict[str, str] = {}
     out: dict[str, str] = {}
+    rows: dict[str, int] = {}
     for e in entries:
         for w in e.lowerings:
             lowerings[w.schema.id] = f"{module or e.family}:{function_name(w.schema)}"
@@ -213,7 +215,8 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         if e.kind == "extern":
             extern |= {s.id: e.why for s in e.schemas}
             out |= dict(e.out)
-    return {"lowerings": lowerings, "operators": operators, "extern": extern, "out": out}
+            rows |= {s.id: e.row_bytes for s in e.schemas if e.row_bytes}
+    return {"lowerings": lowerings, "operators": operators, "extern": extern, "out": out, "rows": rows}
 
 
 def _table(families: dict[str, list[OpEntry]]) -> str:
@@ -238,6 +241,9 @@ def _table(families: dict[str, list[OpEntry]]) -> str:
         "}",
         "OUT: dict[str, str] = {",
         *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["out"].items())),
+        "}",
+        "ROW_BYTES: dict[str, int] = {",
+        *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["rows"].items())),
         "}",
         "OPS: dict[str, OpInfo] = {",
         *(f"    {literal(e.id)}: {_info(e)}," for e in sorted(entries, key=lambda e: e.id)),

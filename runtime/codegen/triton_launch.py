@@ -24,6 +24,7 @@ class Launch:
     passes  phases that have inner loops.
     square  the block's dimensions are tiles of two loops.
     bytes   of the smallest elements that are read or written at all points.
+    strided neighbouring points of the last outer loop read elements that are not neighbours.
     """
 
     outer: Size
@@ -33,6 +34,7 @@ class Launch:
     passes: int = 1
     square: bool = False
     bytes: int = 4
+    strided: bool = False
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
@@ -62,7 +64,7 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     sizes = {b: product(layouts[b].shape) for b in (*kernel.reads, *kernel.writes)}
     wide = [b for b, n in sizes.items() if not isinstance(n, int) or not isinstance(met, int) or 2 * n > met]
     least = min((ITEMSIZE[layouts[b].dtype] for b in wide), default=4)
-    return Launch(outer, inner, persistent, columns, deep, bytes=least)
+    return Launch(outer, inner, persistent, columns, deep, bytes=least, strided=inner == 1 and strided(kernel, layouts))
 
 
 def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
@@ -83,6 +85,19 @@ def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
     return votes > 0
 
 
+def strided(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether the last outer loop goes through what is read in steps of a few elements (windows, every other element)."""
+    if not kernel.outer:
+        return False
+    for phase in kernel.phases:
+        for ld in {ld for st in phase.body for root in roots(st) for ld in root.loads()}:
+            if ld.attr.buffer in layouts:
+                step = flat_index(ld.attr.index, layouts[ld.attr.buffer]).coefficient(kernel.outer[-1])
+                if step is not None and step.is_const and abs(int(step)) > 1:
+                    return True
+    return False
+
+
 def row_reads(phase: Phase) -> set[str]:
     """Buffers of which each program reads rows in a phase."""
     loads = {ld for st in phase.body for root in roots(st) for ld in root.loads()}
@@ -93,4 +108,4 @@ def _largest(sizes: list[Size]) -> Size:
     return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
 
 
-__all__ = ["Launch", "across", "launch", "row_reads"]
+__all__ = ["Launch", "across", "launch", "row_reads", "strided"]

@@ -17,8 +17,10 @@ MEMBERS = {
     "int64": "i64", "uint8": "u8", "bool": "i8",
 }  # fmt: skip
 TILE = 4096  # elements that one program holds at a time
-POINTS = 1024  # of a kernel without inner loops: eight for each thread of four warps
+POINTS = 1024  # of short rows that one program has together
 LOADED = 16  # bytes that a thread loads at once at most
+LINE = 128  # bytes that the memory sends at once
+CACHED = 220 << 10  # bytes of a row, of which one for each processor stays in the cache
 
 
 @dataclass(frozen=True)
@@ -71,31 +73,36 @@ def render_triton(plan: Plan) -> TritonUnit:
 
 
 def blocks(shape: Launch) -> tuple[int, int, int]:
-    """XBLOCK, RBLOCK and the number of warps."""
+    """XBLOCK, RBLOCK and the number of warps: what was fastest on an H200 (`benchmarks/tune.py`)."""
     inner = shape.inner if isinstance(shape.inner, int) else 1 << 30
     outer = shape.outer if isinstance(shape.outer, int) else 1 << 30
     if inner == 1:
-        x = min(max(POINTS, 128 * LOADED // shape.bytes), _power(outer))
-        return x, 1, max(1, min(4, x // 256))
+        # What is not contiguous is met in as many requests as a thread has elements: few then.
+        each = 2 if shape.strided else 2 * LOADED // shape.bytes
+        x = min(max(512, 128 * each), _power(outer))
+        return x, 1, max(1, min(8 if shape.strided else 4, x // (32 * each)))
     if shape.square:
         x, r = min(EDGE, _power(outer)), _power(inner)
         return x, r, max(1, x * r // 512)
+    if shape.across and not shape.persistent:
+        # Whole lines of memory: as many neighbours as a line has, as many steps along the inner loops as a tile holds.
+        x = min(LINE // min(shape.bytes, 4), _power(outer))
+        r = min(_power(inner), max(1, TILE // 4 // x))
+        return x, r, max(1, x * r // 256)
     if shape.across:
-        # Whole lines of memory: 64 neighbours, as many steps along the inner loops as a tile holds.
-        x = min(64, _power(outer))
-        r = _power(inner) if shape.persistent else min(_power(inner), TILE // x)
+        x, r = min(64, _power(outer)), _power(inner)
         x = max(1, min(x, 4 * TILE // r))
         return x, r, max(1, min(16, x * r // 512))
     if shape.persistent:
         r = _power(inner)
         x = min(max(1, POINTS // r), _power(outer))
-        # Elements of a thread: what it does once for all of them weighs more, the smaller they are.
-        each = 8 if shape.bytes >= 4 else 16
-        return x, r, max(1, min(16 if r <= 2 * TILE else 32, x * r // (32 * each)))
+        return x, r, max(1, min(16 if r <= 2 * TILE else 32, x * r // 512))
+    if shape.passes < 2:
+        r = min(_power(inner), TILE // 2)
+        return 1, r, max(1, min(16, r // 128))
     # Rows that are read again find themselves in the cache, where few programs share a processor.
-    r, most = (TILE // 2, 8) if shape.passes < 2 else (2 * TILE, 32)
-    r = min(_power(inner), r)
-    return 1, r, max(1, min(most, r // 256))
+    r = min(_power(inner), 2 * TILE if inner * shape.bytes <= CACHED else TILE)
+    return 1, r, max(1, min(32, r // 128))
 
 
 def _power(n: int) -> int:

@@ -191,12 +191,17 @@ def inline(
                 )
                 and (not _may_fault(item.body, faulty) or any(_visits_all(c, item) for c in points.get(item.name, [])))
                 and not holds.too_much(item)
-                and not (recompute and traffic.widens(item))
+                and not (recompute and (traffic.widens(item) or _is_shared(points.get(item.name, []), views)))
             ):
                 values.bodies[item.name] = item
                 continue
         left.append(item)
     return left, views
+
+
+def _is_shared(readers: list[Nest], views: Inliner) -> bool:
+    """Whether several views of a value are what eager kernels read: stored once, all of them are strides over it."""
+    return sum(c.name in views.bodies for c in readers) > 1
 
 
 def _checking(items: list[Nest | Extern]) -> set[str]:

@@ -51,13 +51,15 @@ def strided_view(vars_: tuple[Expr, ...], shape: tuple[Size, ...], body: Node, l
 
 
 def nbytes(b: Buffer) -> int | None:
-    """Bytes that the storage of a dense buffer spans; None if a size is symbolic."""
-    total = 1
-    for n in b.shape:
-        if not isinstance(n, int):
+    """Bytes from the first element of a buffer to the end of its last one; None if a size is symbolic."""
+    last = 0
+    for n, s in zip(b.shape, contiguous_strides(b.shape) if b.stride is None else b.stride, strict=True):
+        if not isinstance(n, int) or not isinstance(s, int):
             return None
-        total *= n
-    return total * ITEMSIZE[b.dtype] if b.dtype in ITEMSIZE else None
+        if n == 0:
+            return 0 if b.dtype in ITEMSIZE else None
+        last += (n - 1) * s
+    return (last + 1) * ITEMSIZE[b.dtype] if b.dtype in ITEMSIZE else None
 
 
 def step_reads(step: Step) -> tuple[str, ...]:

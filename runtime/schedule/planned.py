@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from torch import fx
 
-from ...generated.ops import OUT
+from ...generated.ops import OUT, ROW_BYTES
 from ...generated.scalars import SCALARS
 from ..config import Config
 from ..ir.nodes import Extern, Program
@@ -28,12 +28,18 @@ def plan_of(program: Program, cfg: Config, *, frugal: bool = False, recompute: f
         recompute=recompute,
         programs=programs,
         out_variants=has_out,
+        row_bytes=row_bytes,
     )
 
 
 def has_out(call: Extern) -> bool:
     """Whether the eager kernel can write its result into given memory."""
     return call.single and call.target in OUT
+
+
+def row_bytes(call: Extern) -> int:
+    """At multiples of how many bytes the rows of its matrices should start; 0: it does not matter."""
+    return ROW_BYTES.get(call.target, 0)
 
 
 def cost(op: str) -> float:

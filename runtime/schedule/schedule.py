@@ -15,6 +15,7 @@ from .memory import plan_memory, strided_view
 from .order import least_memory
 from .outputs import separate_outputs
 from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
+from .rows import wide_rows
 
 
 def schedule(
@@ -26,6 +27,7 @@ def schedule(
     recompute: float = 0,
     programs: int = 0,
     out_variants: Callable[[Extern], bool] = lambda _: False,
+    row_bytes: Callable[[Extern], int] = lambda _: 0,
 ) -> Plan:
     """Schedule a verified program.
 
@@ -34,6 +36,7 @@ def schedule(
     recompute     a value of this cost or less is computed by each of its readers where that moves fewer bytes than storing and reading it.
     programs      that the device runs side by side, each with threads of its own: fewer do not go through long loops that more could share.
     out_variants  whether an extern call can write into memory that the plan gives it.
+    row_bytes     at multiples of how many bytes the rows of an extern call's matrices should start, where `programs` are given.
     """
     program = separate_outputs(program)
     items, views = inline(program, costs, recompute)
@@ -50,6 +53,7 @@ def schedule(
             b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset
         )
     hints = _stride_hints(program, items)
+    wide = wide_rows(program, items, views.bodies, row_bytes) if programs else {}
     as_views: dict[str, ViewOf] = {}
     inputs = {b.name for b in program.inputs}
     outputs_of: dict[str, int] = {}
@@ -73,13 +77,13 @@ def schedule(
                 continue
         if isinstance(it, Extern):
             for b in it.outs:
-                layouts[b.name] = Buffer(
-                    b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape)
-                )
+                stride = b.stride if b.stride is not None else contiguous_strides(b.shape)
+                layouts[b.name] = Buffer(b.name, b.shape, b.dtype, wide.get(b.name, stride))
         else:
-            layouts[it.name] = Buffer(
-                it.name, it.shape, it.dtype, _dense_or_contiguous(hints.get(it.name, it.stride), it.shape)
-            )
+            stride = _dense_or_contiguous(hints.get(it.name, it.stride), it.shape)
+            if stride == contiguous_strides(it.shape):
+                stride = wide.get(it.name, stride)
+            layouts[it.name] = Buffer(it.name, it.shape, it.dtype, stride)
         fuser.add(it)
     if programs:
         fuser.groups = fold_columns(fuser.groups, as_views, programs)

@@ -27,7 +27,8 @@ from ..lower.windows import write_out_windows
 from ..observe.watch import Watch
 from ..schedule.loop_order import in_memory_order
 from ..schedule.plan import KernelStep, Plan
-from ..schedule.planned import plan_of
+from ..schedule.planned import plan_of, row_bytes
+from ..schedule.rows import copied_outputs
 from .base import Built
 
 PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
@@ -117,7 +118,8 @@ class Cuda:
 
 def prepared(program: Program, processors: int) -> Program:
     """The program in the form that suits a GPU of so many multiprocessors."""
-    return partial_reductions(write_out_windows(program), PROGRAMS_PER_PROCESSOR * processors)
+    program = copied_outputs(write_out_windows(program), row_bytes)
+    return partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors)
 
 
 def scheduled(program: Program, cfg: Config, processors: int, frugal: bool = False) -> Plan:
