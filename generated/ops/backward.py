@@ -106,17 +106,17 @@ def native_batch_norm_backward(
         "aten.view.default", factor, across
     )
     gain = b.call("aten.view.default", factor * to(weight, kind) if weight is not None else factor, across)
-    dx = (
-        (dy - b.call("aten.mean.dim", dy, dims, True) - normal * b.call("aten.mean.dim", dy * normal, dims, True))
-        * gain
-        if train
-        else dy * gain
+    n = prod(kept(shape(input), dims))
+    total, along = (
+        b.call("aten.sum.dim_IntList", dy, dims, True),
+        b.call("aten.sum.dim_IntList", dy * normal, dims, True),
     )
+    dx = (dy - total / n - normal * (along / n)) * gain if train else dy * gain
     last = dtype(weight) if weight is not None else dtype(input)
     return (
         to(dx, dtype(input)),
-        to(b.call("aten.sum.dim_IntList", dy * normal, dims), last),
-        to(b.call("aten.sum.dim_IntList", dy, dims), last),
+        to(b.call("aten.view.default", along, [c]), last),
+        to(b.call("aten.view.default", total, [c]), last),
     )
 
 

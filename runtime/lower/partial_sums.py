@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ...generated.scalars import REDUCTIONS
 from ..ir.index import Var, of, product
-from ..ir.nodes import Extern, Nest, Program, load, rebuild
+from ..ir.nodes import Extern, Nest, Program, Size, load, rebuild
 
 SMALL = 1 << 17  # values that one step may reduce without a second
 ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
@@ -36,7 +37,7 @@ def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows) -> list[Nest] 
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
     if not isinstance(outer, int) or not isinstance(inner, int) or outer * inner <= SMALL:
         return None
-    across = _across(nest)
+    across = _across(nest, rows.strides)
     have = -(-outer // COLUMNS) if across else outer
     if 4 * have >= programs:
         return None
@@ -71,6 +72,7 @@ class _Rows:
     """Which stored values a program reduces by rows."""
 
     def __init__(self, program: Program) -> None:
+        self.strides = {name: b.stride for name, b in program.shapes().items()}  # those that are known
         self.leaves: dict[str, frozenset[str]] = {}  # the stored values that each pointwise one is made of
         self.by_rows: set[str] = set()
         for item in program.items:
@@ -78,7 +80,7 @@ class _Rows:
                 continue
             if item.reduce is None:
                 self.leaves[item.name] = self.of(item)
-            elif not _across(item):
+            elif not _across(item, self.strides):
                 self.by_rows |= self.of(item)
 
     def of(self, nest: Nest) -> frozenset[str]:
@@ -91,11 +93,15 @@ class _Rows:
         return not self.by_rows.isdisjoint(self.of(nest))
 
 
-def _across(nest: Nest) -> bool:
-    """Whether neighbours in memory belong to different results: most loads' last index moves with a loop of the result."""
+def _across(nest: Nest, strides: Mapping[str, tuple[Size, ...] | None]) -> bool:
+    """Whether neighbours in memory belong to different results: of most loads, the index that memory follows moves with a loop of the result."""
     votes = 0  # weighted by the elements that a load meets
     for ld in nest.body.loads():
-        atoms = set(ld.attr.index[-1].atoms()) if ld.attr.index else set()
+        steps = strides.get(ld.attr.buffer)
+        near = steps.index(1) if steps and 1 in steps else -1
+        if steps:  # of several dimensions with that step, the one that is more than one element long
+            near = next((k for k, s in enumerate(steps) if s == 1 and not ld.attr.index[k].is_const), near)
+        atoms = set(ld.attr.index[near].atoms()) if ld.attr.index else set()
         met = product(v.extent for v in ld.vars())
         if not isinstance(met, int):
             met = 1

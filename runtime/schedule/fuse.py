@@ -7,15 +7,19 @@ Joining aligns loop variables through the loads between the members; a variable 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from ..ir.index import Atom, Expr, Quotient, Var, expr, of, product, size
-from ..ir.nodes import Extern, Nest, Node, Scatter, rebuild
+from ..ir.nodes import Buffer, Extern, Nest, Node, Scatter, rebuild
 from .inline import map_scatter
 
 MAX_MEMBERS = 64
 MAX_BUFFERS = 64
 ALONE = 1 << 15  # points that one program may go through where there are few programs
+TOGETHER = 64  # neighbours in memory that are one program's
+NO_LAYOUTS: Mapping[str, Buffer] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ def _order(v: Var, e: Expr) -> tuple[int, str]:
 class Fuser:
     """Groups the items of one program. `group_of` tells which group defines each buffer."""
 
-    def __init__(self, enabled: bool = True, programs: int = 0) -> None:
-        self.enabled, self.programs = enabled, programs
+    def __init__(self, enabled: bool = True, programs: int = 0, layouts: Mapping[str, Buffer] = NO_LAYOUTS) -> None:
+        self.enabled, self.programs, self.layouts = enabled, programs, layouts
         self.groups: list[Group] = []
         self.group_of: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
@@ -131,7 +135,7 @@ class Fuser:
 
     # -- alignment -----------------------------------------------------------------------------------------------------
     def _join(self, group: Group, nest: Nest) -> bool:
-        trial = Alignment(group, nest, self.programs)
+        trial = Alignment(group, nest, self.programs, self.layouts)
         return trial.run()
 
 
@@ -160,8 +164,10 @@ def _start(group: Group, nest: Nest) -> None:
 class Alignment:
     """One try to let `nest` join `group`. Nothing changes in the group unless `run` returns True."""
 
-    def __init__(self, group: Group, nest: Nest, programs: int = 0) -> None:
-        self.group, self.programs = group, programs
+    def __init__(
+        self, group: Group, nest: Nest, programs: int = 0, layouts: Mapping[str, Buffer] = NO_LAYOUTS
+    ) -> None:
+        self.group, self.programs, self.layouts = group, programs, layouts
         self.outer = list(group.outer)
         self.members = list(group.members)
         self.nest = nest
@@ -376,13 +382,25 @@ class Alignment:
     def _starves(self, members: list[Member]) -> bool:
         """Whether fewer programs than the device has room for would go through many points each, with no reduction to make them."""
         outer = product(v.extent for v in self.outer)
-        if not isinstance(outer, int) or outer >= self.programs:
+        if not isinstance(outer, int):
             return False
-        most = max(
-            (n for m in members if not m.reduces and isinstance(n := product(v.extent for v in m.inner), int)),
-            default=1,
-        )
-        return most > ALONE
+        for m in members:
+            n = product(v.extent for v in m.inner)
+            if m.reduces or not isinstance(n, int):
+                continue
+            # Neighbours in memory that are different outer points are one program's.
+            together = min(TOGETHER, outer) if self._is_across(m) else 1
+            if -(-outer // together) < self.programs and n * together > ALONE:
+                return True
+        return False
+
+    def _is_across(self, m: Member) -> bool:
+        """Whether what a member stores lies along the outer loops in memory."""
+        layout = self.layouts.get(m.name)
+        if layout is None or layout.stride is None:
+            return False
+        near = [e for e, n, s in zip(m.index, layout.shape, layout.stride, strict=True) if s == 1 and n != 1]
+        return any(not atoms.isdisjoint(self.outer) and atoms.isdisjoint(m.inner) for e in near for atoms in [e.atoms()])
 
 
 def _along(body: Node, inner: list[Var]) -> bool:

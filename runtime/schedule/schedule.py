@@ -42,12 +42,12 @@ def schedule(
     items, views = inline(program, costs, recompute)
     realized_views = set(views.bodies)
     # Which views must become memory: those that strides over a stored buffer cannot express. Decided after layouts; first, the groups.
-    fuser = Fuser(fusion, programs)
     wanted = {o.buffer for o in program.outputs if o.buffer is not None} | {s for _, s in program.mutations}
     for it in items:
         if isinstance(it, Extern):
             wanted.update(r.buffer for r in refs((it.args, tuple(v for _, v in it.kwargs))))
     layouts: dict[str, Buffer] = {}
+    fuser = Fuser(fusion, programs, layouts)
     for b in program.inputs:
         layouts[b.name] = Buffer(
             b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset
