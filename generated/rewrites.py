@@ -487,6 +487,62 @@ addmm_of_mm_add = Rule(
     replace=lambda m, g: g.call("aten.addmm.default", m["c"], m["a"], m["b"]),
 )
 
+# spec: mm_rows_of_whole_vectors
+mm_rows_of_whole_vectors = Rule(
+    name="mm_rows_of_whole_vectors",
+    doc="mm(a, b) = mm([a 0], [b; 0]); a GPU's matrix units take rows in vectors of 16 bytes",
+    match=Call(
+        "aten.mm.default",
+        (
+            ("self", Wild("a")),
+            ("mat2", Wild("b")),
+        ),
+    ),
+    when=lambda m: (
+        p.is_half(m["a"]) and p.short_of_vectors(m["a"], 1) > 0 and (p.numel(m["a"]) + p.numel(m["b"])) >= 65536
+    ),
+    replace=lambda m, g: g.call(
+        "aten.mm.default",
+        g.call("aten.constant_pad_nd.default", m["a"], [0, p.short_of_vectors(m["a"], 1)]),
+        g.call("aten.constant_pad_nd.default", m["b"], [0, 0, 0, p.short_of_vectors(m["a"], 1)]),
+    ),
+    device="cuda",
+)
+
+# spec: mm_columns_of_whole_vectors
+mm_columns_of_whole_vectors = Rule(
+    name="mm_columns_of_whole_vectors",
+    doc="mm(a, b) = mm(a, [b 0]) without its last columns; a GPU's matrix units take rows in vectors of 16 bytes",
+    match=Call(
+        "aten.mm.default",
+        (
+            ("self", Wild("a")),
+            ("mat2", Wild("b")),
+        ),
+    ),
+    when=lambda m: (
+        p.is_half(m["b"])
+        and p.short_of_vectors(m["a"], 1) == 0
+        and p.short_of_vectors(m["b"], 1) > 0
+        and p.numel(m["out"]) >= 65536
+    ),
+    replace=lambda m, g: g.call(
+        "aten.clone.default",
+        g.call(
+            "aten.slice.Tensor",
+            g.call(
+                "aten.mm.default",
+                m["a"],
+                g.call("aten.constant_pad_nd.default", m["b"], [0, p.short_of_vectors(m["b"], 1)]),
+            ),
+            1,
+            0,
+            p.size(m["b"], 1),
+        ),
+    ),
+    device="cuda",
+)
+
 # spec: max_pool2d_values
 max_pool2d_values = Rule(
     name="max_pool2d_values",
@@ -557,6 +613,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.max_pool3d_with_indices.default[0]": (max_pool3d_values,),
     "aten.maximum.default": (maximum_self,),
     "aten.minimum.default": (minimum_self,),
+    "aten.mm.default": (
+        mm_rows_of_whole_vectors,
+        mm_columns_of_whole_vectors,
+    ),
     "aten.mul.Tensor": (mul_one,),
     "aten.neg.default": (neg_neg,),
     "aten.permute.default": (

@@ -59,13 +59,14 @@ Pattern = Wild | Lit | Items | Call | Part
 
 @dataclass(frozen=True)
 class Rule:
-    """One rewrite: where `match` holds and `when` is true, `replace` builds the value that takes the place."""
+    """One rewrite: where `match` holds and `when` is true, `replace` builds the value that takes the place. `device`: only for values there."""
 
     name: str
     doc: str
     match: Call | Part
     when: Callable[[dict[str, Any]], bool]
     replace: Callable[[dict[str, Any], Any], Any]
+    device: str = ""
 
 
 def arguments(node: torch.fx.Node) -> dict[str, Any]:

@@ -71,6 +71,20 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
+def numel(x: Any) -> Any:
+    return value(x).numel()
+
+
+def is_half(x: Any) -> bool:
+    return dtype(x) in (torch.float16, torch.bfloat16)
+
+
+def short_of_vectors(x: Any, dim: int) -> int:
+    """How many elements dimension `dim` lacks to whole vectors of 16 bytes; none if its size is a symbol."""
+    n, each = size(x, dim), value(x).element_size()
+    return -n % (16 // each) if isinstance(n, int) and each < 16 else 0
+
+
 def users(x: Any) -> int:
     return len(x.users)
 
@@ -112,6 +126,6 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 
 NAMES = (
-    "composed", "dtype", "exact_widening", "is_bool", "is_float", "is_identity", "is_int", "is_number", "is_power_of_two", "is_tensor",
-    "only_result_used", "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "size", "users",
+    "composed", "dtype", "exact_widening", "is_bool", "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_tensor",
+    "numel", "only_result_used", "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip

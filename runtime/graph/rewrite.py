@@ -51,8 +51,12 @@ class Builder:
         return node
 
 
-def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]]) -> Report:
-    """Apply `rules` (by what `head` gives for their first node) to the graph in place."""
+def rewrite(
+    gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, device: str | None = None
+) -> Report:
+    """Apply `rules` (by what `head` gives for their first node) to the graph in place. `device`: what its values are taken to be on (default:
+    where they are).
+    """
     graph, report = gm.graph, Report()
     budget = LIMIT * (len(graph.nodes) + 16)
     recent: list[str] = []
@@ -63,6 +67,8 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]]) -> Re
             if getattr(current, "_erased", False):
                 continue
             for rule in rules.get(head(current) or "", ()):
+                if rule.device and rule.device != (device or _device(current)):
+                    continue
                 found: dict[str, Any] = {"out": current}
                 if not match(rule.match, current, found) or not rule.when(found):
                     continue
@@ -90,6 +96,11 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]]) -> Re
                 break
     _eliminate_dead(graph)
     return report
+
+
+def _device(node: torch.fx.Node) -> str:
+    val = node.meta.get("val")
+    return val.device.type if isinstance(val, torch.Tensor) else ""
 
 
 def _agrees(old: torch.fx.Node, new: Any) -> bool:

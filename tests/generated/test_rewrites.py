@@ -41,6 +41,8 @@ CASES = {
     "cat_one": {"x": [3, 4], "_": {"value": 0}},
     "squeeze_unsqueeze": {"x": [3, 4], "d": {"value": 1}},
     "addmm_of_mm_add": {"a": [3, 4], "b": [4, 5], "c": [5]},
+    "mm_rows_of_whole_vectors": {"a": [512, 129], "b": [129, 64], "dtype": "bfloat16"},
+    "mm_columns_of_whole_vectors": {"a": [512, 128], "b": [128, 129], "dtype": "bfloat16"},
     "max_pool2d_values": {
         "x": [1, 2, 9, 8],
         "k": {"value": [3, 2]},

@@ -58,7 +58,7 @@ def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
         fakes = [mode.from_tensor(t) for t in tensors.values()]
     gm = make_fx(program, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
     before = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
-    report = rewrite(gm, {rule.match.op: (rule,)})
+    report = rewrite(gm, {rule.match.op: (rule,)}, device=rule.device or None)
     gm.recompile()
     after = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
     assert rule.name in [r for r, _ in report.applied], (
