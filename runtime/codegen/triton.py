@@ -63,10 +63,10 @@ class _Renderer:
         self.v = Values(layouts, top, top, self.two_dim, self.wide)
         self.v.each = max(4, LOADED // self.launch.bytes)
         walk = len(kernel.walk)
-        self.v.along = (
-            () if self.two_dim else tuple(v for v in kernel.outer[: len(kernel.outer) - walk] if v.extent != 1)
-        )
-        self.points = self._digits(kernel.outer[: len(kernel.outer) - walk], "xindex")
+        points = kernel.outer[: len(kernel.outer) - walk]
+        self.v.across = tuple(v for v in points if v.extent != 1)
+        self.v.along = () if self.two_dim else self.v.across
+        self.points = self._digits(points, "xindex")
         self.walk_points = self._digits(kernel.walk, "walked") if walk else []
         self.before: list[str] = []  # the walk
         self.after: list[str] = []

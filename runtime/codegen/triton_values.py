@@ -70,7 +70,7 @@ class Values:
     wide     coordinates need 64 bits.
     coarse   values that may be approximations.
     kept     what the cache should do with rows of a buffer: Triton's eviction policies.
-    along    the loops along the last dimension of a block, and `each` the neighbours there that a thread loads at once.
+    across   the loops along the first dimension of a block, and `along` those along its last; `each` neighbours are loaded by a thread at once.
     """
 
     layouts: dict[str, Buffer]
@@ -82,6 +82,7 @@ class Values:
     local: dict[str, str] = field(default_factory=dict)
     loop_names: dict[Atom, str] = field(default_factory=dict)
     inner_mask: str = ""
+    across: tuple[Var, ...] = ()
     along: tuple[Var, ...] = ()
     each: int = 4
     deep_tiles: set[str] = field(default_factory=set)
@@ -143,23 +144,29 @@ class Values:
             return self.bounded(n, args)
         if n.op in COARSE and n in self.coarse:
             return f"tp.coarse_{n.op}({', '.join(args)})"
+        if (n.op, "row") in TRITON_KIND and (text := self.row(n, args)) is not None:
+            return text
         spelled = TRITON_KIND.get((n.op, kind_of(n.args[0].dtype))) if n.args else None
-        if (row := TRITON_KIND.get((n.op, "row"))) is not None and self.is_row(n):
-            spelled = row
         spelled = spelled or TRITON.get(n.op)
         if spelled is None:
             raise UnsupportedError(f"scalar {n.op!r} has no Triton spelling in specs/scalars.yaml")
-        text = spelled.format(*args, T=TYPES[n.dtype], L=self.each)
+        text = spelled.format(*args, T=TYPES[n.dtype])
         if n.dtype in HALF and n.op not in ("to_dtype", "where") and SCALARS[n.op].ulp != 0:
             return f"tp.to_dtype({text}, {TYPES[n.dtype]})"
         return text
 
-    def is_row(self, n: Node) -> bool:
-        """Whether neighbours have consecutive values of the last argument, and equal ones of the others."""
+    def row(self, n: Node, args: list[str]) -> str | None:
+        """The scalar at once for neighbours, if they have consecutive values of the last argument, and one value of each other."""
         *others, last = n.args
-        if last.op != "index" or not runs(last.attr, self.along):
-            return False
-        return not any(self.depends(a)[self.two_dim] for a in others)
+        if last.op != "index" or any(self.depends(a) != (False, False) for a in others):
+            return None
+        spelled = TRITON_KIND[n.op, "row"]
+        if runs(last.attr, self.along):
+            return spelled.format(*args, T=TYPES[n.dtype], L=self.each)
+        if self.two_dim and runs(last.attr, self.across):
+            turned = spelled.format(*args[:-1], f"tl.trans({args[-1]})", T=TYPES[n.dtype], L=self.each)
+            return f"tl.trans({turned})"
+        return None
 
     def bounded(self, n: Node, args: list[str]) -> str:
         """A position that data brings: where it counts and is out of range the kernel ends by a device-side assertion."""
