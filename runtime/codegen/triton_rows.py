@@ -22,7 +22,7 @@ def runs(e: Expr, loops: Sequence[Var]) -> bool:
     if isinstance(last.extent, int) and last.extent % RUN == 0:
         return e.coefficient(last) == 1 and _multiple(e - of(last))
     position = of(last) * 0
-    for v, stride in zip(loops, contiguous_strides([v.extent for v in loops]), strict=True):
+    for v, stride in zip(loops, contiguous_strides(tuple(v.extent for v in loops)), strict=True):
         position = position + of(v) * stride
     return not (rest := e - position).atoms() & set(loops) and _multiple(rest)
 

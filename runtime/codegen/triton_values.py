@@ -144,8 +144,8 @@ class Values:
             return self.bounded(n, args)
         if n.op in COARSE and n in self.coarse:
             return f"tp.coarse_{n.op}({', '.join(args)})"
-        if (n.op, "row") in TRITON_KIND and (text := self.row(n, args)) is not None:
-            return text
+        if (n.op, "row") in TRITON_KIND and (row := self.row(n, args)) is not None:
+            return row
         spelled = TRITON_KIND.get((n.op, kind_of(n.args[0].dtype))) if n.args else None
         spelled = spelled or TRITON.get(n.op)
         if spelled is None:
