@@ -117,6 +117,7 @@ TRITON_KIND: dict[tuple[str, str], str] = {
     ("gt", "bool"): "(({0}).to(tl.int8) > ({1}).to(tl.int8))",
     ("ge", "bool"): "(({0}).to(tl.int8) >= ({1}).to(tl.int8))",
     ("bitwise_not", "bool"): "tp.logical_not({0})",
+    ("philox", "row"): "tp.philox_row({0}, {1}, {2}, {L})",
 }
 """Other spellings by kind (`float`, `int`, `bool`) of the first argument's dtype: to be preferred to `TRITON`."""
 

@@ -542,32 +542,85 @@ def log_ndtr(a):
 
 # ---- Random numbers: as `philox` of the C++ prelude -----------------------------------------------------------------------
 @triton.jit
-def philox(seed, stream, index):
+def _philox_words(seed, stream, index):
+    # The four words of the block that has the word `index`.
+    key = seed.to(tl.uint64, bitcast=True)
+    counter = stream.to(tl.uint64, bitcast=True)
     block = index.to(tl.uint64, bitcast=True) >> 2
-    key = (seed + index * 0).to(tl.uint64, bitcast=True)
-    counter = (stream + index * 0).to(tl.uint64, bitcast=True)
     c0 = block.to(tl.uint32)
     c1 = (block >> 32).to(tl.uint32)
     c2 = counter.to(tl.uint32)
     c3 = (counter >> 32).to(tl.uint32)
     k0 = key.to(tl.uint32)
     k1 = (key >> 32).to(tl.uint32)
-    m0 = tl.full([], 0xD2511F53, tl.uint32)
-    m1 = tl.full([], 0xCD9E8D57, tl.uint32)
+    # Products of 64 bits: one instruction for both halves.
+    m0 = tl.full([], 0xD2511F53, tl.uint64)
+    m1 = tl.full([], 0xCD9E8D57, tl.uint64)
     w0 = tl.full([], 0x9E3779B9, tl.uint32)
     w1 = tl.full([], 0xBB67AE85, tl.uint32)
     for _ in tl.static_range(10):
-        p0 = c0
-        p2 = c2
-        c0 = tl.umulhi(p2, m1) ^ c1 ^ k0
-        c2 = tl.umulhi(p0, m0) ^ c3 ^ k1
-        c1 = p2 * m1
-        c3 = p0 * m0
+        p = c0.to(tl.uint64) * m0
+        q = c2.to(tl.uint64) * m1
+        c0 = (q >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (p >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = q.to(tl.uint32)
+        c3 = p.to(tl.uint32)
         k0 += w0
         k1 += w1
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def philox(seed, stream, index):
+    c0, c1, c2, c3 = _philox_words(seed, stream, index)
     odd = (index & 1) != 0
     word = tl.where((index & 2) != 0, tl.where(odd, c3, c2), tl.where(odd, c1, c0))
     return word.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _alternate(x):
+    # The even and the odd places of the last dimension.
+    return tl.split(tl.reshape(x, x.shape[:-1] + [x.shape[-1] // 2, 2]))
+
+
+@triton.jit
+def _deal(a, b, c, d):
+    # a, b, c, d in turn along new last dimensions.
+    return tl.join(tl.join(a, c), tl.join(b, d))
+
+
+@triton.jit
+def philox_row(seed, stream, index, EACH: tl.constexpr):
+    """As `philox`, where four neighbours along the last dimension are the words of one block, and seed and stream are equal for them.
+
+    EACH  neighbours that a thread holds, a power of two. Its blocks stand in as many tensors, so that their words are neighbours in its registers;
+          with another number they would go through shared memory.
+    """
+    LANES: tl.constexpr = EACH if EACH < index.shape[-1] else index.shape[-1]
+    if LANES < 4:
+        return philox(seed, stream, index)
+    first = _alternate(_alternate(index)[0])[0]
+    if LANES == 4:
+        c0, c1, c2, c3 = _philox_words(seed, stream, first)
+    elif LANES == 8:
+        even, odd = _alternate(first)
+        e0, e1, e2, e3 = _philox_words(seed, stream, even)
+        o0, o1, o2, o3 = _philox_words(seed, stream, odd)
+        c0, c1, c2, c3 = tl.join(e0, o0), tl.join(e1, o1), tl.join(e2, o2), tl.join(e3, o3)
+    else:
+        even, odd = _alternate(first)
+        p, r = _alternate(even)
+        q, s = _alternate(odd)
+        p0, p1, p2, p3 = _philox_words(seed, stream, p)
+        q0, q1, q2, q3 = _philox_words(seed, stream, q)
+        r0, r1, r2, r3 = _philox_words(seed, stream, r)
+        s0, s1, s2, s3 = _philox_words(seed, stream, s)
+        c0, c1, c2, c3 = _deal(p0, q0, r0, s0), _deal(p1, q1, r1, s1), _deal(p2, q2, r2, s2), _deal(p3, q3, r3, s3)
+    rank: tl.constexpr = len(index.shape)
+    words = _deal(c0, c1, c2, c3)
+    words = tl.reshape(words, words.shape[: rank - 1] + [index.shape[-1]])
+    return words.to(tl.int32, bitcast=True)
 
 
 # ---- Reductions and scans -----------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def _scalar(entry: Entry, diags: Diagnostics) -> ScalarSpec:
         spelled = entry[target]
         for kind, text in spelled.items() if isinstance(spelled, dict) else (("", spelled),):
             pos = entry.pos(target, kind) if kind else entry.pos(target)
-            _check_format(text, len(args), pos, diags)
+            _check_format(text, len(args), pos, diags, "TAL" if (target, kind) == ("triton", "row") else "TA")
     if args[0] == "same":
         diags.error(entry.pos("args", 0), "the first argument has no argument before it to be the same as")
         args = ("any", *args[1:])
@@ -148,8 +148,8 @@ def _by_kind(spelled: str | dict[str, str]) -> dict[str, str]:
     return {"any": spelled} if isinstance(spelled, str) else dict(spelled)
 
 
-def _check_format(text: str, arity: int, pos: Any, diags: Diagnostics) -> None:
-    known = [*(str(i) for i in range(arity)), "T", "A"]
+def _check_format(text: str, arity: int, pos: Any, diags: Diagnostics, names: str = "TA") -> None:
+    known = [*(str(i) for i in range(arity)), *names]
     try:
         fields = [field for _, field, _, _ in string.Formatter().parse(text) if field is not None]
     except ValueError as error:

@@ -17,7 +17,7 @@ from ..ir.nodes import Buffer, Node, Size, contiguous_strides, load
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 from .triton_coarse import coarse
-from .triton_launch import launch, row_reads
+from .triton_launch import LOADED, launch, row_reads
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
 from .triton_tiles import changed, recompute_tiles, roots
@@ -61,8 +61,12 @@ class _Renderer:
         self.wide = self._wide()
         top = Scope(self.lines)
         self.v = Values(layouts, top, top, self.two_dim, self.wide)
+        self.v.each = max(4, LOADED // self.launch.bytes)
         walk = len(kernel.walk)
-        self.points = self._digits(kernel.outer[: len(kernel.outer) - walk], "xindex")
+        points = kernel.outer[: len(kernel.outer) - walk]
+        self.v.across = tuple(v for v in points if v.extent != 1)
+        self.v.along = () if self.two_dim else self.v.across
+        self.points = self._digits(points, "xindex")
         self.walk_points = self._digits(kernel.walk, "walked") if walk else []
         self.before: list[str] = []  # the walk
         self.after: list[str] = []
@@ -174,6 +178,8 @@ class _Renderer:
     def phase(self, phase: Phase, group: int, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
         self.v.inner = frozenset(loops)
         self.v.inner_mask = f"rmask{group}"
+        if self.two_dim:
+            self.v.along = loops
         if not loops:
             self.v.deep = self.v.flat
             self._values_first(body)
@@ -205,9 +211,13 @@ class _Renderer:
 
     def flat_statement(self, st: Statement) -> None:
         if isinstance(st, Reduce):
-            self.v.local[st.name] = (
-                self.v.node(st.value) if st.kind not in ("argmax", "argmin") else self.v.constant(0, "int64")
-            )
+            value = self.v.constant(0, "int64") if self._is_position(st) else self.v.node(st.value)
+            if self._is_position(st) or self.v.depends(st.value) == (False, False):
+                # A register has a value for each point, as the masks of who reads at it expect.
+                name = self.v.fresh()
+                self.lines.append(f"{name} = tl.broadcast_to({value}, {'[XBLOCK, 1]' if self.two_dim else '[XBLOCK]'})")
+                value = name
+            self.v.local[st.name] = value
         else:
             self.store(st, self.v.node(st.value), False)
 

@@ -14,6 +14,7 @@ from .triton_square import squared
 from .triton_tiles import roots
 
 ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
+LOADED = 16  # bytes that a thread loads at once at most
 
 
 @dataclass(frozen=True)
@@ -108,4 +109,4 @@ def _largest(sizes: list[Size]) -> Size:
     return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
 
 
-__all__ = ["Launch", "across", "launch", "row_reads", "strided"]
+__all__ = ["LOADED", "Launch", "across", "launch", "row_reads", "strided"]

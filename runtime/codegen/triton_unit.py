@@ -8,7 +8,7 @@ from ..ir.nodes import Size
 from ..schedule.memory import home
 from ..schedule.plan import Plan
 from .triton import render_kernel
-from .triton_launch import Launch, launch
+from .triton_launch import LOADED, Launch, launch
 from .triton_square import EDGE
 from .unit import anonymous
 
@@ -18,7 +18,6 @@ MEMBERS = {
 }  # fmt: skip
 TILE = 4096  # elements that one program holds at a time
 POINTS = 1024  # of short rows that one program has together
-LOADED = 16  # bytes that a thread loads at once at most
 LINE = 128  # bytes that the memory sends at once
 CACHED = 220 << 10  # bytes of a row, of which one for each processor stays in the cache
 

@@ -14,6 +14,7 @@ from ...generated.triton_scalars import TRITON, TRITON_KIND
 from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds
 from ..ir.nodes import FLOATS, Buffer, Node
 from ..schedule.memory import flat_index
+from .triton_rows import runs
 
 TYPES = {
     "float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.float32", "float64": "tl.float64", "int8": "tl.int8",
@@ -69,6 +70,7 @@ class Values:
     wide     coordinates need 64 bits.
     coarse   values that may be approximations.
     kept     what the cache should do with rows of a buffer: Triton's eviction policies.
+    across   the loops along the first dimension of a block, and `along` those along its last; `each` neighbours are loaded by a thread at once.
     """
 
     layouts: dict[str, Buffer]
@@ -80,6 +82,9 @@ class Values:
     local: dict[str, str] = field(default_factory=dict)
     loop_names: dict[Atom, str] = field(default_factory=dict)
     inner_mask: str = ""
+    across: tuple[Var, ...] = ()
+    along: tuple[Var, ...] = ()
+    each: int = 4
     deep_tiles: set[str] = field(default_factory=set)
     coarse: frozenset[Node] = frozenset()
     kept: dict[str, str] = field(default_factory=dict)
@@ -139,6 +144,8 @@ class Values:
             return self.bounded(n, args)
         if n.op in COARSE and n in self.coarse:
             return f"tp.coarse_{n.op}({', '.join(args)})"
+        if (n.op, "row") in TRITON_KIND and (row := self.row(n, args)) is not None:
+            return row
         spelled = TRITON_KIND.get((n.op, kind_of(n.args[0].dtype))) if n.args else None
         spelled = spelled or TRITON.get(n.op)
         if spelled is None:
@@ -147,6 +154,19 @@ class Values:
         if n.dtype in HALF and n.op not in ("to_dtype", "where") and SCALARS[n.op].ulp != 0:
             return f"tp.to_dtype({text}, {TYPES[n.dtype]})"
         return text
+
+    def row(self, n: Node, args: list[str]) -> str | None:
+        """The scalar at once for neighbours, if they have consecutive values of the last argument, and one value of each other."""
+        *others, last = n.args
+        if last.op != "index" or any(self.depends(a) != (False, False) for a in others):
+            return None
+        spelled = TRITON_KIND[n.op, "row"]
+        if runs(last.attr, self.along):
+            return spelled.format(*args, T=TYPES[n.dtype], L=self.each)
+        if self.two_dim and runs(last.attr, self.across):
+            turned = spelled.format(*args[:-1], f"tl.trans({args[-1]})", T=TYPES[n.dtype], L=self.each)
+            return f"tl.trans({turned})"
+        return None
 
     def bounded(self, n: Node, args: list[str]) -> str:
         """A position that data brings: where it counts and is out of range the kernel ends by a device-side assertion."""
@@ -166,6 +186,11 @@ class Values:
     def load(self, n: Node) -> str:
         where = flat_index(n.attr.index, self.layouts[n.attr.buffer])
         depends = self.depends(n)
+        if depends == (False, False):
+            # One element, which every program has a use for.
+            text = f"tl.load({n.attr.buffer} + {self.place(where, depends)})"
+            text = f"tl.broadcast_to({text}, {'[1, 1]' if self.two_dim else '[1]'})"
+            return f"{text}.to(tl.float32)" if n.dtype in HALF else f"({text} != 0)" if n.dtype == "bool" else text
         kept = self.kept.get(n.attr.buffer) if depends[1] else None
         hint = "" if kept is None else f', eviction_policy="{kept}"'
         text = f"tl.load({n.attr.buffer} + {self.place(where, depends)}, {self.mask(n)}, other=0{hint})"
@@ -182,11 +207,11 @@ class Values:
         return " & ".join(parts)
 
     def depends(self, n: Node) -> tuple[bool, bool]:
-        """Whether the value's block has the outer (and the inner) dimension. A load always has one: masks are blocks."""
+        """Whether the value's block has the outer (and the inner) dimension. A load under a mask always has one: masks are blocks."""
         tiles = any(ld.attr.buffer in self.deep_tiles for ld in n.loads())
         r = tiles or not self.inner.isdisjoint(n.vars())
         x = tiles or any(v not in self.inner for v in n.vars()) or any(ld.attr.buffer in self.local for ld in n.loads())
-        return (x or not r, r) if n.op == "load" or any(True for _ in n.loads()) else (x, r)
+        return (x or not r, r) if any(ld.args for ld in n.loads()) else (x, r)
 
     def place(self, where: Expr, depends: tuple[bool, bool]) -> str:
         """An offset as a block of the dimensions in `depends`, which may be more than its own."""
