@@ -60,13 +60,14 @@ class _Renderer:
     def __init__(
         self,
         kernel: Kernel,
-        layouts: dict[str, Buffer],
+        layouts: Mapping[str, Buffer],
         name: str,
         homes: Mapping[str, str],
         members: Members | None,
     ) -> None:
         self.launch, self.members = launch(kernel, layouts), members
-        kernel = squared(kernel, layouts) or collapsed(kernel, layouts) or kernel
+        tiled = squared(kernel, layouts)
+        kernel, layouts = (tiled, layouts) if tiled else collapsed(kernel, layouts) or (kernel, layouts)
         kernel = recompute_tiles(kernel, self.launch.persistent)
         self.kernel = kernel = kernel if self.launch.persistent else fewer_passes(kernel)
         self.layouts, self.name = layouts, name

@@ -37,7 +37,9 @@ class Job:
     memory: dict[str, torch.Tensor]
     sizes: dict[str, int] = field(default_factory=dict)
     xblock: int | None = None
-    unit: TritonUnit | None = None  # the functions that a wrapper would call, with blocks of `xblock`; None: each kernel by itself
+    unit: TritonUnit | None = (
+        None  # the functions that a wrapper would call, with blocks of `xblock`; None: each kernel by itself
+    )
 
 
 def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
