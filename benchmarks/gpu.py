@@ -64,13 +64,13 @@ def run_program(program: BoundProgram, names: list[str], rounds: int, bandwidth:
     torch.manual_seed(0)
     device = torch.device("cuda")
     inputs = [make(device) for make in program.inputs]
-    row: dict[str, Any] = {"name": program.name, "shape": program.shape, "failed": {}, "accurate": {}, "compile_s": {}}
+    row: dict[str, Any] = {"name": program.name, "shape": program.shape, "failed": {}, "accurate": {}, "errors": {}, "compile_s": {}}
     want = program.fn(*inputs)
     moved = program.moved(inputs, tensors(want)) if program.moved else size_of([*inputs, *tensors(want)])
     reference = None
     if program.name not in RANDOM:
         reference = program.fn(*(t.double() if t.is_floating_point() else t for t in inputs))
-        eager_error = errors(want, reference)
+        eager_error = row["errors"]["eager"] = errors(want, reference)
     thunks: dict[str, Callable[[], Any]] = {}
     for name in names:
         call = program.fn if name == "eager" else backends.compile_with(name, program.fn)
@@ -80,7 +80,8 @@ def run_program(program: BoundProgram, names: list[str], rounds: int, bandwidth:
             torch.cuda.synchronize()
             row["compile_s"][name] = time.perf_counter() - start
             if reference is not None:
-                row["accurate"][name] = within_twice(errors(got, reference), eager_error, got)
+                row["errors"][name] = errors(got, reference)
+                row["accurate"][name] = within_twice(row["errors"][name], eager_error, got)
         except Exception as error:
             if name == "eager":
                 raise

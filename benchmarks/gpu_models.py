@@ -4,10 +4,9 @@
     python benchmarks/gpu_models.py --only llama,adamw        the programs whose name contains one of these
     python benchmarks/gpu_models.py --device cpu --tiny       tries the script where there is no GPU; its numbers mean nothing
 
-A step is a call, forward and backward without an optimizer, or the call of one (programs/gpu_models.py says which). Every backend starts with
-empty caches, in an order that rotates from program to program. Results are judged by a float64 run after the step has been replayed a few times;
-training by its loss and gradients, and by the losses of five steps of gradient descent. A program that ends the process, or leaves the device
-unusable, costs its own row: `--resume` goes on behind it, and the script does so by itself where it lives.
+A step is a call, forward and backward without an optimizer, or the call of one (programs/gpu_models.py says which). Backends start with empty
+caches, in rotating order. Results are judged by a float64 run after some replays; training by loss, gradients and five steps' losses. A program that ends the process, or leaves the device
+unusable, costs its own row: `--resume` goes on behind it; the script does so by itself where it lives.
 """
 
 import copy

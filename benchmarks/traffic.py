@@ -155,7 +155,9 @@ def measured(program: BoundProgram, show: bool) -> dict[str, Any]:
         if not isinstance(step, KernelStep):
             continue
         k = step.kernel
-        shape, one, programs = launch(k, plan.layouts), unit.kernels[unit.symbols[k.name]], unit.programs[k.name]
+        shape, group = launch(k, plan.layouts), unit.grouped.get(k.name)
+        called = k.name if group is None else group.name
+        one, programs = unit.kernels[unit.symbols[called]], unit.programs[called]
         assert isinstance(programs, int)
         reads, writes, again = traffic(k, plan.layouts, shape)
         buffers.update(reads)

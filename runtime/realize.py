@@ -129,8 +129,10 @@ def _build(
         with watch.stage("verify"):
             check(program, plan)
     with watch.stage("codegen"):
-        rendered = target.render(plan)
-        write = functools.partial(render_wrapper, plan, parameters(lowered), OUT, boxed=boxed, support=target.support)
+        rendered = target.render(plan, boxed)
+        write = functools.partial(
+            render_wrapper, plan, parameters(lowered), OUT, boxed=boxed, support=target.support, groups=rendered.groups
+        )
         wrapper = write(programs=rendered.programs)
     if watch.dump:
         _dump_code(plan, rendered.source, wrapper, watch)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterable
-from typing import Any
 from keyword import iskeyword
+from typing import Any
 
 from ..check_ops import symbol_overload
 from ..expr.helpers import IMPORTED

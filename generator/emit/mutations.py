@@ -263,6 +263,7 @@ def _default(text: str) -> str:
         return text.replace("[", "(").replace("]", ",)").replace("(,)", "()") if text.startswith("[") else text
     return "None"
 
+
 DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64")  # that an expression may name
 
 

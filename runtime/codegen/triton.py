@@ -17,6 +17,8 @@ from ..ir.nodes import Buffer, Node, Size, contiguous_strides, load
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 from .triton_coarse import coarse
+from .triton_flat import collapsed
+from .triton_group import Members, arguments, selection
 from .triton_launch import LOADED, launch, row_reads
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
@@ -38,20 +40,35 @@ _LIMITS["int64"] = (-(2**63), 2**63 - 1)
 
 
 def render_kernel(
-    kernel: Kernel, layouts: dict[str, Buffer], name: str | None = None, homes: Mapping[str, str] = NO_HOMES
+    kernel: Kernel,
+    layouts: dict[str, Buffer],
+    name: str | None = None,
+    homes: Mapping[str, str] = NO_HOMES,
+    members: Members | None = None,
 ) -> str:
     """A Triton module with one function: pointers to what is read, to what is written, sizes, XBLOCK and RBLOCK.
 
-    homes  for buffers that are in the memory of another (updates in place), which one.
+    homes    for buffers that are in the memory of another (updates in place), which one.
+    members  one function for kernels that are alike but for buffers and numbers of points (`triton_group`): their pointers, one kernel's after
+             another's, then these numbers.
     Booleans are behind pointers to 8-bit integers. Raises UnsupportedError, with the reason, for what Triton cannot say here.
     """
-    return _Renderer(kernel, layouts, name or kernel.name, homes).render()
+    return _Renderer(kernel, layouts, name or kernel.name, homes, members).render()
 
 
 class _Renderer:
-    def __init__(self, kernel: Kernel, layouts: dict[str, Buffer], name: str, homes: Mapping[str, str]) -> None:
-        self.launch = launch(kernel, layouts)
-        kernel = recompute_tiles(squared(kernel, layouts) or kernel, self.launch.persistent, homes)
+    def __init__(
+        self,
+        kernel: Kernel,
+        layouts: Mapping[str, Buffer],
+        name: str,
+        homes: Mapping[str, str],
+        members: Members | None,
+    ) -> None:
+        self.launch, self.members = launch(kernel, layouts), members
+        tiled = squared(kernel, layouts)
+        kernel, layouts = (tiled, layouts) if tiled else collapsed(kernel, layouts) or (kernel, layouts)
+        kernel = recompute_tiles(kernel, self.launch.persistent, homes)
         self.kernel = kernel = kernel if self.launch.persistent else fewer_passes(kernel)
         self.layouts, self.name = layouts, name
         read = {homes.get(b, b) for b in kernel.reads}
@@ -116,13 +133,8 @@ class _Renderer:
             scope.names.clear()
 
     def _module(self) -> str:
-        arguments = [
-            *self.kernel.reads,
-            *self.kernel.writes,
-            *self.kernel.symbols,
-            "XBLOCK: tl.constexpr",
-            "RBLOCK: tl.constexpr",
-        ]
+        buffers = (*self.kernel.reads, *self.kernel.writes)
+        taken = arguments(len(buffers), self.members) if self.members else [*buffers, *self.kernel.symbols]
         head = [
             "import triton",
             "import triton.language as tl",
@@ -131,16 +143,19 @@ class _Renderer:
             "",
             "",
             "@triton.jit",
-            f"def {self.name}({', '.join(arguments)}):",
+            f"def {self.name}({', '.join([*taken, 'XBLOCK: tl.constexpr', 'RBLOCK: tl.constexpr'])}):",
         ]
         if self.kernel.origins:
             head.append(f"    # {', '.join(self.kernel.origins)}")
         column = "[:, None]" if self.two_dim else ""
         start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
-        body = [
-            f"xindex = {start} * XBLOCK + tl.arange(0, XBLOCK){column}",
-            f"xmask = xindex < {self.v.expr(expr(self.launch.outer))}",
-        ]
+        if self.members:
+            body = selection(buffers, self.members, self.wide)
+        else:
+            body = [
+                f"xindex = {start} * XBLOCK + tl.arange(0, XBLOCK){column}",
+                f"xmask = xindex < {self.v.expr(expr(self.launch.outer))}",
+            ]
         body += self.points + self.v.constants + self.before
         if self.kernel.walk:
             body.append(f"for walk in range(0, {self.v.expr(expr(product(v.extent for v in self.kernel.walk)))}):")

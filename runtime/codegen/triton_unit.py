@@ -1,13 +1,16 @@
-"""The Triton kernels of a plan with their launches; kernels of equal text are written once."""
+"""The Triton kernels of a plan with their launches; kernels of equal text are written once, and run as one where they can."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 
 from ..ir.nodes import Size
 from ..schedule.memory import home
-from ..schedule.plan import Plan
+from ..schedule.plan import Kernel, Plan
+from ..schedule.together import together
 from .triton import render_kernel
+from .triton_group import Group, Members, can_join, most, unit_of
 from .triton_launch import LOADED, Launch, launch
 from .triton_square import EDGE
 from .unit import anonymous
@@ -40,35 +43,94 @@ class TritonKernel:
 
 @dataclass(frozen=True)
 class TritonUnit:
-    """Kernels by the name of the first that has their text; for each kernel of the plan that name, and the number of programs of a launch."""
+    """Kernels by the name of the first that has their text; for each function that a wrapper calls (a kernel of the plan, or a group of them)
+    that name, and the number of programs of a launch. `grouped`: by name, those that have no call of their own.
+    """
 
     kernels: dict[str, TritonKernel]
     symbols: dict[str, str]
     programs: dict[str, Size]
+    grouped: dict[str, Group] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
         return "\n\n".join(k.source for k in self.kernels.values())
 
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The kernels of each group, whose buffers its function takes one kernel after another."""
+        return {g.name: g.kernels for g in self.grouped.values()}
 
-def render_triton(plan: Plan) -> TritonUnit:
-    """Raises `UnsupportedError` for what Triton cannot say."""
-    kernels: dict[str, TritonKernel] = {}
-    symbols: dict[str, str] = {}
-    programs: dict[str, Size] = {}
-    known: dict[object, str] = {}
-    for k in plan.kernels():
+
+def render_triton(plan: Plan, *, boxed: bool = False) -> TritonUnit:
+    """Raises `UnsupportedError` for what Triton cannot say. `boxed`: the call frees each argument after its last use."""
+    return _Unit(plan).render(boxed)
+
+
+class _Unit:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.shapes = {k.name: launch(k, plan.layouts) for k in plan.kernels()}
+        self.unit = TritonUnit({}, {}, {})
+        self.known: dict[object, str] = {}
+
+    def render(self, boxed: bool) -> TritonUnit:
+        kernels = {k.name: k for k in self.plan.kernels()}
+        leads = {}
+        for names in together(self.plan, self.key, boxed=boxed):
+            points = tuple(_number(self.shapes[n].outer) for n in names)
+            group = Group(f"{names[0]}_x{len(names)}", names, points, unit_of(points[0]))
+            self.unit.grouped.update(dict.fromkeys(names, group))
+            leads[names[0]] = group
+        for k in kernels.values():
+            if k.name in leads:
+                self.group(leads[k.name], k)
+            elif k.name not in self.unit.grouped:
+                self.lone(k)
+        return self.unit
+
+    def key(self, k: Kernel) -> tuple[Hashable, int] | None:
+        """What kernels of one group have in common, and how many there may be."""
+        shape = self.shapes[k.name]
+        if not can_join(k, shape):
+            return None
+        unit = unit_of(_number(shape.outer))
+        _, same = self.text(k, k.name, Members(1, unit))
+        return (same, shape.bytes, unit), most(len(k.reads) + len(k.writes))
+
+    def text(self, k: Kernel, name: str, members: Members | None) -> tuple[str, tuple[str, tuple[str, ...]]]:
+        """A kernel's source, and what is equal for kernels that are the same binary."""
         buffers = (*k.reads, *k.writes)
-        source = render_kernel(k, plan.layouts, homes={b: home(plan, b) for b in buffers})
-        pointers = tuple(MEMBERS[plan.layouts[n].dtype] for n in buffers)
-        same = (anonymous(source, k.name, (*buffers, *(b.name for b in k.scratch)), comment="#"), pointers)
-        symbols[k.name] = known.setdefault(same, k.name)
-        shape = launch(k, plan.layouts)
-        if symbols[k.name] == k.name:
-            kernels[k.name] = TritonKernel(k.name, source, pointers, len(k.symbols), *blocks(shape))
-        x = kernels[symbols[k.name]].xblock
-        programs[k.name] = shape.outer if x == 1 else (shape.outer + (x - 1)) // x
-    return TritonUnit(kernels, symbols, programs)
+        homes = {b: home(self.plan, b) for b in buffers}
+        source = render_kernel(k, self.plan.layouts, name, homes, members)
+        types = tuple(MEMBERS[self.plan.layouts[n].dtype] for n in buffers)
+        return source, (anonymous(source, name, (*buffers, *(b.name for b in k.scratch)), comment="#"), types)
+
+    def lone(self, k: Kernel) -> None:
+        shape = self.shapes[k.name]
+        x = self.add(k, k.name, None, shape).xblock
+        self.unit.programs[k.name] = shape.outer if x == 1 else (shape.outer + (x - 1)) // x
+
+    def group(self, group: Group, first: Kernel) -> None:
+        shape = replace(self.shapes[first.name], outer=max(group.points))
+        kernel = self.add(first, group.name, Members(len(group.kernels), group.unit), shape)
+        self.unit.programs[group.name] = group.programs(kernel.xblock)
+
+    def add(self, k: Kernel, name: str, members: Members | None, shape: Launch) -> TritonKernel:
+        """The kernel of this text and with these blocks, which may be that of another name."""
+        source, same = self.text(k, name, members)
+        x, r, warps = blocks(shape)
+        count = members.count if members else 1
+        sizes = len(k.symbols) if members is None else 2 * count
+        made = TritonKernel(name, source, same[1] * count, sizes, x, r, warps)
+        symbol = self.known.setdefault((same, x, r, warps) if members else same, name)
+        self.unit.symbols[name] = symbol
+        return self.unit.kernels.setdefault(symbol, made)
+
+
+def _number(n: Size) -> int:
+    assert isinstance(n, int)
+    return n
 
 
 def blocks(shape: Launch) -> tuple[int, int, int]:

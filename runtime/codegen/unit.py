@@ -18,13 +18,14 @@ PRELUDE = Path(__file__).resolve().parents[2] / "generated" / "kernels" / "prelu
 @dataclass(frozen=True)
 class Unit:
     """Source text, and for each kernel of the plan the C symbol that runs it (layers of a model share symbols). Calls say no number of
-    programs: `programs` is empty.
+    programs, and each runs one kernel: `programs` and `groups` are empty.
     """
 
     source: str
     symbols: dict[str, str]
     arity: dict[str, int]
     programs: Mapping[str, Size] = field(default_factory=dict)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,9 +12,10 @@ from ..ir.index import Expr, Quotient, Sym, expr
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
-from ..schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
+from ..schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
 
 NO_PROGRAMS: Mapping[str, Size] = MappingProxyType({})
+NO_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 MAX_ARGUMENTS = 1024
 """What ctypes passes on."""
 
@@ -70,9 +72,13 @@ class WrapperWriter:
         boxed: bool = False,
         support: str = "support",
         programs: Mapping[str, Size] = NO_PROGRAMS,
+        groups: Mapping[str, tuple[str, ...]] = NO_GROUPS,
     ):
         self.plan, self.parameters, self.out_targets, self.boxed = plan, parameters, out_targets, boxed
         self.support, self.programs = support, programs
+        self.kernels = {k.name: k for k in plan.kernels()}
+        self.groups = {members[0]: (name, members) for name, members in groups.items()}
+        self.followers = {name for members in groups.values() for name in members[1:]}
         self.names = Names()
         self.body: list[str] = []
         self.tensors: set[str] = set()  # arena buffers that are needed as tensors
@@ -81,6 +87,10 @@ class WrapperWriter:
         ] = {}  # strided views of arena buffers: name → (buffer, shape, stride, offset)
         self.imports: list[str] = []  # what only some wrappers need
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
+        passed = Counter(home(plan, n) for k in plan.kernels() for n in (*k.reads, *k.writes))
+        self.often = {n for n, count in passed.items() if count > 1}
+        self.allocated: set[str] = set()
+        self.addresses: dict[str, str] = {}  # of buffers that are passed often: local variables
         self.read = {n for step in plan.steps for n in step_reads(step)}
         self.read |= {o.buffer for o in plan.outputs if o.buffer is not None}
 
@@ -192,7 +202,7 @@ class WrapperWriter:
     # -- steps ---------------------------------------------------------------------------------------------------------
     def _step(self, step: Step) -> None:
         if isinstance(step, KernelStep):
-            self._kernel(step)
+            self._kernel(step.kernel)
         elif isinstance(step, ExternStep):
             self._extern(step)
         else:
@@ -200,18 +210,24 @@ class WrapperWriter:
             # Without a word to autograd: who calls the graph tells it of the write, however it was done.
             self.body.append(f"{step.target}.data.copy_({self._tensor(step.source)})")
 
-    def _kernel(self, step: KernelStep) -> None:
-        kernel = step.kernel
-        for name in kernel.writes:
-            if self._kind(name) == "own":
-                self._allocate(name)
-        args = [self._pointer(n) for n in (*kernel.reads, *kernel.writes)] + list(kernel.symbols)
-        launched = kernel.name in self.programs
+    def _kernel(self, kernel: Kernel) -> None:
+        """The call of a kernel, or of the function that runs it with others, in the place of the first."""
+        if kernel.name in self.followers:
+            return
+        called, members = self.groups.get(kernel.name, (kernel.name, (kernel.name,)))
+        args: list[str] = []
+        for name in members:
+            one = self.kernels[name]
+            for written in one.writes:
+                if self._kind(written) == "own":
+                    self._allocate(written)
+            args += [*(self._pointer(n) for n in (*one.reads, *one.writes)), *one.symbols]
+        launched = called in self.programs
         if launched:
-            args.insert(0, number(expr(self.programs[kernel.name])))
+            args.insert(0, number(expr(self.programs[called])))
         if len(args) > MAX_ARGUMENTS:
-            raise UnsupportedError(f"kernel {kernel.name} takes {len(args)} arguments, more than {MAX_ARGUMENTS}")
-        call = f"{kernel.name}({', '.join(args)})"
+            raise UnsupportedError(f"kernel {called} takes {len(args)} arguments, more than {MAX_ARGUMENTS}")
+        call = f"{called}({', '.join(args)})"
         if (faults := kernel_checks(kernel)) and not launched:  # a kernel on a GPU ends by an assertion
             call = (
                 f"if opf_fault := {call}: out_of_range(opf_fault, {self.names.constant('faults', repr(tuple(faults)))})"
@@ -220,6 +236,9 @@ class WrapperWriter:
         self.body.append(call)
 
     def _allocate(self, name: str) -> None:
+        if name in self.allocated:
+            return  # an indexed update of what the kernel before has copied
+        self.allocated.add(name)
         b = self.plan.layouts[name]
         self.body.append(
             f"{name} = empty_strided({shape_text(b.shape)}, {shape_text(b.stride or ())}, {self.names.constant('dtype', f'torch.{b.dtype}')})"
@@ -229,7 +248,13 @@ class WrapperWriter:
         if self._in_arena(name):
             self.pointers.add(name)
             return f"space.{name}_at"
-        return f"{home(self.plan, name)}.data_ptr()"
+        of = home(self.plan, name)
+        if of not in self.often:
+            return f"{of}.data_ptr()"
+        if of in self.addresses:
+            return self.addresses[of]
+        self.addresses[of] = address = f"{of}_at" if f"{of}_at" not in self.plan.layouts else f"{of}_address"
+        return f"({address} := {of}.data_ptr())"
 
     def _tensor(self, name: str) -> str:
         if self._in_arena(name):
@@ -341,12 +366,14 @@ def render_wrapper(
     boxed: bool = False,
     support: str = "support",
     programs: Mapping[str, Size] = NO_PROGRAMS,
+    groups: Mapping[str, tuple[str, ...]] = NO_GROUPS,
 ) -> str:
     """Python source of a module with `call(…)`, which takes the placeholders in order and returns a tuple. `boxed`: it takes one list of
     them, which it empties, and frees each after its last use. `support`: the module of `execute` that it imports from. `programs`: numbers
-    of programs of kernels that are launched on a GPU, by name.
+    of programs of functions that are launched on a GPU, by name. `groups`: kernels that are called as one function, by its name.
 
     Kernel functions are put into the module by the loader under their names.
     """
-    writer = WrapperWriter(plan, parameters, out_targets, boxed=boxed, support=support, programs=programs)
-    return writer.render()
+    return WrapperWriter(
+        plan, parameters, out_targets, boxed=boxed, support=support, programs=programs, groups=groups
+    ).render()

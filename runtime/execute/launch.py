@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -91,25 +91,34 @@ def load_function(binary: bytes, name: str, shared: int, threads: int) -> int:
 
 
 def launcher(
-    first: Loaded, other: Callable[[], Loaded], name: str, pointers: int, sizes: int, device: int
+    first: Loaded,
+    other: Callable[[], Loaded],
+    name: str,
+    pointers: int,
+    sizes: int,
+    device: int,
+    numbers: Sequence[int] = (),
 ) -> Callable[..., None]:
     """A function that launches a kernel on the current stream: it takes the number of programs, addresses and sizes.
 
-    first  for addresses that are all multiples of 16: the function, with its shared memory and its threads.
-    other  loads that for other addresses.
+    first    for addresses that are all multiples of 16: the function, with its shared memory and its threads.
+    other    loads that for other addresses.
+    numbers  the same in every launch: further arguments of the kernel, after the sizes.
     """
     known: list[Launch] = []
 
     def unaligned(*arguments: int) -> None:
         if not known:
-            known.append(_launch(other(), name, pointers + sizes, 0, device, unaligned))
+            known.append(_launch(other(), name, pointers + sizes, 0, device, unaligned, numbers))
         known[0](*arguments)
 
-    return _launch(first, name, pointers + sizes, pointers, device, unaligned)
+    return _launch(first, name, pointers + sizes, pointers, device, unaligned, numbers)
 
 
-def _launch(loaded: Loaded, name: str, count: int, aligned: int, device: int, unaligned: Launch) -> Launch:
-    """Launches one function with `count` arguments; where not all of the first `aligned` ones are, `unaligned` does."""
+def _launch(
+    loaded: Loaded, name: str, count: int, aligned: int, device: int, unaligned: Launch, numbers: Sequence[int]
+) -> Launch:
+    """Launches one function with `count` arguments, then `numbers`; where not all of the first `aligned` ones are, `unaligned` does."""
     function, shared, threads = loaded
     cuda = driver()
 
@@ -122,7 +131,7 @@ def _launch(loaded: Loaded, name: str, count: int, aligned: int, device: int, un
 
     return _maker(count, aligned)(  # type: ignore[no-any-return]
         free=[],
-        fresh=functools.partial(_Block, count, shared, threads),
+        fresh=functools.partial(_Block, count, shared, threads, numbers),
         pack=struct.Struct(f"Q{_ARGUMENTS - _STREAM - 8}x{count}q").pack_into,
         launch=cuda.cuLaunchKernelEx,
         function=function,
@@ -138,12 +147,14 @@ class _Block:
 
     __slots__ = ("config", "extra", "grid", "keep", "memory")
 
-    def __init__(self, count: int, shared: int, threads: int) -> None:
-        self.memory = ctypes.create_string_buffer(_ARGUMENTS + 8 * (count + _SCRATCH))
+    def __init__(self, count: int, shared: int, threads: int, numbers: Sequence[int]) -> None:
+        arguments = 8 * (count + len(numbers) + _SCRATCH)
+        self.memory = ctypes.create_string_buffer(_ARGUMENTS + arguments)
+        struct.pack_into(f"{len(numbers)}q", self.memory, _ARGUMENTS + 8 * count, *numbers)
         struct.pack_into("7I", self.memory, 0, 1, 1, 1, threads, 1, 1, shared)
         self.config = ctypes.addressof(self.memory)
         self.grid = ctypes.c_uint.from_buffer(self.memory)
-        size = ctypes.c_size_t(8 * (count + _SCRATCH))
+        size = ctypes.c_size_t(arguments)
         extra = (ctypes.c_void_p * 5)(_BUFFER, self.config + _ARGUMENTS, _SIZE, ctypes.addressof(size), _END)
         self.extra = ctypes.addressof(extra)
         self.keep = (size, extra)

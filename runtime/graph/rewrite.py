@@ -51,9 +51,7 @@ class Builder:
         return node
 
 
-def rewrite(
-    gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, device: str | None = None
-) -> Report:
+def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, device: str | None = None) -> Report:
     """Apply `rules` (by what `head` gives for their first node) to the graph in place. `device`: what its values are taken to be on (default:
     where they are).
     """

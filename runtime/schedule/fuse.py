@@ -164,9 +164,7 @@ def _start(group: Group, nest: Nest) -> None:
 class Alignment:
     """One try to let `nest` join `group`. Nothing changes in the group unless `run` returns True."""
 
-    def __init__(
-        self, group: Group, nest: Nest, programs: int = 0, layouts: Mapping[str, Buffer] = NO_LAYOUTS
-    ) -> None:
+    def __init__(self, group: Group, nest: Nest, programs: int = 0, layouts: Mapping[str, Buffer] = NO_LAYOUTS) -> None:
         self.group, self.programs, self.layouts = group, programs, layouts
         self.outer = list(group.outer)
         self.members = list(group.members)
@@ -400,7 +398,9 @@ class Alignment:
         if layout is None or layout.stride is None:
             return False
         near = [e for e, n, s in zip(m.index, layout.shape, layout.stride, strict=True) if s == 1 and n != 1]
-        return any(not atoms.isdisjoint(self.outer) and atoms.isdisjoint(m.inner) for e in near for atoms in [e.atoms()])
+        return any(
+            not atoms.isdisjoint(self.outer) and atoms.isdisjoint(m.inner) for e in near for atoms in [e.atoms()]
+        )
 
 
 def _along(body: Node, inner: list[Var]) -> bool:

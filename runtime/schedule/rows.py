@@ -58,7 +58,7 @@ def wide_rows(
                 asked[b.name] = aligned
         for name in {r.buffer for r in refs((it.args, tuple(v for _, v in it.kwargs)))}:
             while name in views and views[name].body.op == "load":
-                name = views[name].body.attr.buffer  # noqa: PLW2901
+                name = views[name].body.attr.buffer
             if aligned:
                 asked[name] = max(asked.get(name, 0), aligned)
             else:

@@ -20,7 +20,7 @@ class Built:
 
     source   the kernels as text, for readers.
     files    for the cache entry: contents, or paths to copy, by file name.
-    symbols  for each kernel of the plan what `Target.load` needs to know (JSON values).
+    symbols  for each function that the wrapper calls what `Target.load` needs to know (JSON values).
     programs numbers of programs of kernels that are launched otherwise than `Target.render` said.
     """
 
@@ -49,9 +49,10 @@ class Target(Protocol):
         """The plan of a prepared program; `frugal` as for `schedule`."""
         ...
 
-    def render(self, plan: Plan) -> Any:
-        """The source of the plan's kernels (`source`) and how many programs each is launched with (`programs`), in a form of the target's own,
-        which `compile` takes.
+    def render(self, plan: Plan, boxed: bool) -> Any:
+        """The source of the plan's kernels (`source`), which of them are called as one function (`groups`: their names by the function's), and
+        how many programs each function is launched with (`programs`), in a form of the target's own, which `compile` takes. `boxed`: the call
+        frees each argument after its last use.
         """
         ...
 
@@ -64,5 +65,5 @@ class Target(Protocol):
         ...
 
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
-        """Functions by the kernel's name, which take what the wrapper passes. Raises `BuildError` where the files cannot be loaded."""
+        """Functions by the names that the wrapper calls, which take what the wrapper passes. Raises `BuildError` where the files cannot be loaded."""
         ...

@@ -59,7 +59,7 @@ class Cpu:
     def schedule(self, program: Program, frugal: bool) -> Plan:
         return plan_of(program, self.cfg, frugal=frugal)
 
-    def render(self, plan: Plan) -> Unit:
+    def render(self, plan: Plan, boxed: bool) -> Unit:
         lanes = cpu_target(self.cfg).lanes
         return render_unit(plan, lanes=lanes, threads=torch.get_num_threads(), threshold=self.cfg.parallel_threshold)
 

@@ -71,8 +71,8 @@ class Cuda:
     def schedule(self, program: Program, frugal: bool) -> Plan:
         return scheduled(program, self.cfg, processors(self.index), frugal)
 
-    def render(self, plan: Plan) -> TritonUnit:
-        return render_triton(plan)
+    def render(self, plan: Plan, boxed: bool) -> TritonUnit:
+        return render_triton(plan, boxed=boxed)
 
     def compile(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> Built:
         choices = {name: configurations(kernel) for name, kernel in rendered.kernels.items()}
@@ -91,13 +91,19 @@ class Cuda:
             files |= {f"{name}.cubin": binary.cubin, f"{name}.py": kernel.source.encode()}
         symbols = {}
         programs: dict[str, Size] = {}
-        for k in plan.kernels():
-            kernel, binary = taken[rendered.symbols[k.name]]
+        groups = {group.name: group for group in rendered.grouped.values()}
+        kernels = {k.name: k for k in plan.kernels()}
+        for name, symbol in rendered.symbols.items():
+            kernel, binary = taken[symbol]
+            group = groups.get(name)
             how = [list(kernel.pointers), kernel.sizes, kernel.xblock, kernel.rblock, kernel.warps]
-            symbols[k.name] = [kernel.name, how, binary.meta]
+            symbols[name] = [kernel.name, how, binary.meta, [] if group is None else group.numbers(kernel.xblock)]
             if kernel is not rendered.kernels[kernel.name]:
-                outer = launch(k, plan.layouts).outer
-                programs[k.name] = (outer + (kernel.xblock - 1)) // kernel.xblock
+                if group is not None:
+                    programs[name] = group.programs(kernel.xblock)
+                else:
+                    outer = launch(kernels[name], plan.layouts).outer
+                    programs[name] = (outer + (kernel.xblock - 1)) // kernel.xblock
         return Built(rendered.source, files, symbols, programs)
 
     def recorder(self) -> Recorder | None:
@@ -105,14 +111,17 @@ class Cuda:
 
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
         loaded: dict[str, Callable[..., Any]] = {}
+        known: dict[object, Callable[..., Any]] = {}
         with torch.cuda.device(self.index):
-            for name, (symbol, how, meta) in entry.meta["symbols"].items():
-                if symbol not in loaded:
+            for name, (symbol, how, meta, numbers) in entry.meta["symbols"].items():
+                same = (symbol, *numbers)
+                if same not in known:
                     # At once: what this device does not take is known before the graph runs.
                     first = _loaded((entry.path / f"{symbol}.cubin").read_bytes(), meta)
                     other = functools.partial(_unaligned, entry.path, symbol, how)
-                    loaded[symbol] = launcher(first, other, symbol, len(how[0]), how[1], self.index)
-                loaded[name] = loaded[symbol]
+                    passed = how[1] - len(numbers)
+                    known[same] = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers)
+                loaded[name] = known[same]
         return loaded
 
 

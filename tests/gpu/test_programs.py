@@ -148,6 +148,79 @@ def test_inputs_written_in_place() -> None:
     assert ".copy_(" not in opforge.last_artifacts().wrapper
 
 
+def trained_by_adamw(dtype: torch.dtype, shapes: list[tuple[int, ...]], backend: str, **options: Any) -> list[Tensor]:
+    """Parameters after five steps of AdamW from the same start with the same gradients."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rand(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to("cuda", dtype)
+
+    parameters = [nn.Parameter(rand(s)) for s in shapes]
+    optimizer = torch.optim.AdamW(parameters, 1e-2, foreach=True, capturable=True)
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    step = torch.compile(optimizer.step, backend=backend, options=options or None)
+    for _ in range(5):
+        for p in parameters:
+            p.grad = rand(tuple(p.shape))
+        step()
+    return [p.detach() for p in parameters]
+
+
+def test_optimizer_of_many_tensors() -> None:
+    """A few launches for 150 parameters of odd sizes, written in place."""
+    shapes: list[tuple[int, ...]] = [
+        (33,),
+        (7, 5),
+        (16, 16),
+        (1,),
+        (2, 8, 4),
+        (1000,),
+        (1, 1),
+        (129, 257),
+        (3, 16, 1),
+        (15, 1),
+    ]
+    shapes *= 15
+    exact, eager = (trained_by_adamw(t, shapes, "eager") for t in (torch.float64, torch.float32))
+    ours = trained_by_adamw(torch.float32, shapes, "opforge", strict=True)
+    stats = opforge.stats()
+    assert stats["fallbacks"] == {}
+    assert stats["kernels"] <= 30 * stats["graphs"]  # of two for each parameter
+    for got, near, want in zip(ours, eager, exact, strict=True):
+        floor = 2 * torch.finfo(torch.float32).eps * float(want.abs().max())
+        assert float((got.double() - want).abs().max()) <= max(2 * float((near.double() - want).abs().max()), floor)
+
+
+def test_kernels_in_one_launch_give_the_same() -> None:
+    """As each does by itself; sizes of 0 and 1, members at odd addresses, and those that are written in place."""
+    sizes = [5, 0, 64, 7, 4096, 1, 96, 1, 2049, 31, 100000]
+    base = [torch.randn(n + 1, device="cuda") for n in sizes]
+
+    def f(*tensors: Tensor) -> tuple[Tensor, ...]:
+        for t in tensors[::2]:
+            t.mul_(2).add_(1)
+        return tuple((t * 3).exp() + 1 for t in tensors[1::2])
+
+    run = compiled(f)
+    for start in (0, 1):
+        given = [t[start : start + n] for t, n in zip(base, sizes, strict=True)]
+        ours, theirs, alone = ([t.clone() if start == 0 else _odd(t) for t in given] for _ in range(3))
+        got, want = run(*ours), f(*theirs)
+        torch.testing.assert_close([*got, *ours], [*want, *theirs])
+        one = compiled(f)  # the same kernel for a pair of tensors
+        for k in range(0, len(sizes) - 1, 2):
+            (single,) = one(alone[k], alone[k + 1])
+            assert torch.equal(single, got[k // 2])
+            assert torch.equal(alone[k], ours[k])
+        run = compiled(f)
+
+
+def _odd(t: Tensor) -> Tensor:
+    """A copy that begins four bytes after an address that is a multiple of 16."""
+    return torch.cat([t[:1], t])[1:] if t.numel() else t
+
+
 FAULT = """
 import torch
 def f(x, i):

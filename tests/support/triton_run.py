@@ -17,6 +17,7 @@ import torch
 
 from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.codegen.triton_launch import launch
+from opforge.runtime.codegen.triton_unit import TritonUnit
 from opforge.runtime.ir.facts import evaluate
 from opforge.runtime.ir.nodes import Buffer
 from opforge.runtime.schedule.plan import Kernel, Plan, ViewOf
@@ -36,6 +37,9 @@ class Job:
     memory: dict[str, torch.Tensor]
     sizes: dict[str, int] = field(default_factory=dict)
     xblock: int | None = None
+    unit: TritonUnit | None = (
+        None  # the functions that a wrapper would call, with blocks of `xblock`; None: each kernel by itself
+    )
 
 
 def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
@@ -88,6 +92,10 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
         for k, job in enumerate(jobs):
             steps = []
             for kernel in job.kernels:
+                if job.unit is not None and kernel.name in job.unit.grouped:
+                    if kernel.name == job.unit.grouped[kernel.name].kernels[0]:
+                        steps.append(_group_step(job, job.unit, kernel.name, root / f"k{k}_"))
+                    continue
                 (root / f"k{k}_{kernel.name}.py").write_text(render_kernel(kernel, job.layouts))
                 names = [*kernel.reads, *kernel.writes]
                 sizes = [job.sizes[s] for s in kernel.symbols]
@@ -102,6 +110,17 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
             sources = [p.read_text() for p in sorted(root.glob("k*.py")) if f"at {p.stem}\n" in done.stderr]
             raise AssertionError("\n".join([done.stderr[-3000:], *sources]))
         return [torch.load(root / f"k{k}.out.pt") for k in range(len(jobs))]
+
+
+def _group_step(job: Job, unit: TritonUnit, first: str, prefix: Path) -> list[Any]:
+    """The one launch of a group of kernels."""
+    group = unit.grouped[first]
+    kernel = unit.kernels[unit.symbols[group.name]]
+    Path(f"{prefix}{kernel.name}.py").write_text(kernel.source)
+    known = {k.name: k for k in job.kernels}
+    names = [b for member in group.kernels for b in (*known[member].reads, *known[member].writes)]
+    x = job.xblock or kernel.xblock
+    return [kernel.name, names, group.numbers(x), group.programs(x), x, 1]
 
 
 def _module(path: Path) -> Any:

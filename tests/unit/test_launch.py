@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from opforge.runtime.execute import launch
 from opforge.runtime.execute.launch import Loaded, launcher
@@ -123,3 +122,14 @@ def test_errors(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="CUDA error 719"):
         run(1, AT)
     run(1, AT)
+
+
+def test_numbers_that_do_not_change(driver: Driver) -> None:
+    """They follow the sizes in every block of memory, also of the other function."""
+    run = launcher(FIRST, lambda: OTHER, "k", 2, 1, 0, [8, 9])
+    run(1, AT, AT, 5)
+    run(2, AT, AT + 4, 6)
+    assert driver.launches == [
+        (0xF00, 1, 128, 4096, STREAM, AT, AT, 5, 8, 9),
+        (0xBA0, 2, 64, 0, STREAM, AT, AT + 4, 6, 8, 9),
+    ]

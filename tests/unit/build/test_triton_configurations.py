@@ -138,3 +138,29 @@ def test_preferred_configuration(cfg: Config) -> None:
     (name,) = meta["symbols"]
     assert files[f"{name}.cubin"][:4] == b"\x7fELF"
     assert counters.snapshot()["retries"] == {}
+
+
+@pytest.mark.usefixtures("device")
+def test_group_is_launched_as_it_was_taken(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of programs, and each member's first one, are those of the smaller tiles."""
+
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.exp(), y.exp(), z.exp()
+
+    refused: list[Job] = []
+
+    def compile_kernels(wanted: list[Job], cfg: Config, on_done: Any) -> list[Binary | BuildError]:
+        if not refused:
+            refused.extend(wanted)
+            return [BuildError("too large") for _ in wanted]
+        return [Binary(b"", {"name": "k", "shared": 0, "warps": 1}) for _ in wanted]
+
+    monkeypatch.setattr(triton_pool, "compile_kernels", compile_kernels)
+    files, meta = build(f, cfg, *(torch.empty(n) for n in (2000, 400, 1600)))
+    ((name, (symbol, how, _, numbers)),) = meta["symbols"].items()
+    (job,) = refused
+    assert name == symbol
+    assert (len(how[0]), how[1], how[2], job.xblock) == (6, 6, 256, 1024)
+    assert numbers == [125, 25, 100, 0, 8, 10]
+    assert f"{name}(17, arg" in files["wrapper.py"].decode()
+    assert meta["kernels"] == 1

@@ -1,0 +1,170 @@
+"""Kernels that run as one launch give what they give one by one, to the bit. By Triton's interpreter, and compiled for sm_90. Needs no GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+import triton
+
+from opforge.runtime.build.triton_job import compile_job
+from opforge.runtime.codegen.triton_group import ARGUMENTS, MEMBERS, Group, can_join, most
+from opforge.runtime.codegen.triton_launch import Launch
+from opforge.runtime.codegen.triton_unit import TritonUnit, render_triton
+from opforge.runtime.codegen.wrapper import render_wrapper
+from opforge.runtime.compile_fx import written_inside
+from opforge.runtime.config import Config
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.ir.index import sym
+from opforge.runtime.lower.graph import lower
+from opforge.runtime.schedule.check import check
+from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.targets import cuda
+from opforge.runtime.targets.cuda import prepared, scheduled
+from tests.support.triton_run import job_of, launch_interpreted
+
+SHAPES: tuple[tuple[int, ...], ...] = (
+    (33,),
+    (7, 5),
+    (16, 16),
+    (1,),
+    (2, 8, 4),
+    (100,),
+    (1, 1),
+    (48,),
+    (3, 16, 1),
+    (15, 1),
+)
+"""Seven of several points, of which four are multiples of 16, and two of one point."""
+
+
+def adam(*tensors: Tensor) -> None:
+    """In place, with a number of steps for each parameter, as an optimizer with `capturable` has it."""
+    n = len(tensors) // 5
+    p, g, m, v, steps = (list(tensors[k * n : (k + 1) * n]) for k in range(5))
+    torch._foreach_add_(steps, 1)
+    torch._foreach_lerp_(m, g, 0.1)
+    torch._foreach_mul_(v, 0.99)
+    torch._foreach_addcmul_(v, g, g, 0.01)
+    torch._foreach_addcdiv_(p, m, torch._foreach_add(torch._foreach_sqrt(v), 1e-3), -0.01)
+    torch._foreach_div_(p, torch._foreach_sqrt(steps))
+
+
+def optimizer(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.rand(s) + 0.5 for _ in range(4) for s in shapes] + [
+        torch.tensor(float(k)) for k in range(len(shapes))
+    ]
+
+
+def scaled(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """New tensors, of several dtypes; empty ones too."""
+    return tuple((t * 3).sin() + 1 for t in tensors)
+
+
+def several() -> list[Tensor]:
+    torch.manual_seed(1)
+    sizes = (5, 0, 64, 7, 0, 96, 80, 31)
+    return [torch.randn(n).to(t) for t in (torch.float32, torch.bfloat16) for n in sizes]
+
+
+def chained(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Sums cut it into kernels, of which the second pair reads what the first has written."""
+    a, b = x * (x + 1).sum(), y * (y + 1).sum()
+    return a, b, a * (a + 1).sum(), b * (b + 1).sum()
+
+
+def planned(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Plan:
+    with torch.no_grad():
+        traced = trace(fn, [t.clone() for t in inputs])
+    program = prepared(separate_outputs(lower(traced.graph, written_inside(traced)).program), 132)
+    plan = scheduled(program, Config(), 132)
+    check(program, plan)
+    return plan
+
+
+def sizes(unit: TritonUnit) -> list[int]:
+    return [len(names) for names in unit.groups.values()]
+
+
+def test_same_to_the_bit() -> None:
+    jobs = []
+    cases = [(adam, optimizer(SHAPES), 16), (scaled, several(), 32), (chained, [torch.rand(50), torch.rand(70)], 32)]
+    for fn, inputs, xblock in cases:
+        plan = planned(fn, inputs)
+        for unit in (None, render_triton(plan)):
+            jobs.append(job_of(plan, inputs))
+            jobs[-1].unit, jobs[-1].xblock = unit, xblock
+    ran = launch_interpreted(jobs)
+    for lone, together in zip(ran[::2], ran[1::2], strict=True):
+        for name, memory in lone.items():
+            assert torch.equal(memory, together[name]), name
+
+
+def test_few_launches() -> None:
+    plan = planned(adam, optimizer(SHAPES))
+    unit = render_triton(plan)
+    assert len(plan.kernels()) == 2 * len(SHAPES)
+    assert sorted(sizes(unit)) == [2, 4, 4, 10]  # one point, multiples of 16, others; the steps
+    assert len(unit.programs) == 4
+    wrapper = render_wrapper(
+        plan, [b.name for b in plan.inputs], {}, support="cuda", programs=unit.programs, groups=unit.groups
+    )
+    assert len(re.findall(r"^    k\d+_", wrapper, re.M)) == 4
+    names = [b.name for b in plan.inputs]
+    assert max(wrapper.count(f"{n}.data_ptr()") for n in names) == 1
+    many = render_triton(planned(adam, optimizer([(64,)] * 70)))
+    assert sizes(many) == [32, 32, 6] * 2
+    assert len(many.kernels) == 4  # the two of 32 are one
+
+
+def test_shapes_and_sizes_do_not_matter() -> None:
+    a, b, c = (render_triton(planned(adam, optimizer([s] * 2))) for s in ((64,), (32, 16), (3, 4, 8)))
+    assert a.source.count("% ") == 0
+    for other in (b, c):
+        assert [re.sub(r"#.*", "", k.source) for k in other.kernels.values()] == [
+            re.sub(r"#.*", "", k.source) for k in a.kernels.values()
+        ]
+
+
+def test_what_is_written_by_a_member_is_not_read_by_another() -> None:
+    plan = planned(chained, [torch.rand(50), torch.rand(50)])
+    unit = render_triton(plan)
+    known = {k.name: k for k in plan.kernels()}
+    for names in unit.groups.values():
+        written = {b for n in names for b in known[n].writes}
+        assert written.isdisjoint(b for n in names for b in known[n].reads)
+    assert sum(sizes(unit)) < len(known) + 1
+
+
+def test_limits() -> None:
+    assert most(2) == MEMBERS
+    assert all(most(n) * (n + 2) <= ARGUMENTS for n in range(1, 200))
+    kernel = planned(adam, optimizer([(64,)])).kernels()[-1]
+    assert can_join(kernel, Launch(64, 1, True))
+    assert not can_join(kernel, Launch(sym("s0"), 1, True))
+    group = Group("g", ("a", "b", "c", "d"), (33, 0, 1, 64), 1)
+    assert group.numbers(32) == [33, 0, 1, 64, 0, 2, 2, 3]
+    assert group.programs(32) == 5
+    assert Group("g", ("a", "b"), (32, 64), 16).numbers(32) == [2, 4, 0, 1]
+
+
+def test_compiles_for_sm90_with_wide_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    original = triton.compile
+    monkeypatch.setattr(triton, "compile", lambda *args, **how: made.append(original(*args, **how)) or made[-1])
+    unit = render_triton(planned(adam, optimizer([(4096,), (100, 16), (32, 32)])))
+    for kernel in unit.kernels.values():
+        assert compile_job(cuda.job_of(kernel, 90), tmp_path).cubin[:4] == b"\x7fELF"
+    ptx = made[-1].asm["ptx"]
+    assert ptx.count("ld.global.v4") == 2 * 4  # of a parameter, its gradient and two states, eight elements a thread
+    assert ptx.count("st.global.v4") == 2 * 3
