@@ -29,7 +29,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 # A graph module that writes its Python only when it is called or printed. [2.11, 2.13]
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+# Raised where Python asks for the value of a number that depends on data. [2.11, 2.13]
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 # Graph modules that take and return containers. [2.11, 2.13]
 from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
@@ -47,6 +49,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_modes
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "GuardOnDataDependentSymNode",
     "HigherOrderOperator",
     "LazyGraphModule",
     "OpOverload",
