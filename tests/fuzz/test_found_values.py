@@ -7,7 +7,9 @@ import torch
 
 import opforge
 
-from .check import check, in_dtype
+from .check import check, in_dtype, see
+from .judge import NOISY_RUNS
+from .noise import Noise
 from .program import Program, Step
 
 
@@ -40,3 +42,27 @@ def test_a_layout_changed_in_place_has_a_judge(quick: None) -> None:
     assert sight.raised == {}
     assert "result 0" in sight.lows
     assert check(program).different == []
+
+
+def _accumulated(dtype: str) -> Program:
+    made = (Step(f'grid((), "{dtype}", 116, 8.0).requires_grad_()', ("p1",)),)
+    steps = (Step("p1 * 0.3", ("v1",)), Step("torch.lerp(p1, v1, 0.25)", ("v2",)))
+    return Program(110919, made, ("p1",), ("p1",), steps, ("v2", "v1"), sizes=((5, 9),))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_one_tensor_are_added_in_any_order(quick: None, dtype: str) -> None:
+    """Of 1.5 for itself and -1.5 and -0.1125 from the program, a compiled graph adds the last two first; eager had luck with the first two."""
+    program = _accumulated(dtype)
+    assert check(program).different == []
+    spread = [see(program, program.functions(), (5, 9), around=lambda k=k: Noise(k)) for k in range(NOISY_RUNS)]  # type: ignore[misc]
+    gaps = [float((s.values["gradient 0"].double() + 0.1125).abs()) for s in spread]
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    assert eps / 2 < max(gaps) < 4 * eps
+
+
+def test_gradients_that_add_up_exactly_stay() -> None:
+    with Noise(0):
+        x = torch.arange(8.0, requires_grad=True)
+        (g,) = torch.autograd.grad((x * 2 + x * 0.5 + x * 4).sum(), x)
+    assert torch.equal(g, torch.full((8,), 6.5))
