@@ -30,9 +30,15 @@ def compile_fx(
     return _checked.only_for(example_inputs, _engine.compile_fx(gm, example_inputs, options=options, mode=mode))
 
 
-def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-    """The entry point of `torch.compile(…, backend="opforge", options={…})`."""
-    return _engine.compile_fx(gm, example_inputs, options=kwargs.get("options"), mode=kwargs.get("mode"))
+def backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The entry point of `torch.compile(…, backend="opforge", options={…})`. Raises `ConfigError` for unknown options and modes."""
+    return _engine.compile_fx(gm, example_inputs, options=options, mode=mode)
 
 
 def stats() -> dict[str, Any]:

@@ -185,7 +185,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     half = (
         Backward(lambda: backward_later(whole)) if compiles_later(parts, cfg) else Backward(call=backward(whole, watch))
     )
-    return bind_halves(parts.halves, forward, half, partial_backward(parts, backward_later)), artifacts
+    return bind_halves(parts.halves, forward, half, partial_backward(parts, half, backward_later)), artifacts
 
 
 def compile_graph(

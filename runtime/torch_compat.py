@@ -1,12 +1,19 @@
 """The only module that imports private torch names: what each is for, and the versions it was tested on (2.11, 2.13)."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
+
+# How deep the older `vmap` is nested in this thread: each gives the new number. [2.11, 2.13]
+from torch._C import _vmapmode_decrement_nesting, _vmapmode_increment_nesting  # type: ignore[attr-defined]
 
 # Allocation and re-viewing without the dispatcher: a third of the cost of torch.empty_strided / torch.as_strided. [2.11, 2.13]
 from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu  # type: ignore[attr-defined]
 from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided_cuda  # type: ignore[attr-defined]
 from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor  # type: ignore[attr-defined]
+
+# The innermost transform of `torch.func` that is running, or None. [2.11, 2.13]
+from torch._C._functorch import peek_interpreter_stack
 
 # The dispatcher in which C++ kernels that read sizes as plain integers are replaced by Python ones.
 # [2.11, 2.13]
@@ -29,7 +36,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 # A graph module that writes its Python only when it is called or printed. [2.11, 2.13]
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+# Raised where Python asks for the value of a number that depends on data. [2.11, 2.13]
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 # Graph modules that take and return containers. [2.11, 2.13]
 from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
@@ -47,6 +56,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_modes
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "GuardOnDataDependentSymNode",
     "HigherOrderOperator",
     "LazyGraphModule",
     "OpOverload",
@@ -56,6 +66,7 @@ __all__ = [
     "TorchDispatchMode",
     "TracingContext",
     "below_autograd",
+    "below_vmap",
     "copy_all",
     "cuda_stream",
     "disable_autocast",
@@ -64,6 +75,7 @@ __all__ = [
     "enable_python_dispatcher",
     "frame_source",
     "in_dual_level",
+    "in_transform",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "no_modes",
@@ -113,6 +125,54 @@ def below_autograd() -> AbstractContextManager[Any]:
     import torch
 
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def in_transform() -> bool:
+    """Whether this thread is inside of `vmap` or another transform of `torch.func`, or of the older `vmap` behind `is_grads_batched=True`.
+    [2.11, 2.13]
+    """
+    _vmapmode_increment_nesting()
+    return bool(_vmapmode_decrement_nesting() > 0 or peek_interpreter_stack() is not None)
+
+
+def below_vmap(call: Callable[[list[Any], list[bool], int], list[Any]], tensors: list[Any]) -> list[Any]:
+    """What `call` makes of the tensors that the innermost `vmap` maps over, told whole: tensors (the mapped dimension first), which of them are
+    mapped, the number of rows. Its results, None or with rows first, are mapped again. Outside of that `vmap` for `call`. Raises RuntimeError
+    for another transform. [2.11, 2.13]
+    """
+    from torch._C import _functorch as functorch
+    from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+
+    interpreter = peek_interpreter_stack()
+    if interpreter is None:
+        return _below_older_vmap(call, tensors)
+    if interpreter.key() != functorch.TransformType.Vmap:
+        raise RuntimeError(f"a compiled backward cannot run inside of torch.func's {interpreter.key().name.lower()}")
+    level, size = interpreter.level(), functorch.CVmapInterpreterPtr(interpreter).batchSize()
+    mapped = [
+        t is not None and functorch.is_batchedtensor(t) and functorch.maybe_get_level(t) == level for t in tensors
+    ]
+    whole = [functorch._remove_batch_dim(t, level, size, 0) if m else t for t, m in zip(tensors, mapped, strict=True)]
+    with temporarily_pop_interpreter_stack():
+        out = call(whole, mapped, size)
+    return [None if t is None else functorch._add_batch_dim(t, 0, level) for t in out]
+
+
+def _below_older_vmap(call: Callable[[list[Any], list[bool], int], list[Any]], tensors: list[Any]) -> list[Any]:
+    import torch
+
+    _vmapmode_increment_nesting()
+    level = _vmapmode_decrement_nesting()
+    # It does not tell which tensors are mapped: others become one row.
+    whole = [None if t is None else torch._remove_batch_dim(t, level, 1, 0) for t in tensors]
+    size = max(t.shape[0] for t in whole if t is not None)
+    mapped = [t is not None and t.shape[0] == size for t in whole]
+    _vmapmode_decrement_nesting()
+    try:
+        out = call([t if m or t is None else t[0] for t, m in zip(whole, mapped, strict=True)], mapped, size)
+    finally:
+        _vmapmode_increment_nesting()
+    return [None if t is None else torch._add_batch_dim(t, 0, level) for t in out]
 
 
 def in_dual_level() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +69,8 @@ def split(traced: Traced, cfg: Config | None = None) -> Split:
         tuple(isinstance(n.meta["val"], torch.Tensor) for n in returned[results:]),
         tuple(tangent_strides(t) for t in tangents),
         gradients,
-        # Compiling for symbolic sizes may add guards, which are settled by the time of such a call.
-        len(tangents) > 1 and not gradients.wrapped_results and not _is_symbolic(parts.backward),
+        len(tangents) > 1 and not gradients.wrapped_results,
+        _is_symbolic(parts.backward),
     )
     return Split(parts.forward, parts.backward, halves)
 
@@ -129,14 +129,22 @@ def eager_backward(backward: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return fx.Interpreter(backward).boxed_run
 
 
-def partial_backward(parts: Split, compiled: Callable[[fx.GraphModule], Callable[..., Any]]) -> Partial:
-    """Backwards for calls in which not all results got a gradient, each made by `compiled` when such a call first comes."""
+def partial_backward(
+    parts: Split, whole: Backward, compiled: Callable[[fx.GraphModule], Callable[..., Any]]
+) -> Partial:
+    """Backwards for calls in which not all results got a gradient, each made by `compiled` when such a call first comes. With symbolic sizes
+    it is `whole`, for which what is missing counts as zeros, without the gradients that nothing reaches: compiling another graph may add
+    guards, which are settled by then.
+    """
     tangents = [n.meta["val"] for n in parts.backward.graph.nodes if n.op == "placeholder" and n.meta.get("tangent")]
     made: dict[int, Backward] = {}
 
     def make(missing: int) -> Callable[..., Any]:
         given = ((1 << len(tangents)) - 1) & ~missing
         unreached = {k for k, way in enumerate(parts.halves.gradients.reached) if not way & given}
+        if parts.halves.symbolic:
+            call = whole.ready()
+            return lambda arguments: [None if k in unreached else g for k, g in enumerate(call(arguments))]
         absent = {k for k in range(len(tangents)) if missing >> k & 1}
         return compiled(without_tangents(parts.backward, absent, unreached))
 
@@ -144,8 +152,8 @@ def partial_backward(parts: Split, compiled: Callable[[fx.GraphModule], Callable
         half = made.get(missing) or made.setdefault(missing, Backward(lambda: make(missing)))
         return half.ready()
 
-    def zeros(k: int) -> torch.Tensor:
+    def zeros(k: int, shape: Sequence[int] | None = None) -> torch.Tensor:
         like = tangents[k]
-        return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
+        return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape if shape is None else shape)
 
     return Partial(ready, zeros)

@@ -12,10 +12,17 @@ from ...errors import ExportError, UnsupportedError
 from ...generated.schemas import OutputType
 from ..dispatch.lifted import LiftedModule
 from ..dispatch.trace import trace
-from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, is_traceable_wrapper_subclass, pytree
+from ..torch_compat import (
+    FakeTensor,
+    FakeTensorMode,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    is_traceable_wrapper_subclass,
+    pytree,
+)
 from .compilers import Decompositions
 from .decompose import decompose
-from .frames import FrameRecorder
+from .frames import FrameRecorder, where_raised
 from .partitioners import joint_module
 from .record import Recorded, record
 from .signature import BackwardSignature, GraphSignature
@@ -44,7 +51,8 @@ def aot_export_module(
 
     Buffers may be written in place or assigned anew; both are updates. Raises `ExportError` (a `RuntimeError`) for other changes of the
     module, for changes of an input's shape, stride or storage, writes to inputs that share memory or (with `trace_joint`) require grad, tensor
-    subclasses, seeded random operators, and losses that are not one real number or are not the only output that requires grad.
+    subclasses, seeded random operators, branches and Python numbers that depend on data, and losses that are not one real number or are not
+    the only output that requires grad.
     """
     args, kwargs = tuple(args), dict(kwargs or {})
     if pre_dispatch:
@@ -62,10 +70,10 @@ def aot_export_module(
     try:
         recorded = record(program, given, fakes, names, output_loss_index if trace_joint else None)
         graph = decompose(recorded.graph, decompositions) if decompositions else recorded.graph
-    except UnsupportedError as error:
+    except (UnsupportedError, GuardOnDataDependentSymNode) as error:
         if isinstance(error, ExportError):
             raise
-        raise ExportError(str(error)) from error
+        raise _refusal(error) from error
     _check_random(graph)
     in_spec = pytree.tree_structure(((*held, *args), kwargs))
     return _module(graph), _signature(graph, recorded, program, in_spec, output_loss_index if trace_joint else None)
@@ -99,7 +107,7 @@ def aot_export_joint_simple(
             traced = trace(func, args, training=training, recorder_type=FrameRecorder, may_train=False)
         graph = decompose(traced.graph, decompositions) if decompositions else traced.graph
     except UnsupportedError as error:
-        raise ExportError(str(error)) from error
+        raise _refusal(error) from error
     if traced.calling.out_spec is not None:
         raise ExportError("the outputs are no flat tuple or list of tensors and numbers; return them one by one")
     for k, info in enumerate(traced.meta.input_info):
@@ -118,6 +126,17 @@ def aot_export_joint_simple(
     if traced.gradients is None:
         return _module(graph)
     return joint_module(graph, traced.gradients.inputs)
+
+
+def _refusal(error: Exception) -> ExportError:
+    """What users are told where the program cannot be recorded."""
+    asked = error if isinstance(error, GuardOnDataDependentSymNode) else error.__cause__
+    if not isinstance(asked, GuardOnDataDependentSymNode):
+        return ExportError(str(error))
+    return ExportError(
+        f"the program asks for a value that only its data tells{where_raised(asked)}: {asked.cond}. A graph is one for all data: compute both "
+        "and take one with torch.where, or take the number as an input"
+    )
 
 
 def _line(graph: fx.GraphModule, position: int | None) -> str:

@@ -84,17 +84,30 @@ class FrameRecorder(Recorder):
         return super().where() if frame is None else f" ({source_text(frame)})"
 
 
-def source_text(frame: FrameType) -> str:
-    """`file.py:12 in forward: code`."""
-    code = frame.f_code
-    line = linecache.getline(code.co_filename, frame.f_lineno).strip()
-    return f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}: {line}"
+def source_text(frame: FrameType, number: int | None = None) -> str:
+    """`file.py:12 in forward: code`, of the line that runs or the one given."""
+    code, number = frame.f_code, number or frame.f_lineno
+    line = linecache.getline(code.co_filename, number).strip()
+    return f"{Path(code.co_filename).name}:{number} in {code.co_name}: {line}"
 
 
 def _trace_text(frame: FrameType) -> str:
     code = frame.f_code
     line = linecache.getline(code.co_filename, frame.f_lineno).strip()
     return f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n    {line}'
+
+
+def where_raised(error: BaseException) -> str:
+    """` (line …)` of the traced program that raised `error`; empty when none did."""
+    place, found = error.__traceback__, None
+    while place is not None:
+        name = place.tb_frame.f_code.co_filename
+        if name in _ENTRIES:
+            found = None
+        elif not name.startswith((*_INSIDE, "<eval_with_key>")):
+            found = place
+        place = place.tb_next
+    return "" if found is None else f" ({source_text(found.tb_frame, found.tb_lineno)})"
 
 
 def _user_frame() -> FrameType | None:

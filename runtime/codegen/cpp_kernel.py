@@ -72,11 +72,15 @@ class KernelWriter(StripWriter):
     def _mode(self) -> str:
         if self.choice.mode != "outer":
             return "rows" if self.choice.mode == "inner" else "scalar"
-        short = (self._is_short(p) for p in self.fk.phases if p.inner)
-        return "lanes" if all(short) else "tile"
+        assert self.choice.var is not None
+        if not all(self._is_short(p) for p in self.fk.phases if p.inner):
+            return "tile"
+        # Two blocks: registers that go through whole rows of several vectors are faster, arrays in memory slower.
+        long = any(map(self.has_long_sum, self.fk.phases))
+        return "tile" if long and self._register_width(self.choice.var) > 1 else "lanes"
 
     def _is_short(self, phase: FlatPhase) -> bool:
-        """Whether the loop can stay inside the lanes; sums that are longer than a block need a wider total."""
-        limit = BLOCK if any(self._inexact(s) for s in phase.body) else SHORT
+        """Whether the loop can stay inside the lanes; sums of many blocks need a wider total."""
+        limit = 2 * BLOCK if any(self._inexact(s) for s in phase.body) else SHORT
         depth = product(v.extent for v in phase.inner)
         return isinstance(depth, int) and depth <= limit

@@ -15,6 +15,11 @@ from .loops import FlatPhase, FlatStatement
 class OuterWriter(RowWriter):
     """The shapes `lanes` and `tile`."""
 
+    def has_long_sum(self, phase: FlatPhase) -> bool:
+        """Whether float sums go through partial sums of BLOCK steps."""
+        depth = product(v.extent for v in phase.inner)
+        return any(self._inexact(s) for s in phase.body) and not (isinstance(depth, int) and depth <= BLOCK)
+
     # -- lanes over an outer variable ----------------------------------------------------------------------------------
     def _lanes(self) -> None:
         w = self.choice.var
@@ -48,17 +53,36 @@ class OuterWriter(RowWriter):
                 f"auto {runs[id(s)]} = splat<{self._run_type(s)}>({self.tables.identity(s.source.kind, s.value.dtype)});"
             )
 
-        def body() -> None:
+        def body(names: dict[str, str]) -> None:
             for s in phase.body:
                 if isinstance(s.source, Reduce):
-                    self._accumulate(s, accs[s.source.name], position)
+                    self._accumulate(s, names[s.source.name], position)
                 elif isinstance(s.source, Scan):
                     self._scan_vector(s, runs[id(s)])
                 else:
                     self._store_vector(s)
 
+        def blocks() -> None:
+            last = phase.inner[-1]
+            sums = [s for s in reduces if self._inexact(s)]
+            b, n = f"{last.name}_b", self.size(last.extent)
+            with self.block(f"for (int64_t {b} = 0; {b} < {n}; {b} += {BLOCK})"):
+                partial = self._open_accumulators(sums, True)
+                self.line(f"const int64_t {last.name}_e = {b} + {BLOCK} < {n} ? {b} + {BLOCK} : {n};")
+                with self.block(f"for (int64_t {last.name} = {b}; {last.name} < {last.name}_e; ++{last.name})", last):
+                    body({**accs, **partial})
+                for s in sums:
+                    assert isinstance(s.source, Reduce)
+                    acc = accs[s.source.name]
+                    self.line(
+                        f"{acc} = {self.tables.combine(s.source.kind, s.source.dtype, acc, partial[s.source.name], True)};"
+                    )
+
         with self.block("", after_writes=number > 0):
-            self._loops(list(phase.inner), "", body, after_writes=number > 0)
+            if self.has_long_sum(phase):
+                self._loops(list(phase.inner[:-1]), "", blocks, after_writes=number > 0)
+            else:
+                self._loops(list(phase.inner), "", lambda: body(accs), after_writes=number > 0)
         for s in reduces:
             assert isinstance(s.source, Reduce)
             acc = accs[s.source.name]
@@ -149,11 +173,7 @@ class OuterWriter(RowWriter):
             inner = list(phase.inner)
             last = inner[-1] if inner else None
             sums = [s for s in reduces if self._inexact(s)]
-            cascade = (
-                bool(sums)
-                and last is not None
-                and not (isinstance(depth := product(v.extent for v in inner), int) and depth <= BLOCK)
-            )
+            cascade = self.has_long_sum(phase)
             wide: dict[str, str] = {}
 
             def fill(which: Mapping[str, str], dtype: str | None = None) -> None:
@@ -256,11 +276,7 @@ class OuterWriter(RowWriter):
         sums = [s for s in reduces if self._inexact(s)]
         inner = list(phase.inner)
         last = inner[-1] if inner else None
-        cascade = (
-            bool(sums)
-            and last is not None
-            and not (isinstance(depth := product(v.extent for v in inner), int) and depth <= BLOCK)
-        )
+        cascade = self.has_long_sum(phase)
 
         def body(target: dict[str, str]) -> None:
             lane = f"{w.name} - {start}"

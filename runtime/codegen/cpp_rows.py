@@ -55,12 +55,15 @@ class RowWriter(Writer):
         hi: int | Expr | str,
         body: Callable[[], None],
         pragma: str = "",
+        whole_vectors: bool = False,
     ) -> None:
-        """Whole vectors, then one partial vector if the extent asks for it."""
+        """Whole vectors, then one partial vector if the extent asks for it (never, the caller knows, with `whole_vectors`)."""
         self.lane_var = v
         end = hi if isinstance(hi, str) else self.size(hi)
-        exact = isinstance(hi, int) and lo == "0" and hi % self.lanes == 0
-        if isinstance(hi, int) and lo == "0":
+        exact = whole_vectors or (isinstance(hi, int) and lo == "0" and hi % self.lanes == 0)
+        if whole_vectors:
+            whole = end
+        elif isinstance(hi, int) and lo == "0":
             whole = str(hi - hi % self.lanes)
         else:
             whole = self.fresh("whole")
@@ -358,9 +361,9 @@ class RowWriter(Writer):
                 else:
                     self._store_scalar(s)
 
-        def loop(names: dict[str, str], lo: str, hi: int | Expr | str) -> None:
+        def loop(names: dict[str, str], lo: str, hi: int | Expr | str, whole_vectors: bool = False) -> None:
             if lanes:
-                self._vector_loop(v, lo, hi, lambda: body(names), pragma)
+                self._vector_loop(v, lo, hi, lambda: body(names), pragma, whole_vectors)
             else:
                 self.lane_var = None
                 end = hi if isinstance(hi, str) else self.size(hi)
@@ -386,10 +389,13 @@ class RowWriter(Writer):
         elif sums:
             # Long float sums go through partial sums of BLOCK steps.
             end = hi if isinstance(hi, str) else self.size(hi)
+            full = isinstance(hi, int) and lo == "0" and hi % max(self.lanes, 1) == 0
             with self.block(f"for (int64_t {v.name}_b = {lo}; {v.name}_b < {end}; {v.name}_b += {chunk})"):
-                self.line(f"const int64_t {v.name}_e = {v.name}_b + {chunk} < {end} ? {v.name}_b + {chunk} : {end};")
+                stop = f"{v.name}_b + {chunk}"
+                alike = full and isinstance(hi, int) and hi % chunk == 0
+                self.line(f"const int64_t {v.name}_e = {stop if alike else f'{stop} < {end} ? {stop} : {end}'};")
                 partial = self._open_accumulators(sums, lanes)
-                loop({**accs, **partial}, f"{v.name}_b", f"{v.name}_e")
+                loop({**accs, **partial}, f"{v.name}_b", f"{v.name}_e", full)
                 flush(partial)
         else:
             loop(accs, lo, hi)

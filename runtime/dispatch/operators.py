@@ -35,11 +35,10 @@ class Functional:
 class OpInfo:
     """One operator as the recorder sees it.
 
-    kind        device: asks a tensor for its device · decompose: `specs/decompositions.yaml` has a body · composite:
-                made of other
-                operators by its own kernel · lift: a constant enters the program · view: a return aliases argument
-                `view_arg` · metadata: changes sizes or strides of an argument · write: writes to arguments · plain:
-                the rest · higher_order
+    kind        device: asks a tensor for its device · layout: asks for sizes or strides as numbers · decompose:
+                `specs/decompositions.yaml` has a body · composite: made of other operators by its own kernel ·
+                lift: a constant enters the program · view: a return aliases argument `view_arg` · metadata: changes
+                sizes or strides of an argument · write: writes to arguments · plain: the rest · higher_order
     written     schema positions of the written arguments.
     aliased     for each return, the schema position of the written argument that it is, or None.
     keep        never removed as dead code: it has an effect, or takes from the random stream.
@@ -95,7 +94,11 @@ def _kind(op: OpOverload, writes: bool, views: bool) -> str:
         return "lift"
     if op in DECOMPOSITIONS:
         return "decompose"
-    if op._can_decompose() and str(op) not in LOWERINGS:
+    try:
+        composite = op._can_decompose()
+    except RuntimeError:  # the dispatcher does not know it: a kernel in C++ asks a tensor for its sizes or strides
+        return "layout"
+    if composite and str(op) not in LOWERINGS:
         return "composite"
     if torch.Tag.inplace_view in op.tags:
         return "metadata"

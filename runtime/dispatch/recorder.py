@@ -80,6 +80,10 @@ class Recorder(GraphWriter, TorchDispatchMode):
             if drawn is not NotImplemented:
                 return drawn
         match info.kind:
+            case "layout":
+                raise UnsupportedError(
+                    f"a kernel of torch reads symbolic sizes as plain numbers{self.where()}; mark the dimension static"
+                )
             case "plain":
                 return self._plain(info, types, args, kwargs)
             case "view":

@@ -20,7 +20,8 @@ from ...generated.wrapper_steps import STEPS
 from ..dispatch.joint import Gradients, written_since
 from ..dispatch.regions import Layout
 from ..dispatch.subclasses import Names, coerced, dense_tangent
-from ..torch_compat import no_modes
+from ..torch_compat import in_transform, no_modes
+from .batched import backward_by_rows
 from .support import restride
 
 Compiled = Callable[..., Any]
@@ -39,6 +40,7 @@ class Halves:
     tangents    strides that the backward expects of each tangent, None for row-major.
     gradients   what `Gradients` says.
     partial     whether the backward is told which of the results got no gradient.
+    symbolic    whether sizes are known only when the forward has run.
     """
 
     arguments: int
@@ -49,6 +51,7 @@ class Halves:
     tangents: tuple[tuple[int, ...] | None, ...]
     gradients: Gradients
     partial: bool = False
+    symbolic: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,11 @@ class Partial:
     """Backwards for calls in which not all results got a gradient.
 
     ready   the compiled backward for such a call; the bits of its argument are the positions of the tangents that are missing.
-    zeros   makes what stands in the place of the tangent at a position.
+    zeros   makes what stands in the place of the tangent at a position; of the shape that is given where sizes are symbolic.
     """
 
     ready: Callable[[int], Compiled]
-    zeros: Callable[[int], torch.Tensor]
+    zeros: Callable[..., torch.Tensor]
 
 
 class Backward:
@@ -101,7 +104,9 @@ def bind_halves(
     namespace: dict[str, Any] = {
         "Function": torch.autograd.Function,
         "forward_graph": forward,
+        "backward_by_rows": backward_by_rows,
         "backward_ready": backward.ready,
+        "in_transform": in_transform,
         "is_grad_enabled": torch.is_grad_enabled,
         "restride": restride,
         "Tensor": torch.Tensor,
@@ -141,6 +146,8 @@ def _forward(halves: Halves, values: Names) -> list[str]:
     names += [f"v{k}" for k in range(halves.gradients.wrappers)]
     if halves.partial:
         lines.append("ctx.set_materialize_grads(False)")
+        if halves.symbolic:
+            lines.append(f"ctx.shapes = {_tuple([f'out[{k}].shape' for k in halves.gradients.tangents])}")
     wrapped = halves.gradients.wrapped_results
     inside = {k for r in wrapped for k in r.dense}
     symbols = halves.gradients.symbols
@@ -191,13 +198,15 @@ def _backward(halves: Halves, values: Names) -> list[str]:
     wrapped = halves.gradients.wrapped_results
     gradients = [f"g{k}" for k in range(halves.results)] + [f"h{k}" for k in range(len(wrapped))]
     lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
+    lines += ["if in_transform():", f"    return backward_by_rows(Compiled.backward, ctx, {_tuple(gradients)})"]
     if _watched(halves):
         lines.append("refuse_written(ctx.watched)")
     arguments_in_all = range(halves.arguments + halves.gradients.wrappers)
     if halves.partial:
         lines.append("missing = 0")
         for n, k in enumerate(halves.gradients.tangents):
-            lines += [f"if g{k} is None:", f"    missing |= {1 << n}", f"    g{k} = partial.zeros({n})"]
+            shape = f", ctx.shapes[{n}]" if halves.symbolic else ""
+            lines += [f"if g{k} is None:", f"    missing |= {1 << n}", f"    g{k} = partial.zeros({n}{shape})"]
         lines += [f"if missing == {(1 << len(halves.tangents)) - 1}:"]
         lines += [f"    return {_tuple(['None'] * len(arguments_in_all))}"]
         lines.append("backward_graph = partial.ready(missing) if missing else backward_ready()")

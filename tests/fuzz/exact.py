@@ -45,7 +45,8 @@ class Exact(TorchDispatchMode):
             with self:  # elsewhere autograd takes them apart; their results may be views
                 return func.decompose(*args, **kwargs)
         given = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
-        if func.is_view or not given:
+        # A layout changed in place (`unsqueeze_`) leaves every element: to write them back is refused where they overlap (`expand`).
+        if func.is_view or torch.Tag.inplace_view in func.tags or not given:
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
         function = func

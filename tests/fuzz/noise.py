@@ -10,16 +10,22 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 # Numbers on this grid are taken as exact: kernels that add and multiply them agree to the bit.
 _GRID = 4096.0
+# In short dtypes every number may be on it: those with no more significant bits than this count as exact (inputs have five).
+_BITS = {torch.bfloat16: 5, torch.float16: 8}
 
 
 class Noise(TorchDispatchMode):
     """Moves every rounded floating result of an eager kernel by at most one unit in the last place, up or down, at random. A kernel that
-    adds is also given operands moved so: it may round otherwise by as much as its addends are large, not its total.
+    adds is also given operands moved so: it may round otherwise by as much as its addends are large, not its total. So it is with the
+    gradients of one tensor, which autograd adds one by one: the order is its own, and a compiled graph gives the sum of those inside of it.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
+        self._addends: dict[
+            int, tuple[Any, torch.Tensor]
+        ] = {}  # storage → what keeps it, the largest addend of each element's sum
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -27,6 +33,8 @@ class Noise(TorchDispatchMode):
         if func.is_view or name in _MOVES:
             return func(*args, **kwargs)
         given = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
+        if name in ("add", "add_") and len(given) == 2 and torch._C._current_graph_task_id() >= 0:
+            return self._next_gradient(func, given, args, kwargs)
         if _adds(func, name) and not func._schema.is_mutable:
             moved = {id(t): self._moved(t) for t in given if t.is_floating_point() and t.numel()}
             out = func(*args, **kwargs)
@@ -38,6 +46,20 @@ class Noise(TorchDispatchMode):
         if any(map(_rounded, [*_floating(out), *given])):
             for t in _floating(out):
                 t.copy_(self._moved(t))
+        return out
+
+    def _next_gradient(self, func: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
+        sums = [self._addends.get(t.untyped_storage()._cdata, (None, t))[1] for t in given]
+        largest = [s.abs() if s.shape == t.shape else t.abs() for s, t in zip(sums, given, strict=True)]
+        scale = torch.maximum(*largest) if all(t.is_floating_point() for t in given) else None
+        out: torch.Tensor = func(*args, **kwargs)
+        if any(map(_rounded, [out, *given])):
+            # Also a total without rounding (1.5 - 1.5) would have had one in another order.
+            steps = torch.randint(-1, 2, out.shape, generator=self.generator).double()
+            apart = 0 if scale is None else torch.finfo(out.dtype).eps * scale.double() * steps
+            out.copy_((self._moved(out).double() + apart).to(out.dtype))
+        if scale is not None and scale.shape == out.shape:
+            self._addends[out.untyped_storage()._cdata] = (out.untyped_storage(), scale)
         return out
 
     def _moved(self, t: torch.Tensor) -> torch.Tensor:
@@ -118,5 +140,8 @@ _MOVES = frozenset(
 def _rounded(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return False
-    scaled = value.detach().double() * _GRID
+    if value.dtype in _BITS:
+        scaled = torch.frexp(value.detach().double())[0] * 2 ** _BITS[value.dtype]
+    else:
+        scaled = value.detach().double() * _GRID
     return bool((scaled != scaled.round()).any())

@@ -409,6 +409,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], bool, str]] = {
     "held_written": (lambda m, x: X.mul_(1) + x, (torch.ones(3),), False, rf"the program writes to a tensor of shape \[3\] that it holds {LINE}"),
     "told_to_require_grad": (lambda m, x: (x.requires_grad_() * m.p).sum(), (X,), True, r"input args\[0\] is told to require grad"),
     "strange_output": (lambda m, x: (x + 1, object()), (X,), False, "output 1 is a object; return tensors, numbers and containers"),
+    "branch_on_data": (
+        lambda m, x: x + 1 if (x > m.count).all() else x - 1, (X,), False,
+        rf"asks for a value that only its data tells {LINE}: Eq\(u0, 1\). A graph is one for all data: .* torch.where",
+    ),
+    "joint_branch_on_data": (lambda m, x: scalar(m, x) if x.nonzero().shape[0] > 1 else m.p.sum(), (X,), True, rf"its data tells {LINE}: u0 > 1"),
+    "number_from_data": (lambda m, x: x[: int(x.sum().item())], (X,), False, rf"only its data tells {LINE}"),
     "sparse": (lambda m, x: x.to_dense() + 1, (torch.eye(3).to_sparse(),), False, r"input args\[0\] has the layout torch.sparse_coo"),
 }  # fmt: skip
 
@@ -538,6 +544,7 @@ def test_joint_simple_has_torchs_form() -> None:
         (lambda x, y: {"a": x * y}, (X, XG), "the outputs are no flat tuple or list of tensors and numbers"),
         (lambda x, y: (x * y, [x + 1]), (X, XG), "the outputs are no flat tuple or list of tensors and numbers"),
         (lambda x, y: (x[0] * y,), ([X], XG), "input 0 is a list; pass its tensors one by one"),
+        (lambda x, y: (x * y if y.sum() > 0 else y,), (X, XG), rf"asks for a value that only its data tells {LINE}"),
         (lambda x, y: (x * y,), (XG, XG), "input 1 is the same tensor as input 0; pass it once"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import opforge
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.dispatch.wrapper import bind
 from tests.support.aliasing import iota, same_effect
@@ -99,3 +100,17 @@ def test_autocast_is_in_the_graph_and_not_applied_twice(inside: bool) -> None:
     compiled = torch.compile(program, backend=backend)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside):
         same_effect(program, compiled, lambda: [iota(4, 4)])
+
+
+def test_a_kernel_that_reads_symbolic_sizes_as_numbers_is_named_by_its_line() -> None:
+    """`operator aten::stride does not exist` was said."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.clone().fill_diagonal_(-1) * 2
+
+    opforge.reset_stats()
+    torch._dynamo.reset()
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(torch.compile(program, backend="opforge", dynamic=True)(x), program(x))
+    (reason,) = opforge.stats()["fallbacks"]
+    assert "a kernel of torch reads symbolic sizes as plain numbers (test_through_dynamo.py:" in reason

@@ -1,0 +1,68 @@
+"""Programs whose values the fuzzer found wrong, or could not judge: what eager's own error is, and by what it is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import opforge
+
+from .check import check, in_dtype, see
+from .judge import NOISY_RUNS
+from .noise import Noise
+from .program import Program, Step
+
+
+class _Column(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 0.3).sum(0)
+
+
+@pytest.mark.parametrize("rows", [17, 24, 31, 32, 33, 64, 100, 1000])
+@pytest.mark.parametrize("columns", [5, 40, 64])
+def test_column_sums_lose_no_more_than_eager(rows: int, columns: int) -> None:
+    """Rows that are alike round the same way each time: 32 float32 additions one after another lost 7 units in the last place of 33 rows."""
+    x = (
+        torch.randint(-4, 5, (1, columns), generator=torch.Generator().manual_seed(0))
+        .expand(rows, columns)
+        .contiguous()
+    )
+    exact = (x + 0.3).double().sum(0)
+    ours = opforge.compile_fx(_Column(), [x])(x)
+    own = ((x + 0.3).sum(0).double() - exact).abs()
+    assert ((ours.double() - exact).abs() <= own.max() + torch.finfo(torch.float32).eps * exact.abs()).all()
+
+
+def test_a_layout_changed_in_place_has_a_judge(quick: None) -> None:
+    """`unsqueeze_` of an expanded tensor: to write its elements back is an error, so nothing was known better than eager."""
+    made = (Step('grid((n, m), "float64", 752, 7.3).sin()', ("p1",)), Step("p1.expand(2, *p1.shape)", ("x2",)))
+    steps = (Step("x2.unsqueeze_(0)"), Step("F.log_softmax(p1, -1).mean(0)", ("v1",)))
+    program = Program(0, made, (), ("p1", "x2"), steps, ("v1",), sizes=((4, 2), (5, 17)))
+    sight = in_dtype("float64", program, (5, 17))
+    assert sight.raised == {}
+    assert "result 0" in sight.lows
+    assert check(program).different == []
+
+
+def _accumulated(dtype: str) -> Program:
+    made = (Step(f'grid((), "{dtype}", 116, 8.0).requires_grad_()', ("p1",)),)
+    steps = (Step("p1 * 0.3", ("v1",)), Step("torch.lerp(p1, v1, 0.25)", ("v2",)))
+    return Program(110919, made, ("p1",), ("p1",), steps, ("v2", "v1"), sizes=((5, 9),))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_one_tensor_are_added_in_any_order(quick: None, dtype: str) -> None:
+    """Of 1.5 for itself and -1.5 and -0.1125 from the program, a compiled graph adds the last two first; eager had luck with the first two."""
+    program = _accumulated(dtype)
+    assert check(program).different == []
+    spread = [see(program, program.functions(), (5, 9), around=lambda k=k: Noise(k)) for k in range(NOISY_RUNS)]  # type: ignore[misc]
+    gaps = [float((s.values["gradient 0"].double() + 0.1125).abs()) for s in spread]
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    assert eps / 2 < max(gaps) < 4 * eps
+
+
+def test_gradients_that_add_up_exactly_stay() -> None:
+    with Noise(0):
+        x = torch.arange(8.0, requires_grad=True)
+        (g,) = torch.autograd.grad((x * 2 + x * 0.5 + x * 4).sum(), x)
+    assert torch.equal(g, torch.full((8,), 6.5))
