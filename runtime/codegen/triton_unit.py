@@ -21,7 +21,8 @@ MEMBERS = {
 }  # fmt: skip
 TILE = 4096  # elements that one program holds at a time
 POINTS = 1024  # of short rows that one program has together
-LINE = 128  # bytes that the memory sends at once
+LINE, SECTOR = 128, 32  # bytes that the memory sends at once, at best and at least
+FEW = 256  # programs, below which processors may be idle
 CACHED = 220 << 10  # bytes of a row, of which one for each processor stays in the cache
 
 
@@ -148,6 +149,8 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
     if shape.across and not shape.persistent:
         # Whole lines of memory: as many neighbours as a line has, as many steps along the inner loops as a tile holds.
         x = min(LINE // min(shape.bytes, 4), _power(outer))
+        while outer < FEW * x and x * shape.bytes > SECTOR:
+            x //= 2
         r = min(_power(inner), max(1, TILE // 4 // x))
         return x, r, max(1, x * r // 256)
     if shape.across:

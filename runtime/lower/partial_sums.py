@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...generated.scalars import REDUCTIONS
-from ..ir.index import Var, of, product
+from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import Extern, Nest, Program, Size, load, rebuild
 
 SMALL = 1 << 17  # values that one step may reduce without a second
@@ -46,25 +46,38 @@ def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows) -> list[Nest] 
         wanted = min(programs * max(1, ROW // outer), inner // ROWS_PART)
     else:
         wanted = min(-(-programs // have), inner // (COLUMN_PART if across else ROW_PART))
-    found = _part(nest.rvars, wanted)
-    if found is None:
+    cuts = _parts(nest.rvars, wanted)
+    if not cuts:
         return None
-    r, count = found
-    assert isinstance(r.extent, int)
-    part = r.extent // count
-    s, rest = Var(f"{r.name}s", count), Var(f"{r.name}p", part)
-    within = (rest,) if part > 1 else ()
     name = f"{nest.name}_parts"
     while name in names:
         name += "_"
     names.add(name)
-    place = of(s) * part + of(rest) if within else of(s)
-    body = rebuild(nest.body, lambda _: None, {r: place})
-    rvars = tuple(w for v in nest.rvars for w in (within if v is r else (v,)))
+    places: dict[Atom, int | Expr] = {}
+    steps: list[Var] = []
+    rvars: list[Var] = []
+    for r in nest.rvars:
+        count = cuts.get(r, 1)
+        assert isinstance(r.extent, int)
+        part = r.extent // count
+        s, rest = Var(f"{r.name}s", count), Var(f"{r.name}p", part) if count > 1 else r
+        if count > 1:
+            steps.append(s)
+            places[r] = of(s) * part + (of(rest) if part > 1 else 0)
+        if part > 1:
+            rvars.append(rest)
+    body = rebuild(nest.body, lambda _: None, places)
+    counts, at = tuple(s.extent for s in steps), tuple(map(of, steps))
     parts = replace(
-        nest, name=name, shape=(count, *nest.shape), vars=(of(s), *nest.vars), body=body, rvars=rvars, stride=None
+        nest,
+        name=name,
+        shape=(*counts, *nest.shape),
+        vars=(*at, *nest.vars),
+        body=body,
+        rvars=tuple(rvars),
+        stride=None,
     )
-    total = replace(nest, body=load(name, (of(s), *nest.vars), nest.dtype), rvars=(s,))
+    total = replace(nest, body=load(name, (*at, *nest.vars), nest.dtype), rvars=tuple(steps))
     return [parts, total]
 
 
@@ -80,6 +93,9 @@ class _Rows:
                 continue
             if item.reduce is None:
                 self.leaves[item.name] = self.of(item)
+                if item.stride is None:  # what is made point by point is laid out as what it is made of
+                    same = (self.strides.get(ld.attr.buffer) for ld in item.body.loads() if ld.attr.index == item.vars)
+                    self.strides[item.name] = next((s for s in same if s is not None), None)
             elif not _across(item, self.strides):
                 self.by_rows |= self.of(item)
 
@@ -110,24 +126,30 @@ def _across(nest: Nest, strides: Mapping[str, tuple[Size, ...] | None]) -> bool:
     return votes > 0
 
 
-def _part(rvars: tuple[Var, ...], wanted: int) -> tuple[Var, int] | None:
-    """The first loop that can be cut into about `wanted` equal parts, and their number. A whole loop is best, as of the rows of a matrix: those
-    who need one row's values may then share a kernel with its part.
+def _parts(rvars: tuple[Var, ...], wanted: int) -> dict[Var, int]:
+    """Into how many equal parts each loop is cut, so that they are about `wanted` together; none where that is impossible. A whole loop is
+    best, as of the rows of a matrix: those who need one row's values may then share a kernel with its part.
     """
-    if (
-        len(rvars) > 1
-        and isinstance(rvars[0].extent, int)
-        and wanted <= 2 * rvars[0].extent
-        and rvars[0].extent <= MOST_PARTS
-    ):
-        return rvars[0], rvars[0].extent
+    first = rvars[0].extent
+    if len(rvars) > 1 and isinstance(first, int) and wanted <= 2 * first and first <= MOST_PARTS:
+        return {rvars[0]: first}
+    cuts: dict[Var, int] = {}
+    left = wanted
     for r in rvars:
         if not isinstance(r.extent, int):
-            return None
-        near = [n for n in range(min(wanted, r.extent), 1, -1) if r.extent % n == 0]
-        if near and near[0] * 4 > wanted:
-            return r, near[0]
-    return None
+            return {}
+        # Single steps of the last loop are what a part goes through.
+        near = next((n for n in range(min(left, r.extent), 1, -1) if r.extent % n == 0), 1)
+        if near * 4 <= min(left, r.extent):
+            continue
+        if near > 1:
+            cuts[r] = near
+            left //= near
+        if left < 2:
+            break
+    made = product(cuts.values())
+    assert isinstance(made, int)
+    return cuts if made * 4 > wanted or (made > 1 and len(cuts) > 1) else {}
 
 
 __all__ = ["partial_reductions"]
