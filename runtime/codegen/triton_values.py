@@ -6,6 +6,7 @@ kernel without inner loops, both are `[XBLOCK]`). float16 and bfloat16 are held 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...errors import UnsupportedError
@@ -71,7 +72,7 @@ class Values:
     kept     what the cache should do with rows of a buffer: Triton's eviction policies.
     """
 
-    layouts: dict[str, Buffer]
+    layouts: Mapping[str, Buffer]
     flat: Scope
     deep: Scope
     two_dim: bool
