@@ -6,6 +6,7 @@ kernel without inner loops, both are `[XBLOCK]`). float16 and bfloat16 are held 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...errors import UnsupportedError
@@ -73,7 +74,7 @@ class Values:
     across   the loops along the first dimension of a block, and `along` those along its last; `each` neighbours are loaded by a thread at once.
     """
 
-    layouts: dict[str, Buffer]
+    layouts: Mapping[str, Buffer]
     flat: Scope
     deep: Scope
     two_dim: bool

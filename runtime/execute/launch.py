@@ -21,6 +21,7 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PLAIN_SHARED = 48 << 10  # bytes that a kernel may have without asking
 _BUFFER, _SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_*
 _STREAM, _ARGUMENTS = 32, 56  # bytes into a block of memory that starts with a CUlaunchConfig
+_TOGETHER = 16  # addresses, from which on it is cheaper to look at the bytes of all at once
 _SCRATCH = (
     2  # addresses that Triton's kernels take after their arguments: of scratch memory, which these kernels do not have
 )
@@ -131,7 +132,8 @@ def _launch(
 
     return _maker(count, aligned)(  # type: ignore[no-any-return]
         free=[],
-        fresh=functools.partial(_Block, count, shared, threads, numbers),
+        fresh=functools.partial(_Block, count, shared, threads, numbers, aligned),
+        odd=int.from_bytes(struct.pack("q", 15) * aligned, "little"),
         pack=struct.Struct(f"Q{_ARGUMENTS - _STREAM - 8}x{count}q").pack_into,
         launch=cuda.cuLaunchKernelEx,
         function=function,
@@ -145,13 +147,14 @@ def _launch(
 class _Block:
     """Memory for one launch at a time: the configuration, the arguments, and where they are. As ctypes takes them: plain numbers."""
 
-    __slots__ = ("config", "extra", "grid", "keep", "memory")
+    __slots__ = ("addresses", "config", "extra", "grid", "keep", "memory")
 
-    def __init__(self, count: int, shared: int, threads: int, numbers: Sequence[int]) -> None:
+    def __init__(self, count: int, shared: int, threads: int, numbers: Sequence[int], aligned: int) -> None:
         arguments = 8 * (count + len(numbers) + _SCRATCH)
         self.memory = ctypes.create_string_buffer(_ARGUMENTS + arguments)
         struct.pack_into(f"{len(numbers)}q", self.memory, _ARGUMENTS + 8 * count, *numbers)
         struct.pack_into("7I", self.memory, 0, 1, 1, 1, threads, 1, 1, shared)
+        self.addresses = memoryview(self.memory).cast("B")[_ARGUMENTS : _ARGUMENTS + 8 * aligned]
         self.config = ctypes.addressof(self.memory)
         self.grid = ctypes.c_uint.from_buffer(self.memory)
         size = ctypes.c_size_t(arguments)
@@ -164,14 +167,14 @@ class _Block:
 def _maker(count: int, aligned: int) -> Callable[..., Any]:
     """Makes functions of exactly so many arguments: packing and unpacking tuples costs more than the rest. Threads take blocks from `free`."""
     names = [f"a{k}" for k in range(count)]
-    check = (
-        f"if ({' | '.join(names[:aligned])}) & 15: return unaligned(programs, {', '.join(names)})" if aligned else ""
-    )
+    other = f"return unaligned(programs, {', '.join(names)})"
+    before = f"if ({' | '.join(names[:aligned])}) & 15: {other}" if 0 < aligned <= _TOGETHER else ""
+    after = f"if number(block.addresses, 'little') & odd: give(block); {other}" if aligned > _TOGETHER else ""
     source = f"""
-def make(free, fresh, pack, launch, function, stream, device, again, unaligned):
-    take, give = free.pop, free.append
+def make(free, fresh, pack, launch, function, stream, device, again, unaligned, odd):
+    take, give, number = free.pop, free.append, int.from_bytes
     def run(programs, {", ".join(names)}):
-        {check}
+        {before}
         if not programs:
             return
         try:
@@ -180,6 +183,7 @@ def make(free, fresh, pack, launch, function, stream, device, again, unaligned):
             block = fresh()
         block.grid.value = programs
         pack(block.memory, {_STREAM}, stream(device), {", ".join(names)})
+        {after}
         if code := launch(block.config, function, None, block.extra):
             again(code, block.config, block.extra)
         give(block)

@@ -72,13 +72,13 @@ def _merged(rows: Group, columns: Group) -> Group | None:
         along, across = (
             found  # loops of `rows` by those of `columns`, and loops of `columns` that are loops along a row
         )
-        parts = {v: renamed[v] for v in own if v not in across}
+        parts: dict[Atom, int | Expr] = {v: renamed[v] for v in own if v not in across}
         places = [e.subst(parts) for e in (along[v] for v in rows.outer)]
-        loops = [e.var for e in parts.values() if e.var is not None]
+        loops = [e.var for e in parts.values() if isinstance(e, Expr) and e.var is not None]
         if not covers(places, [v.extent for v in rows.outer], loops):
             continue
         members = [rename(m, dict(zip(rows.outer, places, strict=True))) for m in rows.members]
-        mapping: dict[Atom, Expr] = {**parts, **{v: of(r) for v, r in across.items()}}
+        mapping: dict[Atom, int | Expr] = {**parts, **{v: of(r) for v, r in across.items()}}
         added = [
             Member(m.nest, tuple(e.subst(mapping) for e in m.index), inner, substitute(m.body, mapping), fold=True)
             for m in columns.members

@@ -133,3 +133,13 @@ def test_numbers_that_do_not_change(driver: Driver) -> None:
         (0xF00, 1, 128, 4096, STREAM, AT, AT, 5, 8, 9),
         (0xBA0, 2, 64, 0, STREAM, AT, AT + 4, 6, 8, 9),
     ]
+
+
+def test_one_odd_address_of_many(driver: Driver) -> None:
+    run = launcher(FIRST, lambda: OTHER, "k", 40, 1, 0, [7])
+    for odd in (None, 0, 17, 39):
+        arguments = [AT + 16 * k + (4 if k == odd else 0) for k in range(40)]
+        run(3, *arguments, 5)  # the size is odd, which does not matter
+        wanted = FIRST if odd is None else OTHER
+        assert driver.launches[-1] == (wanted[0], 3, wanted[2], wanted[1], STREAM, *arguments, 5, 7)
+    assert len(driver.launches) == 4
