@@ -113,6 +113,9 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
+PLANNED = ("softmax of few rows",)  # too large for the interpreter: minutes
+
+
 def planned(fn: Callable[..., Any], inputs: list[Tensor]) -> Plan:
     """The plan for a GPU, checked; without calls of eager kernels."""
     cfg = Config()
@@ -136,6 +139,7 @@ def plans() -> dict[str, tuple[Plan, list[Tensor]]]:
 @pytest.fixture(scope="module")
 def ran(plans: dict[str, tuple[Plan, list[Tensor]]]) -> dict[str, Ran]:
     """Every case in one process of Triton's interpreter."""
+    plans = {name: plan for name, plan in plans.items() if name not in PLANNED}
     memories = launch_interpreted([job_of(plan, inputs) for plan, inputs in plans.values()])
     found = {}
     for (name, (plan, inputs)), memory in zip(plans.items(), memories, strict=True):
@@ -146,7 +150,7 @@ def ran(plans: dict[str, tuple[Plan, list[Tensor]]]) -> dict[str, Ran]:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in PLANNED])
 def test_right(ran: dict[str, Ran], name: str) -> None:
     agree(ran[name])
 
