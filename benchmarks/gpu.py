@@ -64,7 +64,14 @@ def run_program(program: BoundProgram, names: list[str], rounds: int, bandwidth:
     torch.manual_seed(0)
     device = torch.device("cuda")
     inputs = [make(device) for make in program.inputs]
-    row: dict[str, Any] = {"name": program.name, "shape": program.shape, "failed": {}, "accurate": {}, "errors": {}, "compile_s": {}}
+    row: dict[str, Any] = {
+        "name": program.name,
+        "shape": program.shape,
+        "failed": {},
+        "accurate": {},
+        "errors": {},
+        "compile_s": {},
+    }
     want = program.fn(*inputs)
     moved = program.moved(inputs, tensors(want)) if program.moved else size_of([*inputs, *tensors(want)])
     reference = None

@@ -85,6 +85,22 @@ div_power_of_two = Rule(
     replace=lambda m, g: g.call("aten.mul.Tensor", m["x"], (1.0 / m["c"])),
 )
 
+# spec: div_number_on_cuda
+div_number_on_cuda = Rule(
+    name="div_number_on_cuda",
+    doc="x / c = x * (1 / c), which is what the eager kernel of a GPU computes",
+    match=Call(
+        "aten.div.Tensor",
+        (
+            ("self", Wild("x")),
+            ("other", Wild("c")),
+        ),
+    ),
+    when=lambda m: p.is_number(m["c"]) and m["c"] != 0 and p.is_float(m["x"]),
+    replace=lambda m, g: g.call("aten.mul.Tensor", m["x"], (1.0 / m["c"])),
+    device="cuda",
+)
+
 # spec: pow_one
 pow_one = Rule(
     name="pow_one",
@@ -605,6 +621,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.div.Tensor": (
         div_one,
         div_power_of_two,
+        div_number_on_cuda,
     ),
     "aten.expand.default": (expand_same,),
     "aten.floor.default": (floor_floor,),

@@ -25,6 +25,7 @@ class Launch:
     passes  phases that have inner loops.
     square  the block's dimensions are tiles of two loops.
     bytes   of the smallest elements that are read or written at all points.
+    row     bytes that a program reads of rows along its inner loops.
     strided neighbouring points of the last outer loop read elements that are not neighbours.
     """
 
@@ -36,6 +37,7 @@ class Launch:
     square: bool = False
     bytes: int = 4
     strided: bool = False
+    row: int = 0
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
@@ -65,7 +67,10 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     sizes = {b: product(layouts[b].shape) for b in (*kernel.reads, *kernel.writes)}
     wide = [b for b, n in sizes.items() if not isinstance(n, int) or not isinstance(met, int) or 2 * n > met]
     least = min((ITEMSIZE[layouts[b].dtype] for b in wide), default=4)
-    return Launch(outer, inner, persistent, columns, deep, bytes=least, strided=inner == 1 and strided(kernel, layouts))
+    rows = [layouts[b].dtype for b in set().union(*map(row_reads, kernel.phases)) if b in layouts]
+    row = sum(ITEMSIZE[d] for d in rows) * inner if isinstance(inner, int) else 1 << 30
+    one = inner == 1 and strided(kernel, layouts)
+    return Launch(outer, inner, persistent, columns, deep, bytes=least, strided=one, row=row)
 
 
 def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:

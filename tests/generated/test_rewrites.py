@@ -14,6 +14,7 @@ CASES = {
     "mul_one": {"x": [3, 5]},
     "div_one": {"x": [3, 5]},
     "div_power_of_two": {"x": [3, 5], "c": {"value": 8.0}},
+    "div_number_on_cuda": {"x": [3, 5], "c": {"value": 7.0}},
     "pow_one": {"x": [3, 5]},
     "pow_two": {"x": [3, 5]},
     "neg_neg": {"x": [3, 5]},
