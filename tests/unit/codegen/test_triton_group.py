@@ -168,3 +168,13 @@ def test_compiles_for_sm90_with_wide_loads(tmp_path: Path, monkeypatch: pytest.M
     ptx = made[-1].asm["ptx"]
     assert ptx.count("ld.global.v4") == 2 * 4  # of a parameter, its gradient and two states, eight elements a thread
     assert ptx.count("st.global.v4") == 2 * 3
+
+
+def test_base_of_an_update_is_allocated_once() -> None:
+    """Atomic updates went to other memory than the copy of the base, where the result leaves the graph."""
+    inputs = [torch.rand(65, 64), torch.randint(0, 65, (300,)), torch.rand(300, 64)]
+    plan = planned(lambda x, i, r: x.index_add(0, i, r), inputs)
+    unit = render_triton(plan)
+    wrapper = render_wrapper(plan, [b.name for b in plan.inputs], {}, support="cuda", programs=unit.programs)
+    assert len(unit.programs) == 2
+    assert wrapper.count("= empty_strided(") == 1
