@@ -141,8 +141,8 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
     if inner == 1:
         # What is not contiguous is met in as many requests as a thread has elements: few then.
         each = 2 if shape.strided else 2 * LOADED // shape.bytes
-        x = min(max(512, 128 * each), _power(outer))
-        return x, 1, max(1, min(8 if shape.strided else 4, x // (32 * each)))
+        x = min(max(512, 64 * each), _power(outer))
+        return x, 1, max(1, x // (32 * each))
     if shape.square:
         x, r = min(EDGE, _power(outer)), _power(inner)
         return x, r, max(1, x * r // 512)
