@@ -23,6 +23,9 @@ TYPES = {
 }  # fmt: skip
 HALF = ("float16", "bfloat16")
 COARSE = ("div", "exp", "reciprocal", "sigmoid")  # scalars with a cheaper approximation
+WIDE = (
+    "pow",
+)  # those of which float32 is some units in the last place off: a single value (a bias correction) can have them all
 _INT32 = 2**31 - 1
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
@@ -151,6 +154,9 @@ class Values:
         spelled = spelled or TRITON.get(n.op)
         if spelled is None:
             raise UnsupportedError(f"scalar {n.op!r} has no Triton spelling in specs/scalars.yaml")
+        if n.op in WIDE and n.dtype == "float32" and not n.vars():
+            doubles = (f"({a}).to(tl.float64)" for a in args)
+            return f"({spelled.format(*doubles, T='tl.float64')}).to(tl.float32)"
         text = spelled.format(*args, T=TYPES[n.dtype])
         if n.dtype in HALF and n.op not in ("to_dtype", "where") and SCALARS[n.op].ulp != 0:
             return f"tp.to_dtype({text}, {TYPES[n.dtype]})"

@@ -35,13 +35,16 @@ def refusal(op: Any, args: Any) -> str:
     rule = REFUSALS.get(op)
     if rule is None:
         return ""
-    same, wide, integral, dims, why = rule
-    dtypes = {k: args[k].dtype for k in (*same, *integral) if k < len(args) and isinstance(args[k], torch.Tensor)}
+    same, wide, integral, boolean, dims, why = rule
+    dtypes = {
+        k: args[k].dtype for k in (*same, *integral, *boolean) if k < len(args) and isinstance(args[k], torch.Tensor)
+    }
     first, *others = [dtypes[k] for k in same if k in dtypes] or [None]
     wrong = any(d != first for d in others)
     if wide and first in HALF:
         wrong = wrong and any(d != torch.float32 for d in others)
     wrong = wrong or any(dtypes[k].is_floating_point for k in integral if k in dtypes)
+    wrong = wrong or any(dtypes[k] == torch.bool for k in boolean if k in dtypes)
     if dims and args[dims[0]].ndim > args[dims[1]].ndim:
         return f"{op} of {args[dims[0]].ndim} dimensions and {args[dims[1]].ndim}: the eager kernel takes no more"
     return f"{op} of {', '.join(map(str, dtypes.values()))}: {why[:1].lower()}{why[1:].rstrip('.')}" if wrong else ""

@@ -489,3 +489,12 @@ def test_inputs_without_elements_in_a_storage_that_is_written(quick: None) -> No
     outcome = check(Program(0, (*steps, *views), ("p2",), ("p1", "x4", "x5"), body, ("v1",), sizes=((0, 2),)))
     assert outcome.different == []
     assert "no elements" in outcome.eager
+
+
+def test_an_error_whose_result_nobody_reads(quick: None) -> None:
+    """The eager kernel takes no booleans, its fake kernel does."""
+    steps = (Step("(p1 > 0).argmax(-1, keepdim=True)", ("v1",)), Step("p1.sin()", ("v2",)))
+    made = (Step("grid((n, m), 'float32', 1)", ("p1",)),)
+    outcome = check(Program(0, made, (), ("p1",), steps, ("v2",), (), ((4, 2),)))
+    assert outcome.different == []
+    assert "booleans" in outcome.eager
