@@ -5,8 +5,7 @@
     python benchmarks/gpu_models.py --device cpu --tiny       tries the script where there is no GPU; its numbers mean nothing
 
 A step is a call, forward and backward without an optimizer, or the call of one (programs/gpu_models.py says which). Backends start with empty
-caches, in rotating order. Results are judged by a float64 run after some replays; training by loss, gradients and five steps' losses.
-A program that ends the process, or leaves the device unusable, costs its own row: `--resume` goes on behind it, by itself where the script lives.
+caches, in rotating order. A float64 run judges results after some replays (`--resume` goes on behind a program that ended the process).
 """
 
 import copy
