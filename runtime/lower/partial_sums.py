@@ -133,23 +133,25 @@ def _parts(rvars: tuple[Var, ...], wanted: int) -> dict[Var, int]:
     first = rvars[0].extent
     if len(rvars) > 1 and isinstance(first, int) and wanted <= 2 * first and first <= MOST_PARTS:
         return {rvars[0]: first}
+    sizes = [r.extent for r in rvars if isinstance(r.extent, int)]
+    if len(sizes) < len(rvars):
+        return {}
+    for r, n in zip(rvars, sizes, strict=True):
+        if (near := _divisor(n, wanted)) * 4 > wanted and near > 1:
+            return {r: near}
     cuts: dict[Var, int] = {}
     left = wanted
-    for r in rvars:
-        if not isinstance(r.extent, int):
-            return {}
-        # Single steps of the last loop are what a part goes through.
-        near = next((n for n in range(min(left, r.extent), 1, -1) if r.extent % n == 0), 1)
-        if near * 4 <= min(left, r.extent):
-            continue
-        if near > 1:
+    for r, n in zip(rvars, sizes, strict=True):
+        near = _divisor(n, left)
+        if near > 1 and near * 4 > min(left, n):
             cuts[r] = near
             left //= near
-        if left < 2:
-            break
-    made = product(cuts.values())
-    assert isinstance(made, int)
-    return cuts if made * 4 > wanted or (made > 1 and len(cuts) > 1) else {}
+    return cuts
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of `n` that is at most `most`."""
+    return next((d for d in range(min(most, n), 1, -1) if n % d == 0), 1)
 
 
 __all__ = ["partial_reductions"]
