@@ -61,6 +61,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         self.frozen: frozenset[int] = frozenset()
         self.training = self.expects_no_grad = False
         self.relaid: set[int] = set()
+        self.unseen: set[int] = set()  # of those, inputs of which autograd still has the old shape
         self._overlaps = overlaps
         self.wrapper_views: dict[int, tuple[Any, Any, tuple[Any, ...], dict[str, Any], int | None]] = {}
         self._wrappers: list[Any] = []
@@ -421,6 +422,10 @@ class Recorder(GraphWriter, TorchDispatchMode):
             raise UnsupportedError(f"{info.op} on an inference tensor outside of inference mode{self.where()}")
         if t.requires_grad and value.region.inputs and any(isinstance(a, torch.Tensor) for a in args[1:]):
             raise UnsupportedError(f"{info.op} on an input that requires grad{self.where()}")
+        if t.requires_grad and value.region.inputs and not torch.is_grad_enabled():
+            self.unseen.add(id(t))
+        elif id(t) in self.unseen:
+            raise UnsupportedError(f"{info.op} on an input that was laid out anew without grad{self.where()}")
 
     def _metadata_op(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
         t = args[0]

@@ -498,3 +498,12 @@ def test_an_error_whose_result_nobody_reads(quick: None) -> None:
     outcome = check(Program(0, made, (), ("p1",), steps, ("v2",), (), ((4, 2),)))
     assert outcome.different == []
     assert "booleans" in outcome.eager
+
+
+def test_a_transpose_that_autograd_has_not_seen_and_one_that_it_has(quick: None) -> None:
+    """They undo each other, but not for eager's backward, which raises."""
+    made = (Step('grid((n, m), "float32", 1).requires_grad_()', ("p2",)), Step("p2.sin()", ("p3",)))
+    body = (Step("p3.t_()", (), "no_grad"), Step("p3.t_()"))
+    outcome = check(Program(0, made, ("p2",), ("p3",), body, (), (), ((5, 33),)))
+    assert outcome.different == []
+    assert "laid out anew without grad" in outcome.eager
