@@ -514,9 +514,7 @@ mm_rows_of_whole_vectors = Rule(
             ("mat2", Wild("b")),
         ),
     ),
-    when=lambda m: (
-        p.is_half(m["a"]) and p.short_of_vectors(m["a"], 1) > 0 and (p.numel(m["a"]) + p.numel(m["b"])) >= 65536
-    ),
+    when=lambda m: p.is_half(m["a"]) and p.short_of_vectors(m["a"], 1) > 0 and p.has_elements(m["a"], 65536),
     replace=lambda m, g: g.call(
         "aten.mm.default",
         g.call("aten.constant_pad_nd.default", m["a"], [0, p.short_of_vectors(m["a"], 1)]),
@@ -540,7 +538,7 @@ mm_columns_of_whole_vectors = Rule(
         p.is_half(m["b"])
         and p.short_of_vectors(m["a"], 1) == 0
         and p.short_of_vectors(m["b"], 1) > 0
-        and p.numel(m["out"]) >= 65536
+        and p.has_elements(m["out"], 65536)
     ),
     replace=lambda m, g: g.call(
         "aten.clone.default",

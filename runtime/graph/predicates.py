@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,8 +72,10 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def numel(x: Any) -> Any:
-    return value(x).numel()
+def has_elements(x: Any, n: int) -> bool:
+    """Whether it has at least `n` elements, as far as that is known: of symbolic sizes nothing is asked, which would be a guard."""
+    sizes = [k for k in shape(x) if isinstance(k, int)]
+    return len(sizes) < rank(x) or math.prod(sizes) >= n
 
 
 def is_half(x: Any) -> bool:
@@ -126,6 +129,6 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 
 NAMES = (
-    "composed", "dtype", "exact_widening", "is_bool", "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_tensor",
-    "numel", "only_result_used", "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
+    "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two",
+    "is_tensor", "only_result_used", "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip

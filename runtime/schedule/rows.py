@@ -19,8 +19,14 @@ RowBytes = Callable[[Extern], int]
 
 def copied_outputs(program: Program, row_bytes: RowBytes) -> Program:
     """The program with a copy of each output that a call writes into such rows: the call may then have wider ones."""
-    outs = {b.name: b for it in program.items if isinstance(it, Extern) and row_bytes(it) for b in it.outs}
-    wanted = {o.buffer for o in program.outputs if o.buffer in outs and wider(outs[o.buffer], 16) is not None}
+    outs = {
+        b.name: b
+        for it in program.items
+        if isinstance(it, Extern) and row_bytes(it)
+        for b in it.outs
+        if wider(b, row_bytes(it)) is not None
+    }
+    wanted = {o.buffer for o in program.outputs if o.buffer in outs}
     written = {source for _, source in program.mutations}
     if not wanted - written:
         return program

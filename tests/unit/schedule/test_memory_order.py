@@ -1,0 +1,97 @@
+"""What a GPU's plans know of memory: the order of loops, rows of whole vectors, and sums that are cut along several loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opforge.generated.rewrites import RULES
+from opforge.runtime.config import Config
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.lower.graph import lower
+from opforge.runtime.schedule.check import check
+from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.schedule.plan import ExternStep, Plan
+
+pytest.importorskip("triton")
+
+from opforge.runtime.targets.cuda import prepared, scheduled
+
+PROCESSORS = 132
+HALF = torch.bfloat16
+
+
+def planned(fn: Callable[..., Any], *inputs: Tensor) -> Plan:
+    with torch.no_grad():
+        traced = trace(fn, list(inputs))
+    rewrite(traced.graph, RULES, device="cuda")
+    program = prepared(separate_outputs(lower(traced.graph).program), PROCESSORS)
+    plan = scheduled(program, Config(), PROCESSORS)
+    check(program, plan)
+    return plan
+
+
+def channels_last(*shape: int) -> Tensor:
+    return torch.randn(shape).to(memory_format=torch.channels_last)
+
+
+def test_loops_are_in_the_order_of_memory() -> None:
+    (kernel,) = planned(lambda x, w: F.relu(x * w), channels_last(4, 32, 14, 14), torch.randn(1, 32, 1, 1)).kernels()
+    assert [v.extent for v in kernel.outer] == [4, 14, 14, 32]
+    (kernel,) = planned(lambda x, w: F.relu(x * w), torch.randn(4, 32, 14, 14), torch.randn(1, 32, 1, 1)).kernels()
+    assert [v.extent for v in kernel.outer] == [4, 32, 14, 14]
+
+
+def test_points_along_channels_are_not_left_to_the_kernel_of_their_sums() -> None:
+    """64 channels are one program, which would go through all of it."""
+    plan = planned(lambda x: x - x.mean((0, 2, 3), keepdim=True), channels_last(32, 64, 56, 56))
+    first, *_, last = plan.kernels()
+    assert [v.extent for v in last.outer] == [32, 56, 56, 64]
+    assert len(first.outer) == 3  # cut along two loops: 32 parts are too few
+    assert (first.outer[0].extent, first.outer[-1].extent) == (32, 64)
+
+
+def calls(plan: Plan) -> list[ExternStep]:
+    return [step for step in plan.steps if isinstance(step, ExternStep)]
+
+
+def test_logits_have_rows_of_whole_vectors() -> None:
+    """Inside of the graph: what it returns is as eager returns it."""
+    x, w = torch.randn(2048, 64, dtype=HALF), torch.randn(1027, 64, dtype=HALF)
+    plan = planned(lambda x, w: x @ w.t(), x, w)
+    (call,) = calls(plan)
+    assert plan.layouts[call.call.outs[0].name].shape == (2048, 1032)
+    (output,) = plan.outputs
+    assert (output.shape, output.stride) == ((2048, 1027), (1027, 1))
+
+
+def test_a_gradient_of_logits_is_stored_once_for_its_products() -> None:
+    def program(d: Tensor, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        d = d.exp().to(HALF)
+        return d @ w, d.t() @ x
+
+    plan = planned(
+        program, torch.randn(2048, 1024), torch.randn(1024, 64, dtype=HALF), torch.randn(2048, 64, dtype=HALF)
+    )
+    (kernel,) = plan.kernels()
+    assert len(kernel.writes) == 1
+
+
+def test_rows_of_what_only_products_read_are_wider() -> None:
+    def program(d: Tensor, x: Tensor) -> Tensor:
+        return d.exp() @ x
+
+    plan = planned(program, torch.randn(2048, 1027), torch.randn(1027, 64))
+    (kernel,) = plan.kernels()
+    assert plan.layouts[kernel.writes[0]].stride == (1056, 1)
+
+
+def test_small_products_stay_as_they_are() -> None:
+    plan = planned(lambda x, w: x @ w.t(), torch.randn(20, 60, dtype=HALF), torch.randn(27, 60, dtype=HALF))
+    assert plan.kernels() == []
