@@ -281,7 +281,6 @@ REFUSALS: dict[Any, tuple[tuple[int, ...], bool, tuple[int, ...], tuple[int, ...
     torch.ops.aten.topk.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
     torch.ops.aten.kthvalue.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
     torch.ops.aten.median.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.clamp.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
     torch.ops.aten.relu.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
     torch.ops.aten.threshold.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
     torch.ops.aten.trace.default: ((), False, (), (0,), (), "It is not implemented for booleans."),

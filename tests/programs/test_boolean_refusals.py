@@ -25,7 +25,6 @@ CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "topk": lambda b, x: b.topk(1),
     "kthvalue": lambda b, x: b.kthvalue(1),
     "median": lambda b, x: b.median(),
-    "clamp": lambda b, x: b.clamp(False, True),
     "relu": lambda b, x: b.relu(),
     "threshold": lambda b, x: torch.threshold(b, 0.5, 0),
     "trace": lambda b, x: b.trace(),
