@@ -85,7 +85,9 @@ class _Rows:
     """Which stored values a program reduces by rows."""
 
     def __init__(self, program: Program) -> None:
-        self.strides = {name: b.stride for name, b in program.shapes().items()}  # those that are known
+        # Those that are known: of inputs, calls, and of nests that eager lays out in its own way.
+        self.strides = {name: b.stride for name, b in program.shapes().items()}
+        self.strides.update((item.name, item.stride) for item in program.items if isinstance(item, Nest))
         self.leaves: dict[str, frozenset[str]] = {}  # the stored values that each pointwise one is made of
         self.by_rows: set[str] = set()
         for item in program.items:

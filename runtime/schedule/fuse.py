@@ -13,12 +13,12 @@ from types import MappingProxyType
 
 from ..ir.index import Atom, Expr, Quotient, Var, expr, of, product, size
 from ..ir.nodes import Buffer, Extern, Nest, Node, Scatter, rebuild
+from ..lower.partial_sums import COLUMNS
 from .inline import map_scatter
 
 MAX_MEMBERS = 64
 MAX_BUFFERS = 64
 ALONE = 1 << 15  # points that one program may go through where there are few programs
-TOGETHER = 64  # neighbours in memory that are one program's
 NO_LAYOUTS: Mapping[str, Buffer] = MappingProxyType({})
 
 
@@ -387,7 +387,7 @@ class Alignment:
             if m.reduces or not isinstance(n, int):
                 continue
             # Neighbours in memory that are different outer points are one program's.
-            together = min(TOGETHER, outer) if self._is_across(m) else 1
+            together = min(COLUMNS, outer) if self._is_across(m) else 1
             if -(-outer // together) < self.programs and n * together > ALONE:
                 return True
         return False
