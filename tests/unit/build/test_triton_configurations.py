@@ -105,11 +105,8 @@ def build(f: Callable[..., Any], cfg: Config, *inputs: torch.Tensor) -> tuple[di
     return files, meta
 
 
-@pytest.mark.usefixtures("device")
-def test_wrapper_launches_what_was_taken(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return x.exp() + 1
-
+def first_refused(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """A stand-in for the compiler, which takes no kernel at first and all from then on; the list gets those of the first time."""
     refused: list[Job] = []
 
     def compile_kernels(wanted: list[Job], cfg: Config, on_done: Any) -> list[Binary | BuildError]:
@@ -119,6 +116,15 @@ def test_wrapper_launches_what_was_taken(cfg: Config, monkeypatch: pytest.Monkey
         return [Binary(b"", {"name": "k", "shared": 0, "warps": 1}) for _ in wanted]
 
     monkeypatch.setattr(triton_pool, "compile_kernels", compile_kernels)
+    return refused
+
+
+@pytest.mark.usefixtures("device")
+def test_wrapper_launches_what_was_taken(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() + 1
+
+    refused = first_refused(monkeypatch)
     files, meta = build(f, cfg, torch.empty(10000))
     (name,) = meta["symbols"]
     (job,) = refused
@@ -129,7 +135,7 @@ def test_wrapper_launches_what_was_taken(cfg: Config, monkeypatch: pytest.Monkey
 
 def kernel_of(meta: dict[str, Any], files: dict[str, Any], name: str, xblock: int) -> TritonKernel:
     pointers, sizes, _, rblock, _ = meta["symbols"][name][1]
-    return TritonKernel(name, files[f"{name}.py"].decode(), tuple(pointers), sizes, xblock, rblock, 4)
+    return TritonKernel(name, files[f"{name}.py"].decode(), tuple(pointers), sizes, xblock, rblock, 2)
 
 
 @pytest.mark.usefixtures("device")
@@ -147,20 +153,12 @@ def test_group_is_launched_as_it_was_taken(cfg: Config, monkeypatch: pytest.Monk
     def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.exp(), y.exp(), z.exp()
 
-    refused: list[Job] = []
-
-    def compile_kernels(wanted: list[Job], cfg: Config, on_done: Any) -> list[Binary | BuildError]:
-        if not refused:
-            refused.extend(wanted)
-            return [BuildError("too large") for _ in wanted]
-        return [Binary(b"", {"name": "k", "shared": 0, "warps": 1}) for _ in wanted]
-
-    monkeypatch.setattr(triton_pool, "compile_kernels", compile_kernels)
+    refused = first_refused(monkeypatch)
     files, meta = build(f, cfg, *(torch.empty(n) for n in (2000, 400, 1600)))
     ((name, (symbol, how, _, numbers)),) = meta["symbols"].items()
     (job,) = refused
     assert name == symbol
-    assert (len(how[0]), how[1], how[2], job.xblock) == (6, 6, 256, 1024)
-    assert numbers == [125, 25, 100, 0, 8, 10]
-    assert f"{name}(17, arg" in files["wrapper.py"].decode()
+    assert (len(how[0]), how[1], how[2], job.xblock) == (6, 6, 128, 512)
+    assert numbers == [125, 25, 100, 0, 16, 20]
+    assert f"{name}(33, arg" in files["wrapper.py"].decode()
     assert meta["kernels"] == 1
