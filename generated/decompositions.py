@@ -7,9 +7,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+
+class Refusal(NamedTuple):
+    """What the eager kernel does not accept, by positions of arguments."""
+
+    doc: str
+    """What it does instead."""
+    same_dtype: tuple[int, ...] = ()
+    """They must have one dtype."""
+    not_floating: tuple[int, ...] = ()
+    not_bool: tuple[int, ...] = ()
+    not_half: tuple[int, ...] = ()
+    most_dims: tuple[int, ...] = ()
+    """One, and another that must have at least as many dimensions."""
+    fills: Any = None
+    """A view: the second argument must have the sizes of this view of the first, made with the other arguments."""
+    wide: bool = False
+    """Or all but the first are float32, and that one is of half precision."""
 
 
 # spec: aten.native_batch_norm.default
@@ -195,153 +213,241 @@ position. The layout is `suggested` by an argument (channels-last or contiguous)
 `contiguous`.
 """
 
-REFUSALS: dict[Any, tuple[tuple[int, ...], bool, tuple[int, ...], tuple[int, ...], tuple[int, ...], str]] = {
-    torch.ops.aten.bitwise_and.Tensor: ((), False, (0, 1), (), (), "It is not implemented for floating dtypes."),
-    torch.ops.aten.bitwise_or.Tensor: ((), False, (0, 1), (), (), "It is not implemented for floating dtypes."),
-    torch.ops.aten.bitwise_xor.Tensor: ((), False, (0, 1), (), (), "It is not implemented for floating dtypes."),
-    torch.ops.aten.binary_cross_entropy_with_logits.default: (
-        (0, 1),
-        False,
-        (),
-        (),
-        (),
+REFUSALS: dict[Any, Refusal] = {
+    torch.ops.aten.bitwise_and.Tensor: Refusal(
+        "It is not implemented for floating dtypes.",
+        not_floating=(0, 1),
+    ),
+    torch.ops.aten.bitwise_or.Tensor: Refusal(
+        "It is not implemented for floating dtypes.",
+        not_floating=(0, 1),
+    ),
+    torch.ops.aten.bitwise_xor.Tensor: Refusal(
+        "It is not implemented for floating dtypes.",
+        not_floating=(0, 1),
+    ),
+    torch.ops.aten.binary_cross_entropy_with_logits.default: Refusal(
         "It writes into the dtype of the target.",
+        same_dtype=(0, 1),
     ),
-    torch.ops.aten.huber_loss.default: ((0, 1), False, (), (), (), "It does not promote as its fake kernel says."),
-    torch.ops.aten.soft_margin_loss.default: (
-        (0, 1),
-        False,
-        (),
-        (),
-        (),
+    torch.ops.aten.huber_loss.default: Refusal(
         "It does not promote as its fake kernel says.",
+        same_dtype=(0, 1),
     ),
-    torch.ops.aten.threshold_backward.default: (
-        (0, 1),
-        False,
-        (),
-        (),
-        (),
+    torch.ops.aten.soft_margin_loss.default: Refusal(
+        "It does not promote as its fake kernel says.",
+        same_dtype=(0, 1),
+    ),
+    torch.ops.aten.threshold_backward.default: Refusal(
         "It promotes, which its fake kernel does not say.",
+        same_dtype=(0, 1),
     ),
-    torch.ops.aten.mse_loss_backward.default: ((0, 1, 2), False, (), (), (), "It does not promote."),
-    torch.ops.aten.smooth_l1_loss_backward.default: ((0, 1, 2), False, (), (), (), "It does not promote."),
-    torch.ops.aten.huber_loss_backward.default: ((0, 1, 2), False, (), (), (), "It does not promote."),
-    torch.ops.aten.index_put.default: ((0, 2), False, (), (), (), "It does not promote."),
-    torch.ops.aten._unsafe_index_put.default: ((0, 2), False, (), (), (), "It does not promote."),
-    torch.ops.aten.index_copy.default: ((0, 3), False, (), (), (), "It does not promote."),
-    torch.ops.aten.index_add.default: ((0, 3), False, (), (), (), "It does not promote."),
-    torch.ops.aten.index_reduce.default: ((0, 3), False, (), (), (), "It does not promote."),
-    torch.ops.aten.put.default: ((0, 2), False, (), (), (), "It does not promote."),
-    torch.ops.aten.mm.default: ((0, 1), False, (), (), (), "It does not promote."),
-    torch.ops.aten.bmm.default: ((0, 1), False, (), (), (), "It does not promote."),
-    torch.ops.aten.mv.default: ((0, 1), False, (), (), (), "It does not promote."),
-    torch.ops.aten.dot.default: ((0, 1), False, (), (), (), "It does not promote."),
-    torch.ops.aten.addmm.default: (
-        (0, 1, 2),
-        False,
-        (),
-        (),
-        (0, 1),
+    torch.ops.aten.mse_loss_backward.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1, 2),
+    ),
+    torch.ops.aten.smooth_l1_loss_backward.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1, 2),
+    ),
+    torch.ops.aten.huber_loss_backward.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1, 2),
+    ),
+    torch.ops.aten.index_put.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 2),
+    ),
+    torch.ops.aten._unsafe_index_put.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 2),
+    ),
+    torch.ops.aten.index_copy.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 3),
+    ),
+    torch.ops.aten.index_add.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 3),
+    ),
+    torch.ops.aten.index_reduce.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 3),
+    ),
+    torch.ops.aten.put.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 2),
+    ),
+    torch.ops.aten.mm.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1),
+    ),
+    torch.ops.aten.bmm.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1),
+    ),
+    torch.ops.aten.mv.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1),
+    ),
+    torch.ops.aten.dot.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1),
+    ),
+    torch.ops.aten.addmm.default: Refusal(
         "It does not promote, and expands what it adds to its result.",
+        same_dtype=(0, 1, 2),
+        most_dims=(0, 1),
     ),
-    torch.ops.aten.baddbmm.default: (
-        (0, 1, 2),
-        False,
-        (),
-        (),
-        (0, 1),
+    torch.ops.aten.baddbmm.default: Refusal(
         "It does not promote, and expands what it adds to its result.",
+        same_dtype=(0, 1, 2),
+        most_dims=(0, 1),
     ),
-    torch.ops.aten.addmv.default: (
-        (0, 1, 2),
-        False,
-        (),
-        (),
-        (0, 2),
+    torch.ops.aten.addmv.default: Refusal(
         "It does not promote, and expands what it adds to its result.",
+        same_dtype=(0, 1, 2),
+        most_dims=(0, 2),
     ),
-    torch.ops.aten.heaviside.default: ((0, 1), False, (), (), (), "It does not promote."),
-    torch.ops.aten._prelu_kernel.default: ((0, 1), False, (), (), (), "It does not promote."),
-    torch.ops.aten.linalg_cross.default: ((0, 1), False, (), (), (), "It does not promote."),
-    torch.ops.aten.binary_cross_entropy.default: ((0, 1), False, (), (), (), "It does not promote."),
-    torch.ops.aten.index_select.default: ((), False, (2,), (), (), "Positions are integers."),
-    torch.ops.aten.argmax.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.argmin.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.sub.Tensor: ((), False, (), (0, 1), (), "It is not implemented for booleans."),
-    torch.ops.aten.sub.Scalar: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.rsub.Scalar: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.logcumsumexp.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.lerp.Scalar: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.abs.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.round.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.floor.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.ceil.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.trunc.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.topk.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.kthvalue.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.median.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.relu.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.threshold.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.trace.default: ((), False, (), (0,), (), "It is not implemented for booleans."),
-    torch.ops.aten.native_layer_norm.default: (
-        (0, 2, 3),
-        True,
-        (),
-        (),
-        (),
-        "Its parameters have the dtype of the input, or float32.",
+    torch.ops.aten.heaviside.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1),
     ),
-    torch.ops.aten.native_group_norm.default: (
-        (0, 1, 2),
-        True,
-        (),
-        (),
-        (),
-        "Its parameters have the dtype of the input, or float32.",
+    torch.ops.aten._prelu_kernel.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1),
     ),
-    torch.ops.aten.native_batch_norm.default: (
-        (0, 1, 2, 3, 4),
-        True,
-        (),
-        (),
-        (),
-        "Its parameters have the dtype of the input, or float32.",
+    torch.ops.aten.linalg_cross.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1),
     ),
-    torch.ops.aten._native_batch_norm_legit.default: (
-        (0, 1, 2, 3, 4),
-        True,
-        (),
-        (),
-        (),
-        "Its parameters have the dtype of the input, or float32.",
+    torch.ops.aten.binary_cross_entropy.default: Refusal(
+        "It does not promote.",
+        same_dtype=(0, 1),
     ),
-    torch.ops.aten._native_batch_norm_legit_functional.default: (
-        (0, 1, 2, 3, 4),
-        True,
-        (),
-        (),
-        (),
-        "Its parameters have the dtype of the input, or float32.",
+    torch.ops.aten.index_select.default: Refusal(
+        "Positions are integers.",
+        not_floating=(2,),
     ),
-    torch.ops.aten._native_batch_norm_legit.no_stats: (
-        (0, 1, 2),
-        True,
-        (),
-        (),
-        (),
-        "Its parameters have the dtype of the input, or float32.",
+    torch.ops.aten.argmax.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
     ),
-    torch.ops.aten._native_batch_norm_legit_no_training.default: (
-        (0, 1, 2, 3, 4),
-        True,
-        (),
-        (),
-        (),
+    torch.ops.aten.argmin.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.sub.Tensor: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0, 1),
+    ),
+    torch.ops.aten.sub.Scalar: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.rsub.Scalar: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.logcumsumexp.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.lerp.Scalar: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.abs.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.round.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.floor.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.ceil.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.trunc.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.topk.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.kthvalue.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.median.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.relu.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.threshold.default: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0,),
+    ),
+    torch.ops.aten.trace.default: Refusal(
+        "It is not implemented for booleans, nor (in torch 2.11) for half precision.",
+        not_bool=(0,),
+        not_half=(0,),
+    ),
+    torch.ops.aten.slice_scatter.default: Refusal(
+        "It takes the sizes of the slice alone.",
+        fills=torch.ops.aten.slice.Tensor,
+    ),
+    torch.ops.aten.select_scatter.default: Refusal(
+        "It takes the sizes of the selected part alone.",
+        fills=torch.ops.aten.select.int,
+    ),
+    torch.ops.aten.diagonal_scatter.default: Refusal(
+        "It takes the sizes of the diagonal alone.",
+        fills=torch.ops.aten.diagonal.default,
+    ),
+    torch.ops.aten.native_layer_norm.default: Refusal(
         "Its parameters have the dtype of the input, or float32.",
+        same_dtype=(0, 2, 3),
+        wide=True,
+    ),
+    torch.ops.aten.native_group_norm.default: Refusal(
+        "Its parameters have the dtype of the input, or float32.",
+        same_dtype=(0, 1, 2),
+        wide=True,
+    ),
+    torch.ops.aten.native_batch_norm.default: Refusal(
+        "Its parameters have the dtype of the input, or float32.",
+        same_dtype=(0, 1, 2, 3, 4),
+        wide=True,
+    ),
+    torch.ops.aten._native_batch_norm_legit.default: Refusal(
+        "Its parameters have the dtype of the input, or float32.",
+        same_dtype=(0, 1, 2, 3, 4),
+        wide=True,
+    ),
+    torch.ops.aten._native_batch_norm_legit_functional.default: Refusal(
+        "Its parameters have the dtype of the input, or float32.",
+        same_dtype=(0, 1, 2, 3, 4),
+        wide=True,
+    ),
+    torch.ops.aten._native_batch_norm_legit.no_stats: Refusal(
+        "Its parameters have the dtype of the input, or float32.",
+        same_dtype=(0, 1, 2),
+        wide=True,
+    ),
+    torch.ops.aten._native_batch_norm_legit_no_training.default: Refusal(
+        "Its parameters have the dtype of the input, or float32.",
+        same_dtype=(0, 1, 2, 3, 4),
+        wide=True,
     ),
 }
-"""Calls that the fake kernel accepts by mistake: positions of arguments that must have one dtype (or float32 beside a first one of half
-precision?), of those that must not be floating, or booleans, of one and another that has at least as many dimensions, and what the eager
-kernel does.
-"""
+"""Calls that the fake kernel accepts by mistake."""

@@ -86,16 +86,14 @@ class CorrectionSpec:
 
 @dataclass(frozen=True)
 class RefusalSpec:
-    """Calls that a fake kernel accepts by mistake: positions of arguments that must have one dtype (`wide`: or float32, all after a first
-    one of half precision), of those that must not be floating, or booleans, and of one with another that must have at least as many dimensions.
+    """Calls that a fake kernel accepts by mistake: `rules` holds positions of arguments under the names that the specs give them, `fills` is
+    the view whose sizes the second argument must have, `wide` takes float32 beside a first argument of half precision.
     """
 
     op: str
     doc: str
-    same: tuple[int, ...]
-    integral: tuple[int, ...]
-    boolean: tuple[int, ...]
-    dims: tuple[int, ...]
+    rules: tuple[tuple[str, tuple[int, ...]], ...]
+    fills: str = ""
     wide: bool = False
 
 
@@ -373,15 +371,17 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
     if schema is None:
         return None
     names = [a.name for a in schema.args]
-    keys = ("same_dtype", "not_floating", "not_bool", "most_dims")
+    keys = ("same_dtype", "not_floating", "not_bool", "not_half", "most_dims")
     for path, name in [((key, k), n) for key in keys for k, n in enumerate(entry.get(key, ()))]:
         if not _known_argument(entry, path, name, names, diags):
             return None
-    same, integral, boolean, dims = (tuple(names.index(n) for n in entry.get(key, ())) for key in keys)
-    if len(dims) not in (0, 2):
+    if len(dims := entry.get("most_dims", ())) not in (0, 2):
         diags.error(entry.pos("most_dims"), f"expected two arguments of {entry.id}, found {len(dims)}")
         return None
-    return RefusalSpec(entry.id, entry["doc"], same, integral, boolean, dims, entry.get("wide", False))
+    if "fills" in entry and _overload(entry, "fills", model, diags) is None:
+        return None
+    rules = tuple((key, tuple(names.index(n) for n in entry[key])) for key in keys if key in entry)
+    return RefusalSpec(entry.id, entry["doc"], rules, entry.get("fills", ""), entry.get("wide", False))
 
 
 def _known_argument(entry: Entry, path: tuple[str | int, ...], name: str, names: list[str], diags: Diagnostics) -> bool:

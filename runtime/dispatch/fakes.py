@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...generated.decompositions import CORRECTIONS, REFUSALS
+from ...generated.decompositions import CORRECTIONS, REFUSALS, Refusal
 from .regions import expressions
 
 HALF = (torch.float16, torch.bfloat16)
@@ -35,19 +35,37 @@ def refusal(op: Any, args: Any) -> str:
     rule = REFUSALS.get(op)
     if rule is None:
         return ""
-    same, wide, integral, boolean, dims, why = rule
-    dtypes = {
-        k: args[k].dtype for k in (*same, *integral, *boolean) if k < len(args) and isinstance(args[k], torch.Tensor)
-    }
-    first, *others = [dtypes[k] for k in same if k in dtypes] or [None]
-    wrong = any(d != first for d in others)
-    if wide and first in HALF:
-        wrong = wrong and any(d != torch.float32 for d in others)
-    wrong = wrong or any(dtypes[k].is_floating_point for k in integral if k in dtypes)
-    wrong = wrong or any(dtypes[k] == torch.bool for k in boolean if k in dtypes)
-    if dims and args[dims[0]].ndim > args[dims[1]].ndim:
-        return f"{op} of {args[dims[0]].ndim} dimensions and {args[dims[1]].ndim}: the eager kernel takes no more"
-    return f"{op} of {', '.join(map(str, dtypes.values()))}: {why[:1].lower()}{why[1:].rstrip('.')}" if wrong else ""
+    if dims := rule.most_dims:
+        first, most = (args[k].ndim for k in dims)
+        if first > most:
+            return f"{op} of {first} dimensions and {most}: the eager kernel takes no more"
+    if rule.fills is not None:
+        place = rule.fills(args[0], *args[2:])
+        if place.shape != args[1].shape:
+            return f"{op} of sizes {list(args[1].shape)} into {list(place.shape)}: {_clause(rule.doc)}"
+    named = {*rule.same_dtype, *rule.not_floating, *rule.not_bool, *rule.not_half}
+    dtypes = {k: args[k].dtype for k in sorted(named) if k < len(args) and isinstance(args[k], torch.Tensor)}
+    if _wrong_dtypes(rule, dtypes):
+        return f"{op} of {', '.join(map(str, dtypes.values()))}: {_clause(rule.doc)}"
+    return ""
+
+
+def _wrong_dtypes(rule: Refusal, dtypes: dict[int, torch.dtype]) -> bool:
+    first, *others = [dtypes[k] for k in rule.same_dtype if k in dtypes] or [None]
+    apart = any(d != first for d in others)
+    if rule.wide and first in HALF:
+        apart = apart and any(d != torch.float32 for d in others)
+    return (
+        apart
+        or any(dtypes[k].is_floating_point for k in rule.not_floating if k in dtypes)
+        or any(dtypes[k] == torch.bool for k in rule.not_bool if k in dtypes)
+        or any(dtypes[k] in HALF for k in rule.not_half if k in dtypes)
+    )
+
+
+def _clause(doc: str) -> str:
+    """A spec's line in the middle of a sentence."""
+    return doc[:1].lower() + doc[1:].rstrip(".")
 
 
 def _corrected(

@@ -151,9 +151,16 @@ def _covers(part: Layout, whole: Layout) -> bool:
 
 
 def check_given_up(inputs: Inputs, value: Value, source: int, t: torch.Tensor) -> None:
-    """Raises `UnsupportedError` for a view `t` of input `source` that was made without grad and written to after that: where that input
-    requires grad, autograd gives it up. (When autograd follows the program, the traced tensor says so itself.)
+    """Raises `UnsupportedError` for a view `t` of input `source` that was made without grad and written to after that, or whose storage another
+    input has laid out anew: where that input requires grad, autograd gives it up. (When autograd follows the program, the traced tensor says
+    so itself; inputs in one storage have one version counter in eager, and their own here.)
     """
-    written = value.born < value.region.version and inputs.version_moved(source)
-    if not inputs.training and written and inputs.given[source].requires_grad and t._is_view():
+    if inputs.training or not inputs.given[source].requires_grad or not t._is_view():
+        return
+    own, near = set(value.region.inputs), inputs.sharing(source)
+    if value.bumps < value.region.bumps and any(inputs.version_moved(j) for j in near):
         raise UnsupportedError(f"an output is a view of input {source}, was made without grad, and is written")
+    if moved := sorted(j for j in near - own if inputs.version_moved(j)):
+        raise UnsupportedError(
+            f"an output is a view of input {source}, was made without grad, and input {moved[0]} changes in its storage"
+        )

@@ -119,17 +119,21 @@ class Inputs:
         """Whether the program bumped the version counter of input `i`."""
         return version_of(self.fakes[i]) != self.versions[i]
 
+    def sharing(self, i: int) -> frozenset[int]:
+        """Input `i` and all inputs in its storage (equal objects counted once)."""
+        key = self.fakes[i].untyped_storage()._cdata
+        return frozenset(
+            j
+            for j, t in enumerate(self.fakes)
+            if isinstance(t, torch.Tensor) and self.same_as[j] is None and t.untyped_storage()._cdata == key
+        )
+
     def overlaps(self, i: int) -> frozenset[int]:
         """Input `i` and all inputs that share elements with it, directly or by way of another (equal objects counted
         once).
         """
         group, todo = {i}, [i]
-        key = self.fakes[i].untyped_storage()._cdata
-        near = [
-            j
-            for j, t in enumerate(self.fakes)
-            if isinstance(t, torch.Tensor) and self.same_as[j] is None and t.untyped_storage()._cdata == key
-        ]
+        near = self.sharing(i)
         while todo:
             a = self.layouts[todo.pop()]
             for j in near:

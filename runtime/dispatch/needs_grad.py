@@ -1,4 +1,4 @@
-"""Does a graph need autograd? Then it is for training, which this version leaves to eager."""
+"""Does a graph need autograd? Then it is traced for training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from ..torch_compat import pytree
 def wants_grad(gm: Any, example_inputs: Sequence[Any]) -> bool:
     """Whether running `gm` on inputs like these may build an autograd graph: an input, parameter or buffer of it
     requires grad, and grad mode is on, or the graph turns it on; or the graph itself asks for a gradient of
-    something.
+    something. In inference mode nothing does, whatever grad mode says.
     """
+    if torch.is_inference_mode_enabled():
+        return False
     graph = getattr(gm, "graph", None)
     turns_on = False
     if graph is not None:

@@ -360,6 +360,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         if new.meta["val"].shape != t.shape:
             raise UnsupportedError(f"the value written to {value.layout}{self.where()} has another shape")
         region.version += 1
+        region.bumps += 1
         while True:
             old = value.node
             faithful = same_strides(new.meta["val"], old.meta["val"])
@@ -450,6 +451,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
             self._record_strided(t, self._owner(key))
         else:
             raise UnsupportedError(f"{info.op} gives a tensor a storage that the graph does not know{self.where()}")
+        value.region.bumps += 1
         return t if out is not None else out
 
     def _record_strided(self, t: torch.Tensor, source: Value) -> None:

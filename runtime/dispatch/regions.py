@@ -94,6 +94,8 @@ class Region:
     storage: Any
     inputs: tuple[int, ...] = ()
     version: int = 0
+    bumps: int = 0
+    """How often eager's version counter moves: also where a tensor is only laid out anew."""
     loose: bool = False
     """Some value reaches outside of the region (`as_strided` beyond an input's own elements)."""
     constant: bool = False
@@ -123,6 +125,8 @@ class Value:
     """The parent's node before and after this value was last written into it."""
     born: int = 0
     """The region's version when the tensor object was made."""
+    bumps: int = 0
+    """Those of the region then."""
     near: Value | None = None
     """What `as_strided` was called on, where that made the value: autograd knows it as a view of that, although it reads the whole region."""
 
@@ -168,7 +172,7 @@ class Regions:
 
     def set(self, t: torch.Tensor, value: Value) -> None:
         """Record `t` as `value`."""
-        value.born = value.region.version
+        value.born, value.bumps = value.region.version, value.region.bumps
         self.values[id(t)] = (t, value)
 
     def add(self, t: torch.Tensor, node: fx.Node, inputs: tuple[int, ...] = ()) -> Value:

@@ -27,6 +27,7 @@ def reinterpreted(
 NAMESPACE: dict[str, Any] = {
     "as_strided": torch.as_strided,
     "enable_grad": torch.enable_grad,
+    "is_inference_mode_enabled": torch.is_inference_mode_enabled,
     "increment_version": torch.autograd.graph.increment_version,
     "math": math,
     "no_autocast": disable_autocast,

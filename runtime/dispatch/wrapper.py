@@ -50,7 +50,9 @@ def passes_through(traced: Traced) -> bool:
     """Whether the compiled graph alone is the program."""
     calling = traced.calling
     plain = calling.in_spec is None and calling.out_spec is None and calling.out_type is tuple
-    modes = traced.untracked or traced.turns_grad_on or traced.grad_mode_after is not None
+    modes = (
+        traced.gradients is not None or traced.untracked or traced.turns_grad_on or traced.grad_mode_after is not None
+    )
     return traced.meta.passes_through and traced.border is None and not traced.lifted and plain and not modes
 
 
@@ -125,8 +127,11 @@ class _Writer:
     # --- before the call
 
     def _checks(self) -> list[str]:
-        """Assumptions about which inputs share memory; when one fails, the program itself runs."""
+        """Assumptions about which inputs share memory, and that autograd is there; when one fails, the program itself runs."""
         lines: list[str] = []
+        if self.traced.gradients is not None:
+            # Dynamo compiles outside of inference mode, and guards on grad mode alone.
+            lines += ["if is_inference_mode_enabled():", "    return program(*args)"]
         pointers: dict[int, str] = {}
 
         def pointer(i: int) -> str:

@@ -369,6 +369,10 @@ class Alignment:
             return False
         if outer - {mapping[v].var for v in self.free}:
             return False
+        for member, ld in self._links():
+            for place, e in zip(member.index, ld.attr.index, strict=True):
+                if not _within_point(place, e.subst(mapping), outer):
+                    return False  # it reads what another outer point makes
         new = Member(replace(self.nest, body=self.body), index, tuple(inner), body)
         if self._starves([*members, new]):
             return False
@@ -401,6 +405,38 @@ class Alignment:
         return any(
             not atoms.isdisjoint(self.outer) and atoms.isdisjoint(m.inner) for e in near for atoms in [e.atoms()]
         )
+
+
+def _within_point(place: Expr, e: Expr, outer: set[Var]) -> bool:
+    """Whether what is read at `e` in a dimension is stored at `place` by the same outer point. Their parts along outer loops must be one; the
+    inner parts of what is read must stay within those of what is stored.
+    """
+    if place == e or place.atoms().isdisjoint(outer):
+        return True
+    mine, theirs = place, e
+    for v in outer:
+        c = place.coefficient(v)
+        if c is None or e.coefficient(v) != c:
+            return False
+        mine, theirs = mine - c * of(v), theirs - c * of(v)
+    stored, read = _reach(mine), _reach(theirs)
+    if stored is None or read is None:
+        return mine == theirs
+    return stored[0] <= read[0] and read[1] <= stored[1]
+
+
+def _reach(e: Expr) -> tuple[int, int] | None:
+    """The least and the largest value of a sum of loops of known extent, None for other expressions."""
+    low = high = 0
+    for monomial, c in e.terms:
+        if not monomial:
+            low, high = low + c, high + c
+            continue
+        v = monomial[0]
+        if len(monomial) != 1 or not isinstance(v, Var) or not isinstance(v.extent, int):
+            return None
+        low, high = low + min(0, c * (v.extent - 1)), high + max(0, c * (v.extent - 1))
+    return low, high
 
 
 def _along(body: Node, inner: list[Var]) -> bool:

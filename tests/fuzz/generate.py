@@ -199,6 +199,11 @@ def _draw_step(draft: Draft) -> bool:
                 draft.begin()
             continue
         touched = outs or tuple(step.uses())
+        if "as_strided(" in text and not all(_inside(env[name], env, step) for env in draft.envs for name in outs):
+            for env in draft.envs:
+                for name in outs:
+                    del env[name]
+            continue
         if all(_tame(env[name]) for env in draft.envs for name in touched):
             draft.steps.append(step)
             return True
@@ -308,6 +313,26 @@ def _env(n: int, m: int) -> Env:
 def _run(step: Step, env: Env, mode: str) -> None:
     with getattr(torch, mode)(), getattr(torch, step.mode or mode)():
         exec(step.line(), env)
+
+
+def _inside(value: torch.Tensor, env: Env, step: Step) -> bool:
+    """Whether `as_strided` reads elements that something has: beside a result that was made smaller in place (a loss, the sum of what its
+    kernel wrote there before) the storage holds what nobody promised.
+    """
+    sources = [env[name] for name in step.uses() if isinstance(env.get(name), torch.Tensor)]
+    return any(
+        _end(value) <= _end(base)
+        for t in sources
+        for base in (t, t._base)
+        if base is not None and base.untyped_storage()._cdata == value.untyped_storage()._cdata
+    )
+
+
+def _end(t: torch.Tensor) -> int:
+    """The element of the storage after the last one of `t`."""
+    if not t.numel():
+        return int(t.storage_offset())
+    return int(t.storage_offset()) + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
 def _tame(value: Any) -> bool:

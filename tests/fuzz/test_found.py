@@ -507,3 +507,48 @@ def test_a_transpose_that_autograd_has_not_seen_and_one_that_it_has(quick: None)
     outcome = check(Program(0, made, ("p2",), ("p3",), body, (), (), ((5, 33),)))
     assert outcome.different == []
     assert "laid out anew without grad" in outcome.eager
+
+
+def test_a_part_of_the_wrong_size_put_into_a_slice_that_nobody_reads(quick: None) -> None:
+    """The fake kernel of `slice_scatter` takes any size."""
+    steps = (Step("p1[:0].slice_scatter(p1[:1] + 1, 0, 1, 2)", ("v1",)), Step("p1.sin()", ("v2",)))
+    made = (Step("grid((n, m), 'float32', 1)", ("p1",)),)
+    outcome = check(Program(0, made, (), ("p1",), steps, ("v2",), (), ((2, 2),)))
+    assert outcome.different == []
+    assert "the sizes of the slice" in outcome.eager
+
+
+def test_a_half_of_a_vector_that_the_same_kernel_makes(quick: None) -> None:
+    """Each row of the second operator reads what the first row of the first one made: they cannot share the loop over rows."""
+    steps = (
+        Step("p1.floor()", ("v2",)),
+        Step("torch.exp(-v2.view(-1).abs())", ("v6",)),
+        Step('F.smooth_l1_loss(v6.chunk(2, -1)[0], v2, reduction="none")', ("v8",)),
+    )
+    made = (Step('grid((2, n, m), "float32", 420, 8.0)', ("p1",)),)
+    outcome = check(Program(0, made, (), ("p1",), steps, ("v8", "v2", "v6"), (), ((1, 7),)))
+    assert outcome.different == []
+    assert outcome.eager == ""
+
+
+def test_a_view_made_without_grad_of_an_input_that_another_lays_out_anew(quick: None) -> None:
+    """Eager has one version counter for both inputs, and forbids the gradient of the view."""
+    made = (
+        Step('grid((n, n), "float32", 328).requires_grad_()', ("p1",)),
+        Step("p1.sin()", ("p2",)),
+        Step("p2.flatten()[1:]", ("x3",)),
+    )
+    for write in ((), (Step("p2.addcmul_(p2, p2, value=0.5)"),)):
+        body = (*write, Step("x3.permute(0)", ("v4",)), Step("p2.unsqueeze_(-2)"))
+        outcome = check(Program(0, made, ("p1",), ("p2", "x3"), body, ("v4",), (), ((2, 2),), "direct", "no_grad"))
+        assert outcome.different == []
+        assert "made without grad" in outcome.eager
+
+
+@pytest.mark.parametrize("path", ["dynamo", "direct"])
+def test_grad_mode_inside_of_inference_mode(quick: None, path: str) -> None:
+    """There autograd is not, whatever grad mode says."""
+    made = (Step('grid((1, m), "float32", 186).requires_grad_()', ("p1",)), Step("p1.mT", ("x3",)))
+    body = (Step("torch.remainder(x3, x3.abs() + 1)", ("v7",), "enable_grad"),)
+    outcome = check(Program(0, made, ("p1",), ("x3",), body, ("v7",), (), ((2, 2),), path, "inference_mode"))
+    assert outcome.different == []
