@@ -51,10 +51,10 @@ def refusal(op: Any, args: Any) -> str:
 
 
 def _wrong_dtypes(rule: Refusal, dtypes: dict[int, torch.dtype]) -> bool:
-    first, *others = [dtypes[k] for k in rule.same_dtype if k in dtypes] or [None]
-    apart = any(d != first for d in others)
-    if rule.wide and first in HALF:
-        apart = apart and any(d != torch.float32 for d in others)
+    same = [dtypes[k] for k in rule.same_dtype if k in dtypes]
+    apart = any(d != same[0] for d in same)
+    if rule.wide and apart and same[0] in HALF:
+        apart = any(d != torch.float32 for d in same[1:])
     return (
         apart
         or any(dtypes[k].is_floating_point for k in rule.not_floating if k in dtypes)

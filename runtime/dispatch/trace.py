@@ -23,6 +23,7 @@ from ...generated.schemas import OutputType, ViewAndMutationMeta
 from ..torch_compat import LazyGraphModule, disable_autocast, enable_python_dispatcher, in_dual_level
 from .border import Border
 from .calling import Calling
+from .dead import check_dead
 from .inputs import Inputs, Lift, lifted_attributes, sources_of
 from .interpret import run_graph
 from .joint import Gradients, Saved, differentiate
@@ -259,11 +260,12 @@ def preserved_state() -> Iterator[None]:
 
 def finish(recorder: Recorder, outputs: Sequence[Any]) -> fx.GraphModule:
     """The graph module: output node, and without dead code (nodes with effects, and those that take from the random
-    stream, stay).
+    stream, stay). Raises `UnsupportedError` where eager would refuse what is left out.
     """
     graph = recorder.graph
     graph.output(tuple(outputs))
     for node in reversed(graph.nodes):
         if not node.users and node.op in ("call_function", "get_attr") and node not in recorder.kept:
+            check_dead(node)
             graph.erase_node(node)
     return LazyGraphModule(recorder.constants, graph, class_name="Functional")

@@ -552,3 +552,10 @@ def test_grad_mode_inside_of_inference_mode(quick: None, path: str) -> None:
     body = (Step("torch.remainder(x3, x3.abs() + 1)", ("v7",), "enable_grad"),)
     outcome = check(Program(0, made, ("p1",), ("x3",), body, ("v7",), (), ((2, 2),), path, "inference_mode"))
     assert outcome.different == []
+
+
+def test_dead_code_that_the_eager_kernel_is_not_written_for(quick: None) -> None:
+    steps = (Step("torch.logaddexp(p2, p2)", ("v1",)), Step("p1.sin()", ("v2",)))
+    made = (Step("grid((n, m), 'float32', 1)", ("p1",)), Step("grid((n, m), 'int64', 1)", ("p2",)))
+    outcome = check(Program(0, made, (), ("p1", "p2"), steps, ("v2",), (), ((4, 2),)))
+    assert outcome.different == []

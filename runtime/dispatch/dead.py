@@ -1,0 +1,53 @@
+"""Does the eager kernel take a call whose result nobody reads? A compiled graph leaves such a call out, and with it the error that eager raises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from ...errors import UnsupportedError
+from ..torch_compat import OpOverload
+
+_WIDE = frozenset([torch.float32, torch.float64])
+_LIMIT = 1 << 14  # elements of an argument: beyond, a trial would cost more than it finds
+
+
+def check_dead(node: fx.Node) -> None:
+    """Raises `UnsupportedError` where the eager kernel of the CPU refuses the call of `node`, tried with zeros and with ones of the dtypes and
+    sizes of its arguments. Kernels differ from their fakes in the dtypes that they are written for, and all are for float32 and
+    float64: calls on those alone are not tried.
+    """
+    if not isinstance(node.target, OpOverload):
+        return
+    fakes = [a.meta.get("val") for a in node.all_input_nodes]
+    tensors = [t for t in fakes if isinstance(t, torch.Tensor)]
+    if all(t.dtype in _WIDE for t in tensors) or len(tensors) != len(fakes) or not all(map(_fits, tensors)):
+        return
+    error = _error(node, torch.zeros)
+    if error is not None and _error(node, torch.ones) is not None:
+        dtypes = ", ".join(str(t.dtype) for t in tensors)
+        reason = (str(error).splitlines() or [""])[0]
+        raise UnsupportedError(
+            f"{node.target} of {dtypes}, whose result nobody reads, is refused by its eager kernel ({reason}); the graph runs eagerly"
+        )
+
+
+def _fits(t: torch.Tensor) -> bool:
+    plain = t.layout is torch.strided and t.device.type == "cpu" and all(type(n) is int for n in t.shape)
+    return plain and math.prod(t.shape) <= _LIMIT
+
+
+def _error(node: fx.Node, make: Callable[..., torch.Tensor]) -> Exception | None:
+    def real(a: fx.Node) -> torch.Tensor:
+        t = a.meta["val"]
+        return make(t.shape, dtype=t.dtype)
+
+    try:
+        with torch.no_grad():
+            node.target(*fx.map_arg(node.args, real), **fx.map_arg(node.kwargs, real))  # type: ignore[operator]
+    except Exception as error:  # noqa: BLE001 - whatever it is, eager would raise it
+        return error
+    return None
