@@ -30,7 +30,12 @@ def history_of(
     # Merged inputs are one view family in the caller's hands, and each its own here.
     family = [t for t in (source, *(inputs.fakes[i] for i in value.region.inputs)) if t is not None]
     shares = view or source is None or any(shares_version(known, t) for known in family)
-    other = t._is_view() and not gradient and not any(_same_base(t, known) for known in family)
+    apart = t._is_view() and not any(_same_base(t, known) for known in family)
+    if gradient and apart and source is not None:
+        raise UnsupportedError(
+            "an output is a view of a detached input that the program has written with a gradient; return a copy of it (`clone()`)"
+        )
+    other = apart and not gradient
     # What `reshape` copies is another tensor with history in the storage of its source, and no view of it.
     other = other and not (followed and t._base.grad_fn is not None)  # type: ignore[union-attr]
     if other and t.requires_grad and not followed:

@@ -424,6 +424,10 @@ class Recorder(GraphWriter, TorchDispatchMode):
         if t.requires_grad and value.region.inputs and any(isinstance(a, torch.Tensor) for a in args[1:]):
             raise UnsupportedError(f"{info.op} on an input that requires grad{self.where()}")
         if t.requires_grad and value.region.inputs and not torch.is_grad_enabled():
+            if self.training and t.is_leaf:
+                raise UnsupportedError(
+                    f"{info.op} without grad on a leaf{self.where()}: autograd would know it by its sizes before"
+                )
             self.unseen.add(id(t))
         elif id(t) in self.unseen:
             raise UnsupportedError(f"{info.op} on an input that was laid out anew without grad{self.where()}")

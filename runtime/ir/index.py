@@ -337,8 +337,6 @@ def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
         return expr(int(a) // int(b)), expr(int(a) % int(b))
     if a is b:
         return ONE, ZERO
-    if isinstance(a.atom, Quotient) and a.atom.kind == "%" and a.atom.den is b and (bounds(b)[0] or 0) >= 0:
-        return ZERO, a  # a remainder already (of a size, which no loop goes through where it is 0)
     # Split a = q * b + rest by the terms that b divides.
     q: list[tuple[Monomial, int]] = []
     rest: list[tuple[Monomial, int]] = []
@@ -383,6 +381,8 @@ def recombine(e: Expr) -> Expr:
 
 def _reduce_quotient(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     """Quotient and remainder of an `a` no term of which b divides."""
+    if isinstance(a.atom, Quotient) and a.atom.kind == "%" and a.atom.den is b and (bounds(b)[0] or 0) >= 0:
+        return ZERO, a  # a remainder already (of a size, which no loop goes through where it is 0)
     if b.is_const:
         n = int(b)
         # a = g*A + s with 0 <= s < g and g | b: (g*A + s) // (g*B) = A // B.

@@ -115,8 +115,9 @@ def gather(
         for u in operands:
             users[u].append(v)
     for v in range(len(nodes)):
-        whole = kind[inputs[v][0]] if kind[v] is OpClass.PART and inputs[v] else None
-        if whole in (OpClass.VIEW, OpClass.SYMBOL):
+        if same[v] != v:
+            kind[v] = OpClass.VIEW  # costs nothing
+        elif kind[v] is OpClass.PART and (whole := kind[inputs[v][0]]) in (OpClass.VIEW, OpClass.SYMBOL):
             kind[v] = whole
     placeholders = [v for v, n in enumerate(nodes) if n.op == "placeholder"]
     primals, tangents = placeholders[:num_primals], placeholders[num_primals:]

@@ -168,6 +168,29 @@ def shrunk(e: Expr, assumed: Assumed) -> Expr:
     return e.subst(found) if found else e
 
 
+def slid(assumed: Assumed) -> Mapping[Atom, Expr]:
+    """Loop variables by how far they are from others, where conditions bound that: `0 <= i - r < 2` leaves `r` plus one of two for `i`."""
+    below: dict[tuple[tuple[Var | Val, int], ...], int] = {}
+    for n in assumed:
+        for constant, linear in _negative(n):
+            key = tuple(sorted(linear, key=lambda t: t[0].text))
+            below[key] = max(constant, below.get(key, constant))
+    found: dict[Atom, Expr] = {}
+    used: set[Var | Val] = set()
+    for terms, constant in below.items():
+        other = below.get(tuple((u, -c) for u, c in terms))  # other < the sum of the terms < -constant
+        v = next((u for u, c in terms if c == 1 and isinstance(u, Var)), None)
+        if len(terms) < 2 or other is None or v is None or not used.isdisjoint(u for u, _ in terms):
+            continue
+        if (count := -constant - other - 1) > 0:
+            found[v] = of(Var(f"{v.name}_from", count)) + other + 1
+            for u, c in terms:
+                if u is not v:
+                    found[v] = found[v] - of(u) * c
+            used.update(u for u, _ in terms)
+    return MappingProxyType(found)
+
+
 def _range(v: Var | Val) -> tuple[int, float]:
     if isinstance(v, Val):
         assert v.lo is not None

@@ -29,6 +29,7 @@ from .check_conditions import (
     opposite,
     reduced,
     shrunk,
+    slid,
     truth,
 )
 
@@ -131,7 +132,10 @@ class Values:
             less = narrowed(inside)
             if less and equal(a.subst(less), b.subst(less)):
                 return True
-            return bool(inside) and equal(shrunk(a, inside), shrunk(b, inside))
+            if inside and equal(shrunk(a, inside), shrunk(b, inside)):
+                return True
+            apart = slid(inside)
+            return bool(apart) and equal(a.subst(apart), b.subst(apart))
         chosen: dict[Atom, Expr] = {}
         for v in left:
             match = next(
@@ -294,15 +298,24 @@ class Values:
             at = self._coordinate_node(n)
             if at is not None:
                 return index_node(at)
-        while (d := self._definition(n)) is not None and d.kind == "plain":
-            n = reduced(self.expand(n), frozenset())
+        while True:
+            if (d := self._definition(n)) is not None and d.kind == "plain":
+                n = reduced(self.expand(n), frozenset())
+            elif (
+                n.op == "where"
+                and n.dtype == "bool"
+                and (known := truth(self._meant(n.args[0]), frozenset())) is not None
+            ):
+                n = n.args[1] if known else n.args[2]
+            else:
+                break
         if n.dtype != "bool" or n.op not in (*AND, *OR, *NOT, *COMPARE):
             return n
-        known = self.meant.get(n)
-        if known is None:
+        found = self.meant.get(n)
+        if found is None:
             args = tuple(self._meant(x) for x in n.args)
-            known = self.meant[n] = n if args == n.args else Node(n.op, args, n.dtype, n.attr)
-        return known
+            found = self.meant[n] = n if args == n.args else Node(n.op, args, n.dtype, n.attr)
+        return found
 
     def _moved(self, body: Node, mapping: dict[Atom, int | Expr]) -> Node:
         """The expression over other variables. What large bodies share (the phases of one kernel) is mapped once."""

@@ -391,7 +391,7 @@ class Alignment:
             if m.reduces or not isinstance(n, int):
                 continue
             # Neighbours in memory that are different outer points are one program's.
-            together = min(COLUMNS, outer) if self._is_across(m) else 1
+            together = max(1, min(COLUMNS, outer)) if self._is_across(m) else 1
             if -(-outer // together) < self.programs and n * together > ALONE:
                 return True
         return False

@@ -559,3 +559,47 @@ def test_dead_code_that_the_eager_kernel_is_not_written_for(quick: None) -> None
     made = (Step("grid((n, m), 'float32', 1)", ("p1",)), Step("grid((n, m), 'int64', 1)", ("p2",)))
     outcome = check(Program(0, made, (), ("p1", "p2"), steps, ("v2",), (), ((4, 2),)))
     assert outcome.different == []
+
+
+def test_a_leaf_laid_out_anew_without_grad(quick: None) -> None:
+    """Eager's gradient has its new sizes; an autograd function that takes it before has told autograd the old ones."""
+    made = (
+        Step('grid((n, m), "float32", 64).requires_grad_()', ("p2",)),
+        Step('grid((), "float32", 536).requires_grad_()', ("p3",)),
+    )
+    body = (Step("p3.unsqueeze_(-1)", (), "no_grad"), Step("p2.trace()", ("v1",)))
+    outcome = check(Program(0, made, ("p2", "p3"), ("p2", "p3"), body, ("v1",), (), ((2, 2),)))
+    assert outcome.different == []
+    assert "on a leaf" in outcome.eager
+
+
+def test_a_view_of_a_detached_input_that_is_written_with_a_gradient(quick: None) -> None:
+    """To autograd it is a view of the detached tensor, not of the input."""
+    body = (Step("p1.detach()", ("v4",)), Step("v4.t().add_(p1)"), Step("v4.view(v4.shape)", ("v5",)))
+    made = (Step('grid((), "float32", 96).requires_grad_()', ("p1",)),)
+    outcome = check(Program(0, made, ("p1",), ("p1",), body, ("v5",), (), ((2, 2),)))
+    assert outcome.different == []
+    assert "detached" in outcome.eager
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        (
+            "p1.chunk(2, -1)[0].scatter_reduce(1, p1.chunk(2, -1)[0].argmax(1, keepdim=True), p1.chunk(2, -1)[0], 'amax')",
+            (0, 2),
+        ),
+        ("torch.dot((p1 @ p1.mT).unfold(-1, 2, 1).flatten(), (p1 @ p1.mT).unfold(-1, 2, 1).flatten())", (3, 2)),
+        (
+            "p1.max(0)[0] * p1.max(0)[0].sin() + p1.chunk(2, -1)[0].sum(1)[:1] * p1.chunk(2, -1)[0].sum(1)[:1].exp()",
+            (3, 2),
+        ),
+        ("p1.masked_fill(torch.zeros(p1.shape, dtype=torch.bool).masked_fill(p1 > 0, 0), 0)", (3, 2)),
+    ],
+)
+def test_right_plans(quick: None, text: str, sizes: tuple[int, int]) -> None:
+    """Plans without elements along the loops of programs, plans that the checker refused, results of operators that are called twice."""
+    made = (Step("grid((n, m), 'float32', 735).requires_grad_()", ("p1",)),)
+    outcome = check(Program(0, made, ("p1",), ("p1",), (Step(text, ("v1",)),), ("v1",), (), (sizes,)))
+    assert outcome.different == []
+    assert outcome.eager == ""
