@@ -191,7 +191,9 @@ class _Renderer:
         return group, loops, tuple(changed(st, mapping, _keep) for st in phase.body)
 
     def phase(self, phase: Phase, group: int, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
-        self.v.inner = frozenset(loops)
+        whole = Var(f"rindex{group}", product(v.extent for v in loops))
+        self.v.inner = frozenset((*loops, whole))
+        self.v.loops, self.v.loop_names[whole] = (*loops, whole), whole.name
         self.v.inner_mask = f"rmask{group}"
         if self.two_dim:
             self.v.along = loops
@@ -204,17 +206,23 @@ class _Renderer:
         count = self.v.expr(expr(product(v.extent for v in loops)))
         if not self.launch.persistent:
             self.looped(phase, body, group, loops, count)
-            self.v.kept = {}
+            self.v.kept, self.v.slow = {}, {}
             return
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
             lines = self.before if self.kernel.walk else self.lines
-            lines += [f"rindex{group} = tl.arange(0, RBLOCK)[None, :]", f"rmask{group} = rindex{group} < {count}"]
+            lines += [f"rindex{group} = {self._steps()}", f"rmask{group} = rindex{group} < {count}"]
             lines += self._digits(loops, f"rindex{group}")
         self.v.deep = self.scopes[group]
         self._values_first(body)
         for st in body:
             self.tile_statement(st, group, loops)
+
+    def _steps(self, start: str = "") -> str:
+        """The inner index of a tile."""
+        steps = "tl.arange(0, RBLOCK)[None, :]"
+        text = f"{start} + {steps}" if start else steps
+        return f"({text}).to(tl.int64)" if self.wide else text
 
     def _values_first(self, body: tuple[Statement, ...]) -> None:
         """Read everything before the first store, which may be in place; but not what this phase itself stores."""
@@ -262,12 +270,17 @@ class _Renderer:
     def looped(self, phase: Phase, body: tuple[Statement, ...], group: int, loops: tuple[Var, ...], count: str) -> None:
         """A loop over tiles: accumulators before, statements inside, final reductions after."""
         before: list[str] = []
-        inside = [f"rindex{group} = roffset + tl.arange(0, RBLOCK)[None, :]", f"rmask{group} = rindex{group} < {count}"]
+        inside = [f"rindex{group} = {self._steps('roffset')}"]
+        mask = f"rindex{group} < {count}"
+        if count.isdigit():
+            mask = f"tl.full([1, RBLOCK], True, tl.int1) if {count} % RBLOCK == 0 else {mask}"
+        inside.append(f"rmask{group} = {mask}")
         after: list[str] = []
         totals: list[str] = []
         late: list[str] = []
         inside += self._digits(loops, f"rindex{group}")
         self.v.deep = Scope(inside)
+        self.v.slow = self._slow(loops)
         self.v.kept = self._kept(phase)
         ends: list[tuple[Reduce, str]] = []
         self._values_first(body)
@@ -296,6 +309,17 @@ class _Renderer:
         self.lines.append(f"for roffset in range(0, {count}, RBLOCK):")
         self.lines += [f"    {line}" for line in inside]
         self.lines += after + totals
+
+    def _slow(self, loops: tuple[Var, ...]) -> dict[Var, tuple[int, str]]:
+        """The digits of a tile's first place, for loops with others inside of them."""
+        slow: dict[Var, tuple[int, str]] = {}
+        step = product(v.extent for v in loops)
+        for v in loops[:-1]:
+            if not isinstance(step, int) or not isinstance(v.extent, int):
+                break
+            step //= v.extent
+            slow[v] = step, f"roffset // {step}" if v is loops[0] else f"(roffset // {step}) % {v.extent}"
+        return slow
 
     def _kept(self, phase: Phase) -> dict[str, str]:
         """What the cache should do with rows that several loops read: keep them for the next, and let them go in the last."""
@@ -357,9 +381,8 @@ class _Renderer:
         acc, mask = f"{st.name}_acc", f"xmask & rmask{group}"
         if self._is_position(st):
             pos = f"{st.name}_pos"
-            index = f"rindex{group}" + (".to(tl.int64)" if self.wide else "")
             return [
-                f"{st.name}_a, {st.name}_i = tp.combine_{st.kind}({acc}, {pos}, {self._positional(st, value)}, {index})",
+                f"{st.name}_a, {st.name}_i = tp.combine_{st.kind}({acc}, {pos}, {self._positional(st, value)}, rindex{group})",
                 f"{acc} = tl.where({mask}, {st.name}_a, {acc})",
                 f"{pos} = tl.where({mask}, {st.name}_i, {pos})",
             ]
@@ -412,7 +435,7 @@ class _Renderer:
             for a in sorted(e.atoms(), key=lambda a: a.text):
                 if isinstance(a, Val):
                     self.v.node(a.node)
-        where = self.v.expr(flat_index(st.index, self.layouts[st.buffer]))
+        where = self.v.expr(self.v.together(flat_index(st.index, self.layouts[st.buffer])))
         mask = f"xmask & {self.v.inner_mask}" if deep else "xmask"
         if isinstance(st, Store) and st.mask is not None:
             mask = f"{mask} & {self.v.node(st.mask)}"
@@ -428,7 +451,9 @@ class _Renderer:
         if mode == "set":
             if st.buffer in self.in_place and self.two_dim:
                 _settle(lines)
-            lines.append(f"tl.store({arguments})")
+            # What is read again by now should stay in the cache longer than what is done.
+            hint = ', eviction_policy="evict_first"' if deep and "evict_first" in self.v.kept.values() else ""
+            lines.append(f"tl.store({arguments}{hint})")
             if isinstance(st, Store) and st.mask is None:
                 # Who reads it back in this phase has it: another thread's store may not have arrived.
                 scope = self.v.deep if deep else self.v.flat

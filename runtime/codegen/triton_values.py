@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ...errors import UnsupportedError
 from ...generated.scalars import SCALARS
 from ...generated.triton_scalars import TRITON, TRITON_KIND
-from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds
+from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, of
 from ..ir.nodes import FLOATS, Buffer, Node
 from ..schedule.memory import flat_index
 from .triton_rows import runs
@@ -74,6 +74,8 @@ class Values:
     wide     coordinates need 64 bits.
     coarse   values that may be approximations.
     kept     what the cache should do with rows of a buffer: Triton's eviction policies.
+    loops    the inner loops, and last their common index.
+    slow     loops whose digit of the inner index is one for a whole tile if RBLOCK divides a number: that number, and a name for that digit.
     across   the loops along the first dimension of a block, and `along` those along its last; `each` neighbours are loaded by a thread at once.
     """
 
@@ -83,6 +85,7 @@ class Values:
     two_dim: bool
     wide: bool
     inner: frozenset[Var] = frozenset()
+    loops: tuple[Var, ...] = ()
     local: dict[str, str] = field(default_factory=dict)
     loop_names: dict[Atom, str] = field(default_factory=dict)
     inner_mask: str = ""
@@ -92,6 +95,7 @@ class Values:
     deep_tiles: set[str] = field(default_factory=set)
     coarse: frozenset[Node] = frozenset()
     kept: dict[str, str] = field(default_factory=dict)
+    slow: dict[Var, tuple[int, str]] = field(default_factory=dict)
     counter: int = 0
     constants: list[str] = field(default_factory=list)
     constant_names: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -191,6 +195,20 @@ class Values:
 
     # -- memory ----------------------------------------------------------------------------------------------------
     def load(self, n: Node) -> str:
+        """A load; one element for the whole tile where the tile ends before the coordinates of any change."""
+        block, deep = self._load(n), n.vars() & self.inner
+        if n.args or not deep or not deep <= self.slow.keys():
+            return block
+        if any(isinstance(a, Val) for e in n.attr.index for a in e.atoms()):
+            return block
+        inner, names = self.inner, self.loop_names
+        lead = "" if n.vars() - deep else "xindex * 0 + "  # a block like its mask
+        self.inner, self.loop_names = inner - deep, names | {v: f"({lead}{self.slow[v][1]})" for v in deep}
+        one = self._load(n)
+        self.inner, self.loop_names = inner, names
+        return f"({one}) if {min(self.slow[v][0] for v in deep)} % RBLOCK == 0 else ({block})"
+
+    def _load(self, n: Node) -> str:
         where = flat_index(n.attr.index, self.layouts[n.attr.buffer])
         depends = self.depends(n)
         if depends == (False, False):
@@ -222,6 +240,7 @@ class Values:
 
     def place(self, where: Expr, depends: tuple[bool, bool]) -> str:
         """An offset as a block of the dimensions in `depends`, which may be more than its own."""
+        where = self.together(where)
         x = r = False
         for a in where.atoms():
             if isinstance(a, Var):
@@ -236,6 +255,19 @@ class Values:
             return f"(xindex * 0 + {text})"
         x, r = depends
         return f"tl.broadcast_to(xindex * 0 + {text}, [{'XBLOCK' if x else '1'}, {'RBLOCK' if r else '1'}])"
+
+    def together(self, where: Expr) -> Expr:
+        """The place by the common index of the inner loops, where it counts them in order."""
+        *loops, whole = self.loops or (None,)
+        step = where.coefficient(loops[-1]) if len(loops) > 1 else None
+        if whole is None or step is None or not step.is_const or step == 0:
+            return where
+        rest, weight = where, step
+        for v in reversed(loops):
+            if where.coefficient(v) != weight:
+                return where
+            rest, weight = rest - of(v) * weight, weight * v.extent
+        return rest + of(whole) * step
 
     # -- coordinates -----------------------------------------------------------------------------------------------
     def expr(self, e: Expr, wide: bool | None = None) -> str:
