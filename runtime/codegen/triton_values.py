@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ...errors import UnsupportedError
 from ...generated.scalars import SCALARS
 from ...generated.triton_scalars import TRITON, TRITON_KIND
-from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, of
+from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, of, product
 from ..ir.nodes import FLOATS, Buffer, Node
 from ..schedule.memory import flat_index
 from .triton_rows import runs
@@ -22,7 +22,14 @@ TYPES = {
     "int16": "tl.int16", "int32": "tl.int32", "int64": "tl.int64", "uint8": "tl.uint8", "bool": "tl.int1",
 }  # fmt: skip
 HALF = ("float16", "bfloat16")
-COARSE = ("div", "exp", "reciprocal", "sigmoid")  # scalars with a cheaper approximation
+LIMITS = {
+    "uint8": (0, 255),
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+}
+LIMITS["int64"] = (-(2**63), 2**63 - 1)
+COARSE = ("div", "erf", "exp", "reciprocal", "sigmoid", "tanh")  # scalars with a cheaper approximation
 WIDE = (
     "pow",
 )  # those of which float32 is some units in the last place off: a single value (a bias correction) can have them all
@@ -56,6 +63,18 @@ def _short(n: Node) -> bool:
 
 def kind_of(dtype: str) -> str:
     return "float" if dtype in FLOATS else "bool" if dtype == "bool" else "int"
+
+
+def slow_digits(loops: tuple[Var, ...]) -> dict[Var, tuple[int, str]]:
+    """For loops with others inside of them, how many places of the common index have one digit, and that of a tile's first place."""
+    slow: dict[Var, tuple[int, str]] = {}
+    step = product(v.extent for v in loops)
+    for v in loops[:-1]:
+        if not isinstance(step, int) or not isinstance(v.extent, int):
+            break
+        step //= v.extent
+        slow[v] = step, f"roffset // {step}" if v is loops[0] else f"(roffset // {step}) % {v.extent}"
+    return slow
 
 
 @dataclass
