@@ -25,7 +25,7 @@ from .triton_launch import LOADED, launch, row_reads
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
 from .triton_tiles import changed, recompute_tiles, roots
-from .triton_values import HALF, LIMITS, TYPES, Scope, Values, held, kind_of, literal, slow_digits
+from .triton_values import HALF, LIMITS, TYPES, Scope, Values, held, kind_of, literal, slow_digits, steps, steps_there
 
 _PRELUDE = "opforge.generated.kernels.triton_prelude"
 _BARRIER = "tl.debug_barrier()"
@@ -238,18 +238,12 @@ class _Renderer:
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
             lines = self.before if self.kernel.walk else self.lines
-            lines += [f"rindex{group} = {self._steps()}", f"rmask{group} = rindex{group} < {count}"]
+            lines += [f"rindex{group} = {steps(self.wide)}", f"rmask{group} = {steps_there(group, count)}"]
             lines += self._digits(loops, f"rindex{group}")
         self.v.deep = self.scopes[group]
         self._values_first(body)
         for st in body:
             self.tile_statement(st, group, loops)
-
-    def _steps(self, start: str = "") -> str:
-        """The inner index of a tile."""
-        steps = "tl.arange(0, RBLOCK)[None, :]"
-        text = f"{start} + {steps}" if start else steps
-        return f"({text}).to(tl.int64)" if self.wide else text
 
     def _values_first(self, body: tuple[Statement, ...]) -> None:
         """Read everything before the first store, which may be in place; but not what this phase itself stores."""
@@ -297,11 +291,8 @@ class _Renderer:
     def looped(self, phase: Phase, body: tuple[Statement, ...], group: int, loops: tuple[Var, ...], count: str) -> None:
         """A loop over tiles: accumulators before, statements inside, final reductions after."""
         before: list[str] = []
-        inside = [f"rindex{group} = {self._steps('roffset')}"]
-        mask = f"rindex{group} < {count}"
-        if count.isdigit():
-            mask = f"tl.full([1, RBLOCK], True, tl.int1) if {count} % RBLOCK == 0 else {mask}"
-        inside.append(f"rmask{group} = {mask}")
+        inside = [f"rindex{group} = {steps(self.wide, 'roffset')}"]
+        inside.append(f"rmask{group} = {steps_there(group, count)}")
         after: list[str] = []
         totals: list[str] = []
         late: list[str] = []
@@ -333,7 +324,11 @@ class _Renderer:
             after.append(f"{st.name} = {self.reduced(st, acc, f'{st.name}_pos')}")
             self.v.local[st.name] = st.name
         self.lines += before
-        self.lines.append(f"for roffset in range(0, {count}, RBLOCK):")
+        tiles = f"range(0, {count}, RBLOCK)"
+        if self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
+            # Loads of the second tile are on their way while the first is worked on.
+            tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor=2)"
+        self.lines.append(f"for roffset in {tiles}:")
         self.lines += [f"    {line}" for line in inside]
         self.lines += after + totals
 

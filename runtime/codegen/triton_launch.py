@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from ..ir.index import Expr, product
-from ..ir.nodes import ITEMSIZE, Buffer, Size
+from ..ir.nodes import ITEMSIZE, Buffer, Node, Size
 from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Phase, Scan
 from .triton_online import fewer_passes
@@ -27,6 +28,7 @@ class Launch:
     square  the block's dimensions are tiles of two loops.
     bytes   of the smallest elements that are read or written at all points.
     row     bytes that a program reads of rows along its inner loops, of so many buffers (`rows`).
+    even    a power of two: blocks of so many steps, or of a divisor of it, meet one element of what only slow inner loops meet (0: any).
     strided neighbouring points of the last outer loop read elements that are not neighbours.
     """
 
@@ -40,6 +42,7 @@ class Launch:
     strided: bool = False
     row: int = 0
     rows: int = 0
+    even: int = 0
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
@@ -74,7 +77,9 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     least = min((ITEMSIZE[layouts[b].dtype] for b in wide), default=4)
     row = sum(ITEMSIZE[d] for d in rows) * inner if isinstance(inner, int) else 1 << 30
     one = inner == 1 and strided(kernel, layouts)
-    return Launch(outer, inner, persistent, columns, deep, bytes=least, strided=one, row=row, rows=len(rows))
+    return Launch(
+        outer, inner, persistent, columns, deep, bytes=least, strided=one, row=row, rows=len(rows), even=_even(kernel)
+    )
 
 
 def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
@@ -125,13 +130,32 @@ def whole_rows(kernel: Kernel) -> set[str]:
 
 
 def _keeps_little(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
-    """Whether one value a point, of 32 bits at most, is all that lives from phase to phase."""
+    """Whether a program has rows of one buffer, of 32 bits at most; all others are the same for all programs, and met in one phase."""
     rows = whole_rows(kernel)
     if kernel.scratch or any(isinstance(st, Scan) for p in kernel.phases for st in p.body):
         return False
     if any(row_reads(p) - rows for p in kernel.phases) or any(ITEMSIZE[layouts[b].dtype] > 4 for b in rows):
         return False
-    return sum(sum(b in row_reads(p) for p in kernel.phases) > 1 for b in rows) <= 1
+    own = {ld.attr.buffer for ld in _loads(kernel) if not ld.vars().isdisjoint(kernel.outer)} & rows
+    again = {b for b in rows if sum(b in row_reads(p) for p in kernel.phases) > 1}
+    return len(own) == 1 and again <= own
+
+
+def _even(kernel: Kernel) -> int:
+    """Into how many steps at most the inner loops should be cut at once, so that what only slow loops meet is one element for a tile; 0: any."""
+    found = 0
+    for phase in kernel.phases:
+        loops = [v for v in phase.inner if v.extent != 1]
+        for ld in {ld for st in phase.body for root in roots(st) for ld in root.loads()}:
+            met = [k for k, v in enumerate(loops) if v in ld.vars()]
+            inside = product(v.extent for v in loops[met[-1] + 1 :]) if met else 1
+            if isinstance(inside, int) and inside > 1:
+                found = gcd(found, inside)
+    return found & -found
+
+
+def _loads(kernel: Kernel) -> set[Node]:
+    return {ld for p in kernel.phases for st in p.body for root in roots(st) for ld in root.loads()}
 
 
 def _largest(sizes: list[Size]) -> Size:

@@ -168,6 +168,8 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
     # Rows that are read again find themselves in the cache, where few programs share a processor.
     near = shape.row <= CACHED or (shape.rows == 1 and shape.row <= LONGEST)
     r = min(_power(inner), 2 * TILE if near else TILE)
+    if TILE // 2 <= shape.even < r:
+        r = shape.even
     return 1, r, max(1, min(32, r // 128))
 
 

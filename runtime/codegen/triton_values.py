@@ -65,6 +65,19 @@ def kind_of(dtype: str) -> str:
     return "float" if dtype in FLOATS else "bool" if dtype == "bool" else "int"
 
 
+def steps(wide: bool, start: str = "") -> str:
+    """The inner index of a tile."""
+    numbers = "tl.arange(0, RBLOCK)[None, :]"
+    text = f"{start} + {numbers}" if start else numbers
+    return f"({text}).to(tl.int64)" if wide else text
+
+
+def steps_there(group: int, count: str) -> str:
+    """Which steps of a tile there are: all of them where whole tiles make up the loop."""
+    some = f"rindex{group} < {count}"
+    return f"tl.full([1, RBLOCK], True, tl.int1) if {count} % RBLOCK == 0 else {some}" if count.isdigit() else some
+
+
 def slow_digits(loops: tuple[Var, ...]) -> dict[Var, tuple[int, str]]:
     """For loops with others inside of them, how many places of the common index have one digit, and that of a tile's first place."""
     slow: dict[Var, tuple[int, str]] = {}
