@@ -238,7 +238,7 @@ class _Renderer:
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
             lines = self.before if self.kernel.walk else self.lines
-            lines += [f"rindex{group} = {steps(self.wide)}", f"rmask{group} = {steps_there(group, count)}"]
+            lines += [f"rindex{group} = {steps(self.wide)}", f"rmask{group} = {steps_there(group, count, True)}"]
             lines += self._digits(loops, f"rindex{group}")
         self.v.deep = self.scopes[group]
         self._values_first(body)
@@ -292,7 +292,7 @@ class _Renderer:
         """A loop over tiles: accumulators before, statements inside, final reductions after."""
         before: list[str] = []
         inside = [f"rindex{group} = {steps(self.wide, 'roffset')}"]
-        inside.append(f"rmask{group} = {steps_there(group, count)}")
+        inside.append(f"rmask{group} = {steps_there(group, count, False)}")
         after: list[str] = []
         totals: list[str] = []
         late: list[str] = []

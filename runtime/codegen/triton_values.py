@@ -33,6 +33,7 @@ COARSE = ("div", "erf", "exp", "reciprocal", "sigmoid", "tanh")  # scalars with 
 WIDE = (
     "pow",
 )  # those of which float32 is some units in the last place off: a single value (a bias correction) can have them all
+MANY = 256  # steps of a tile in a loop, or more
 _INT32 = 2**31 - 1
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
@@ -72,10 +73,13 @@ def steps(wide: bool, start: str = "") -> str:
     return f"({text}).to(tl.int64)" if wide else text
 
 
-def steps_there(group: int, count: str) -> str:
-    """Which steps of a tile there are: all of them where whole tiles make up the loop."""
+def steps_there(group: int, count: str, whole: bool) -> str:
+    """Which steps of a tile there are: all of them where whole tiles make up the loop. `whole`: one tile holds the loop."""
     some = f"rindex{group} < {count}"
-    return f"tl.full([1, RBLOCK], True, tl.int1) if {count} % RBLOCK == 0 else {some}" if count.isdigit() else some
+    n = int(count) if count.isdigit() else 3
+    if n % MANY if not whole else n & (n - 1):
+        return some  # tiles are powers of two
+    return f"tl.full([1, RBLOCK], True, tl.int1) if {count} % RBLOCK == 0 else {some}"
 
 
 def slow_digits(loops: tuple[Var, ...]) -> dict[Var, tuple[int, str]]:
