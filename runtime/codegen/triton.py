@@ -138,6 +138,7 @@ class _Renderer:
         for k, (end, body) in enumerate(cut.pieces):
             self.lines = []
             self.v.flat = self.v.deep = Scope(self.lines)
+            self.v.coarse = coarse(body)
             self._values_first(body)
             for st in body:
                 self.flat_statement(st)

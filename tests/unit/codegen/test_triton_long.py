@@ -89,6 +89,9 @@ def test_branches_where_blocks_lie_in_one_piece() -> None:
     assert "if first" not in first(cat, torch.randn(3, 512), torch.randn(3, 500))[1]
     assert "if first" not in first(cat, half(3, 512), half(3, 1024))[1]  # blocks of 1024
     assert "if first < 1024:" in first(cat, half(3, 1024), half(3, 1024))[1]
+    _, text = first(lambda a, b: torch.cat([F.silu(a), b], 1), half(3, 1024), half(3, 1024))
+    assert "if first < 1024:" in text
+    assert "tp.coarse_" in text
 
 
 def test_approximations_beside_one() -> None:
