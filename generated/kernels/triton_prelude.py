@@ -700,6 +700,17 @@ def combine_argmax(a, i, b, j):
 
 
 @triton.jit
+def later_argmax(a, i, b, j, live):
+    # As combine_argmax where j is greater than i, unless that is the greatest number, of no value yet: of equal values the first stays.
+    if i.dtype == tl.int64:
+        none = i == 0x7FFFFFFFFFFFFFFF
+    else:
+        none = i == 0x7FFFFFFF
+    take = live & ((b > a) | ((b != b) & (a == a)) | none)
+    return tl.where(take, b, a), tl.where(take, j, i)
+
+
+@triton.jit
 def argmax(x, axis: tl.constexpr, position):
     return tl.reduce((x, position), axis, combine_argmax)[1]
 
@@ -711,6 +722,17 @@ def combine_argmin(a, i, b, j):
     equal = (a == b) | (a_nan & b_nan)
     take = ((a < b) | (a_nan & (b == b))) | (equal & (i < j))
     return tl.where(take, a, b), tl.where(take, i, j)
+
+
+@triton.jit
+def later_argmin(a, i, b, j, live):
+    # As combine_argmin where j is greater than i, unless that is the greatest number, of no value yet: of equal values the first stays.
+    if i.dtype == tl.int64:
+        none = i == 0x7FFFFFFFFFFFFFFF
+    else:
+        none = i == 0x7FFFFFFF
+    take = live & ((b < a) | ((b != b) & (a == a)) | none)
+    return tl.where(take, b, a), tl.where(take, j, i)
 
 
 @triton.jit
@@ -737,6 +759,24 @@ def coarse_exp(a):
 @triton.jit
 def coarse_sigmoid(a):
     return 1.0 / (1.0 + tl.exp(-a))
+
+
+@triton.jit
+def coarse_erf(a):
+    # An absolute error of some 1e-7 (Abramowitz and Stegun 7.1.26): for what is added to one.
+    x = tl.abs(a)
+    t = 1.0 / (1.0 + 0.3275911 * x)
+    p = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    y = 1.0 - p * tl.exp2(x * x * -LOG2_E)
+    return tl.where(a < 0, -y, y)
+
+
+@triton.jit
+def coarse_tanh(a):
+    # The same.
+    e = tl.exp2(tl.abs(a) * (-2.0 * LOG2_E))
+    y = (1.0 - e) / (1.0 + e)
+    return tl.where(a < 0, -y, y)
 
 
 # Reductions that keep up with another one (a maximum, a sum) of the same loop: one accumulator for each place of a tile.

@@ -95,13 +95,13 @@ def breakpoints(fk: FlatKernel, v: Var) -> list[int]:
         if n.op in ("lt", "le", "gt", "ge"):
             a, b = coordinate(n.args[0]), coordinate(n.args[1])
             if a is not None and b is not None:
-                cut = _flip(a - b, v, n.op)
+                cut = flip(a - b, v, n.op)
                 if cut is not None and 0 < cut < v.extent:
                     cuts.add(cut)
     return sorted(cuts)
 
 
-def _flip(gap: Expr, v: Var, op: str) -> int | None:
+def flip(gap: Expr, v: Var, op: str) -> int | None:
     """Where `gap op 0` changes, for `gap = v + c` or `gap = -v + c`."""
     c = gap.coefficient(v)
     rest = gap - of(v) * c if c is not None else None
@@ -113,4 +113,4 @@ def _flip(gap: Expr, v: Var, op: str) -> int | None:
     return k + 1 if op in ("lt", "ge") else k  # k - v < 0 flips at v = k + 1; <= 0 at k
 
 
-__all__ = ["breakpoints", "fold_kernel", "split"]
+__all__ = ["breakpoints", "flip", "fold_kernel", "split"]

@@ -6,6 +6,7 @@ stay in registers from phase to phase) or a loop over tiles with an accumulator 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -16,6 +17,7 @@ from ..ir.index import Atom, Expr, Val, Var, expr, of, product
 from ..ir.nodes import Buffer, Node, Size, contiguous_strides, load
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from .triton_branch import Branches, branches
 from .triton_coarse import coarse
 from .triton_flat import collapsed
 from .triton_group import Members, arguments, selection
@@ -23,20 +25,13 @@ from .triton_launch import LOADED, launch, row_reads
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
 from .triton_tiles import changed, recompute_tiles, roots
-from .triton_values import HALF, TYPES, Scope, Values, held, kind_of, literal
+from .triton_values import HALF, LIMITS, TYPES, Scope, Values, held, kind_of, literal, slow_digits, steps, steps_there
 
 _PRELUDE = "opforge.generated.kernels.triton_prelude"
 _BARRIER = "tl.debug_barrier()"
 NO_HOMES: Mapping[str, str] = MappingProxyType({})
 _ATOMICS = {"sum": "add", "max": "max", "min": "min"}
 _ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-_LIMITS = {
-    "uint8": (0, 255),
-    "int8": (-(2**7), 2**7 - 1),
-    "int16": (-(2**15), 2**15 - 1),
-    "int32": (-(2**31), 2**31 - 1),
-}
-_LIMITS["int64"] = (-(2**63), 2**63 - 1)
 
 
 def render_kernel(
@@ -91,6 +86,8 @@ class _Renderer:
         self.scratch = {b.name: b for b in kernel.scratch}
         self.mapped = [self._over_groups(p) for p in kernel.phases]
         self.v.coarse = coarse(st for _, _, body in self.mapped for st in body)
+        self.stored: set[Node] = set()  # at the loops of a group: values that are known since they were stored
+        self.stores = Counter(st.buffer for p in kernel.phases for st in p.body if not isinstance(st, Reduce))
         self.scopes: dict[int, Scope] = {}  # of a persistent kernel: the values over the loops of each group
 
     def _wide(self) -> bool:
@@ -114,21 +111,52 @@ class _Renderer:
             for st in p.body
         ):
             raise UnsupportedError("updates whose order matters have no Triton form")
+        block = max(512, 128 * LOADED // self.launch.bytes)  # what `blocks` gives at most
+        if self.members is None and (cut := branches(self.kernel, block)) is not None:
+            self.branched(cut, block)
+            return self._module()
         written: set[str] = set()
         for phase, mapped in zip(self.kernel.phases, self.mapped, strict=True):
             if not phase.body:
                 continue
             touched = {ld.attr.buffer for st in phase.body for root in roots(st) for ld in root.loads()}
             touched |= {st.buffer for st in phase.body if isinstance(st, Store) and st.mode != "set"}
-            if touched & written:
+            if touched & written and not self._held(mapped[2], written):
                 self.lines.append(_BARRIER)
                 self._forget()
             self.phase(phase, *mapped)
             written |= {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.scratch}
         return self._module()
 
+    def branched(self, cut: Branches, block: int) -> None:
+        """One branch for each piece of a loop."""
+        lines = self.lines
+        start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
+        lines.append(f"tl.static_assert({block} % XBLOCK == 0)")
+        step = "" if cut.step == 1 else f" // {cut.step}"
+        lines.append(f"first = {start} * XBLOCK{step} % {cut.extent}")
+        for k, (end, body) in enumerate(cut.pieces):
+            self.lines = []
+            self.v.flat = self.v.deep = Scope(self.lines)
+            self.v.coarse = coarse(body)
+            self._values_first(body)
+            for st in body:
+                self.flat_statement(st)
+            last = k == len(cut.pieces) - 1
+            lines.append("else:" if last else f"{'elif' if k else 'if'} first < {end}:")
+            lines += [f"    {line}" for line in self.lines]
+        self.lines = lines
+
+    def _held(self, body: tuple[Statement, ...], written: set[str]) -> bool:
+        """Whether all that a phase reads of what earlier ones have written are values that the reading threads have in registers."""
+        if not self.launch.persistent or any(isinstance(st, Store) and st.mode != "set" for st in body):
+            return False
+        loads = {ld for st in body for root in roots(st) for ld in root.loads() if ld.attr.buffer in written}
+        return loads <= self.stored and all(self.stores[ld.attr.buffer] == 1 for ld in loads)
+
     def _forget(self) -> None:
         """Values read before a store may be stale after it."""
+        self.stored.clear()
         for scope in (self.v.flat, *self.scopes.values()):
             scope.names.clear()
 
@@ -188,10 +216,12 @@ class _Renderer:
         loops = tuple(Var(f"r{group}_{k}", n) for k, n in enumerate(extents))
         live = iter(loops)
         mapping: dict[Atom, int | Expr] = {v: of(next(live)) if v.extent != 1 else 0 for v in phase.inner}
-        return group, loops, tuple(changed(st, mapping, _keep) for st in phase.body)
+        return group, loops, tuple(changed(st, mapping, lambda _: None) for st in phase.body)
 
     def phase(self, phase: Phase, group: int, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
-        self.v.inner = frozenset(loops)
+        whole = Var(f"rindex{group}", product(v.extent for v in loops))
+        self.v.inner = frozenset((*loops, whole))
+        self.v.loops, self.v.loop_names[whole] = (*loops, whole), whole.name
         self.v.inner_mask = f"rmask{group}"
         if self.two_dim:
             self.v.along = loops
@@ -204,12 +234,12 @@ class _Renderer:
         count = self.v.expr(expr(product(v.extent for v in loops)))
         if not self.launch.persistent:
             self.looped(phase, body, group, loops, count)
-            self.v.kept = {}
+            self.v.kept, self.v.slow = {}, {}
             return
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
             lines = self.before if self.kernel.walk else self.lines
-            lines += [f"rindex{group} = tl.arange(0, RBLOCK)[None, :]", f"rmask{group} = rindex{group} < {count}"]
+            lines += [f"rindex{group} = {steps(self.wide)}", f"rmask{group} = {steps_there(group, count, True)}"]
             lines += self._digits(loops, f"rindex{group}")
         self.v.deep = self.scopes[group]
         self._values_first(body)
@@ -262,12 +292,14 @@ class _Renderer:
     def looped(self, phase: Phase, body: tuple[Statement, ...], group: int, loops: tuple[Var, ...], count: str) -> None:
         """A loop over tiles: accumulators before, statements inside, final reductions after."""
         before: list[str] = []
-        inside = [f"rindex{group} = roffset + tl.arange(0, RBLOCK)[None, :]", f"rmask{group} = rindex{group} < {count}"]
+        inside = [f"rindex{group} = {steps(self.wide, 'roffset')}"]
+        inside.append(f"rmask{group} = {steps_there(group, count, False)}")
         after: list[str] = []
         totals: list[str] = []
         late: list[str] = []
         inside += self._digits(loops, f"rindex{group}")
         self.v.deep = Scope(inside)
+        self.v.slow = slow_digits(loops)
         self.v.kept = self._kept(phase)
         ends: list[tuple[Reduce, str]] = []
         self._values_first(body)
@@ -293,7 +325,11 @@ class _Renderer:
             after.append(f"{st.name} = {self.reduced(st, acc, f'{st.name}_pos')}")
             self.v.local[st.name] = st.name
         self.lines += before
-        self.lines.append(f"for roffset in range(0, {count}, RBLOCK):")
+        tiles = f"range(0, {count}, RBLOCK)"
+        if self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
+            # Loads of the second tile are on their way while the first is worked on.
+            tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor=2)"
+        self.lines.append(f"for roffset in {tiles}:")
         self.lines += [f"    {line}" for line in inside]
         self.lines += after + totals
 
@@ -308,7 +344,7 @@ class _Renderer:
     def _identity(self, kind: str, dtype: str, scan: bool = False) -> str:
         value = (SCANS if scan else REDUCTIONS)[kind].identity[kind_of(dtype)]
         if isinstance(value, str):
-            value = _LIMITS[dtype][0 if value == "lowest" else 1]
+            value = LIMITS[dtype][0 if value == "lowest" else 1]
         if kind_of(dtype) == "float":
             value = float(value)
         return literal(value)
@@ -357,12 +393,8 @@ class _Renderer:
         acc, mask = f"{st.name}_acc", f"xmask & rmask{group}"
         if self._is_position(st):
             pos = f"{st.name}_pos"
-            index = f"rindex{group}" + (".to(tl.int64)" if self.wide else "")
-            return [
-                f"{st.name}_a, {st.name}_i = tp.combine_{st.kind}({acc}, {pos}, {self._positional(st, value)}, {index})",
-                f"{acc} = tl.where({mask}, {st.name}_a, {acc})",
-                f"{pos} = tl.where({mask}, {st.name}_i, {pos})",
-            ]
+            value = f"tl.broadcast_to({self._positional(st, value)}, [XBLOCK, RBLOCK])"
+            return [f"{acc}, {pos} = tp.later_{st.kind}({acc}, {pos}, {value}, rindex{group}, {mask})"]
         kind = st.kind
         if st.value.dtype == "bool":
             kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
@@ -412,7 +444,7 @@ class _Renderer:
             for a in sorted(e.atoms(), key=lambda a: a.text):
                 if isinstance(a, Val):
                     self.v.node(a.node)
-        where = self.v.expr(flat_index(st.index, self.layouts[st.buffer]))
+        where = self.v.expr(self.v.together(flat_index(st.index, self.layouts[st.buffer])))
         mask = f"xmask & {self.v.inner_mask}" if deep else "xmask"
         if isinstance(st, Store) and st.mask is not None:
             mask = f"{mask} & {self.v.node(st.mask)}"
@@ -428,19 +460,19 @@ class _Renderer:
         if mode == "set":
             if st.buffer in self.in_place and self.two_dim:
                 _settle(lines)
-            lines.append(f"tl.store({arguments})")
+            # What is read again by now should stay in the cache longer than what is done.
+            hint = ', eviction_policy="evict_first"' if deep and "evict_first" in self.v.kept.values() else ""
+            lines.append(f"tl.store({arguments}{hint})")
             if isinstance(st, Store) and st.mask is None:
                 # Who reads it back in this phase has it: another thread's store may not have arrived.
                 scope = self.v.deep if deep else self.v.flat
-                scope.names[load(st.buffer, st.index, dtype)] = value
+                stored = load(st.buffer, st.index, dtype)
+                scope.names[stored] = value
+                self.stored.add(stored)
         elif mode in _ATOMICS and dtype in _ATOMIC_DTYPES and not (mode != "sum" and dtype in HALF):
             lines.append(f'tl.atomic_{_ATOMICS[mode]}({arguments}, sem="relaxed")')
         else:
             raise UnsupportedError(f"an indexed update by {mode!r} of {dtype} has no Triton atomic")
-
-
-def _keep(_: Node) -> None:
-    return None
 
 
 def _settle(lines: list[str]) -> None:

@@ -9,6 +9,10 @@ from ..schedule.plan import Statement, Store
 from .triton_tiles import roots
 from .triton_values import HALF
 
+BESIDE_ONE = (
+    "erf",
+    "tanh",
+)  # their approximations have small absolute errors only: enough for what is added to a number of at least one
 FACTORS = ("mul", "neg", "where", "relu", "maximum", "minimum")  # they pass relative errors on as they are
 
 
@@ -27,15 +31,21 @@ def coarse(statements: Iterable[Statement]) -> frozenset[Node]:
                     users.setdefault(c, []).append(n)
     found: set[Node] = set()
     for n in reversed(order):
-        if n.dtype == "float32" and n not in exact and all(_forgives(u, n, found) for u in users.get(n, ())):
+        forgives = _exceeds if n.op in BESIDE_ONE else _forgives
+        if n.dtype == "float32" and n not in exact and all(forgives(u, found) for u in users.get(n, ())):
             found.add(n)
     return frozenset(found)
 
 
-def _forgives(user: Node, n: Node, found: set[Node]) -> bool:
+def _forgives(user: Node, found: set[Node]) -> bool:
     if user.op == "to_dtype":
         return user.dtype in HALF
     return user.op in FACTORS and user in found
+
+
+def _exceeds(user: Node, found: set[Node]) -> bool:
+    """Whether the user adds a number beside which the argument's last digits are lost, and forgives errors of the sum."""
+    return user.op == "add" and user in found and any(a.op == "const" and abs(a.attr) >= 1 for a in user.args)
 
 
 __all__ = ["coarse"]

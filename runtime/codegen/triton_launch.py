@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from ..ir.index import Expr, product
-from ..ir.nodes import ITEMSIZE, Buffer, Size
+from ..ir.nodes import ITEMSIZE, Buffer, Node, Size
 from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Phase
+from ..schedule.plan import Kernel, Phase, Scan
 from .triton_online import fewer_passes
 from .triton_square import squared
 from .triton_tiles import roots
 
 ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
+LONG = 2 * ROWS  # that it may hold of one buffer's rows, where a loop would read them again
 LOADED = 16  # bytes that a thread loads at once at most
 
 
@@ -25,7 +27,8 @@ class Launch:
     passes  phases that have inner loops.
     square  the block's dimensions are tiles of two loops.
     bytes   of the smallest elements that are read or written at all points.
-    row     bytes that a program reads of rows along its inner loops.
+    row     bytes that a program reads of rows along its inner loops, of so many buffers (`rows`).
+    even    a power of two: blocks of so many steps, or of a divisor of it, meet one element of what only slow inner loops meet (0: any).
     strided neighbouring points of the last outer loop read elements that are not neighbours.
     """
 
@@ -38,6 +41,8 @@ class Launch:
     bytes: int = 4
     strided: bool = False
     row: int = 0
+    rows: int = 0
+    even: int = 0
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
@@ -59,18 +64,22 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         else COLUMNS * (1 if deep < 2 else 4)
     )
     persistent = (len(known) == len(inners) and largest <= limit) or bool(kernel.walk)
+    rows = [layouts[b].dtype for b in whole_rows(kernel) if b in layouts]
     if not persistent:
         deep = sum(product(v.extent for v in p.inner) != 1 for p in fewer_passes(kernel).phases)
+        fits = len(known) == len(inners) and largest <= LONG and not columns
+        persistent = fits and deep > 1 and _keeps_little(kernel, layouts)
     outer = product(v.extent for v in kernel.outer if v not in kernel.walk)
     inner = largest if persistent else _largest(inners)
     met = product((outer, inner))
     sizes = {b: product(layouts[b].shape) for b in (*kernel.reads, *kernel.writes)}
     wide = [b for b, n in sizes.items() if not isinstance(n, int) or not isinstance(met, int) or 2 * n > met]
     least = min((ITEMSIZE[layouts[b].dtype] for b in wide), default=4)
-    rows = [layouts[b].dtype for b in set().union(*map(row_reads, kernel.phases)) if b in layouts]
     row = sum(ITEMSIZE[d] for d in rows) * inner if isinstance(inner, int) else 1 << 30
     one = inner == 1 and strided(kernel, layouts)
-    return Launch(outer, inner, persistent, columns, deep, bytes=least, strided=one, row=row)
+    return Launch(
+        outer, inner, persistent, columns, deep, bytes=least, strided=one, row=row, rows=len(rows), even=_even(kernel)
+    )
 
 
 def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
@@ -108,6 +117,45 @@ def row_reads(phase: Phase) -> set[str]:
     """Buffers of which each program reads rows in a phase."""
     loads = {ld for st in phase.body for root in roots(st) for ld in root.loads()}
     return {ld.attr.buffer for ld in loads if not ld.vars().isdisjoint(phase.inner)}
+
+
+def whole_rows(kernel: Kernel) -> set[str]:
+    """Buffers of which a program reads an element at each point of a phase's inner loops."""
+    found: set[str] = set()
+    for phase in kernel.phases:
+        loops = {v for v in phase.inner if v.extent != 1}
+        loads = {ld for st in phase.body for root in roots(st) for ld in root.loads()}
+        found |= {ld.attr.buffer for ld in loads if loops and loops <= ld.vars()}
+    return found
+
+
+def _keeps_little(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether a program has rows of one buffer, of 32 bits at most; all others are the same for all programs, and met in one phase."""
+    rows = whole_rows(kernel)
+    if kernel.scratch or any(isinstance(st, Scan) for p in kernel.phases for st in p.body):
+        return False
+    if any(row_reads(p) - rows for p in kernel.phases) or any(ITEMSIZE[layouts[b].dtype] > 4 for b in rows):
+        return False
+    own = {ld.attr.buffer for ld in _loads(kernel) if not ld.vars().isdisjoint(kernel.outer)} & rows
+    again = {b for b in rows if sum(b in row_reads(p) for p in kernel.phases) > 1}
+    return len(own) == 1 and again <= own
+
+
+def _even(kernel: Kernel) -> int:
+    """Into how many steps at most the inner loops should be cut at once, so that what only slow loops meet is one element for a tile; 0: any."""
+    found = 0
+    for phase in kernel.phases:
+        loops = [v for v in phase.inner if v.extent != 1]
+        for ld in {ld for st in phase.body for root in roots(st) for ld in root.loads()}:
+            met = [k for k, v in enumerate(loops) if v in ld.vars()]
+            inside = product(v.extent for v in loops[met[-1] + 1 :]) if met else 1
+            if isinstance(inside, int) and inside > 1:
+                found = gcd(found, inside)
+    return found & -found
+
+
+def _loads(kernel: Kernel) -> set[Node]:
+    return {ld for p in kernel.phases for st in p.body for root in roots(st) for ld in root.loads()}
 
 
 def _largest(sizes: list[Size]) -> Size:

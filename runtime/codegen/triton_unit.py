@@ -24,6 +24,7 @@ POINTS = 1024  # of short rows that one program has together
 LINE, SECTOR = 128, 32  # bytes that the memory sends at once, at best and at least
 FEW = 256  # programs, below which processors may be idle
 CACHED = 220 << 10  # bytes of rows, of which those of one program for each processor stay in the cache
+LONGEST = 256 << 10  # the same where they are of one buffer
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,10 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
         r = min(_power(inner), TILE // 2)
         return 1, r, max(1, min(16, r // 128))
     # Rows that are read again find themselves in the cache, where few programs share a processor.
-    r = min(_power(inner), 2 * TILE if shape.row <= CACHED else TILE)
+    near = shape.row <= CACHED or (shape.rows == 1 and shape.row <= LONGEST)
+    r = min(_power(inner), 2 * TILE if near else TILE)
+    if TILE // 2 <= shape.even < r:
+        r = shape.even
     return 1, r, max(1, min(32, r // 128))
 
 

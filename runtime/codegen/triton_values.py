@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ...errors import UnsupportedError
 from ...generated.scalars import SCALARS
 from ...generated.triton_scalars import TRITON, TRITON_KIND
-from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds
+from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, of, product
 from ..ir.nodes import FLOATS, Buffer, Node
 from ..schedule.memory import flat_index
 from .triton_rows import runs
@@ -22,10 +22,18 @@ TYPES = {
     "int16": "tl.int16", "int32": "tl.int32", "int64": "tl.int64", "uint8": "tl.uint8", "bool": "tl.int1",
 }  # fmt: skip
 HALF = ("float16", "bfloat16")
-COARSE = ("div", "exp", "reciprocal", "sigmoid")  # scalars with a cheaper approximation
+LIMITS = {
+    "uint8": (0, 255),
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+}
+LIMITS["int64"] = (-(2**63), 2**63 - 1)
+COARSE = ("div", "erf", "exp", "reciprocal", "sigmoid", "tanh")  # scalars with a cheaper approximation
 WIDE = (
     "pow",
 )  # those of which float32 is some units in the last place off: a single value (a bias correction) can have them all
+MANY = 256  # steps of a tile in a loop, or more
 _INT32 = 2**31 - 1
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
@@ -58,6 +66,34 @@ def kind_of(dtype: str) -> str:
     return "float" if dtype in FLOATS else "bool" if dtype == "bool" else "int"
 
 
+def steps(wide: bool, start: str = "") -> str:
+    """The inner index of a tile."""
+    numbers = "tl.arange(0, RBLOCK)[None, :]"
+    text = f"{start} + {numbers}" if start else numbers
+    return f"({text}).to(tl.int64)" if wide else text
+
+
+def steps_there(group: int, count: str, whole: bool) -> str:
+    """Which steps of a tile there are: all of them where whole tiles make up the loop. `whole`: one tile holds the loop."""
+    some = f"rindex{group} < {count}"
+    n = int(count) if count.isdigit() else 3
+    if n % MANY if not whole else n & (n - 1):
+        return some  # tiles are powers of two
+    return f"tl.full([1, RBLOCK], True, tl.int1) if {count} % RBLOCK == 0 else {some}"
+
+
+def slow_digits(loops: tuple[Var, ...]) -> dict[Var, tuple[int, str]]:
+    """For loops with others inside of them, how many places of the common index have one digit, and that of a tile's first place."""
+    slow: dict[Var, tuple[int, str]] = {}
+    step = product(v.extent for v in loops)
+    for v in loops[:-1]:
+        if not isinstance(step, int) or not isinstance(v.extent, int):
+            break
+        step //= v.extent
+        slow[v] = step, f"roffset // {step}" if v is loops[0] else f"(roffset // {step}) % {v.extent}"
+    return slow
+
+
 @dataclass
 class Scope:
     """Where code goes. `names` are the values already computed, by node."""
@@ -74,6 +110,8 @@ class Values:
     wide     coordinates need 64 bits.
     coarse   values that may be approximations.
     kept     what the cache should do with rows of a buffer: Triton's eviction policies.
+    loops    the inner loops, and last their common index.
+    slow     loops whose digit of the inner index is one for a whole tile if RBLOCK divides a number: that number, and a name for that digit.
     across   the loops along the first dimension of a block, and `along` those along its last; `each` neighbours are loaded by a thread at once.
     """
 
@@ -83,6 +121,7 @@ class Values:
     two_dim: bool
     wide: bool
     inner: frozenset[Var] = frozenset()
+    loops: tuple[Var, ...] = ()
     local: dict[str, str] = field(default_factory=dict)
     loop_names: dict[Atom, str] = field(default_factory=dict)
     inner_mask: str = ""
@@ -92,6 +131,7 @@ class Values:
     deep_tiles: set[str] = field(default_factory=set)
     coarse: frozenset[Node] = frozenset()
     kept: dict[str, str] = field(default_factory=dict)
+    slow: dict[Var, tuple[int, str]] = field(default_factory=dict)
     counter: int = 0
     constants: list[str] = field(default_factory=list)
     constant_names: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -191,6 +231,20 @@ class Values:
 
     # -- memory ----------------------------------------------------------------------------------------------------
     def load(self, n: Node) -> str:
+        """A load; one element for the whole tile where the tile ends before the coordinates of any change."""
+        block, deep = self._load(n), n.vars() & self.inner
+        if n.args or not deep or not deep <= self.slow.keys():
+            return block
+        if any(isinstance(a, Val) for e in n.attr.index for a in e.atoms()):
+            return block
+        inner, names = self.inner, self.loop_names
+        lead = "" if n.vars() - deep else "xindex * 0 + "  # a block like its mask
+        self.inner, self.loop_names = inner - deep, names | {v: f"({lead}{self.slow[v][1]})" for v in deep}
+        one = self._load(n)
+        self.inner, self.loop_names = inner, names
+        return f"({one}) if {min(self.slow[v][0] for v in deep)} % RBLOCK == 0 else ({block})"
+
+    def _load(self, n: Node) -> str:
         where = flat_index(n.attr.index, self.layouts[n.attr.buffer])
         depends = self.depends(n)
         if depends == (False, False):
@@ -222,6 +276,7 @@ class Values:
 
     def place(self, where: Expr, depends: tuple[bool, bool]) -> str:
         """An offset as a block of the dimensions in `depends`, which may be more than its own."""
+        where = self.together(where)
         x = r = False
         for a in where.atoms():
             if isinstance(a, Var):
@@ -236,6 +291,19 @@ class Values:
             return f"(xindex * 0 + {text})"
         x, r = depends
         return f"tl.broadcast_to(xindex * 0 + {text}, [{'XBLOCK' if x else '1'}, {'RBLOCK' if r else '1'}])"
+
+    def together(self, where: Expr) -> Expr:
+        """The place by the common index of the inner loops, where it counts them in order."""
+        *loops, whole = self.loops or (None,)
+        step = where.coefficient(loops[-1]) if len(loops) > 1 else None
+        if whole is None or step is None or not step.is_const or step == 0:
+            return where
+        rest, weight = where, step
+        for v in reversed(loops):
+            if where.coefficient(v) != weight:
+                return where
+            rest, weight = rest - of(v) * weight, weight * v.extent
+        return rest + of(whole) * step
 
     # -- coordinates -----------------------------------------------------------------------------------------------
     def expr(self, e: Expr, wide: bool | None = None) -> str:

@@ -372,8 +372,11 @@ def recombine(e: Expr) -> Expr:
         for m, c in e.terms:
             if len(m) == 1 and isinstance(m[0], Quotient) and m[0].kind == "%" and m[0].den.is_const:
                 a = m[0]
-                if divs.get((a.num, a.den)) == c * int(a.den):
-                    e = e - of(a) * c - of(Quotient("//", a.num, a.den)) * (c * int(a.den)) + a.num * c
+                num, den, q = a.num, a.den, a.num.atom
+                if isinstance(q, Quotient) and q.kind == "//" and q.den.is_const:
+                    num, den = q.num, q.den * a.den  # (x // k) // n is held as x // (k * n)
+                if divs.get((num, den)) == c * int(a.den):
+                    e = e - of(a) * c - of(Quotient("//", num, den)) * (c * int(a.den)) + a.num * c
                     break
         else:
             return e

@@ -161,7 +161,7 @@ def configurations(kernel: TritonKernel) -> list[TritonKernel]:
     """The kernel as it is preferred, then with ever smaller tiles, for where it does not compile or does not fit."""
     found = [kernel]
     x, r = kernel.xblock, kernel.rblock
-    looped = ", RBLOCK):\n" in kernel.source  # else a tile holds whole rows
+    looped = "for roffset in " in kernel.source  # else a tile holds whole rows
     while len(found) < CONFIGURATIONS:
         for _ in range(2):
             if looped and r > max(x, WARP):

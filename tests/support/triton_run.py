@@ -80,7 +80,8 @@ def blocks(
         for n in (shape.outer, shape.inner)
     )
     r = 1 << max(inner - 1, 0).bit_length() if shape.persistent else 256
-    x = 1 if outer <= 1 else xblock or max(1, min(1 << (outer // 3).bit_length(), 2**15 // r))
+    most = 2**15 // r if r > 1 else 512  # of points, no more than the smallest of the blocks that they get
+    x = 1 if outer <= 1 else xblock or max(1, min(1 << (outer // 3).bit_length(), most))
     return -(-outer // x), x, r
 
 

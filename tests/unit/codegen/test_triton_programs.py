@@ -53,6 +53,11 @@ def rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tenso
     return (y * torch.rsqrt(y.square().mean(-1, True) + 1e-6)).to(x.dtype) * weight, y.to(x.dtype)
 
 
+def residual_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    y = x + residual
+    return y, F.layer_norm(y, (96,), weight, bias)
+
+
 def kl(x: Tensor, y: Tensor) -> Tensor:
     return F.kl_div(F.log_softmax(x, -1), F.log_softmax(y, -1), reduction="batchmean", log_target=True)
 
@@ -85,7 +90,12 @@ CASES: dict[str, Case] = {
     ),
     "cross entropy": (F.cross_entropy, lambda: [randn(3, 17000), torch.randint(0, 17000, (3,))]),
     "kl divergence": (kl, lambda: [randn(3, 17000), randn(3, 17000)]),
-    "log softmax": (lambda x: F.log_softmax(x, -1), lambda: [randn(2, 17001)]),
+    "log softmax": (lambda x: F.log_softmax(x, -1), lambda: [randn(2, 33001)]),
+    "log softmax in registers": (lambda x: F.log_softmax(x, -1), lambda: [randn(2, 17001)]),
+    "group norm of planes": (lambda x, w, b: F.silu(F.group_norm(x, 2, w, b)), lambda: [randn(2, 4, 64, 160), randn(4), randn(4)]),
+    "argmax": (lambda x: (x.argmax(-1), x.argmin(-1)), lambda: [torch.randint(0, 5000, (3, 17000)).float()]),
+    "residual layer norm": (residual_layer_norm, lambda: [half(40, 96), half(40, 96), half(96), half(96)]),
+    "gelu": (lambda x: (F.gelu(x), F.gelu(x, approximate="tanh")), lambda: [half(40, 50) * 3]),
     "softmax of few rows": (lambda x: x.softmax(-1), lambda: [randn(3, 1 << 16)]),
     "softmax": (lambda x: x.softmax(-1), lambda: [half(30, 129)]),
     "masked softmax": (
@@ -114,6 +124,10 @@ CASES: dict[str, Case] = {
     "transpose": (lambda x, y: x + y.t(), lambda: [randn(100, 130), randn(130, 100)]),
     "channels last": (lambda x: (x * 2).contiguous(memory_format=torch.channels_last), lambda: [randn(2, 20, 16, 24)]),
     "concatenation": (lambda a, b, c: torch.cat([a.relu(), b * 2, c], 1), lambda: [randn(30, 17), randn(30, 40), randn(30, 9)]),
+    "concatenation of blocks": (
+        lambda a, b, c: torch.cat([a.relu(), b * 2, c.tanh()], 1), lambda: [randn(3, 512), randn(3, 1024), randn(3, 512)]
+    ),
+    "concatenation of rows": (lambda a, b: torch.cat([a.relu(), b * 2]).t(), lambda: [randn(4, 256), randn(2, 256)]),
     "optimizer": (adamw, lambda: [randn(40, 50) for _ in range(4)]),
 }  # fmt: skip
 
