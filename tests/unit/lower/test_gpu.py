@@ -46,6 +46,29 @@ def test_results_that_nobody_reads_may_differ() -> None:
     assert not externs(program)
 
 
+def test_batch_norm_that_is_evaluated_has_statistics_on_a_gpu() -> None:
+    """With gradients they are kept; the graph was left to eager, since on a processor they have no elements."""
+
+    def fn(x: Any, c: Any) -> Any:
+        return ATEN.native_batch_norm(x, c, c, c, c, False, 0.1, 1e-5)
+
+    program = lowered(fn, (2, 8, 4, 4), (8,))
+    assert not externs(program)
+    table = program.shapes()
+    results = [table[str(o.buffer)] for o in program.outputs]
+    assert [(b.dtype, b.shape) for b in results[1:]] == [("float32", (8,)), ("float32", (8,))]
+
+
+def test_batch_norm_in_training_has_statistics_of_a_gpus_dtype() -> None:
+    def fn(x: Any, c: Any) -> Any:
+        return ATEN.native_batch_norm(x, c, c, None, None, True, 0.1, 1e-5)
+
+    program = lowered(fn, (2, 8, 4, 4), (8,))
+    assert not externs(program)
+    table = program.shapes()
+    assert [table[str(o.buffer)].dtype for o in program.outputs] == ["bfloat16", "float32", "float32"]
+
+
 def test_indexed_updates() -> None:
     assert not externs(lowered(lambda x, y, i: x.index_add(0, i, y), (4, 8), (5, 8), INDEX))
     assert externs(lowered(lambda x, y, i: x.index_copy(0, i, y), (4, 8), (5, 8), INDEX)) == ["aten.index_copy.default"]
