@@ -557,6 +557,127 @@ mm_columns_of_whole_vectors = Rule(
     device="cuda",
 )
 
+# spec: convolution_bias
+convolution_bias = Rule(
+    name="convolution_bias",
+    doc="conv(x, w, b) = conv(x, w) + b, where the eager kernel of a GPU adds b by a kernel of its own; ours adds it with what comes next",
+    match=Call(
+        "aten.convolution.default",
+        (
+            ("input", Wild("x")),
+            ("weight", Wild("w")),
+            ("bias", Wild("b")),
+            ("stride", Wild("stride")),
+            ("padding", Wild("padding")),
+            ("dilation", Wild("dilation")),
+            ("transposed", Wild("transposed")),
+            ("output_padding", Wild("more")),
+            ("groups", Wild("groups")),
+        ),
+    ),
+    when=lambda m: p.is_tensor(m["b"]) and (m["groups"] == 1 or p.size(m["w"], 1) > 1),
+    replace=lambda m, g: g.call(
+        "aten.add.Tensor",
+        g.call(
+            "aten.convolution.default",
+            m["x"],
+            m["w"],
+            None,
+            m["stride"],
+            m["padding"],
+            m["dilation"],
+            m["transposed"],
+            m["more"],
+            m["groups"],
+        ),
+        g.call("aten.view.default", m["b"], p.over_channels(m["b"], p.rank(m["x"]))),
+    ),
+    device="cuda",
+)
+
+# spec: convolution_bias_gradient
+convolution_bias_gradient = Rule(
+    name="convolution_bias_gradient",
+    doc="the gradient of a bias is the sum of that of the result, which a GPU computes by a kernel of its own; ours sums where it is read anyway",
+    match=Part(
+        Call(
+            "aten.convolution_backward.default",
+            (
+                ("grad_output", Wild("g")),
+                ("input", Wild("x")),
+                ("weight", Wild("w")),
+                ("bias_sizes", Wild("sizes")),
+                ("stride", Wild("stride")),
+                ("padding", Wild("padding")),
+                ("dilation", Wild("dilation")),
+                ("transposed", Wild("transposed")),
+                ("output_padding", Wild("more")),
+                ("groups", Wild("groups")),
+                (
+                    "output_mask",
+                    Items(
+                        (
+                            Wild("a"),
+                            Wild("b"),
+                            Lit(True),
+                        )
+                    ),
+                ),
+            ),
+        ),
+        2,
+    ),
+    when=lambda m: True,
+    replace=lambda m, g: g.call("aten.sum.dim_IntList", m["g"], p.all_but_channels(m["g"])),
+    device="cuda",
+)
+
+# spec: convolution_without_bias_gradient
+convolution_without_bias_gradient = Rule(
+    name="convolution_without_bias_gradient",
+    doc="the gradient of a bias that nothing reads is not computed",
+    match=Call(
+        "aten.convolution_backward.default",
+        (
+            ("grad_output", Wild("g")),
+            ("input", Wild("x")),
+            ("weight", Wild("w")),
+            ("bias_sizes", Wild("sizes")),
+            ("stride", Wild("stride")),
+            ("padding", Wild("padding")),
+            ("dilation", Wild("dilation")),
+            ("transposed", Wild("transposed")),
+            ("output_padding", Wild("more")),
+            ("groups", Wild("groups")),
+            (
+                "output_mask",
+                Items(
+                    (
+                        Wild("a"),
+                        Wild("b"),
+                        Lit(True),
+                    )
+                ),
+            ),
+        ),
+    ),
+    when=lambda m: not p.reads_result(m["out"], 2),
+    replace=lambda m, g: g.call(
+        "aten.convolution_backward.default",
+        m["g"],
+        m["x"],
+        m["w"],
+        None,
+        m["stride"],
+        m["padding"],
+        m["dilation"],
+        m["transposed"],
+        m["more"],
+        m["groups"],
+        [m["a"], m["b"], False],
+    ),
+)
+
 # spec: max_pool2d_values
 max_pool2d_values = Rule(
     name="max_pool2d_values",
@@ -615,6 +736,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.bitwise_not.default": (bitwise_not_not,),
     "aten.cat.default": (cat_one,),
     "aten.clone.default": (clone_same,),
+    "aten.convolution.default": (convolution_bias,),
+    "aten.convolution_backward.default": (convolution_without_bias_gradient,),
+    "aten.convolution_backward.default[2]": (convolution_bias_gradient,),
     "aten.detach.default": (detach_value,),
     "aten.div.Tensor": (
         div_one,
