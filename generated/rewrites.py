@@ -678,6 +678,93 @@ convolution_without_bias_gradient = Rule(
     ),
 )
 
+# spec: batch_norm_backward_in_training
+batch_norm_backward_in_training = Rule(
+    name="batch_norm_backward_in_training",
+    doc="the gradients of a batch norm in training do not depend on the running statistics",
+    match=Call(
+        "aten.native_batch_norm_backward.default",
+        (
+            ("grad_out", Wild("g")),
+            ("input", Wild("x")),
+            ("weight", Wild("w")),
+            ("running_mean", Wild("mean")),
+            ("running_var", Wild("variance")),
+            ("save_mean", Wild("center")),
+            ("save_invstd", Wild("factor")),
+            ("train", Lit(True)),
+            ("eps", Wild("eps")),
+            ("output_mask", Wild("mask")),
+        ),
+    ),
+    when=lambda m: (
+        p.is_tensor(m["mean"]) and p.is_tensor(m["variance"]) and p.is_tensor(m["center"]) and p.is_tensor(m["factor"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.native_batch_norm_backward.default",
+        m["g"],
+        m["x"],
+        m["w"],
+        None,
+        None,
+        m["center"],
+        m["factor"],
+        True,
+        m["eps"],
+        m["mask"],
+    ),
+)
+
+# spec: batch_norm_values
+batch_norm_values = Rule(
+    name="batch_norm_values",
+    doc="what a batch norm in training gives follows from the statistics that it keeps in full precision on a GPU, point by point",
+    match=Part(
+        Call(
+            "aten._native_batch_norm_legit_functional.default",
+            (
+                ("input", Wild("x")),
+                ("weight", Wild("w")),
+                ("bias", Wild("b")),
+                ("running_mean", Wild("mean")),
+                ("running_var", Wild("variance")),
+                ("training", Lit(True)),
+                ("momentum", Wild("momentum")),
+                ("eps", Wild("eps")),
+            ),
+        ),
+        0,
+    ),
+    when=lambda m: (
+        p.is_tensor(m["w"])
+        and p.is_tensor(m["b"])
+        and p.dtype(p.result(m["out"], 1)) == p.opmath(m["x"])
+        and p.dtype(p.result(m["out"], 2)) == p.opmath(m["x"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten._to_copy.default",
+        g.call(
+            "aten.add.Tensor",
+            g.call(
+                "aten.mul.Tensor",
+                g.call(
+                    "aten.mul.Tensor",
+                    g.call(
+                        "aten.sub.Tensor",
+                        m["x"],
+                        g.call("aten.view.default", g.result(m["out"], 1), p.over_channels(m["w"], p.rank(m["x"]))),
+                    ),
+                    g.call("aten.view.default", g.result(m["out"], 2), p.over_channels(m["w"], p.rank(m["x"]))),
+                ),
+                g.call("aten.view.default", m["w"], p.over_channels(m["w"], p.rank(m["x"]))),
+            ),
+            g.call("aten.view.default", m["b"], p.over_channels(m["w"], p.rank(m["x"]))),
+        ),
+        dtype=p.dtype(m["x"]),
+    ),
+    device="cuda",
+)
+
 # spec: max_pool2d_values
 max_pool2d_values = Rule(
     name="max_pool2d_values",
@@ -723,6 +810,7 @@ max_pool3d_values = Rule(
 )
 
 RULES: dict[str, tuple[Rule, ...]] = {
+    "aten._native_batch_norm_legit_functional.default[0]": (batch_norm_values,),
     "aten._unsafe_view.default": (unsafe_view,),
     "aten.abs.default": (
         abs_abs,
@@ -757,6 +845,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         mm_columns_of_whole_vectors,
     ),
     "aten.mul.Tensor": (mul_one,),
+    "aten.native_batch_norm_backward.default": (batch_norm_backward_in_training,),
     "aten.neg.default": (neg_neg,),
     "aten.permute.default": (
         permute_identity,

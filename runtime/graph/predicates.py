@@ -97,6 +97,16 @@ def only_result_used(x: Any) -> bool:
     return all(user is x or not user.users for user in x.args[0].users)
 
 
+def result(x: Any, k: int) -> Any:
+    """The fake value of the k-th result of the call that `x` is a result of."""
+    return x.args[0].meta["val"][k]
+
+
+def opmath(x: Any) -> torch.dtype:
+    """What values of its dtype are computed in."""
+    return torch.float32 if is_half(x) else dtype(x)
+
+
 def reads_result(x: Any, k: int) -> bool:
     """Whether anything reads the k-th result of the call `x`."""
     return any(user.args[1] == k and user.users for user in x.users)
@@ -145,6 +155,6 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 NAMES = (
     "all_but_channels", "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_float", "is_half", "is_identity", "is_int", "is_number",
-    "is_power_of_two", "is_tensor", "only_result_used", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type",
+    "is_power_of_two", "is_tensor", "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type",
     "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip

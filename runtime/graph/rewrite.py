@@ -51,6 +51,21 @@ class Builder:
         self.made.append(node)
         return node
 
+    def result(self, one: torch.fx.Node, k: int) -> torch.fx.Node:
+        """The k-th result of the call that `one` is a result of."""
+        call = one.args[0]
+        assert isinstance(call, torch.fx.Node)
+        node = next((user for user in call.users if user.target is operator.getitem and user.args[1] == k), None)
+        if node is not None:
+            self.before.prepend(node)
+            return node
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(operator.getitem, (call, k))
+        node.meta = {name: v for name, v in self.before.meta.items() if name in KEPT_META}
+        node.meta["val"] = call.meta["val"][k]
+        self.made.append(node)
+        return node
+
 
 def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, device: str | None = None) -> Report:
     """Apply `rules` (by what `head` gives for their first node) to the graph in place. `device`: what its values are taken to be on (default:

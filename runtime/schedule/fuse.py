@@ -91,6 +91,7 @@ class Fuser:
     def __init__(self, enabled: bool = True, programs: int = 0, layouts: Mapping[str, Buffer] = NO_LAYOUTS) -> None:
         self.enabled, self.programs, self.layouts = enabled, programs, layouts
         self.groups: list[Group] = []
+        self.first = 0  # groups before that are not joined any more
         self.group_of: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
 
@@ -130,7 +131,9 @@ class Fuser:
             siblings.update(n for n in self.readers.get(name, ())[-4:] if n > earliest)
         found += sorted(siblings, reverse=True)[:4]
         return [
-            n for n in found if len(self.groups[n].members) < MAX_MEMBERS and len(self.groups[n].reads) < MAX_BUFFERS
+            n
+            for n in found
+            if n >= self.first and len(self.groups[n].members) < MAX_MEMBERS and len(self.groups[n].reads) < MAX_BUFFERS
         ]
 
     # -- alignment -----------------------------------------------------------------------------------------------------
