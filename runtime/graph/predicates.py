@@ -155,6 +155,6 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 NAMES = (
     "all_but_channels", "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_float", "is_half", "is_identity", "is_int", "is_number",
-    "is_power_of_two", "is_tensor", "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type",
-    "shape", "short_of_vectors", "size", "users",
+    "is_power_of_two", "is_tensor", "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape",
+    "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip
