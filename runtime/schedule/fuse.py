@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from ..ir.index import Atom, Expr, Quotient, Var, expr, of, product, size
 from ..ir.nodes import Buffer, Extern, Nest, Node, Scatter, rebuild
-from ..lower.partial_sums import COLUMNS
+from ..lower.partial_sums import COLUMNS, SMALL
 from .inline import map_scatter
 
 MAX_MEMBERS = 64
@@ -94,6 +94,7 @@ class Fuser:
         self.first = 0  # groups before that are not joined any more
         self.group_of: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
+        self.after: dict[int, list[int]] = {}  # groups that begin with what reads a group's results, and none later
 
     def add(self, item: Nest | Extern) -> None:
         earliest = max((self.group_of.get(n, -1) for n in item.reads()), default=-1)
@@ -108,6 +109,7 @@ class Fuser:
                 return self._note(self.groups[number], item)
         group = self._new_group()
         _start(group, item)
+        self.after.setdefault(earliest, []).append(group.number)
         self._note(group, item)
 
     def _new_group(self) -> Group:
@@ -130,6 +132,8 @@ class Fuser:
         for name in item.reads():
             siblings.update(n for n in self.readers.get(name, ())[-4:] if n > earliest)
         found += sorted(siblings, reverse=True)[:4]
+        if self.programs and item.reduce is not None and earliest >= 0:
+            found += [n for n in self.after.get(earliest, ())[-2:] if n not in found]
         return [
             n
             for n in found
@@ -289,12 +293,24 @@ class Alignment:
             return bool(self.nest.rvars) and all(_in_order(m.body, dropped) for m in self.members)
         return bool(self.nest.rvars or self.nest.scan)
 
+    def _are_small(self) -> bool:
+        """Whether the nest and all members are reductions whose launches cost more than they do: of the parts of longer ones, mostly."""
+        if not self.programs or any(m.nest.reduce is None and m.inner for m in self.members):
+            return False
+        points = product(v.extent for v in (*self.free, *self.inner_vars))
+        return (
+            self.nest.reduce is not None
+            and any(m.reduces for m in self.members)
+            and isinstance(points, int)
+            and points <= SMALL
+        )
+
     def _match_siblings(self) -> dict[Var, Var] | None:
         """No value flows between them: only equal iteration spaces that read the same data are put together."""
         shared = {n.attr.buffer for n in self.body.loads()} & {
             n.attr.buffer for m in self.members for n in m.body.loads()
         }
-        if not shared or [v.extent for v in self.free] != [g.extent for g in self.outer]:
+        if [v.extent for v in self.free] != [g.extent for g in self.outer] or not (shared or self._are_small()):
             return None
         if self.inner_vars or any(m.inner for m in self.members):
             mine = [v.extent for v in self.inner_vars]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from ..ir.facts import is_packed
@@ -9,7 +10,7 @@ from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Siz
 from .folds import fold_columns
 from .fuse import Fuser, Group
 from .in_place import computed_last, write_in_place
-from .inline import inline, is_view
+from .inline import inline, is_pointwise, is_view
 from .kernels import build_kernel, build_update
 from .layouts import followed
 from .memory import plan_memory, step_reads, step_writes, strided_view
@@ -65,6 +66,7 @@ def schedule(
     out_bases: set[str] = set()
     last = computed_last(program, items)
     moved = set(map(id, last))
+    fills = _fills(program, items) if programs else {}
     for it in [*(it for it in items if id(it) not in moved), *last]:
         if id(it) in moved and not fuser.first:
             fuser.first = len(fuser.groups)
@@ -90,6 +92,8 @@ def schedule(
             if stride == contiguous_strides(it.shape):
                 stride = wide.get(it.name, stride)
             layouts[it.name] = Buffer(it.name, it.shape, it.dtype, stride)
+            if it.name in fills:
+                continue
         fuser.add(it)
     tail = fuser.groups[fuser.first :] if last else []
     if programs:
@@ -112,7 +116,7 @@ def schedule(
         counter += 1
         scatter = group.members[0].scatter
         if programs and scatter is not None and scatter.mode != "set":
-            steps += [KernelStep(k) for k in build_update(group, name, layouts)]
+            steps += [KernelStep(k) for k in build_update(group, name, layouts, fills)]
             continue
         steps.append(KernelStep(build_kernel(group, name, mine, layouts, costs, ITEMSIZE.__getitem__)))
     outputs: list[Output | ViewOf] = []
@@ -140,6 +144,22 @@ def schedule(
     )
     plan.layouts = {n: b for n, b in layouts.items() if n in kept}
     return plan
+
+
+def _fills(program: Program, items: list[Nest | Extern]) -> dict[str, Nest]:
+    """Bases of indexed updates that nothing else reads and that are made of nothing: they are written where the update is."""
+    read = Counter(name for it in items for name in it.reads())
+    updated = {
+        it.scatter.base
+        for it in items
+        if isinstance(it, Nest) and it.scatter is not None and it.scatter.mode != "set" and read[it.scatter.base] == 1
+    }
+    updated -= {o.buffer for o in program.outputs} | {source for _, source in program.mutations}
+    return {
+        it.name: it
+        for it in items
+        if isinstance(it, Nest) and it.name in updated and is_pointwise(it) and not it.reads()
+    }
 
 
 def _is_among(item: Nest | Extern, names: set[str]) -> bool:
