@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..ir.index import Expr, product
 from ..ir.nodes import ITEMSIZE, Buffer, Size
 from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Phase
+from ..schedule.plan import Kernel, Phase, Reduce
 from .triton_online import fewer_passes
 from .triton_square import squared
 from .triton_tiles import roots
@@ -27,6 +28,8 @@ class Launch:
     bytes   of the smallest elements that are read or written at all points.
     row     bytes that a program reads of rows along its inner loops.
     strided neighbouring points of the last outer loop read elements that are not neighbours.
+    sums    nothing is stored along inner loops.
+    loads   elements of one buffer that a point reads, at most.
     """
 
     outer: Size
@@ -38,6 +41,8 @@ class Launch:
     bytes: int = 4
     strided: bool = False
     row: int = 0
+    sums: bool = False
+    loads: int = 1
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
@@ -70,7 +75,11 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     rows = [layouts[b].dtype for b in set().union(*map(row_reads, kernel.phases)) if b in layouts]
     row = sum(ITEMSIZE[d] for d in rows) * inner if isinstance(inner, int) else 1 << 30
     one = inner == 1 and strided(kernel, layouts)
-    return Launch(outer, inner, persistent, columns, deep, bytes=least, strided=one, row=row)
+    sums = all(
+        isinstance(st, Reduce) for p in kernel.phases if product(v.extent for v in p.inner) != 1 for st in p.body
+    )
+    loads = max((max(_loads(p).values(), default=0) for p in kernel.phases), default=0)
+    return Launch(outer, inner, persistent, columns, deep, False, least, one, row, sums, loads)
 
 
 def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
@@ -108,6 +117,10 @@ def row_reads(phase: Phase) -> set[str]:
     """Buffers of which each program reads rows in a phase."""
     loads = {ld for st in phase.body for root in roots(st) for ld in root.loads()}
     return {ld.attr.buffer for ld in loads if not ld.vars().isdisjoint(phase.inner)}
+
+
+def _loads(phase: Phase) -> Counter[str]:
+    return Counter(ld.attr.buffer for ld in {ld for st in phase.body for root in roots(st) for ld in root.loads()})
 
 
 def _largest(sizes: list[Size]) -> Size:
