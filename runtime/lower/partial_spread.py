@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..ir.index import product
-from ..ir.nodes import Nest, Node, const, load, rebuild
+from ..ir.nodes import Nest, Node, const, identity_mapping, load, rebuild
 from . import scalar_ops
 
 
@@ -63,8 +63,7 @@ def _value(node: Node, made: Mapping[str, Nest]) -> Node:
         if node.attr.index == nest.vars:
             node = nest.body
             continue
-        renamed = {v.var: e for v, e in zip(nest.vars, node.attr.index, strict=True) if v.var is not None}
-        node = rebuild(nest.body, lambda _: None, renamed)
+        node = rebuild(nest.body, lambda _: None, identity_mapping(nest.vars, node.attr.index))
     return node
 
 

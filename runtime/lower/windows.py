@@ -12,7 +12,7 @@ from itertools import product as points
 from ...generated.scalars import REDUCTIONS
 from ..ir.fold import fold
 from ..ir.index import product
-from ..ir.nodes import Extern, Nest, Node, Program, rebuild
+from ..ir.nodes import Extern, Nest, Node, Program, identity_mapping, rebuild
 from . import scalar_ops
 
 WINDOW = 16  # elements that are written out at most
@@ -64,8 +64,7 @@ def _in_window(nest: Nest, made: Mapping[str, Nest]) -> Node | None:
         one = made.get(ld.attr.buffer)
         if one is None or ld.args or not any(set(e.atoms()) & inner for e in ld.attr.index):
             return None
-        here = {v.var: e for v, e in zip(one.vars, ld.attr.index, strict=True) if v.var is not None}
-        return rebuild(one.body, lambda _: None, here)
+        return rebuild(one.body, lambda _: None, identity_mapping(one.vars, ld.attr.index))
 
     body = nest.body
     while not overlaps(body):

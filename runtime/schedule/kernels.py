@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ..ir.guards import checks
 from ..ir.index import Expr, Sym, Var, expr, of
-from ..ir.nodes import Buffer, Nest, Node, index_node, load, rebuild, walk_all
+from ..ir.nodes import Buffer, Nest, Node, identity_mapping, index_node, load, rebuild, walk_all
 from .fuse import Group, Member
 from .inline import node_cost
 from .plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
@@ -133,8 +133,8 @@ def build_update(
     if (fill := fills.get(m.scatter.base)) is not None:
         first, (start,) = next(iter(slots.items()))
         assert isinstance(start, Store)
-        places = {v.var: e for v, e in zip(fill.vars, start.index, strict=True) if v.var is not None}
-        slots[first] = [replace(start, value=rebuild(fill.body, lambda _: None, places))]
+        value = rebuild(fill.body, lambda _: None, identity_mapping(fill.vars, start.index))
+        slots[first] = [replace(start, value=value)]
     copy, update = (
         _finish(replace(group, outer=inner), f"{name}{suffix}", (Phase((), tuple(body)),), [], layouts, serial=False)
         for ((_, inner), body), suffix in zip(slots.items(), ("_base", ""), strict=True)
