@@ -557,6 +557,214 @@ mm_columns_of_whole_vectors = Rule(
     device="cuda",
 )
 
+# spec: convolution_bias
+convolution_bias = Rule(
+    name="convolution_bias",
+    doc="conv(x, w, b) = conv(x, w) + b, where the eager kernel of a GPU adds b by a kernel of its own; ours adds it with what comes next",
+    match=Call(
+        "aten.convolution.default",
+        (
+            ("input", Wild("x")),
+            ("weight", Wild("w")),
+            ("bias", Wild("b")),
+            ("stride", Wild("stride")),
+            ("padding", Wild("padding")),
+            ("dilation", Wild("dilation")),
+            ("transposed", Wild("transposed")),
+            ("output_padding", Wild("more")),
+            ("groups", Wild("groups")),
+        ),
+    ),
+    when=lambda m: p.is_tensor(m["b"]) and (m["groups"] == 1 or p.size(m["w"], 1) > 1),
+    replace=lambda m, g: g.call(
+        "aten.add.Tensor",
+        g.call(
+            "aten.convolution.default",
+            m["x"],
+            m["w"],
+            None,
+            m["stride"],
+            m["padding"],
+            m["dilation"],
+            m["transposed"],
+            m["more"],
+            m["groups"],
+        ),
+        g.call("aten.view.default", m["b"], p.over_channels(m["b"], p.rank(m["x"]))),
+    ),
+    device="cuda",
+)
+
+# spec: convolution_bias_gradient
+convolution_bias_gradient = Rule(
+    name="convolution_bias_gradient",
+    doc="the gradient of a bias is the sum of that of the result, which a GPU computes by a kernel of its own; ours sums where it is read anyway",
+    match=Part(
+        Call(
+            "aten.convolution_backward.default",
+            (
+                ("grad_output", Wild("g")),
+                ("input", Wild("x")),
+                ("weight", Wild("w")),
+                ("bias_sizes", Wild("sizes")),
+                ("stride", Wild("stride")),
+                ("padding", Wild("padding")),
+                ("dilation", Wild("dilation")),
+                ("transposed", Wild("transposed")),
+                ("output_padding", Wild("more")),
+                ("groups", Wild("groups")),
+                (
+                    "output_mask",
+                    Items(
+                        (
+                            Wild("a"),
+                            Wild("b"),
+                            Lit(True),
+                        )
+                    ),
+                ),
+            ),
+        ),
+        2,
+    ),
+    when=lambda m: True,
+    replace=lambda m, g: g.call("aten.sum.dim_IntList", m["g"], p.all_but_channels(m["g"])),
+    device="cuda",
+)
+
+# spec: convolution_without_bias_gradient
+convolution_without_bias_gradient = Rule(
+    name="convolution_without_bias_gradient",
+    doc="the gradient of a bias that nothing reads is not computed",
+    match=Call(
+        "aten.convolution_backward.default",
+        (
+            ("grad_output", Wild("g")),
+            ("input", Wild("x")),
+            ("weight", Wild("w")),
+            ("bias_sizes", Wild("sizes")),
+            ("stride", Wild("stride")),
+            ("padding", Wild("padding")),
+            ("dilation", Wild("dilation")),
+            ("transposed", Wild("transposed")),
+            ("output_padding", Wild("more")),
+            ("groups", Wild("groups")),
+            (
+                "output_mask",
+                Items(
+                    (
+                        Wild("a"),
+                        Wild("b"),
+                        Lit(True),
+                    )
+                ),
+            ),
+        ),
+    ),
+    when=lambda m: not p.reads_result(m["out"], 2),
+    replace=lambda m, g: g.call(
+        "aten.convolution_backward.default",
+        m["g"],
+        m["x"],
+        m["w"],
+        None,
+        m["stride"],
+        m["padding"],
+        m["dilation"],
+        m["transposed"],
+        m["more"],
+        m["groups"],
+        [m["a"], m["b"], False],
+    ),
+)
+
+# spec: batch_norm_backward_in_training
+batch_norm_backward_in_training = Rule(
+    name="batch_norm_backward_in_training",
+    doc="the gradients of a batch norm in training do not depend on the running statistics",
+    match=Call(
+        "aten.native_batch_norm_backward.default",
+        (
+            ("grad_out", Wild("g")),
+            ("input", Wild("x")),
+            ("weight", Wild("w")),
+            ("running_mean", Wild("mean")),
+            ("running_var", Wild("variance")),
+            ("save_mean", Wild("center")),
+            ("save_invstd", Wild("factor")),
+            ("train", Lit(True)),
+            ("eps", Wild("eps")),
+            ("output_mask", Wild("mask")),
+        ),
+    ),
+    when=lambda m: (
+        p.is_tensor(m["mean"]) and p.is_tensor(m["variance"]) and p.is_tensor(m["center"]) and p.is_tensor(m["factor"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.native_batch_norm_backward.default",
+        m["g"],
+        m["x"],
+        m["w"],
+        None,
+        None,
+        m["center"],
+        m["factor"],
+        True,
+        m["eps"],
+        m["mask"],
+    ),
+)
+
+# spec: batch_norm_values
+batch_norm_values = Rule(
+    name="batch_norm_values",
+    doc="what a batch norm in training gives follows from the statistics that it keeps in full precision on a GPU, point by point",
+    match=Part(
+        Call(
+            "aten._native_batch_norm_legit_functional.default",
+            (
+                ("input", Wild("x")),
+                ("weight", Wild("w")),
+                ("bias", Wild("b")),
+                ("running_mean", Wild("mean")),
+                ("running_var", Wild("variance")),
+                ("training", Lit(True)),
+                ("momentum", Wild("momentum")),
+                ("eps", Wild("eps")),
+            ),
+        ),
+        0,
+    ),
+    when=lambda m: (
+        p.is_tensor(m["w"])
+        and p.is_tensor(m["b"])
+        and p.dtype(p.result(m["out"], 1)) == p.opmath(m["x"])
+        and p.dtype(p.result(m["out"], 2)) == p.opmath(m["x"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten._to_copy.default",
+        g.call(
+            "aten.add.Tensor",
+            g.call(
+                "aten.mul.Tensor",
+                g.call(
+                    "aten.mul.Tensor",
+                    g.call(
+                        "aten.sub.Tensor",
+                        m["x"],
+                        g.call("aten.view.default", g.result(m["out"], 1), p.over_channels(m["w"], p.rank(m["x"]))),
+                    ),
+                    g.call("aten.view.default", g.result(m["out"], 2), p.over_channels(m["w"], p.rank(m["x"]))),
+                ),
+                g.call("aten.view.default", m["w"], p.over_channels(m["w"], p.rank(m["x"]))),
+            ),
+            g.call("aten.view.default", m["b"], p.over_channels(m["w"], p.rank(m["x"]))),
+        ),
+        dtype=p.dtype(m["x"]),
+    ),
+    device="cuda",
+)
+
 # spec: max_pool2d_values
 max_pool2d_values = Rule(
     name="max_pool2d_values",
@@ -602,6 +810,7 @@ max_pool3d_values = Rule(
 )
 
 RULES: dict[str, tuple[Rule, ...]] = {
+    "aten._native_batch_norm_legit_functional.default[0]": (batch_norm_values,),
     "aten._unsafe_view.default": (unsafe_view,),
     "aten.abs.default": (
         abs_abs,
@@ -615,6 +824,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.bitwise_not.default": (bitwise_not_not,),
     "aten.cat.default": (cat_one,),
     "aten.clone.default": (clone_same,),
+    "aten.convolution.default": (convolution_bias,),
+    "aten.convolution_backward.default": (convolution_without_bias_gradient,),
+    "aten.convolution_backward.default[2]": (convolution_bias_gradient,),
     "aten.detach.default": (detach_value,),
     "aten.div.Tensor": (
         div_one,
@@ -633,6 +845,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         mm_columns_of_whole_vectors,
     ),
     "aten.mul.Tensor": (mul_one,),
+    "aten.native_batch_norm_backward.default": (batch_norm_backward_in_training,),
     "aten.neg.default": (neg_neg,),
     "aten.permute.default": (
         permute_identity,

@@ -118,8 +118,7 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
         with watch.stage("trace"):
             traced = trace(gm, example_inputs, training=wants_grad(gm, example_inputs), random=cfg.random)
         watch.text("functional_graph.py", lambda: str(traced.graph.code))
-        call, artifacts = compile_traced(traced, cfg, watch)
-        inside = written_inside(traced).values()
+        call, artifacts, inside = compile_traced(traced, cfg, watch)
         run = bind(traced, call, in_graph=inside)
         watch.text("dispatch.py", lambda: emit_wrapper(traced, "compiled", in_graph=inside))
     finally:
@@ -138,17 +137,18 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
     return run
 
 
-def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled, Artifacts]:
+def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled, Artifacts, Collection[int]]:
     """Compile the functional graph, or the two halves of a joint graph. The result takes the graph's own placeholders (without tangents),
-    one argument each, and returns a tuple.
+    one argument each, and returns a tuple, with None at the positions that are returned last: those it has written into inputs.
     """
     if cfg.rewrites:
         with watch.stage("rewrite"):
             report = rewrite(traced.graph, RULES)
         watch.text("rewritten_graph.py", lambda: _rewritten(report.applied, traced))
-    static = static_arguments(traced)
+    static, written = static_arguments(traced), written_inside(traced)
     if traced.gradients is None:
-        return compile_graph(traced.graph, cfg, watch, written=written_inside(traced), fixed=static)
+        call, artifacts = compile_graph(traced.graph, cfg, watch, written=written, fixed=static)
+        return call, artifacts, written.values()
     from .training import (  # inference does not need it
         compiles_later,
         eager_backward,
@@ -158,11 +158,11 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     )
 
     with watch.stage("partition"):
-        parts = split(traced, cfg)
+        parts = split(traced, cfg, written)
     watch.text("forward_graph.py", lambda: str(parts.forward.code))
     watch.text("backward_graph.py", lambda: str(parts.backward.code))
     watch.text("autograd_function.py", lambda: emit_function(parts.halves))
-    forward, artifacts = compile_graph(parts.forward, cfg, watch, frugal=True, fixed=static)
+    forward, artifacts = compile_graph(parts.forward, cfg, watch, frugal=True, written=parts.written, fixed=static)
     artifacts.function = emit_function(parts.halves)
 
     def backward(graph: torch.fx.GraphModule, watch: Watch) -> Compiled:
@@ -185,7 +185,8 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     half = (
         Backward(lambda: backward_later(whole)) if compiles_later(parts, cfg) else Backward(call=backward(whole, watch))
     )
-    return bind_halves(parts.halves, forward, half, partial_backward(parts, half, backward_later)), artifacts
+    both = bind_halves(parts.halves, forward, half, partial_backward(parts, half, backward_later))
+    return both, artifacts, parts.written.values()
 
 
 def compile_graph(
@@ -253,11 +254,9 @@ def static_arguments(traced: Traced) -> set[int]:
 
 
 def written_inside(traced: Traced) -> dict[int, int]:
-    """Inputs of a graph without gradients that the graph itself writes, in place where nobody can tell: positions of placeholders → of the
-    outputs with their new contents.
+    """Inputs that the graph itself may write, in place where nobody can tell: positions of placeholders → of the outputs with their new
+    contents.
     """
-    if traced.gradients is not None:
-        return {}
     values = [n.meta.get("val") for n in traced.graph.graph.nodes if n.op == "placeholder"]
     return {p: k for k, p in traced.in_place_candidates if _is_plain(values[p])}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,16 +22,20 @@ from .partition.split import Halves as Cut
 
 @dataclass(frozen=True)
 class Split:
-    """The forward returns results, then what is saved; the backward takes what is saved, then tangents."""
+    """The forward returns results, then what is saved; the backward takes what is saved, then tangents. `written`: positions of inputs that
+    the forward writes → of the results with their new contents.
+    """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     halves: Halves
+    written: dict[int, int]
 
 
-def split(traced: Traced, cfg: Config | None = None) -> Split:
+def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] = MappingProxyType({})) -> Split:
     """Partition the joint graph of a training program as `cfg` says. What the backward needs of the forward's arguments and results is not
-    returned a second time. Raises `ConfigError` for a memory budget above 1.
+    returned a second time. `written`: inputs that the forward may write itself, as for `Split`. Raises `ConfigError` for a memory budget
+    above 1.
     """
     cfg = cfg or current()
     if cfg.activation_memory_budget > 1:
@@ -53,10 +58,13 @@ def split(traced: Traced, cfg: Config | None = None) -> Split:
     )
     returned, kept, saved = _trim(parts, results)
     inside = {k for r in gradients.wrapped_results for k in r.dense}
+    read = {*gradients.tangents, *gradients.watched_results, *inside, *(k for where, k in saved if where == "output")}
+    written = {p: k for p, k in written.items() if p not in gradients.inputs and k not in read}
     constant = tuple(
         k
         for k, n in enumerate(kept[:results])
         if k not in gradients.tangents
+        and k not in written.values()
         and k not in inside
         and isinstance(n, fx.Node)
         and isinstance(n.meta["val"], torch.Tensor)
@@ -72,7 +80,7 @@ def split(traced: Traced, cfg: Config | None = None) -> Split:
         len(tangents) > 1 and not gradients.wrapped_results,
         _is_symbolic(parts.backward),
     )
-    return Split(parts.forward, parts.backward, halves)
+    return Split(parts.forward, parts.backward, halves, written)
 
 
 def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], list[tuple[str, int]]]:

@@ -11,6 +11,7 @@ from ...runtime.lower.names import (
     ge,
     gt,
     is_float,
+    is_on_gpu,
     kept,
     lt,
     numel,
@@ -142,6 +143,7 @@ def _native_batch_norm_legit_functional(b, input, weight, bias, running_mean, ru
     new_mean = to(running_mean, kind) * (1.0 - momentum) + flat * momentum
     new_var = to(running_var, kind) * (1.0 - momentum) + spread_ * (momentum * n / (n - 1))
     kept_in = dtype(weight) if weight is not None else dtype(bias) if bias is not None else dtype(running_mean)
+    kept_in = kind if is_on_gpu(input) else kept_in
     return (
         to(y, dtype(input)),
         to(flat, kept_in),

@@ -115,6 +115,8 @@ def _native_batch_norm_legit_no_training(b, input, weight, bias, running_mean, r
     )
     if bias is not None:
         y = y + b.call("aten.view.default", bias, across)
+    if is_on_gpu(input):
+        return to(y, kind), to(running_mean, opmath(kind)), rstd
     kept_in = dtype(weight) if weight is not None else dtype(bias) if bias is not None else dtype(running_mean)
     return (
         to(y, kind),
@@ -157,6 +159,7 @@ def _native_batch_norm_legit_no_stats(b, input, weight, bias, training, momentum
     if bias is not None:
         y = y + b.call("aten.view.default", bias, across)
     kept_in = dtype(weight) if weight is not None else dtype(bias) if bias is not None else kind
+    kept_in = opmath(kind) if is_on_gpu(input) else kept_in
     return (
         to(y, kind),
         to(b.call("aten.view.default", m, [size(input, 1)]), kept_in),

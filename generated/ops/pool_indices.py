@@ -28,7 +28,6 @@ def max_pool2d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
     x = b.call("aten.unfold.default", x, -2, span[1], step[1])
     x = b.call("aten.slice.Tensor", x, -2, 0, span[0], gap[0])
     x = b.call("aten.slice.Tensor", x, -1, 0, span[1], gap[1])
-    top = b.call("aten.amax.default", x, [-2, -1], True)
     h = b.call(
         "aten.view.default",
         b.call("aten.mul.Tensor", b.call("aten.arange.default", count[0], dtype="int32"), step[0]),
@@ -51,6 +50,7 @@ def max_pool2d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
     )
     here = h * inner[1] + w
     inside_ = (h >= 0) & (h < inner[0]) & (w >= 0) & (w < inner[1])
+    top = b.call("aten.amax.default", x, [-2, -1], True)
     place = b.call(
         "aten.amin.default",
         b.call("aten.where.self", inside_ & b.call("aten.eq.Tensor", x, top), here, prod(inner)),
@@ -90,7 +90,6 @@ def max_pool3d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
     x = b.call("aten.slice.Tensor", x, -3, 0, span[0], gap[0])
     x = b.call("aten.slice.Tensor", x, -2, 0, span[1], gap[1])
     x = b.call("aten.slice.Tensor", x, -1, 0, span[2], gap[2])
-    top = b.call("aten.amax.default", x, [-3, -2, -1], True)
     d = b.call(
         "aten.view.default",
         b.call("aten.mul.Tensor", b.call("aten.arange.default", count[0], dtype="int32"), step[0]),
@@ -123,6 +122,7 @@ def max_pool3d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
     )
     here = (d * inner[1] + h) * inner[2] + w
     inside_ = (d >= 0) & (d < inner[0]) & (h >= 0) & (h < inner[1]) & (w >= 0) & (w < inner[2])
+    top = b.call("aten.amax.default", x, [-3, -2, -1], True)
     place = b.call(
         "aten.amin.default",
         b.call("aten.where.self", inside_ & b.call("aten.eq.Tensor", x, top), here, prod(inner)),

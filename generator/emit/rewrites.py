@@ -15,8 +15,9 @@ PATH = "generated/rewrites.py"
 TESTS = "tests/generated/test_rewrites.py"
 SPEC = "specs/rewrites.yaml"
 PREDICATES = (
-    "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two",
-    "is_tensor", "only_result_used", "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
+    "all_but_channels", "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_float", "is_half", "is_identity", "is_int", "is_number",
+    "is_power_of_two", "is_tensor", "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape",
+    "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip
 _ALLOWED = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
@@ -209,6 +210,9 @@ class _Printer:
             ]
             return f"({self.expression(node.left, False)} {symbol} {self.expression(node.right, False)})"
         if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id == "result":
+                arguments = ", ".join(self.expression(a, False) for a in node.args)
+                return f"{'g' if calls else 'p'}.result({arguments})"
             if isinstance(node.func, ast.Name) and node.func.id in PREDICATES:
                 return f"p.{node.func.id}({', '.join(self.expression(a, False) for a in node.args)})"
             if calls:

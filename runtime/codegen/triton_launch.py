@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
@@ -9,7 +10,7 @@ from math import gcd
 from ..ir.index import Expr, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size
 from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Phase, Scan
+from ..schedule.plan import Kernel, Phase, Reduce, Scan
 from .triton_online import fewer_passes
 from .triton_square import squared
 from .triton_tiles import roots
@@ -30,6 +31,8 @@ class Launch:
     row     bytes that a program reads of rows along its inner loops, of so many buffers (`rows`).
     even    a power of two: blocks of so many steps, or of a divisor of it, meet one element of what only slow inner loops meet (0: any).
     strided neighbouring points of the last outer loop read elements that are not neighbours.
+    sums    nothing is stored along inner loops.
+    loads   elements of one buffer that a point reads, at most.
     """
 
     outer: Size
@@ -43,6 +46,8 @@ class Launch:
     row: int = 0
     rows: int = 0
     even: int = 0
+    sums: bool = False
+    loads: int = 1
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
@@ -77,8 +82,23 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     least = min((ITEMSIZE[layouts[b].dtype] for b in wide), default=4)
     row = sum(ITEMSIZE[d] for d in rows) * inner if isinstance(inner, int) else 1 << 30
     one = inner == 1 and strided(kernel, layouts)
+    sums = all(
+        isinstance(st, Reduce) for p in kernel.phases if product(v.extent for v in p.inner) != 1 for st in p.body
+    )
+    met_at_once = (Counter(ld.attr.buffer for ld in _loads(p)) for p in kernel.phases)
     return Launch(
-        outer, inner, persistent, columns, deep, bytes=least, strided=one, row=row, rows=len(rows), even=_even(kernel)
+        outer,
+        inner,
+        persistent,
+        columns,
+        deep,
+        bytes=least,
+        strided=one,
+        row=row,
+        rows=len(rows),
+        even=_even(kernel),
+        sums=sums,
+        loads=max((n for counts in met_at_once for n in counts.values()), default=0),
     )
 
 
@@ -88,7 +108,7 @@ def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
         return False
     votes = 0  # weighted by the elements that a load meets
     for phase in kernel.phases:
-        for ld in {ld for st in phase.body for root in roots(st) for ld in root.loads()}:
+        for ld in _loads(phase):
             if ld.attr.buffer not in layouts or ld.vars().isdisjoint(phase.inner):
                 continue
             met = product(v.extent for v in ld.vars())
@@ -105,7 +125,7 @@ def strided(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
     if not kernel.outer:
         return False
     for phase in kernel.phases:
-        for ld in {ld for st in phase.body for root in roots(st) for ld in root.loads()}:
+        for ld in _loads(phase):
             if ld.attr.buffer in layouts:
                 step = flat_index(ld.attr.index, layouts[ld.attr.buffer]).coefficient(kernel.outer[-1])
                 if step is not None and step.is_const and abs(int(step)) > 1:
@@ -115,8 +135,7 @@ def strided(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
 
 def row_reads(phase: Phase) -> set[str]:
     """Buffers of which each program reads rows in a phase."""
-    loads = {ld for st in phase.body for root in roots(st) for ld in root.loads()}
-    return {ld.attr.buffer for ld in loads if not ld.vars().isdisjoint(phase.inner)}
+    return {ld.attr.buffer for ld in _loads(phase) if not ld.vars().isdisjoint(phase.inner)}
 
 
 def whole_rows(kernel: Kernel) -> set[str]:
@@ -124,8 +143,7 @@ def whole_rows(kernel: Kernel) -> set[str]:
     found: set[str] = set()
     for phase in kernel.phases:
         loops = {v for v in phase.inner if v.extent != 1}
-        loads = {ld for st in phase.body for root in roots(st) for ld in root.loads()}
-        found |= {ld.attr.buffer for ld in loads if loops and loops <= ld.vars()}
+        found |= {ld.attr.buffer for ld in _loads(phase) if loops and loops <= ld.vars()}
     return found
 
 
@@ -136,7 +154,7 @@ def _keeps_little(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
         return False
     if any(row_reads(p) - rows for p in kernel.phases) or any(ITEMSIZE[layouts[b].dtype] > 4 for b in rows):
         return False
-    own = {ld.attr.buffer for ld in _loads(kernel) if not ld.vars().isdisjoint(kernel.outer)} & rows
+    own = {ld.attr.buffer for p in kernel.phases for ld in _loads(p) if not ld.vars().isdisjoint(kernel.outer)} & rows
     again = {b for b in rows if sum(b in row_reads(p) for p in kernel.phases) > 1}
     return len(own) == 1 and again <= own
 
@@ -146,7 +164,7 @@ def _even(kernel: Kernel) -> int:
     found = 0
     for phase in kernel.phases:
         loops = [v for v in phase.inner if v.extent != 1]
-        for ld in {ld for st in phase.body for root in roots(st) for ld in root.loads()}:
+        for ld in _loads(phase):
             met = [k for k, v in enumerate(loops) if v in ld.vars()]
             inside = product(v.extent for v in loops[met[-1] + 1 :]) if met else 1
             if isinstance(inside, int) and inside > 1:
@@ -154,8 +172,8 @@ def _even(kernel: Kernel) -> int:
     return found & -found
 
 
-def _loads(kernel: Kernel) -> set[Node]:
-    return {ld for p in kernel.phases for st in p.body for root in roots(st) for ld in root.loads()}
+def _loads(phase: Phase) -> set[Node]:
+    return {ld for st in phase.body for root in roots(st) for ld in root.loads()}
 
 
 def _largest(sizes: list[Size]) -> Size:

@@ -20,6 +20,7 @@ MEMBERS = {
     "int64": "i64", "uint8": "u8", "bool": "i8",
 }  # fmt: skip
 TILE = 4096  # elements that one program holds at a time
+MANY = 8  # elements that a point reads
 POINTS = 1024  # of short rows that one program has together
 LINE, SECTOR = 128, 32  # bytes that the memory sends at once, at best and at least
 FEW = 256  # programs, below which processors may be idle
@@ -142,6 +143,8 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
     if inner == 1:
         # What is not contiguous is met in as many requests as a thread has elements: few then.
         each = 2 if shape.strided else 2 * LOADED // shape.bytes
+        if shape.loads > MANY:
+            each = min(each, 4)  # all of it lies in registers at a time: the elements of a window
         x = min(max(512, 64 * each), _power(outer))
         return x, 1, max(1, x // (32 * each))
     if shape.square:
@@ -157,7 +160,8 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
     if shape.across:
         x, r = min(64, _power(outer)), _power(inner)
         x = max(1, min(x, 4 * TILE // r))
-        return x, r, max(1, min(16, x * r // 512))
+        # Warps must meet for each sum, in the shared memory: few, with much to add up on their own.
+        return x, r, max(1, min(16, x * r // (2048 if shape.sums else 512)))
     if shape.persistent:
         r = _power(inner)
         x = min(max(1, POINTS // r), _power(outer))

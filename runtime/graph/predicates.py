@@ -97,6 +97,31 @@ def only_result_used(x: Any) -> bool:
     return all(user is x or not user.users for user in x.args[0].users)
 
 
+def result(x: Any, k: int) -> Any:
+    """The fake value of the k-th result of the call that `x` is a result of."""
+    return x.args[0].meta["val"][k]
+
+
+def opmath(x: Any) -> torch.dtype:
+    """What values of its dtype are computed in."""
+    return torch.float32 if is_half(x) else dtype(x)
+
+
+def reads_result(x: Any, k: int) -> bool:
+    """Whether anything reads the k-th result of the call `x`."""
+    return any(user.args[1] == k and user.users for user in x.users)
+
+
+def over_channels(x: Any, n: int) -> list[Any]:
+    """The shape in which a vector broadcasts along dimension 1 of n."""
+    return [size(x, 0), *[1] * (n - 2)]
+
+
+def all_but_channels(x: Any) -> list[int]:
+    """Its dimensions but dimension 1."""
+    return [d for d in range(rank(x)) if d != 1]
+
+
 def exact_widening(narrow: Any, wide: Any) -> bool:
     """Whether every value of dtype(narrow) is a value of dtype(wide)."""
     return torch.promote_types(dtype(narrow), dtype(wide)) == dtype(wide)
@@ -129,6 +154,7 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 
 NAMES = (
-    "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two",
-    "is_tensor", "only_result_used", "rank", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
+    "all_but_channels", "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_float", "is_half", "is_identity", "is_int", "is_number",
+    "is_power_of_two", "is_tensor", "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape",
+    "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip

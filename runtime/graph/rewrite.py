@@ -6,6 +6,7 @@ metadata. The rules are data; this file knows no operator.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +51,21 @@ class Builder:
         self.made.append(node)
         return node
 
+    def result(self, one: torch.fx.Node, k: int) -> torch.fx.Node:
+        """The k-th result of the call that `one` is a result of."""
+        call = one.args[0]
+        assert isinstance(call, torch.fx.Node)
+        node = next((user for user in call.users if user.target is operator.getitem and user.args[1] == k), None)
+        if node is not None:
+            self.before.prepend(node)
+            return node
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(operator.getitem, (call, k))
+        node.meta = {name: v for name, v in self.before.meta.items() if name in KEPT_META}
+        node.meta["val"] = call.meta["val"][k]
+        self.made.append(node)
+        return node
+
 
 def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, device: str | None = None) -> Report:
     """Apply `rules` (by what `head` gives for their first node) to the graph in place. `device`: what its values are taken to be on (default:
@@ -77,8 +93,8 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, de
                         graph.erase_node(made)
                     report.refused.append((rule.name, current.name))
                     continue
-                current.replace_all_uses_with(new)
-                graph.erase_node(current)
+                call = current.args[0] if current.target is operator.getitem else None
+                _put(graph, current, new)
                 report.applied.append((rule.name, current.name))
                 recent = [*recent[-7:], rule.name]
                 budget -= 1
@@ -91,6 +107,8 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, de
                         else builder.made
                     )
                 )
+                if isinstance(call, torch.fx.Node):
+                    work.append(call)  # it has a result less to compute
                 break
     _eliminate_dead(graph)
     return report
@@ -98,13 +116,35 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, de
 
 def _device(node: torch.fx.Node) -> str:
     val = node.meta.get("val")
-    return val.device.type if isinstance(val, torch.Tensor) else ""
+    first = next((v for v in (val if isinstance(val, (list, tuple)) else [val]) if isinstance(v, torch.Tensor)), None)
+    return "" if first is None else first.device.type
+
+
+def _put(graph: torch.fx.Graph, old: torch.fx.Node, new: torch.fx.Node) -> None:
+    """`new` in the place of `old`; of a call with several results, in that of each result."""
+    if not isinstance(old.meta.get("val"), torch.Tensor):
+        for user in list(old.users):
+            if not user.users:
+                graph.erase_node(user)
+    old.replace_all_uses_with(new)
+    graph.erase_node(old)
 
 
 def _agrees(old: torch.fx.Node, new: Any) -> bool:
+    """Whether `new` has the dtype, device, shape and strides of `old`; of several results, those that are read."""
     if not isinstance(new, torch.fx.Node):
         return False
     a, b = old.meta.get("val"), new.meta.get("val")
+    if not isinstance(a, (list, tuple)):
+        return _same(a, b)
+    return (
+        isinstance(b, (list, tuple))
+        and all(user.target is operator.getitem for user in old.users)
+        and all(_same(a[k], b[k]) for user in old.users if user.users and isinstance(k := user.args[1], int))
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     return a.dtype == b.dtype and a.device == b.device and a.shape == b.shape and predicates.same_layout(a, b)

@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 from ..ir.index import Atom, Expr, Quotient, Var, expr, of, product, size
 from ..ir.nodes import Buffer, Extern, Nest, Node, Scatter, rebuild
-from ..lower.partial_sums import COLUMNS
+from ..lower.partial_sums import COLUMNS, SMALL
+from .access import along, in_order, same_loops, within_point
 from .inline import map_scatter
 
 MAX_MEMBERS = 64
@@ -91,8 +92,10 @@ class Fuser:
     def __init__(self, enabled: bool = True, programs: int = 0, layouts: Mapping[str, Buffer] = NO_LAYOUTS) -> None:
         self.enabled, self.programs, self.layouts = enabled, programs, layouts
         self.groups: list[Group] = []
+        self.first = 0  # groups before that are not joined any more
         self.group_of: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
+        self.after: dict[int, list[int]] = {}  # groups that begin with what reads a group's results, and none later
 
     def add(self, item: Nest | Extern) -> None:
         earliest = max((self.group_of.get(n, -1) for n in item.reads()), default=-1)
@@ -107,6 +110,7 @@ class Fuser:
                 return self._note(self.groups[number], item)
         group = self._new_group()
         _start(group, item)
+        self.after.setdefault(earliest, []).append(group.number)
         self._note(group, item)
 
     def _new_group(self) -> Group:
@@ -129,8 +133,12 @@ class Fuser:
         for name in item.reads():
             siblings.update(n for n in self.readers.get(name, ())[-4:] if n > earliest)
         found += sorted(siblings, reverse=True)[:4]
+        if self.programs and item.reduce is not None and earliest >= 0:
+            found += [n for n in self.after.get(earliest, ())[-2:] if n not in found]
         return [
-            n for n in found if len(self.groups[n].members) < MAX_MEMBERS and len(self.groups[n].reads) < MAX_BUFFERS
+            n
+            for n in found
+            if n >= self.first and len(self.groups[n].members) < MAX_MEMBERS and len(self.groups[n].reads) < MAX_BUFFERS
         ]
 
     # -- alignment -----------------------------------------------------------------------------------------------------
@@ -283,15 +291,27 @@ class Alignment:
         the threads share the inner loops, which cannot be tiled for transposed access.
         """
         if not keep:
-            return bool(self.nest.rvars) and all(_in_order(m.body, dropped) for m in self.members)
+            return bool(self.nest.rvars) and all(in_order(m.body, dropped) for m in self.members)
         return bool(self.nest.rvars or self.nest.scan)
+
+    def _are_small(self) -> bool:
+        """Whether the nest and all members are reductions whose launches cost more than they do: of the parts of longer ones, mostly."""
+        if not self.programs or any(m.nest.reduce is None and m.inner for m in self.members):
+            return False
+        points = product(v.extent for v in (*self.free, *self.inner_vars))
+        return (
+            self.nest.reduce is not None
+            and any(m.reduces for m in self.members)
+            and isinstance(points, int)
+            and points <= SMALL
+        )
 
     def _match_siblings(self) -> dict[Var, Var] | None:
         """No value flows between them: only equal iteration spaces that read the same data are put together."""
         shared = {n.attr.buffer for n in self.body.loads()} & {
             n.attr.buffer for m in self.members for n in m.body.loads()
         }
-        if not shared or [v.extent for v in self.free] != [g.extent for g in self.outer]:
+        if [v.extent for v in self.free] != [g.extent for g in self.outer] or not (shared or self._are_small()):
             return None
         if self.inner_vars or any(m.inner for m in self.members):
             mine = [v.extent for v in self.inner_vars]
@@ -312,7 +332,7 @@ class Alignment:
                 return None
             theirs = {ld.attr.buffer: ld.attr.index for ld in m.body.loads()}
             for ld in self.body.loads():
-                taken = _same_loops(ld.attr.index, theirs.get(ld.attr.buffer, ()))
+                taken = same_loops(ld.attr.index, theirs.get(ld.attr.buffer, ()))
                 if taken is None or not taken.keys() >= {*self.free, *self.inner_vars}:
                     continue
                 rows = {taken[v] for v in self.free}
@@ -322,9 +342,9 @@ class Alignment:
                 if dropped and (any(m.reduces for m in self.members) or len(dropped) == len(self.outer)):
                     continue
                 kept = [g for g in self.outer if g in rows]
-                if not _along(self.body, [v for v, g in taken.items() if g not in kept]):
+                if not along(self.body, [v for v, g in taken.items() if g not in kept]):
                     continue
-                if not all(_along(member.body, dropped) for member in self.members):
+                if not all(along(member.body, dropped) for member in self.members):
                     continue
                 self.outer = kept
                 return taken
@@ -371,7 +391,7 @@ class Alignment:
             return False
         for member, ld in self._links():
             for place, e in zip(member.index, ld.attr.index, strict=True):
-                if not _within_point(place, e.subst(mapping), outer):
+                if not within_point(place, e.subst(mapping), outer):
                     return False  # it reads what another outer point makes
         new = Member(replace(self.nest, body=self.body), index, tuple(inner), body)
         if self._starves([*members, new]):
@@ -405,70 +425,6 @@ class Alignment:
         return any(
             not atoms.isdisjoint(self.outer) and atoms.isdisjoint(m.inner) for e in near for atoms in [e.atoms()]
         )
-
-
-def _within_point(place: Expr, e: Expr, outer: set[Var]) -> bool:
-    """Whether what is read at `e` in a dimension is stored at `place` by the same outer point. Their parts along outer loops must be one; the
-    inner parts of what is read must stay within those of what is stored.
-    """
-    if place == e or place.atoms().isdisjoint(outer):
-        return True
-    mine, theirs = place, e
-    for v in outer:
-        c = place.coefficient(v)
-        if c is None or e.coefficient(v) != c:
-            return False
-        mine, theirs = mine - c * of(v), theirs - c * of(v)
-    stored, read = _reach(mine), _reach(theirs)
-    if stored is None or read is None:
-        return mine == theirs
-    return stored[0] <= read[0] and read[1] <= stored[1]
-
-
-def _reach(e: Expr) -> tuple[int, int] | None:
-    """The least and the largest value of a sum of loops of known extent, None for other expressions."""
-    low = high = 0
-    for monomial, c in e.terms:
-        if not monomial:
-            low, high = low + c, high + c
-            continue
-        v = monomial[0]
-        if len(monomial) != 1 or not isinstance(v, Var) or not isinstance(v.extent, int):
-            return None
-        low, high = low + min(0, c * (v.extent - 1)), high + max(0, c * (v.extent - 1))
-    return low, high
-
-
-def _along(body: Node, inner: list[Var]) -> bool:
-    """Whether all that is read along these loops lies along them in memory, as far as a contiguous layout tells."""
-    loads = [ld for ld in body.loads() if not ld.vars().isdisjoint(inner)]
-    return all(not ld.attr.index[-1].atoms().isdisjoint(inner) for ld in loads if ld.attr.index)
-
-
-def _same_loops(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> dict[Var, Var] | None:
-    """The loop variables of one access by those of another that meets the same elements in the same way."""
-    found: dict[Var, Var] = {}
-    for x, y in zip(a, b, strict=False):
-        v, g = x.var, y.var
-        if v is None or g is None:
-            if x.is_const and x == y:
-                continue
-            return None
-        if v.extent != g.extent or found.setdefault(v, g) is not g:
-            return None
-    return found if len(set(found.values())) == len(found) and len(a) == len(b) else None
-
-
-def _in_order(body: Node, variables: list[Var]) -> bool:
-    """Whether every load meets the variables in their own order."""
-    place = {v: k for k, v in enumerate(variables)}
-    for ld in body.loads():
-        met = [
-            k for e in ld.attr.index for k in sorted(place[a] for a in e.atoms() if isinstance(a, Var) and a in place)
-        ]
-        if met != sorted(met):
-            return False
-    return True
 
 
 def _position(m: Member, v: Var) -> int:

@@ -1,18 +1,58 @@
 """Inputs that are written in place: the kernel that computes their new contents stores straight into their memory.
 
-Only where no one can tell: every read of the old contents comes first, and nothing that may still raise comes later.
+Only where no one can tell: every read of the old contents comes first, and nothing that may still raise comes later. Small ones, such as
+running statistics, are therefore computed when all else is done.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
-from ..ir.nodes import Buffer, Program, load, rebuild
+from ..ir.guards import checks
+from ..ir.index import product
+from ..ir.nodes import Buffer, Extern, Nest, Program, load, rebuild
+from .inline import is_pointwise
 from .kernels import kernel_checks, statement_nodes
 from .memory import flat_index, step_reads, step_writes
 from .plan import Kernel, KernelStep, Phase, Reduce, Statement, Step, Store
+
+
+def computed_last(program: Program, items: Sequence[Nest | Extern]) -> list[Nest]:
+    """New contents of inputs that are to be computed behind everything else, since something that may raise comes after them: those that
+    nothing reads, made point by point of so few values that these are no more than what would be kept for a copy.
+    """
+    if not program.mutations:
+        return []
+    raising = max((k for k, it in enumerate(items) if _may_raise(it)), default=-1)
+    sources = Counter(source for _, source in program.mutations)
+    read = {name for it in items for name in it.reads()} | {o.buffer for o in program.outputs}
+    shapes = program.shapes()
+    inputs = {b.name for b in program.inputs}
+
+    def few(nest: Nest) -> bool:
+        sizes = {name: product(shapes[name].shape) for name in nest.reads()}
+        own = product(nest.shape)
+        known = [n for n in (own, *sizes.values()) if isinstance(n, int)]
+        fresh = sum(n for name, n in sizes.items() if name not in inputs and isinstance(n, int))
+        return len(known) == len(sizes) + 1 and sum(known[1:]) <= 2 * known[0] and fresh <= known[0]
+
+    return [
+        it
+        for it in items[: raising + 1]
+        if isinstance(it, Nest)
+        and sources[it.name] == 1
+        and it.name not in read
+        and is_pointwise(it)
+        and not _may_raise(it)
+        and few(it)
+    ]
+
+
+def _may_raise(item: Nest | Extern) -> bool:
+    return isinstance(item, Extern) or item.scatter is not None or bool(checks([item.body]))
 
 
 def write_in_place(

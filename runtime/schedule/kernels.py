@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..ir.guards import checks
 from ..ir.index import Expr, Sym, Var, expr, of
-from ..ir.nodes import Buffer, Node, index_node, load, rebuild, walk_all
+from ..ir.nodes import Buffer, Nest, Node, identity_mapping, index_node, load, rebuild, walk_all
 from .fuse import Group, Member
 from .inline import node_cost
 from .plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
@@ -120,11 +120,21 @@ def build_kernel(
     return _finish(group, name, phases, scratch, layouts)
 
 
-def build_update(group: Group, name: str, layouts: dict[str, Buffer]) -> tuple[Kernel, Kernel]:
-    """An indexed update whose order does not matter as two kernels of independent points: the copy of the base, then atomic updates."""
+def build_update(
+    group: Group, name: str, layouts: dict[str, Buffer], fills: Mapping[str, Nest]
+) -> tuple[Kernel, Kernel]:
+    """An indexed update whose order does not matter as two kernels of independent points: the copy of the base (or the base itself, where
+    it is one of `fills`), then atomic updates.
+    """
     slots: dict[tuple[int, tuple[Var, ...]], list[Statement]] = {}
     (m,) = group.members
     _add_scatter(slots, m)
+    assert m.scatter is not None
+    if (fill := fills.get(m.scatter.base)) is not None:
+        first, (start,) = next(iter(slots.items()))
+        assert isinstance(start, Store)
+        value = rebuild(fill.body, lambda _: None, identity_mapping(fill.vars, start.index))
+        slots[first] = [replace(start, value=value)]
     copy, update = (
         _finish(replace(group, outer=inner), f"{name}{suffix}", (Phase((), tuple(body)),), [], layouts, serial=False)
         for ((_, inner), body), suffix in zip(slots.items(), ("_base", ""), strict=True)

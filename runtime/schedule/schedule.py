@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from ..ir.facts import is_packed
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
 from .folds import fold_columns
 from .fuse import Fuser, Group
-from .in_place import write_in_place
-from .inline import inline, is_view
+from .in_place import computed_last, write_in_place
+from .inline import inline, is_pointwise, is_view
 from .kernels import build_kernel, build_update
-from .memory import plan_memory, strided_view
+from .layouts import followed
+from .memory import plan_memory, step_reads, step_writes, strided_view
 from .order import least_memory
 from .outputs import separate_outputs
 from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
@@ -54,6 +56,7 @@ def schedule(
         )
     hints = _stride_hints(program, items)
     wide = wide_rows(program, items, views.bodies, row_bytes) if programs else {}
+    alike = followed(program, [it for it in items if not _is_among(it, realized_views)], hints) if programs else {}
     as_views: dict[str, ViewOf] = {}
     inputs = {b.name for b in program.inputs}
     outputs_of: dict[str, int] = {}
@@ -61,7 +64,12 @@ def schedule(
         if o.buffer is not None:
             outputs_of[o.buffer] = outputs_of.get(o.buffer, 0) + 1
     out_bases: set[str] = set()
-    for it in items:
+    last = computed_last(program, items)
+    moved = set(map(id, last))
+    fills = _fills(program, items) if programs else {}
+    for it in [*(it for it in items if id(it) not in moved), *last]:
+        if id(it) in moved and not fuser.first:
+            fuser.first = len(fuser.groups)
         if isinstance(it, Nest) and it.name in realized_views:
             view = (
                 strided_view(it.vars, it.shape, it.body, layouts[it.body.attr.buffer])
@@ -80,17 +88,24 @@ def schedule(
                 stride = b.stride if b.stride is not None else contiguous_strides(b.shape)
                 layouts[b.name] = Buffer(b.name, b.shape, b.dtype, wide.get(b.name, stride))
         else:
-            stride = _dense_or_contiguous(hints.get(it.name, it.stride), it.shape)
+            stride = _dense_or_contiguous(hints.get(it.name, alike.get(it.name, it.stride)), it.shape)
             if stride == contiguous_strides(it.shape):
                 stride = wide.get(it.name, stride)
             layouts[it.name] = Buffer(it.name, it.shape, it.dtype, stride)
+            if it.name in fills:
+                continue
         fuser.add(it)
+    tail = fuser.groups[fuser.first :] if last else []
     if programs:
-        fuser.groups = fold_columns(fuser.groups, as_views, programs)
+        folded = fold_columns(fuser.groups[: len(fuser.groups) - len(tail)], as_views, programs)
+        fuser.groups = [*folded, *tail]
     needed = _needed(program, fuser, as_views)
     steps: list[Step] = []
     counter = 0
+    first = 0  # of the steps of the tail
     for group in fuser.groups:
+        if tail and group is tail[0]:
+            first = len(steps)
         if group.extern is not None:
             steps.append(_extern_step(group.extern, as_views, out_variants))
             continue
@@ -101,7 +116,7 @@ def schedule(
         counter += 1
         scatter = group.members[0].scatter
         if programs and scatter is not None and scatter.mode != "set":
-            steps += [KernelStep(k) for k in build_update(group, name, layouts)]
+            steps += [KernelStep(k) for k in build_update(group, name, layouts, fills)]
             continue
         steps.append(KernelStep(build_kernel(group, name, mine, layouts, costs, ITEMSIZE.__getitem__)))
     outputs: list[Output | ViewOf] = []
@@ -116,7 +131,8 @@ def schedule(
             outputs.append(ViewOf(b.name, b.shape, b.stride, b.offset))
     held = {o.buffer for o in outputs if o.buffer is not None}
     if frugal:
-        steps = least_memory(steps, layouts, held)
+        body, end = (steps[:first], steps[first:]) if tail else (steps, [])
+        steps = [*least_memory(body, layouts, held | {n for s in end for n in step_reads(s)}), *end]
     stored = write_in_place(steps, program, layouts, held)
     steps += [CopyStep(target, source) for target, source in program.mutations if source not in stored]
     plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)
@@ -130,9 +146,27 @@ def schedule(
     return plan
 
 
-def _step_buffers(step: Step) -> tuple[str, ...]:
-    from .memory import step_reads, step_writes
+def _fills(program: Program, items: list[Nest | Extern]) -> dict[str, Nest]:
+    """Bases of indexed updates that nothing else reads and that are made of nothing: they are written where the update is."""
+    read = Counter(name for it in items for name in it.reads())
+    updated = {
+        it.scatter.base
+        for it in items
+        if isinstance(it, Nest) and it.scatter is not None and it.scatter.mode != "set" and read[it.scatter.base] == 1
+    }
+    updated -= {o.buffer for o in program.outputs} | {source for _, source in program.mutations}
+    return {
+        it.name: it
+        for it in items
+        if isinstance(it, Nest) and it.name in updated and is_pointwise(it) and not it.reads()
+    }
 
+
+def _is_among(item: Nest | Extern, names: set[str]) -> bool:
+    return isinstance(item, Nest) and item.name in names
+
+
+def _step_buffers(step: Step) -> tuple[str, ...]:
     return (*step_reads(step), *step_writes(step), *((step.target,) if isinstance(step, CopyStep) else ()))
 
 

@@ -47,12 +47,13 @@ def evaluate(pattern: Pattern, values: dict[str, Any]) -> Any:
 
 def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
     dtype = getattr(torch, hints.get("dtype", "float32"))
-    values = {k: sample(k, h, dtype) for k, h in hints.items() if k != "dtype"}
+    values = {k: sample(k, h, dtype) for k, h in hints.items() if k not in ("dtype", "result")}
     tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
     names = list(tensors)
 
     def program(*args: torch.Tensor) -> Any:
-        return evaluate(rule.match, {**values, **dict(zip(names, args, strict=True))})
+        out = evaluate(rule.match, {**values, **dict(zip(names, args, strict=True))})
+        return out[hints["result"]["value"]] if "result" in hints else out
 
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(t) for t in tensors.values()]

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
+from opforge.generated.rewrites import RULES
 from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.nodes import Extern, Program
 from opforge.runtime.lower.graph import lower
 
@@ -46,6 +48,29 @@ def test_results_that_nobody_reads_may_differ() -> None:
     assert not externs(program)
 
 
+def test_batch_norm_that_is_evaluated_has_statistics_on_a_gpu() -> None:
+    """With gradients they are kept; the graph was left to eager, since on a processor they have no elements."""
+
+    def fn(x: Any, c: Any) -> Any:
+        return ATEN.native_batch_norm(x, c, c, c, c, False, 0.1, 1e-5)
+
+    program = lowered(fn, (2, 8, 4, 4), (8,))
+    assert not externs(program)
+    table = program.shapes()
+    results = [table[str(o.buffer)] for o in program.outputs]
+    assert [(b.dtype, b.shape) for b in results[1:]] == [("float32", (8,)), ("float32", (8,))]
+
+
+def test_batch_norm_in_training_has_statistics_of_a_gpus_dtype() -> None:
+    def fn(x: Any, c: Any) -> Any:
+        return ATEN.native_batch_norm(x, c, c, None, None, True, 0.1, 1e-5)
+
+    program = lowered(fn, (2, 8, 4, 4), (8,))
+    assert not externs(program)
+    table = program.shapes()
+    assert [table[str(o.buffer)].dtype for o in program.outputs] == ["bfloat16", "float32", "float32"]
+
+
 def test_indexed_updates() -> None:
     assert not externs(lowered(lambda x, y, i: x.index_add(0, i, y), (4, 8), (5, 8), INDEX))
     assert externs(lowered(lambda x, y, i: x.index_copy(0, i, y), (4, 8), (5, 8), INDEX)) == ["aten.index_copy.default"]
@@ -56,3 +81,39 @@ def test_deterministic_sums(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype,
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     program = lowered(lambda x, y, i: x.index_add(0, i, y), (4, 8), (5, 8), INDEX, dtype=dtype)
     assert not externs(program) if loops else externs(program) == ["aten.index_add.default"]
+
+
+def test_a_bias_of_a_convolution_is_added_and_summed_by_our_kernels() -> None:
+    def fn(x: Any, w: Any, b: Any, g: Any) -> Any:
+        y = ATEN.convolution(x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        settings = ([4], [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        return torch.relu(y), ATEN.convolution_backward(g, x, w, *settings, [True, True, True])
+
+    shapes = ((2, 3, 8, 8), (4, 3, 3, 3), (4,), (2, 4, 8, 8))
+    with torch.no_grad():
+        with FakeTensorMode():
+            inputs = [torch.empty(s, device="cuda") for s in shapes]
+        traced = trace(fn, inputs)
+        rewrite(traced.graph, RULES)
+        program = lower(traced.graph, device="cuda").program
+    forward, backward = (i for i in program.items if isinstance(i, Extern))
+    assert forward.args[2] is None
+    assert backward.args[-1] == [True, True, False]
+
+
+def test_a_batch_norm_in_training_follows_from_its_statistics() -> None:
+    """Its values can be computed again without the statistics, and its backward reads no running ones."""
+
+    def fn(x: Any, c: Any, g: Any) -> Any:
+        y, mean, scale, *running = ATEN._native_batch_norm_legit_functional(x, c, c, c, c, True, 0.1, 1e-5)
+        back = ATEN.native_batch_norm_backward(g, x, c, running[0], running[1], mean, scale, True, 1e-5, [True] * 3)
+        return y, back[0]
+
+    with torch.no_grad():
+        with FakeTensorMode():
+            x, c = (torch.empty(s, device="cuda") for s in ((2, 8, 4, 4), (8,)))
+        traced = trace(fn, [x, c, x.clone()])
+        applied = [rule for rule, _ in rewrite(traced.graph, RULES).applied]
+    assert {"batch_norm_values", "batch_norm_backward_in_training"} <= set(applied)
+    nodes = {str(n.target): n for n in traced.graph.graph.nodes}
+    assert nodes["aten.native_batch_norm_backward.default"].args[3:5] == (None, None)

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from opforge.runtime.codegen.triton_unit import render_triton
+from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Nest, Program
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.partial_sums import partial_reductions
 from tests.support.loops import plan_of, pointwise, program_of, reduce, softmax
 
@@ -58,3 +60,20 @@ def test_what_stays() -> None:
     assert kept(lambda b, x: reduce(b, "sum", x, 0), torch.rand(1000))  # nothing to gain
     assert kept(lambda b, x: reduce(b, "argmax", x, 0), torch.rand(1 << 18))  # positions of parts do not combine
     assert kept(lambda b, x: reduce(b, "sum", x, 0), torch.rand(262147))  # a prime: no equal parts
+
+
+def test_a_spread_is_made_of_parts_about_their_own_means() -> None:
+    def variance(x: torch.Tensor) -> torch.Tensor:
+        apart = x - x.mean(0, True)
+        return (apart * apart).sum(0, True)
+
+    x = 100 + torch.rand(8192, 24)
+    program = lower(trace(variance, [x]).graph).program
+    cut = partial_reductions(program, PROGRAMS)
+    verify(cut)
+    assert [p.reduce for p in parts(cut)] == ["sum", "sum"]
+    assert any(ld.attr.buffer == parts(cut)[0].name for ld in parts(cut)[1].body.loads())
+    (got,), (want,) = interpret(cut, [x], exact=True), interpret(program, [x], exact=True)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=0)
+    plan = plan_of(cut)
+    assert sum(program.inputs[0].name in k.reads for k in plan.kernels()) == 1

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Nest
 from opforge.runtime.ir.verify import verify
+from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.windows import write_out_windows
 from tests.support.loops import plan_of, program_of, reduce
 from tests.unit.codegen.test_cpp import max_pool
@@ -40,3 +42,19 @@ def window(b: Any, x: Any, size: int) -> Any:
     shape = (x.shape[0], x.shape[1] - size + 1)
     i, r = b.coords(shape), b.rcoords((size,))
     return b.reduce("sum", shape, r, b.at(x, [i[0], i[1] + r[0]]))
+
+
+def test_windows_of_views_that_give_positions() -> None:
+    """Greatest elements and where they are: one kernel of independent points."""
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])
+
+    x = torch.randint(0, 5, (2, 3, 9, 8)).float()
+    x[1, 2, 4, 4] = float("nan")
+    program = lower(trace(run, [x]).graph).program
+    out = write_out_windows(program)
+    verify(out)
+    assert not any(isinstance(i, Nest) and i.reduce for i in out.items)
+    for got, want in zip(interpret(out, [x]), run(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)

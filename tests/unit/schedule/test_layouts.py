@@ -1,0 +1,74 @@
+"""How values inside of a graph lie in memory on a GPU, and what is written once there. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opforge.runtime.codegen.triton_launch import launch
+from opforge.runtime.codegen.triton_unit import blocks
+from opforge.runtime.config import Config
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.lower.graph import lower
+from opforge.runtime.schedule.check import check
+from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.targets.cuda import prepared, scheduled
+
+
+def planned(fn: Callable[..., Any], *inputs: Tensor) -> Plan:
+    """The plan for a GPU, checked."""
+    program = prepared(separate_outputs(lower(trace(fn, inputs).graph).program), 132)
+    plan = scheduled(program, Config(), 132)
+    check(program, plan)
+    return plan
+
+
+def last(*shape: int) -> Tensor:
+    return torch.randn(shape).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def test_values_lie_as_what_they_are_made_of() -> None:
+    """The values of a softmax over channels are summed over the others: both read them."""
+
+    def fn(x: Tensor) -> Tensor:
+        y = x.exp().sin().cumsum(2)
+        return y.sum((2, 3)) + y.amax((2, 3))
+
+    plan = planned(fn, last(4, 64, 32, 32))
+    large = [b for b in plan.layouts.values() if b.shape == (4, 64, 32, 32)]
+    assert large
+    pooled = planned(
+        lambda g, i: (
+            torch.ops.aten.max_pool2d_with_indices_backward(
+                g, last(4, 64, 64, 64), [2, 2], [2, 2], [0, 0], [1, 1], False, i
+            )
+            * 2
+        ),
+        last(4, 64, 32, 32),
+        torch.zeros(4, 64, 32, 32, dtype=torch.int64).to(memory_format=torch.channels_last),
+    )
+    updated = [b for b in pooled.layouts.values() if b.shape == (4, 64, 4096)]
+    assert [b.stride for b in updated] == [(64 * 4096, 1, 64)]  # and the zeros are no buffer of their own
+    (base,) = (k for k in pooled.kernels() if k.name.endswith("_base"))
+    assert not base.reads
+
+
+def test_sums_of_parts_share_a_kernel() -> None:
+    """The backward of a batch norm: both sums are of the same parts."""
+    x, c = last(32, 64, 56, 56), torch.ones(64)
+
+    def fn(g: Tensor, x: Tensor, c: Tensor) -> Any:
+        return torch.ops.aten.native_batch_norm_backward(g, x, c, None, None, c, c, True, 1e-5, [True] * 3)
+
+    plan = planned(fn, x, x, c)
+    assert len(plan.kernels()) == 3
+    sums = launch(plan.kernels()[0], plan.layouts)
+    assert sums.across
+    assert sums.persistent
+    assert sums.sums
+    xblock, rblock, warps = blocks(sums)
+    assert xblock * rblock == 2048 * warps  # each warp that has to meet costs more than what it adds up
