@@ -11,20 +11,18 @@ from torch import fx
 from ...errors import UnsupportedError
 from ..torch_compat import OpOverload
 
-_WIDE = frozenset([torch.float32, torch.float64])
 _LIMIT = 1 << 14  # elements of an argument: beyond, a trial would cost more than it finds
 
 
 def check_dead(node: fx.Node) -> None:
     """Raises `UnsupportedError` where the eager kernel of the CPU refuses the call of `node`, tried with zeros and with ones of the dtypes and
-    sizes of its arguments. Kernels differ from their fakes in the dtypes that they are written for, and all are for float32 and
-    float64: calls on those alone are not tried.
+    sizes of its arguments: fakes accept dtypes that no kernel is written for, and sizes that kernels refuse.
     """
     if not isinstance(node.target, OpOverload):
         return
     fakes = [a.meta.get("val") for a in node.all_input_nodes]
     tensors = [t for t in fakes if isinstance(t, torch.Tensor)]
-    if all(t.dtype in _WIDE for t in tensors) or len(tensors) != len(fakes) or not all(map(_fits, tensors)):
+    if len(tensors) != len(fakes) or not all(map(_fits, tensors)):
         return
     error = _error(node, torch.zeros)
     if error is not None and _error(node, torch.ones) is not None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ...generated.decompositions import CORRECTIONS, REFUSALS, Refusal
-from .regions import expressions
+from .overlap import overlaps_itself
+from .regions import Layout, expressions
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -43,6 +44,10 @@ def refusal(op: Any, args: Any) -> str:
         place = rule.fills(args[0], *args[2:])
         if place.shape != args[1].shape:
             return f"{op} of sizes {list(args[1].shape)} into {list(place.shape)}: {_clause(rule.doc)}"
+        if overlaps_itself(
+            Layout.of(args[0])
+        ):  # torch 2.11 copies it with its strides, and writes all that shares the memory
+            return f"{op} of a tensor whose elements share memory"
     named = {*rule.same_dtype, *rule.not_floating, *rule.not_bool, *rule.not_half}
     dtypes = {k: args[k].dtype for k in sorted(named) if k < len(args) and isinstance(args[k], torch.Tensor)}
     if _wrong_dtypes(rule, dtypes):

@@ -40,7 +40,8 @@ class Var(Atom):
     extent: int | Expr
 
     def __new__(cls, name: str, extent: int | Expr) -> Var:
-        text = f"{name}:{extent.key if isinstance(extent, Expr) else extent}"
+        # In brackets: `(i < n) - 1` and `(i < n - 1)` are two.
+        text = f"{name}:({extent.key})" if isinstance(extent, Expr) else f"{name}:{extent}"
         found = _ATOMS.get(text)
         if isinstance(found, Var):
             return found
@@ -337,6 +338,7 @@ def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
         return expr(int(a) // int(b)), expr(int(a) % int(b))
     if a is b:
         return ONE, ZERO
+    a = recombine(a)
     # Split a = q * b + rest by the terms that b divides.
     q: list[tuple[Monomial, int]] = []
     rest: list[tuple[Monomial, int]] = []
@@ -361,25 +363,22 @@ def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
 
 def recombine(e: Expr) -> Expr:
     """`c*n*(x // n) + c*(x % n)` becomes `c*x`: what is left after a tensor is taken apart and put together again."""
-    while True:
-        divs = {
-            (m[0].num, m[0].den): c
-            for m, c in e.terms
-            if len(m) == 1 and isinstance(m[0], Quotient) and m[0].kind == "//"
-        }
-        if not divs:
-            return e
-        for m, c in e.terms:
-            if len(m) == 1 and isinstance(m[0], Quotient) and m[0].kind == "%" and m[0].den.is_const:
-                a = m[0]
-                num, den, q = a.num, a.den, a.num.atom
-                if isinstance(q, Quotient) and q.kind == "//" and q.den.is_const:
-                    num, den = q.num, q.den * a.den  # (x // k) // n is held as x // (k * n)
-                if divs.get((num, den)) == c * int(a.den):
-                    e = e - of(a) * c - of(Quotient("//", num, den)) * (c * int(a.den)) + a.num * c
-                    break
-        else:
-            return e
+    again = True
+    while again and len(e.terms) > 1:
+        again = False
+        quotients = [(m[0], c) for m, c in e.terms if len(m) == 1 and isinstance(m[0], Quotient)]
+        divs = {(a.num, a.den): c for a, c in quotients if a.kind == "//"}
+        for a, c in quotients if divs else ():
+            if a.kind != "%" or not a.den.is_const:
+                continue
+            num, den, q = a.num, a.den, a.num.atom
+            if isinstance(q, Quotient) and q.kind == "//" and q.den.is_const:
+                num, den = q.num, q.den * a.den  # (x // k) // n is held as x // (k * n)
+            if divs.get((num, den)) == c * int(a.den):
+                e = e - of(a) * c - of(Quotient("//", num, den)) * (c * int(a.den)) + a.num * c
+                again = True
+                break
+    return e
 
 
 def _reduce_quotient(a: Expr, b: Expr) -> tuple[Expr, Expr]:

@@ -554,8 +554,12 @@ def test_grad_mode_inside_of_inference_mode(quick: None, path: str) -> None:
     assert outcome.different == []
 
 
-def test_dead_code_that_the_eager_kernel_is_not_written_for(quick: None) -> None:
-    steps = (Step("torch.logaddexp(p2, p2)", ("v1",)), Step("p1.sin()", ("v2",)))
+@pytest.mark.parametrize(
+    "text", ["torch.logaddexp(p2, p2)", "F.batch_norm(p1[0], None, None, training=True)", "p1.half().trace()"]
+)
+def test_dead_code_that_the_eager_kernel_refuses(quick: None, text: str) -> None:
+    """Fakes accept dtypes that no kernel is written for, and sizes."""
+    steps = (Step(text, ("v1",)), Step("p1.sin()", ("v2",)))
     made = (Step("grid((n, m), 'float32', 1)", ("p1",)), Step("grid((n, m), 'int64', 1)", ("p2",)))
     outcome = check(Program(0, made, (), ("p1", "p2"), steps, ("v2",), (), ((4, 2),)))
     assert outcome.different == []
@@ -580,6 +584,22 @@ def test_a_view_of_a_detached_input_that_is_written_with_a_gradient(quick: None)
     outcome = check(Program(0, made, ("p1",), ("p1",), body, ("v5",), (), ((2, 2),)))
     assert outcome.different == []
     assert "detached" in outcome.eager
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x2.slice_scatter(x2[:1] + 1, 0, 1, 2)",
+        "x2.select_scatter(x2.select(0, 0) * 2, 0, -1)",
+        "x2.diagonal_scatter(x2.diagonal() * 2)",
+    ],
+)
+def test_parts_put_into_an_expanded_tensor(quick: None, text: str) -> None:
+    """Torch 2.11 copies it with its strides of 0: the part is seen by all that shares them."""
+    made = (Step("grid((n, m), 'float32', 268)", ("p1",)), Step("p1.expand(2, *p1.shape)", ("x2",)))
+    outcome = check(Program(0, made, (), ("x2",), (Step(text, ("v1",)),), ("v1",), (), ((2, 2),)))
+    assert outcome.different == []
+    assert "share memory" in outcome.eager
 
 
 @pytest.mark.parametrize(

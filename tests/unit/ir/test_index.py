@@ -107,6 +107,21 @@ def test_variables_of_one_name_and_other_extent_are_different() -> None:
     assert bounds(b) == (0, 9)
 
 
+def test_an_extent_is_not_taken_for_a_term() -> None:
+    """`(i < n) - 1` and `(i < n - 1)` have the same characters, and are two: so are their remainders."""
+    n = sym("n")
+    before, shorter = var("i", n) - 1, var("i", n - 1)
+    assert before.key != shorter.key
+    assert before % 2 != shorter % 2
+    assert (before % 2).subst({Var("i", n): expr(4)}) == 1
+
+
+def test_remainders_of_recombined_indices() -> None:
+    a = 2 * var("a", 6)
+    assert (a % 3 + 3 * (a // 3)) % 2 == 0
+    assert (a % 3 + 3 * (a // 3)) // 2 == var("a", 6)
+
+
 def test_split_indices_recombine() -> None:
     q = of(Var("q", 96))
     assert recombine((q // 8) * 3072 + (q % 8) * 384) is q * 384
