@@ -21,7 +21,6 @@ class Refusal(NamedTuple):
     """They must have one dtype."""
     not_floating: tuple[int, ...] = ()
     not_bool: tuple[int, ...] = ()
-    not_half: tuple[int, ...] = ()
     most_dims: tuple[int, ...] = ()
     """One, and another that must have at least as many dimensions."""
     fills: Any = None
@@ -398,9 +397,8 @@ REFUSALS: dict[Any, Refusal] = {
         not_bool=(0,),
     ),
     torch.ops.aten.trace.default: Refusal(
-        "It is not implemented for booleans, nor (in torch 2.11) for half precision.",
+        "It is not implemented for booleans.",
         not_bool=(0,),
-        not_half=(0,),
     ),
     torch.ops.aten.slice_scatter.default: Refusal(
         "It takes the sizes of the slice alone.",

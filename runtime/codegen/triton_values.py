@@ -77,8 +77,8 @@ def steps_there(group: int, count: str, whole: bool) -> str:
     """Which steps of a tile there are: all of them where whole tiles make up the loop. `whole`: one tile holds the loop."""
     some = f"rindex{group} < {count}"
     n = int(count) if count.isdigit() else 3
-    if n % MANY if not whole else n & (n - 1):
-        return some  # tiles are powers of two
+    if n == 0 or (n % MANY if not whole else n & (n - 1)):
+        return some  # tiles are powers of two, and none of them fills a loop of no steps
     return f"tl.full([1, RBLOCK], True, tl.int1) if {count} % RBLOCK == 0 else {some}"
 
 

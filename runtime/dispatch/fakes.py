@@ -48,7 +48,7 @@ def refusal(op: Any, args: Any) -> str:
             Layout.of(args[0])
         ):  # torch 2.11 copies it with its strides, and writes all that shares the memory
             return f"{op} of a tensor whose elements share memory"
-    named = {*rule.same_dtype, *rule.not_floating, *rule.not_bool, *rule.not_half}
+    named = {*rule.same_dtype, *rule.not_floating, *rule.not_bool}
     dtypes = {k: args[k].dtype for k in sorted(named) if k < len(args) and isinstance(args[k], torch.Tensor)}
     if _wrong_dtypes(rule, dtypes):
         return f"{op} of {', '.join(map(str, dtypes.values()))}: {_clause(rule.doc)}"
@@ -64,7 +64,6 @@ def _wrong_dtypes(rule: Refusal, dtypes: dict[int, torch.dtype]) -> bool:
         apart
         or any(dtypes[k].is_floating_point for k in rule.not_floating if k in dtypes)
         or any(dtypes[k] == torch.bool for k in rule.not_bool if k in dtypes)
-        or any(dtypes[k] in HALF for k in rule.not_half if k in dtypes)
     )
 
 

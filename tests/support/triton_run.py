@@ -109,7 +109,7 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
         if done.returncode:
             sources = [p.read_text() for p in sorted(root.glob("k*.py")) if f"at {p.stem}\n" in done.stderr]
-            raise AssertionError("\n".join([done.stderr[-3000:], *sources]))
+            raise AssertionError("\n".join([f"ended with {done.returncode}", done.stderr[-3000:], *sources]))
         return [torch.load(root / f"k{k}.out.pt") for k in range(len(jobs))]
 
 
