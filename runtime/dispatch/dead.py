@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ..torch_compat import OpOverload
+from ..torch_compat import OpOverload, pytree
 
 _LIMIT = 1 << 14  # elements of an argument: beyond, a trial would cost more than it finds
 
@@ -22,7 +22,8 @@ def check_dead(node: fx.Node) -> None:
         return
     fakes = [a.meta.get("val") for a in node.all_input_nodes]
     tensors = [t for t in fakes if isinstance(t, torch.Tensor)]
-    if len(tensors) != len(fakes) or not all(map(_fits, tensors)):
+    results = [t for t in pytree.tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
+    if not tensors or len(tensors) != len(fakes) or not all(map(_fits, (*tensors, *results))):
         return
     error = _error(node, torch.zeros)
     if error is not None and _error(node, torch.ones) is not None:
