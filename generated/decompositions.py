@@ -24,7 +24,8 @@ class Refusal(NamedTuple):
     most_dims: tuple[int, ...] = ()
     """One, and another that must have at least as many dimensions."""
     fills: Any = None
-    """A view: the second argument must have the sizes of this view of the first, made with the other arguments."""
+    """A view: the second argument must have the sizes of this view of the first, made with the other arguments; the first shares no memory
+    with itself."""
     wide: bool = False
     """Or all but the first are float32, and that one is of half precision."""
 

@@ -44,9 +44,8 @@ def refusal(op: Any, args: Any) -> str:
         place = rule.fills(args[0], *args[2:])
         if place.shape != args[1].shape:
             return f"{op} of sizes {list(args[1].shape)} into {list(place.shape)}: {_clause(rule.doc)}"
-        if overlaps_itself(
-            Layout.of(args[0])
-        ):  # torch 2.11 copies it with its strides, and writes all that shares the memory
+        # Torch 2.11 copies it with its strides, and writes all that shares the memory.
+        if overlaps_itself(Layout.of(args[0])):
             return f"{op} of a tensor whose elements share memory"
     named = {*rule.same_dtype, *rule.not_floating, *rule.not_bool}
     dtypes = {k: args[k].dtype for k in sorted(named) if k < len(args) and isinstance(args[k], torch.Tensor)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.index import Expr, Var, of
+from ..ir.index import Expr, Var, bounds, of
 from ..ir.nodes import Node
 
 
@@ -18,24 +18,10 @@ def within_point(place: Expr, e: Expr, outer: set[Var]) -> bool:
         if c is None or e.coefficient(v) != c:
             return False
         mine, theirs = mine - c * of(v), theirs - c * of(v)
-    stored, read = _reach(mine), _reach(theirs)
-    if stored is None or read is None:
+    (least, most), (low, high) = bounds(mine), bounds(theirs)
+    if least is None or most is None or low is None or high is None:
         return mine == theirs
-    return stored[0] <= read[0] and read[1] <= stored[1]
-
-
-def _reach(e: Expr) -> tuple[int, int] | None:
-    """The least and the largest value of a sum of loops of known extent, None for other expressions."""
-    low = high = 0
-    for monomial, c in e.terms:
-        if not monomial:
-            low, high = low + c, high + c
-            continue
-        v = monomial[0]
-        if len(monomial) != 1 or not isinstance(v, Var) or not isinstance(v.extent, int):
-            return None
-        low, high = low + min(0, c * (v.extent - 1)), high + max(0, c * (v.extent - 1))
-    return low, high
+    return least <= low and high <= most
 
 
 def along(body: Node, inner: list[Var]) -> bool:
