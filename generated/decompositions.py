@@ -85,6 +85,20 @@ def one_hot(self, num_classes=-1):  # type: ignore[no-untyped-def]
     return torch.ops.aten.one_hot.default(self, num_classes)
 
 
+# spec: aten.linear.default
+def linear(input, weight, bias=None):  # type: ignore[no-untyped-def]
+    """Its kernel adds the bias in place, but to fake tensors; sizes that do not fit are lost there."""
+    if not (
+        bias is not None
+        and (
+            bias.ndim > input.ndim + weight.ndim - 2
+            or (bias.ndim == 1 and weight.ndim == 2 and (bias.shape[0] not in (weight.shape[0], 1)))
+        )
+    ):
+        return NotImplemented
+    return torch.ops.aten.add_.Tensor(torch.ops.aten.matmul.default(input, torch.ops.aten.t.default(weight)), bias)
+
+
 # spec: aten.unsafe_split.Tensor
 def unsafe_split_Tensor(self, split_size, dim=0):  # type: ignore[no-untyped-def]
     """Its results are views although its schema does not say so."""
@@ -115,6 +129,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 }
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
+    torch.nn.functional.linear: linear,
 }
 """Functions that programs call, replaced where a graph calls them."""
 

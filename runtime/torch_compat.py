@@ -44,6 +44,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
 from torch.fx.graph import _PyTreeInfo as PyTreeInfo
 
+# The mode whose handler sees the functions that the traced program calls. [2.11, 2.13]
+from torch.overrides import TorchFunctionMode
+
 # Nested arguments and results as flat lists. [2.11, 2.13]
 from torch.utils import _pytree as pytree
 
@@ -64,6 +67,7 @@ __all__ = [
     "PyTreeInfo",
     "ShapeEnv",
     "TorchDispatchMode",
+    "TorchFunctionMode",
     "TracingContext",
     "below_autograd",
     "below_vmap",
@@ -76,6 +80,7 @@ __all__ = [
     "frame_source",
     "in_dual_level",
     "in_transform",
+    "is_one",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "no_modes",
@@ -257,6 +262,14 @@ def symbol_hint(size: object, symbol: object) -> int | None:
 def symbol_is_nonnegative(size: object, symbol: object) -> bool:
     """Whether a symbol cannot be negative, as its guards say: a dimension, or a number that was compared. [2.11, 2.13]"""
     return bool(size.node.shape_env.var_to_range[symbol].lower >= 0)  # type: ignore[attr-defined]
+
+
+def is_one(size: object) -> bool:
+    """Whether guards say that a size, as yet an expression of symbols, is 1 (a broadcast was decided by it); adds no guard. [2.11, 2.13]"""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    # Only then can they; and the question is not cheap.
+    return size_hint(size, 0) == 1 and statically_known_true(size == 1)  # type: ignore[arg-type]
 
 
 def size_hint(size: object, unknown: int) -> int:

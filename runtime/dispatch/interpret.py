@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...generated.decompositions import FUNCTIONS
-from ..torch_compat import below_autograd, tag_activation_checkpoint, with_effects
+from ..torch_compat import TorchFunctionMode, below_autograd, tag_activation_checkpoint, with_effects
 from .checkpoint import region
 from .effects import run_with_token
 from .inputs import attribute
@@ -56,6 +56,14 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 recorder.origin = None
                 return load(node.args[0])
     raise AssertionError("a graph without an output")
+
+
+class Called(TorchFunctionMode):
+    """What `run_graph` does with functions that the spec replaces, for a program that is no graph."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return _replaced(func, args, kwargs) if func in FUNCTIONS else func(*args, **kwargs)
 
 
 def _replaced(target: Any, args: Any, kwargs: Any) -> Any:

@@ -44,6 +44,8 @@ class Gradients:
     bases      graph inputs that are merged bases: tensor objects of the wrapper alone.
     reached    for each of `inputs` the tangents from which autograd finds a way to it, as bits: it has no gradient where none of them is given;
                () where there is one tangent.
+    unreached  graph inputs that require grad, and from no result autograd finds a way to them: it must not see them as arguments. Eager may
+               lay such a leaf out anew afterwards, and an autograd function that took it has told autograd its first sizes.
     """
 
     tangents: tuple[int, ...]
@@ -61,6 +63,7 @@ class Gradients:
     symbols: tuple[tuple[str, int, str], ...] = ()
     bases: tuple[int, ...] = ()
     reached: tuple[int, ...] = ()
+    unreached: tuple[int, ...] = ()
 
 
 def differentiate(
@@ -98,6 +101,7 @@ def differentiate(
             raise UnsupportedError(
                 f"input {i} is given another layout or storage, and its elements are needed by the backward"
             )
+    ways = reached or (reached_from(results, [e for _, e in wanted]) if any(g is None for g in gradients) else ())
     plain = [None if g is None or is_wrapper(g) else g for g in gradients]
     nodes = [None if g is None else recorder.current(recorder.value(g)) for g in plain]
     wrapped_gradients: list[WrappedGradient] = []
@@ -171,6 +175,11 @@ def differentiate(
         symbols,
         tuple(all_bases),
         reached,
+        tuple(
+            k
+            for (k, _), way in zip(wanted, ways, strict=False)
+            if not way and k < first_base and k not in watched_inputs
+        ),
     ), nodes
 
 

@@ -25,7 +25,7 @@ from .border import Border
 from .calling import Calling
 from .dead import check_dead
 from .inputs import Inputs, Lift, lifted_attributes, sources_of
-from .interpret import run_graph
+from .interpret import Called, run_graph
 from .joint import Gradients, Saved, differentiate
 from .lifted import LiftedModule
 from .merge import enter_inputs
@@ -225,9 +225,10 @@ def _run(gm: Callable[..., Any], args: Sequence[Any], attributes: dict[str, Any]
     if isinstance(gm, fx.GraphModule):
         graph = gm.graph  # of an exported program, it takes its arguments apart and puts its results together itself
         return graph.process_outputs(run_graph(gm, graph.process_inputs(*args), attributes, recorder))
-    if isinstance(gm, torch.nn.Module):
-        return torch.func.functional_call(gm, attributes, tuple(args), tie_weights=True)
-    return gm(*args)
+    with Called():
+        if isinstance(gm, torch.nn.Module):
+            return torch.func.functional_call(gm, attributes, tuple(args), tie_weights=True)
+        return gm(*args)
 
 
 @contextlib.contextmanager

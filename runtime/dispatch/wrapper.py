@@ -195,12 +195,14 @@ class _Writer:
         meta = self.meta
         count = len(self.traced.calling.paths)
         flat = self.traced.calling.in_spec is None
-        if flat and self.traced.border is None and not meta.bases and meta.graph_inputs == tuple(range(count)):
+        unreached = self.traced.gradients.unreached if self.traced.gradients is not None else ()
+        whole = meta.graph_inputs == tuple(range(count)) and not unreached
+        if flat and self.traced.border is None and not meta.bases and whole:
             arguments = "*args"
         else:
             arguments = ", ".join(
                 [
-                    *(self.input(i) for i in meta.graph_inputs),
+                    *(self.input(i) + ".detach()" * (k in unreached) for k, i in enumerate(meta.graph_inputs)),
                     *(f"base{k}" for k in range(len(meta.bases))),
                     *self._followed(),
                 ]

@@ -10,8 +10,8 @@ from functools import lru_cache
 from math import inf
 from types import MappingProxyType
 
-from ..ir.facts import recombine
-from ..ir.index import Atom, Expr, Quotient, Val, Var, bounds, expr, of, proves_nonnegative, size
+from ..ir.facts import evaluate, points, recombine, variables
+from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, expr, of, proves_nonnegative, size
 from ..ir.nodes import INTS, Node, const
 
 AND = ("logical_and", "bitwise_and")
@@ -97,6 +97,8 @@ def condition(n: Node, assumed: Assumed) -> Node:
             decided = decide(n.op, *bounds(left - right))
             if decided is None and (less := narrowed(assumed)):
                 decided = decide(n.op, *bounds((left - right).subst(less)))
+            if decided is None and (ends := extremes(left - right, assumed)) is not None:
+                decided = decide(n.op, *ends)
             if decided is not None:
                 return const(decided, "bool")
     return n
@@ -191,6 +193,34 @@ def slid(assumed: Assumed) -> Mapping[Atom, Expr]:
     return MappingProxyType(found)
 
 
+def extremes(e: Expr, assumed: Assumed = frozenset()) -> tuple[int, int] | None:
+    """The least and the largest value at those points of the loops where these conditions hold, by going through all of them; None where
+    they are too many, or of unknown number, or none.
+    """
+    if not _counted(e):
+        return None
+    mine = set(variables([e]))
+    tests = [
+        d for n in assumed if (d := _difference(n)) is not None and mine.intersection(variables([d])) and _counted(d)
+    ]
+    if points(variables([e, *tests])) is None:
+        tests = [d for d in tests if mine.issuperset(variables([d]))]
+    return _extremes(e, frozenset(tests))
+
+
+def _counted(e: Expr) -> bool:
+    """Whether loop variables alone decide the value."""
+    return not any(isinstance(a, (Sym, Val)) for a in e.atoms())
+
+
+@lru_cache(maxsize=4096)
+def _extremes(e: Expr, tests: frozenset[Expr]) -> tuple[int, int] | None:
+    """Where all of `tests` are less than 0."""
+    every = points(variables([e, *tests])) or ()
+    values = {evaluate(e, p) for p in every if all(evaluate(d, p) < 0 for d in tests)}
+    return (min(values), max(values)) if values else None
+
+
 def _range(v: Var | Val) -> tuple[int, float]:
     if isinstance(v, Val):
         assert v.lo is not None
@@ -209,19 +239,29 @@ def _below_size(n: Node) -> list[tuple[Var, Expr]]:
 
 
 def _negative(n: Node) -> list[tuple[int, list[tuple[Var | Val, int]]]]:
-    """A comparison of coordinates as linear forms (constant, coefficients of loop variables and positions) that are less than 0."""
+    """A comparison of coordinates as linear forms (constant, coefficients of loop variables and positions) that are less than 0. A size in
+    a product is at least 1 where a loop of as many steps runs: without it the product is no larger.
+    """
     d = _difference(n)
     if d is None:
         return []
-    constant, terms = 0, list[tuple[Var | Val, int]]()
+    sizes = {a for v in d.atoms() if isinstance(v, Var) for a in _factors(v.extent)}
+    constant, terms = 0, dict[Var | Val, int]()
     for monomial, c in d.terms:
-        if not monomial:
-            constant = c
-        elif len(monomial) == 1 and (isinstance(v := monomial[0], Var) or (isinstance(v, Val) and v.lo is not None)):
-            terms.append((v, c))
+        rest = [a for a in monomial if c < 0 or a not in sizes]
+        if not rest:
+            constant += c
+        elif len(rest) == 1 and (isinstance(v := rest[0], Var) or (isinstance(v, Val) and v.lo is not None)):
+            terms[v] = terms.get(v, 0) + c
         else:
             return []
-    return [(constant, terms)]
+    return [(constant, list(terms.items()))]
+
+
+def _factors(extent: int | Expr) -> tuple[Atom, ...]:
+    """Sizes that are positive where the extent is."""
+    factors = expr(extent).terms[0][0] if len(expr(extent).terms) == 1 else ()
+    return () if any(isinstance(a, Sym) and a.signed for a in factors) else factors
 
 
 def _difference(n: Node) -> Expr | None:

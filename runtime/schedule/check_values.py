@@ -25,6 +25,7 @@ from .check_conditions import (
     conjuncts,
     coordinate,
     decide,
+    extremes,
     narrowed,
     opposite,
     reduced,
@@ -135,7 +136,9 @@ class Values:
             if inside and equal(shrunk(a, inside), shrunk(b, inside)):
                 return True
             apart = slid(inside)
-            return bool(apart) and equal(a.subst(apart), b.subst(apart))
+            if apart and equal(a.subst(apart), b.subst(apart)):
+                return True
+            return bool(inside) and extremes(a - b, inside) == (0, 0)
         chosen: dict[Atom, Expr] = {}
         for v in left:
             match = next(

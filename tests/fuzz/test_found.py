@@ -623,3 +623,56 @@ def test_right_plans(quick: None, text: str, sizes: tuple[int, int]) -> None:
     outcome = check(Program(0, made, ("p1",), ("p1",), (Step(text, ("v1",)),), ("v1",), (), (sizes,)))
     assert outcome.different == []
     assert outcome.eager == ""
+
+
+@pytest.mark.parametrize(
+    ("made", "body", "sizes"),
+    [
+        (
+            (Step("grid((n, m), 'float32', 336)", ("p1",)), Step("p1.view(p1.shape)", ("x2",))),
+            (Step("p1.tril_()"), Step("x2.diagonal_scatter(x2.diagonal() * 2)", ("v1",))),
+            ((33, 7),),
+        ),
+        (
+            (Step("grid((n, m, 3), 'float64', 985)", ("p1",)),),
+            (Step("p1.view(-1)[:2].mul_(-1)"), Step("p1.unbind(1)[0]", ("v1",))),
+            ((19, 14), (15, 16)),
+        ),
+        (
+            (Step("grid((n, m, 3), 'float32', 893)", ("p1",)),),
+            (Step("F.smooth_l1_loss(p1.chunk(2, 2)[1], p1.chunk(2, 2)[0], reduction='none')", ("v1",)),),
+            ((2, 2), (2, 3)),
+        ),
+    ],
+)
+def test_where_a_coordinate_is_decided(
+    quick: None, made: tuple[Step, ...], body: tuple[Step, ...], sizes: tuple[tuple[int, int], ...]
+) -> None:
+    """Conditions that hold along a whole diagonal; that leave one row, of a size that is a symbol; a size that broadcasting found to be 1,
+    and that stays an expression: its one element was read at positions beyond.
+    """
+    inputs = tuple(s.outs[0] for s in made)
+    outcome = check(Program(0, made, (), inputs, body, ("v1",), (), sizes))
+    assert outcome.different == []
+    assert outcome.eager == ""
+
+
+@pytest.mark.parametrize("path", ["dynamo", "direct"])
+def test_a_leaf_that_no_gradient_reaches(quick: None, path: str) -> None:
+    """Autograd has not seen it in eager, and takes the sizes that it is given afterwards."""
+    made = (
+        Step("grid((m,), 'bfloat16', 401).requires_grad_()", ("p1",)),
+        Step("grid((), 'float32', 233).requires_grad_()", ("p2",)),
+    )
+    body = (Step("p1 == -1.5", ("v1",)), Step("p2.logcumsumexp(0)", ("v2",)))
+    after = (Step("p1.unsqueeze_(-1)", (), "no_grad"),)
+    program = Program(0, made, ("p1", "p2"), ("p1", "p2"), body, ("v1", "v2", "p2"), after, ((17, 4),), path)
+    assert check(program).different == []
+
+
+@pytest.mark.parametrize("path", ["dynamo", "direct"])
+def test_a_bias_larger_than_what_it_is_added_to(quick: None, path: str) -> None:
+    """Eager adds it in place, and refuses; fake tensors do not."""
+    made = (Step("grid((n, n), 'float32', 89)", ("p1",)), Step("p1.diagonal()", ("x2",)))
+    body = (Step("F.linear(x2, x2, x2)", ("v1",)), Step("x2 * 2", ("v2",)))
+    assert check(Program(0, made, (), ("x2",), body, ("v2",), (), ((2, 2),), path)).different == []
