@@ -85,20 +85,6 @@ def one_hot(self, num_classes=-1):  # type: ignore[no-untyped-def]
     return torch.ops.aten.one_hot.default(self, num_classes)
 
 
-# spec: aten.linear.default
-def linear(input, weight, bias=None):  # type: ignore[no-untyped-def]
-    """Its kernel adds the bias in place, but to fake tensors; sizes that do not fit are lost there."""
-    if not (
-        bias is not None
-        and (
-            bias.ndim > input.ndim + weight.ndim - 2
-            or (bias.ndim == 1 and weight.ndim == 2 and (bias.shape[0] not in (weight.shape[0], 1)))
-        )
-    ):
-        return NotImplemented
-    return torch.ops.aten.add_.Tensor(torch.ops.aten.matmul.default(input, torch.ops.aten.t.default(weight)), bias)
-
-
 # spec: aten.unsafe_split.Tensor
 def unsafe_split_Tensor(self, split_size, dim=0):  # type: ignore[no-untyped-def]
     """Its results are views although its schema does not say so."""
@@ -119,6 +105,16 @@ def nansum(self, dim=None, keepdim=False, *, dtype=None):  # type: ignore[no-unt
     return torch.ops.aten.nansum.default(self, None, keepdim, dtype=dtype)
 
 
+# spec: aten.linear.default
+def refuses_linear(input, weight, bias=None):  # type: ignore[no-untyped-def]
+    """It adds the bias in place, to a result of its own sizes and dtype."""
+    return bias is not None and (
+        input.dtype == weight.dtype != bias.dtype
+        or bias.ndim > input.ndim + weight.ndim - 2
+        or (bias.ndim == 1 and weight.ndim == 2 and (bias.shape[0] not in (weight.shape[0], 1)))
+    )
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_batch_norm.default: native_batch_norm,
     torch.ops.aten.cudnn_batch_norm.default: cudnn_batch_norm,
@@ -129,7 +125,6 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 }
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
-    torch.nn.functional.linear: linear,
 }
 """Functions that programs call, replaced where a graph calls them."""
 
@@ -465,3 +460,8 @@ REFUSALS: dict[Any, Refusal] = {
     ),
 }
 """Calls that the fake kernel accepts by mistake."""
+
+REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
+    torch.nn.functional.linear: (refuses_linear, "It adds the bias in place, to a result of its own sizes and dtype."),
+}
+"""Functions that programs call, with what they do that their kernels do not do to fake tensors, and where."""

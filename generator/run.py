@@ -23,6 +23,7 @@ from .check import check_document, check_tag
 from .diagnostics import Diagnostics, did_you_mean
 from .emit import (
     config,
+    decompositions,
     docs,
     kernels,
     lowerings,
@@ -53,7 +54,7 @@ SPECS: tuple[SpecKind, ...] = (
     SpecKind("kernels", ("kernel",), needs=("scalars", "targets")),
     SpecKind("ops", ("op",), check_ops.build, needs=("scalars",)),
     SpecKind("recompute", ("recompute",), recompute.build, needs=("ops",)),
-    SpecKind("decompositions", ("decomposition", "correction", "refusal"), mutations.build_decompositions),
+    SpecKind("decompositions", ("decomposition", "correction", "refusal"), decompositions.build),
     SpecKind("random", ("random",), random.build),
     SpecKind("rewrites", ("rule",), rewrites.build),
     SpecKind("mutations", ("enum", "struct", "table", "step", "role", "inverse"), mutations.build),
@@ -73,7 +74,7 @@ EMITTERS: dict[str, Emit] = {
     "random": random.emit,
     "rewrites": rewrites.emit,
     "mutations": mutations.emit,
-    "decompositions": mutations.emit_decompositions,
+    "decompositions": decompositions.emit,
     "matrix": matrix.emit,
     "docs": docs.emit,
 }

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...generated.decompositions import FUNCTIONS
+from ...errors import UnsupportedError
+from ...generated.decompositions import FUNCTIONS, REFUSED_FUNCTIONS
 from ..torch_compat import TorchFunctionMode, below_autograd, tag_activation_checkpoint, with_effects
 from .checkpoint import region
 from .effects import run_with_token
@@ -38,10 +39,8 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                     env[node] = run_graph(body, values, {}, recorder)
             case "call_function" if node.target is with_effects:
                 env[node] = run_with_token(*load(node.args), **load(node.kwargs))
-            case "call_function" if node.target in FUNCTIONS:
-                env[node] = _replaced(node.target, load(node.args), load(node.kwargs))
             case "call_function":
-                env[node] = node.target(*load(node.args), **load(node.kwargs))
+                env[node] = call(node.target, load(node.args), load(node.kwargs))
             case "call_method":
                 this, *rest = load(node.args)
                 env[node] = getattr(this, str(node.target))(*rest, **load(node.kwargs))
@@ -59,15 +58,23 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
 
 
 class Called(TorchFunctionMode):
-    """What `run_graph` does with functions that the spec replaces, for a program that is no graph."""
+    """What `run_graph` does with functions that the spec replaces or refuses, for a program that is no graph."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        return _replaced(func, args, kwargs) if func in FUNCTIONS else func(*args, **kwargs)
+        return call(func, args, kwargs or {})
 
 
-def _replaced(target: Any, args: Any, kwargs: Any) -> Any:
-    """A call by what the spec says of it. Below autograd operators are not taken apart: the recorder sees them whole."""
-    with below_autograd():
-        result = FUNCTIONS[target](*args, **kwargs)
-    return target(*args, **kwargs) if result is NotImplemented else result
+def call(function: Any, args: Any, kwargs: Any) -> Any:
+    """A call of a program, by what the spec says of it. What replaces it runs below autograd, where operators are not taken apart: the
+    recorder sees them whole.
+    """
+    if function in REFUSED_FUNCTIONS:
+        refuses, reason = REFUSED_FUNCTIONS[function]
+        if refuses(*args, **kwargs):
+            raise UnsupportedError(f"{function.__name__}: {reason}")
+    if function in FUNCTIONS:
+        with below_autograd():
+            result = FUNCTIONS[function](*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    return function(*args, **kwargs)

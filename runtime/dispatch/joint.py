@@ -157,6 +157,12 @@ def differentiate(
         for k, a in enumerate(wrappers)
         if any(recorder.regions.key(inputs.fakes[i]) in needed for i in a.dense)
     )
+    # Views made without grad require grad, with no way to anything: where nothing is reached, the inputs make the results require grad.
+    unreached = tuple(
+        k
+        for (k, _), way in zip(wanted, ways, strict=False)
+        if any(ways) and not way and k < first_base and k not in watched_inputs
+    )
     shapes: set[Any] = set()
     shapes = shapes.union(*(r.made.symbols() for r in wrapped_results), *(g.made.symbols() for g in wrapped_gradients))
     names = {f"arg{i}": k for k, i in enumerate(entered.graph_inputs)}
@@ -175,11 +181,7 @@ def differentiate(
         symbols,
         tuple(all_bases),
         reached,
-        tuple(
-            k
-            for (k, _), way in zip(wanted, ways, strict=False)
-            if not way and k < first_base and k not in watched_inputs
-        ),
+        unreached,
     ), nodes
 
 

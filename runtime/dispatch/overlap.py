@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..ir.facts import is_packed
+from ..torch_compat import size_hint
 from .regions import Layout, expressions
+
+_UNKNOWN = -1
+"""A size that data makes."""
 
 
 def byte_range(layout: Layout) -> tuple[int, int]:
@@ -31,14 +35,18 @@ def inside(part: Layout, whole: Layout) -> bool:
 
 
 def overlaps_itself(layout: Layout) -> bool:
-    """Whether two index tuples may name the same element (an expanded tensor, an overlapping `as_strided`)."""
+    """Whether two index tuples may name the same element (an expanded tensor, an overlapping `as_strided`); symbolic sizes and strides count
+    as what they were in the example inputs.
+    """
+    pairs = list(zip(layout.size, layout.stride, strict=True))
     if not layout.plain:
-        return any(
-            type(s) is int and s == 0 and not (type(n) is int and n <= 1)
-            for n, s in zip(layout.size, layout.stride, strict=True)
-        )
+        if any(type(s) is int and s == 0 and not (type(n) is int and n <= 1) for n, s in pairs):
+            return True
+        pairs = [(size_hint(n, _UNKNOWN), size_hint(s, _UNKNOWN)) for n, s in pairs]
+        if any(_UNKNOWN in pair for pair in pairs):
+            return False
     reach = 0
-    for n, s in sorted(((n, s) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1), key=lambda p: p[1]):
+    for n, s in sorted(((n, s) for n, s in pairs if n > 1), key=lambda p: p[1]):
         if s <= reach:
             return True
         reach += (n - 1) * s

@@ -25,7 +25,7 @@ from .border import Border
 from .calling import Calling
 from .dead import check_dead
 from .inputs import Inputs, Lift, lifted_attributes, sources_of
-from .interpret import Called, run_graph
+from .interpret import Called, call, run_graph
 from .joint import Gradients, Saved, differentiate
 from .lifted import LiftedModule
 from .merge import enter_inputs
@@ -211,12 +211,15 @@ def _grad_is_off(given: Sequence[Any]) -> bool:
 
 
 def _is_mistake(error: BaseException) -> bool:
-    """Whether opforge's own code raised an error other than a RuntimeError, which is what it raises in eager's place."""
+    """Whether opforge's own code, but not what calls the program's functions, raised an error other than a RuntimeError, which is what it
+    raises in eager's place.
+    """
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     module = place.tb_frame.f_globals.get("__name__", "") if place is not None else ""
-    return not isinstance(error, RuntimeError) and str(module).startswith(__name__.split(".", maxsplit=1)[0] + ".")
+    ours = str(module).startswith(__name__.split(".", maxsplit=1)[0] + ".") and module != call.__module__
+    return ours and not isinstance(error, RuntimeError)
 
 
 def _run(gm: Callable[..., Any], args: Sequence[Any], attributes: dict[str, Any], recorder: Recorder) -> Any:

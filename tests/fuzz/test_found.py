@@ -676,3 +676,34 @@ def test_a_bias_larger_than_what_it_is_added_to(quick: None, path: str) -> None:
     made = (Step("grid((n, n), 'float32', 89)", ("p1",)), Step("p1.diagonal()", ("x2",)))
     body = (Step("F.linear(x2, x2, x2)", ("v1",)), Step("x2 * 2", ("v2",)))
     assert check(Program(0, made, (), ("x2",), body, ("v2",), (), ((2, 2),), path)).different == []
+
+
+def test_a_result_that_requires_grad_and_reaches_nothing(quick: None) -> None:
+    """A view made without grad requires grad, and is the end of its history."""
+    made = (Step("grid((n, m), 'float32', 352).requires_grad_()", ("p1",)),)
+    body = (Step("p1.transpose(1, -2)", ("v1",), "no_grad"), Step("v1.clone()", ("v2",)))
+    outcome = check(Program(0, made, ("p1",), ("p1",), body, ("v2",)))
+    assert outcome.different == []
+    assert outcome.eager == ""
+
+
+def test_an_index_of_too_many_dimensions(quick: None) -> None:
+    """The error is the program's, not one of the code that traces it."""
+    made = (Step("grid((), 'float32', 2)", ("p1",)),)
+    outcome = check(Program(0, made, (), ("p1",), (Step("p1[torch.arange(1)] + 1", ("v1",)),), ("v1",)))
+    assert outcome.different == []
+
+
+def test_a_write_to_overlapping_windows_of_symbolic_sizes(quick: None) -> None:
+    """Eager writes one element after the other, and reads what it wrote."""
+    made = (Step("grid((n, m), 'bool', 644)", ("p1",)),)
+    body = (Step("p1[..., None, 0].unfold(0, 2, 1).logical_not_()"),)
+    outcome = check(Program(0, made, (), ("p1",), body, ("p1",), (), ((8, 7), (19, 4)), "direct", "no_grad"))
+    assert outcome.different == []
+    assert "share memory" in outcome.eager
+
+
+def test_a_bias_of_another_dtype(quick: None) -> None:
+    """Eager's result keeps the dtype of the product."""
+    made = (Step("grid((n,), 'float16', 286)", ("p1",)), Step("grid((), 'float32', 41)", ("p2",)))
+    assert check(Program(0, made, (), ("p1", "p2"), (Step("F.linear(p1, p1, p2)", ("v1",)),), ("v1",))).different == []

@@ -1,0 +1,178 @@
+"""Reads specs/decompositions.yaml, writes generated/decompositions.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..diagnostics import Diagnostics, did_you_mean
+from ..load import Document, Entry
+from ..model import Model
+from ..render import header, render
+from .operators import Printer, function_name, overload_of, parameters_of, printed
+
+SPEC = "specs/decompositions.yaml"
+
+
+@dataclass(frozen=True)
+class DecompositionSpec:
+    """A replacement while tracing: parameters, and lines of the body."""
+
+    op: str
+    doc: str
+    function: str
+    parameters: str
+    when: str
+    cases: tuple[tuple[str, str], ...]
+    called: str = ""  # the function that programs call, where that is what is replaced
+
+
+@dataclass(frozen=True)
+class CorrectionSpec:
+    """What a fake kernel says wrongly: (result, arguments that have its dtype, whether it is float32 for half precision, what its
+    layout follows and the arguments that say it).
+    """
+
+    op: str
+    doc: str
+    rules: tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class RefusalSpec:
+    """Calls that a fake kernel accepts by mistake: `rules` holds positions of arguments under the names that the specs give them, `fills` is
+    the view whose sizes the second argument must have, `wide` takes float32 beside a first argument of half precision. Calls of `called`
+    are refused `when` a condition over its `parameters` holds.
+    """
+
+    op: str
+    doc: str
+    rules: tuple[tuple[str, tuple[int, ...]], ...]
+    fills: str = ""
+    wide: bool = False
+    called: str = ""
+    function: str = ""
+    parameters: str = ""
+    when: str = ""
+
+
+def build(
+    doc: Document, model: Model, diags: Diagnostics
+) -> tuple[tuple[DecompositionSpec, ...], tuple[CorrectionSpec, ...], tuple[RefusalSpec, ...]]:
+    """The decompositions, corrections and refusals, checked: operators exist, names are arguments."""
+    corrections = [c for e in doc.tagged("correction") if (c := _correction(e, model, diags)) is not None]
+    refusals = [r for e in doc.tagged("refusal") if (r := _refusal(e, model, diags)) is not None]
+    return _decompositions(doc.tagged("decomposition"), model, diags), tuple(corrections), tuple(refusals)
+
+
+def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | None:
+    schema = overload_of(entry, "refusal", model, diags)
+    if schema is None:
+        return None
+    names = [a.name for a in schema.args]
+    keys = ("same_dtype", "not_floating", "not_bool", "most_dims")
+    for path, name in [((key, k), n) for key in keys for k, n in enumerate(entry.get(key, ()))]:
+        if not _known_argument(entry, path, name, names, diags):
+            return None
+    if len(dims := entry.get("most_dims", ())) not in (0, 2):
+        diags.error(entry.pos("most_dims"), f"expected two arguments of {entry.id}, found {len(dims)}")
+        return None
+    if "fills" in entry and overload_of(entry, "fills", model, diags) is None:
+        return None
+    rules = tuple((key, tuple(names.index(n) for n in entry[key])) for key in keys if key in entry)
+    if ("function" in entry) != ("when" in entry):
+        diags.error(
+            entry.pos("function" if "function" in entry else "when"), "expected both 'function' and 'when', or none"
+        )
+        return None
+    parameters, arguments = parameters_of(schema)
+    when = ""
+    if "when" in entry:
+        printer = Printer(model, set(arguments.values()), "{op}({args})")
+        when = printed(entry, ("when",), str(entry["when"]), printer, diags) or ""
+    return RefusalSpec(
+        entry.id,
+        entry["doc"],
+        rules,
+        entry.get("fills", ""),
+        entry.get("wide", False),
+        entry.get("function", ""),
+        "refuses_" + function_name(entry.id),
+        parameters,
+        when,
+    )
+
+
+def _known_argument(entry: Entry, path: tuple[str | int, ...], name: str, names: list[str], diags: Diagnostics) -> bool:
+    if name not in names:
+        message = f"expected an argument of {entry.id}, found '{name}'{did_you_mean(name, names)}"
+        diags.error(entry.pos(*path), message)
+    return name in names
+
+
+def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpec | None:
+    schema = overload_of(entry, "correction", model, diags)
+    if schema is None:
+        return None
+    names = [a.name for a in schema.args]
+    rules = []
+    for k, rule in enumerate(entry["results"]):
+        named: list[tuple[tuple[str | int, ...], str]] = [
+            ((key, j), n) for key in ("dtype_of", "elementwise_of") for j, n in enumerate(rule.get(key, ()))
+        ]
+        named += [(("layout_of",), rule["layout_of"])] if "layout_of" in rule else []
+        for path, name in named:
+            if not _known_argument(entry, ("results", k, *path), name, names, diags):
+                return None
+        typed = tuple(names.index(n) for n in rule.get("dtype_of", ()))
+        layout = "suggested" if "layout_of" in rule else "elementwise" if "elementwise_of" in rule else ""
+        layout = "contiguous" if rule.get("contiguous") else layout
+        laid = tuple(
+            names.index(n) for n in rule.get("elementwise_of", [rule["layout_of"]] if "layout_of" in rule else ())
+        )
+        rules.append((rule["result"], typed, rule.get("wide", False), layout, laid))
+    return CorrectionSpec(entry.id, entry["doc"], tuple(rules))
+
+
+def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics) -> tuple[DecompositionSpec, ...]:
+    out = []
+    for entry in entries:
+        schema = overload_of(entry, "decomposition", model, diags)
+        if schema is None:
+            continue
+        parameters, names = parameters_of(schema)
+        printer = Printer(model, set(names.values()), "{op}({args})")
+        when = printed(entry, ("when",), str(entry.get("when", "True")), printer, diags)
+        body = entry["body"]
+        cases = []
+        for k, case in enumerate(body if isinstance(body, list) else [{"is": body}]):
+            at: tuple[str | int, ...] = ("body", k) if isinstance(body, list) else ()
+            condition = printed(entry, (*at, "if"), str(case["if"]), printer, diags) if "if" in case else ""
+            value = printed(entry, (*at, "is") if at else ("body",), case["is"], printer, diags)
+            cases.append((condition or "", value or ""))
+        out.append(
+            DecompositionSpec(
+                entry.id,
+                entry["doc"],
+                function_name(entry.id),
+                parameters,
+                when or "True",
+                tuple(cases),
+                entry.get("function", ""),
+            )
+        )
+    return tuple(out)
+
+
+def emit(model: Model) -> dict[str, str]:
+    """`generated/decompositions.py`."""
+    path = "generated/decompositions.py"
+    specs, corrections, refusals = model.part("decompositions", ()) or ((), (), ())
+    if not specs:
+        return {}
+    values = {
+        "header": header(path, SPEC),
+        "specs": specs,
+        "corrections": corrections,
+        "refusals": refusals,
+    }
+    return {path: render("decompositions.py.j2", **values)}
