@@ -135,10 +135,11 @@ def _enter_base(
 def _view(fake_mode: Any, base: torch.Tensor, layout: Layout, family: Family | None) -> torch.Tensor:
     """The traced member: a tensor object of its own, which autograd follows as a view of the base when it follows the family."""
     with fake_mode, torch.set_grad_enabled(family is not None):
+        own = None
         if family is not None and is_row_major(layout):
             start = layout.offset - base.storage_offset()
             own = base[start : start + math.prod(layout.size)].view(layout.size)
-        else:
+        if own is None or own.stride() != tuple(layout.stride):  # dimensions of size 1 have any stride
             flat = base if base.dtype == layout.dtype else base.view(layout.dtype)
             own = flat.as_strided(layout.size, layout.stride, layout.offset)
     own._opforge_own = True  # type: ignore[attr-defined]

@@ -707,3 +707,16 @@ def test_a_bias_of_another_dtype(quick: None) -> None:
     """Eager's result keeps the dtype of the product."""
     made = (Step("grid((n,), 'float16', 286)", ("p1",)), Step("grid((), 'float32', 41)", ("p2",)))
     assert check(Program(0, made, (), ("p1", "p2"), (Step("F.linear(p1, p1, p2)", ("v1",)),), ("v1",))).different == []
+
+
+def test_a_followed_view_whose_one_row_has_another_stride(quick: None) -> None:
+    """The wrapper changes no layout that the program leaves as it is."""
+    made = (
+        Step("grid((n, m), 'float32', 721)", ("p1",)),
+        Step("grid((), 'float32', 755).requires_grad_()", ("p2",)),
+        Step("p1.diagonal()", ("x3",)),
+    )
+    body = (Step("x3[::2] = p2[...]"),)
+    outcome = check(Program(0, made, ("p2",), ("p1", "p2", "x3"), body, (), (), ((1, 2),)))
+    assert outcome.different == []
+    assert outcome.eager == ""
