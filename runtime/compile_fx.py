@@ -270,13 +270,14 @@ def _rewritten(applied: Sequence[tuple[str, str]], traced: Traced) -> str:
 
 
 def target_of(graph: torch.fx.GraphModule, cfg: Config) -> Target:
-    """The GPU that all of the graph's tensors on GPUs are on, or else the processor: what is elsewhere runs by eager kernels."""
-    found = {
-        leaf.device.index
-        for n in graph.graph.nodes
-        for leaf in pytree.tree_leaves(n.meta.get("val"))
-        if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"
-    }
+    """The GPU that all of the graph's tensors on GPUs are on, or else the processor: what is elsewhere runs by eager kernels. Raises
+    `UnsupportedError` where tensors have no elements (`meta`).
+    """
+    values = (leaf for n in graph.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val")))
+    devices = {leaf.device for leaf in values if isinstance(leaf, torch.Tensor)}
+    if any(d.type == "meta" for d in devices):
+        raise UnsupportedError("a tensor is on the device meta, which holds no elements; the graph runs eagerly")
+    found = {d.index for d in devices if d.type == "cuda"}
     if len(found) != 1:
         return Cpu(cfg)
     from .targets.cuda import Cuda  # Triton is loaded where there is something to do for it

@@ -235,6 +235,8 @@ class _PerSignature:
         return spec, modes, states, tuple([self._leaf(k, t) for k, t in enumerate(leaves)])
 
     def _leaf(self, k: int, t: Any) -> Any:
+        if isinstance(t, (float, slice)):
+            return type(t), repr(t)  # 0.0 and -0.0 are equal; slices have no hash before Python 3.12
         if not isinstance(t, torch.Tensor):
             return type(t), t
         kind = type(t), t.dtype, t.device, t.requires_grad, t.is_leaf, t.is_inference()

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from ...errors import OpforgeWarning, UnsupportedError
@@ -29,6 +30,7 @@ def compile_program(program: Callable[..., Any], inputs: Sequence[Any], compiler
     training = wants_grad(getattr(program, "module", program), inputs)
     try:
         traced = trace(program, inputs, training=training, recorder_type=FrameRecorder)
+        _check_constants(traced.graph)
         if compilers.decompositions:
             traced.graph = decompose(traced.graph, compilers.decompositions)
     except UnsupportedError as error:
@@ -45,6 +47,15 @@ def compile_program(program: Callable[..., Any], inputs: Sequence[Any], compiler
     return bind(traced, _with_gaps(compiled, kept, traced.meta.num_outputs) if kept else compiled, in_graph=kept)
 
 
+def _check_constants(graph: fx.GraphModule) -> None:
+    """Raises `UnsupportedError` for what stands in a graph and has no source text, which user compilers are given."""
+    for node in graph.graph.nodes:
+        if any(isinstance(v, torch.Generator) for v in (*node.args, *node.kwargs.values())):
+            raise UnsupportedError(
+                f"{node.target} draws from a torch.Generator of the program's; the graph runs eagerly"
+            )
+
+
 def _compile_joint(traced: Traced, compilers: Compilers) -> Compiled:
     gradients = traced.gradients
     assert gradients is not None
@@ -59,11 +70,27 @@ def _compile_joint(traced: Traced, compilers: Compilers) -> Compiled:
     if not isinstance(parts, tuple) or len(parts) != 2:
         raise TypeError(f"partition_fn returned a {type(parts).__name__}; a forward and a backward graph are expected")
     halves = read_halves(*parts, gradients, tangents, arguments, results)
-    forward = call_compiler(compilers.forward, parts[0], "fw_compiler")
+    forward = _without_views(unboxed(call_compiler(compilers.forward, parts[0], "fw_compiler")))
     backward = call_compiler(compilers.backward, parts[1], "bw_compiler")
     tensors = sum(halves.saved_is_tensor)
     ordered = _sizes_first(backward, tensors, len(halves.saved) - tensors)
-    return bind_halves(halves, unboxed(forward), Backward(call=compilers.wrap_backward(ordered)))
+    return bind_halves(halves, forward, Backward(call=compilers.wrap_backward(ordered)))
+
+
+def _without_views(forward: Compiled) -> Compiled:
+    """Results that are views of what the user's code computed, as tensors of their own: to autograd, views that are made inside of a function
+    cannot be written to.
+    """
+
+    def run(*args: Any) -> list[Any]:
+        results = forward(*args)
+        return [t.data if isinstance(t, torch.Tensor) and t._is_view() and not _among(t, args) else t for t in results]
+
+    return run
+
+
+def _among(t: torch.Tensor, args: Sequence[Any]) -> bool:
+    return any(t is a for a in args)
 
 
 def _sizes_first(backward: Compiled, tensors: int, sizes: int) -> Compiled:

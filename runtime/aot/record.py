@@ -46,18 +46,19 @@ def record(
     symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts)
     dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
     saved = Saved()
-    with preserved_state(), dispatcher(), saved.hooks(), torch.set_grad_enabled(loss is not None), recorder:
-        result = program.record(inputs.fakes, recorder)
-    flat, out_spec = pytree.tree_flatten(result)
-    run = _Run(program, given, inputs, recorder, entered.values, names, flat, loss)
-    results = [run.result(k, t) for k, t in enumerate(flat)]
-    updated, updates = run.updates()
-    gradients: list[Any] = []
-    wanted: tuple[int, ...] = ()
-    if loss is not None:
-        run.check_loss()
-        with preserved_state(), dispatcher(), disable_autocast():
-            wanted, gradients = run.gradients()
+    with contextlib.ExitStack() as held:
+        with preserved_state(), dispatcher(), saved.hooks(), torch.set_grad_enabled(loss is not None), recorder:
+            result = program.record(inputs.fakes, recorder, held)
+        flat, out_spec = pytree.tree_flatten(result)
+        run = _Run(program, given, inputs, recorder, entered.values, names, flat, loss)
+        results = [run.result(k, t) for k, t in enumerate(flat)]
+        updated, updates = run.updates()
+        gradients: list[Any] = []
+        wanted: tuple[int, ...] = ()
+        if loss is not None:
+            run.check_loss()
+            with preserved_state(), dispatcher(), disable_autocast():
+                wanted, gradients = run.gradients()
     outputs = [*_apart(recorder, updates), *results, *_apart(recorder, gradients)]
     return Recorded(finish(recorder, outputs), updated, len(results), wanted, out_spec)
 

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import view_history
 from ...generated.schemas import ViewHistory
 from ..torch_compat import shares_version
-from .inputs import Inputs
+from .inputs import Inputs, is_own
 from .overlap import inside, is_dense
 from .recorder import Recorder
 from .regions import Layout, Region, Value
@@ -118,6 +120,53 @@ def own_base(recorder: Recorder, t: torch.Tensor, chosen: torch.Tensor | None) -
             "an output is a view of a tensor that shares memory with others, and was written, unknown to autograd"
         )
     return base
+
+
+def check_views(
+    recorder: Recorder,
+    value: Value,
+    origin: Layout,
+    t: torch.Tensor,
+    source: torch.Tensor | None,
+    has_history: Callable[[torch.Tensor], bool],
+) -> None:
+    """Raises `UnsupportedError` where the gradient of the alias `t` is not that of a view of `source`, laid out as `origin`, which is how the
+    caller gets it.
+    """
+    if is_cut(recorder, value, has_history):
+        raise UnsupportedError("an output is a view of a view that was made under no_grad, where its gradient ends")
+    if drops_gradients(value, origin):
+        raise UnsupportedError("an output is as_strided of a view that does not hold all that it reads")
+    if is_custom(t, source):
+        raise UnsupportedError(
+            "an output of a custom autograd.Function is an alias of its input; return a copy of it (`clone()`) for its backward to run"
+        )
+    if is_hooked(recorder, value, t, source):
+        raise UnsupportedError("an output is a view with a hook (register_hook); the graph runs eagerly")
+
+
+def is_custom(t: torch.Tensor, source: torch.Tensor | None) -> bool:
+    """Whether a backward written in Python lies between the view `t` and what it is a view of."""
+    end = None if source is None or not source.requires_grad else get_gradient_edge(source).node
+    node = t.grad_fn
+    while node is not None and node is not end:
+        if isinstance(node, BackwardCFunction) and not is_own(node):
+            return True
+        after = [n for n, _ in node.next_functions if n is not None]
+        node = after[0] if len(after) == 1 else None
+    return False
+
+
+def is_hooked(recorder: Recorder, value: Value, t: torch.Tensor, source: torch.Tensor | None) -> bool:
+    """Whether a tensor from `t` up to what it is a view of has a hook for its gradient."""
+    tensors = {id(v): known for known, v in recorder.regions.values.values()}
+    above: Value | None = value
+    while above is not None:
+        known = tensors.get(id(above), t if above is value else None)
+        if known is not None and known is not source and known._backward_hooks:
+            return True
+        above = above.above
+    return False
 
 
 def is_cut(recorder: Recorder, value: Value, has_history: Callable[[torch.Tensor], bool]) -> bool:

@@ -181,6 +181,11 @@ def computed(t: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def is_own(node: Any) -> bool:
+    """Whether a node of autograd's is that of `computed`, not one of the program's functions."""
+    return getattr(node, "_forward_cls", None) is _NotALeaf
+
+
 def version_of(t: Any) -> int | None:
     """The version counter of a tensor; None for numbers and inference tensors."""
     return t._version if isinstance(t, torch.Tensor) and not t.is_inference() else None

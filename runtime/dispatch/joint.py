@@ -6,7 +6,8 @@ that is added here are tangents, one placeholder for each result that autograd f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,7 @@ class Gradients:
                () where there is one tangent.
     unreached  graph inputs that require grad, and from no result autograd finds a way to them: it must not see them as arguments. Eager may
                lay such a leaf out anew afterwards, and an autograd function that took it has told autograd its first sizes.
+    once       whether eager's backward reads what its forward saved: it runs once, unless the graph is retained.
     """
 
     tangents: tuple[int, ...]
@@ -64,6 +66,7 @@ class Gradients:
     bases: tuple[int, ...] = ()
     reached: tuple[int, ...] = ()
     unreached: tuple[int, ...] = ()
+    once: bool = False
 
 
 def differentiate(
@@ -91,6 +94,7 @@ def differentiate(
     tangents = [next(dense) for _ in followed] + [form.put(dense) for _, form in expected]
     results = [t for _, t in followed] + [r.traced for r in made]
     reached = reached_from(results, [e for _, e in [*wanted, *edges]]) if len(results) > 1 else ()
+    once = _runs_once(results, saved)
     recorder.origin, recorder.backward = None, True
     with recorder, torch.autograd.set_detect_anomaly(False):  # anomaly mode looks at values
         gradients = torch.autograd.grad(results, [e for _, e in [*wanted, *edges]], tangents, allow_unused=True)
@@ -182,6 +186,7 @@ def differentiate(
         tuple(all_bases),
         reached,
         unreached,
+        once,
     ), nodes
 
 
@@ -210,6 +215,23 @@ def reached_from(results: Sequence[torch.Tensor], edges: Sequence[Any]) -> tuple
                 nodes[after] |= nodes[node]
                 ways[after, n] = ways.get((after, n), 0) | nodes[node]
     return tuple(ways.get((e.node, e.output_nr), 0) for e in edges)
+
+
+def _runs_once(results: Sequence[torch.Tensor], saved: Saved) -> bool:
+    """Whether autograd has saved a tensor for the backward of these (a number too, as in `x * 2`, of which its hooks are not told)."""
+    seen: set[Any] = set()
+    stack = [t.grad_fn for t in results]
+    with saved.unread():
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            names = [n.replace("_raw", "", 1) for n in dir(type(node)) if n.startswith("_raw_saved_")]
+            if getattr(node, "saved_tensors", ()) or any(getattr(node, n, None) is not None for n in names):
+                return True
+            stack += [after for after, _ in node.next_functions]
+    return False
 
 
 def _beside(inputs: Inputs, recorder: Recorder, entered: Entered, found: Found) -> set[int]:
@@ -267,16 +289,28 @@ class Saved:
 
     def __init__(self) -> None:
         self.read: set[int] = set()
+        self._looking = False
 
     def hooks(self) -> Any:
         """The context that the program runs in."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    @contextlib.contextmanager
+    def unread(self) -> Iterator[None]:
+        """What is looked at in this context is not read by a backward."""
+        self._looking = True
+        try:
+            yield
+        finally:
+            self._looking = False
 
     def _pack(self, t: torch.Tensor) -> tuple[torch.Tensor, int | None]:
         return t, None if t.is_inference() else t._version
 
     def _unpack(self, packed: tuple[torch.Tensor, int | None]) -> torch.Tensor:
         t, version = packed
+        if self._looking:
+            return t
         if version is not None and t._version != version:
             raise written_since(t, version)
         self.read.update(inside.untyped_storage()._cdata for inside in inner_tensors(t))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -54,19 +54,21 @@ class LiftedModule:
         args, kwargs = self.arguments(values[len(self.names) :])
         return self.module(*args, **kwargs)
 
-    def record(self, values: Sequence[Any], recorder: Recorder) -> Any:
-        """The module's result for traced values. Raises `UnsupportedError` when it keeps a traced tensor."""
+    def record(self, values: Sequence[Any], recorder: Recorder, held: ExitStack) -> Any:
+        """The module's result for traced values, which it has until `held` is closed: checkpoints run parts of it once more in the backward.
+        Raises `UnsupportedError` when it keeps a traced tensor.
+        """
         count = len(self.names)
         args, kwargs = self.arguments(values[count:])
         module = self.module
         if isinstance(module, fx.GraphModule) and not kwargs:
             graph, given = module.graph, dict(zip(self.names, values, strict=False))
             return graph.process_outputs(run_graph(module, graph.process_inputs(*args), given, recorder))
-        with unchanged(module):
-            for (table, leaf), value in zip(self._slots, values, strict=False):
-                table[leaf] = value
-            result = module(*args, **kwargs)
-            self._look(values, recorder)
+        held.enter_context(unchanged(module))
+        for (table, leaf), value in zip(self._slots, values, strict=False):
+            table[leaf] = value
+        result = module(*args, **kwargs)
+        self._look(values, recorder)
         return result
 
     def _look(self, values: Sequence[Any], recorder: Recorder) -> None:

@@ -24,9 +24,8 @@ from .disjoint import disjoint_pairs, static_storages
 from .history import (
     check_given_up,
     check_inference,
-    drops_gradients,
+    check_views,
     history_of,
-    is_cut,
     is_whole,
     may_be_base,
     one_of_many,
@@ -378,10 +377,8 @@ class _Analysis:
             raise UnsupportedError(
                 "an output requires grad, but its gradient does not flow by way of what it is an alias of"
             )
-        if gradient and is_cut(self.recorder, value, self._followed):
-            raise UnsupportedError("an output is a view of a view that was made under no_grad, where its gradient ends")
-        if gradient and drops_gradients(value, origin):
-            raise UnsupportedError("an output is as_strided of a view that does not hold all that it reads")
+        if gradient:
+            check_views(self.recorder, value, origin, t, source_tensor, self._followed)
         if value.layout.conj or value.layout.neg or origin.conj or origin.neg:
             raise UnsupportedError(
                 "an output is a lazily conjugated or negated view of another tensor; call resolve_conj() on it"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,20 +161,26 @@ def _trace_once(
         )
     entered = enter_inputs(inputs, recorder)
     count = len(given) - len(lifted)
+    held = contextlib.ExitStack()
     try:
         values = border.enter(inputs, recorder)
         attributes = {name: t for (name, _), t in zip(lifted, values[count:], strict=True)}
         # Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run.
         symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts)
         dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
-        saved = Saved()
+        saved, drawn_before = Saved(), torch.get_rng_state()
+        gradients = [_gradient(t) for t in values]
         with preserved_state(), dispatcher(), saved.hooks() if training else contextlib.nullcontext(), recorder:
             recorder.training = training
             recorder.expects_no_grad = may_train and not training and _grad_is_off(border.given)
-            result = _run(gm, calling.unflatten_inputs(values[:count]), attributes, recorder)
+            result = _run(gm, calling.unflatten_inputs(values[:count]), attributes, recorder, held)
+            drawn = torch.get_rng_state()
             recorder.expects_no_grad, grad_after = False, torch.is_grad_enabled()
+        if not torch.equal(drawn, drawn_before):
+            raise UnsupportedError("the program seeds the random generator; the graph runs eagerly")
         flat_result = border.leave(calling.flatten_result(result), inputs, recorder)
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
+        _check_effects(zip(values, gradients, strict=True), calling.flatten_result(result), training)
         border.settle(inputs, found, recorder.symbols)
         joint = None
         if training:
@@ -184,6 +190,8 @@ def _trace_once(
         if isinstance(error, UnsupportedError) or _is_mistake(error):
             raise
         raise UnsupportedError(f"{type(error).__name__} while tracing{recorder.where()}: {error}") from error
+    finally:
+        held.close()
     graph = finish(recorder, found.outputs if joint is None else (tuple(found.outputs), tuple(joint[1])))
     program = gm.forward if isinstance(gm, torch.nn.Module) else gm
     gradients = None if joint is None else joint[0]
@@ -201,6 +209,28 @@ def _trace_once(
         border if border.any else None,
         grad_after if grad_after != grad else None,
     )
+
+
+def _gradient(t: Any) -> Any:
+    return t.grad if isinstance(t, torch.Tensor) and t.is_leaf else None
+
+
+def _check_effects(inputs: Iterable[tuple[Any, Any]], results: Sequence[Any], training: bool) -> None:
+    """Raises `UnsupportedError` where the program did more with autograd than the wrapper would do again. `inputs` come with the gradients
+    that they had.
+    """
+    for k, (t, before) in enumerate(inputs):
+        if _gradient(t) is not before:
+            raise UnsupportedError(f"the program gives input {k} a gradient (`backward()`); the graph runs eagerly")
+    for k, t in enumerate(results):
+        if not isinstance(t, torch.Tensor):
+            continue
+        if t.retains_grad and not t.is_leaf:
+            raise UnsupportedError(
+                f"output {k} retains its gradient (`retain_grad()`), told so inside; tell it outside"
+            )
+        if t.requires_grad and not training and not torch.is_inference_mode_enabled():
+            raise UnsupportedError(f"output {k} requires grad, although no input does; make its leaf outside")
 
 
 def _grad_is_off(given: Sequence[Any]) -> bool:
@@ -222,9 +252,15 @@ def _is_mistake(error: BaseException) -> bool:
     return ours and not isinstance(error, RuntimeError)
 
 
-def _run(gm: Callable[..., Any], args: Sequence[Any], attributes: dict[str, Any], recorder: Recorder) -> Any:
+def _run(
+    gm: Callable[..., Any],
+    args: Sequence[Any],
+    attributes: dict[str, Any],
+    recorder: Recorder,
+    held: contextlib.ExitStack,
+) -> Any:
     if isinstance(gm, LiftedModule):
-        return gm.record(args, recorder)
+        return gm.record(args, recorder, held)
     if isinstance(gm, fx.GraphModule):
         graph = gm.graph  # of an exported program, it takes its arguments apart and puts its results together itself
         return graph.process_outputs(run_graph(gm, graph.process_inputs(*args), attributes, recorder))

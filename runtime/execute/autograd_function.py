@@ -108,6 +108,7 @@ def bind_halves(
         "backward_ready": backward.ready,
         "in_transform": in_transform,
         "is_grad_enabled": torch.is_grad_enabled,
+        "nothing": torch.empty(0),
         "restride": restride,
         "Tensor": torch.Tensor,
         "math": math,
@@ -160,8 +161,8 @@ def _forward(halves: Halves, values: Names) -> list[str]:
     sizes: list[str] = []
     for (where, k), tensor in zip(halves.saved, halves.saved_is_tensor, strict=True):
         (tensors if tensor else sizes).append(f"x{k}" if where == "input" else f"out[{k}]")
-    if tensors:
-        lines.append(f"ctx.save_for_backward({', '.join(tensors)})")
+    if tensors or halves.gradients.once:
+        lines.append(f"ctx.save_for_backward({', '.join(tensors or ['nothing'])})")
     if sizes:
         lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
     if watched := _watched(halves):
@@ -214,10 +215,13 @@ def _backward(halves: Halves, values: Names) -> list[str]:
         lines.append("backward_graph = backward_ready()")
     # Nothing but the list holds what was saved (tensors, then sizes), so that the graph can free it while it runs; what it frees is gone
     # for autograd too, unless the caller retains the graph.
-    saved = ["*ctx.saved_tensors"] if any(halves.saved_is_tensor) else []
+    tensors = any(halves.saved_is_tensor)
+    saved = ["*ctx.saved_tensors"] if tensors else []
     saved += ["*ctx.sizes"] if not all(halves.saved_is_tensor) else []
+    if halves.gradients.once and not tensors:
+        lines.append("ctx.saved_tensors")  # raises where autograd has freed the graph
     lines.append(f"arguments = [{', '.join(saved)}]")
-    if any(halves.saved_is_tensor):
+    if tensors or halves.gradients.once:
         lines.append("ctx.maybe_clear_saved_tensors()")
     if halves.gradients.symbols:
         lines.append(f"{_tuple([s for s, _, _ in halves.gradients.symbols])} = ctx.symbols")
