@@ -170,7 +170,7 @@ def coerced(t: Any, expected: Wrapped, place: str) -> Any:
     """A gradient that arrived for `place`, put together as the one that the backward was traced with. Subclasses convert themselves
     (`__coerce_same_metadata_as_tangent__`), but for strides, which a sum's gradient has of 0. Raises RuntimeError where they do not offer it.
     """
-    if not expected.fits(t) and is_wrapper(t) and not t.is_contiguous():
+    if not expected.fits(t) and isinstance(t, torch.Tensor) and not t.is_contiguous():
         t = t.contiguous()
     if expected.fits(t):
         return t

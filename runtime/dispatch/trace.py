@@ -169,7 +169,7 @@ def _trace_once(
         symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts)
         dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
         saved, drawn_before = Saved(), torch.get_rng_state()
-        gradients = [_gradient(t) for t in values]
+        had = [_gradient(t) for t in values]
         with preserved_state(), dispatcher(), saved.hooks() if training else contextlib.nullcontext(), recorder:
             recorder.training = training
             recorder.expects_no_grad = may_train and not training and _grad_is_off(border.given)
@@ -180,7 +180,7 @@ def _trace_once(
             raise UnsupportedError("the program seeds the random generator; the graph runs eagerly")
         flat_result = border.leave(calling.flatten_result(result), inputs, recorder)
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
-        _check_effects(zip(values, gradients, strict=True), calling.flatten_result(result), training)
+        _check_effects(zip(values, had, strict=True), calling.flatten_result(result), training)
         border.settle(inputs, found, recorder.symbols)
         joint = None
         if training:
