@@ -83,6 +83,7 @@ __all__ = [
     "is_one",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
+    "keep_item",
     "no_modes",
     "operator_schemas",
     "python_source",
@@ -262,6 +263,13 @@ def symbol_hint(size: object, symbol: object) -> int | None:
 def symbol_is_nonnegative(size: object, symbol: object) -> bool:
     """Whether a symbol cannot be negative, as its guards say: a dimension, or a number that was compared. [2.11, 2.13]"""
     return bool(size.node.shape_env.var_to_range[symbol].lower >= 0)  # type: ignore[attr-defined]
+
+
+def keep_item(own: object, fake: object) -> None:
+    """Let `own`, a fake tensor in the storage of `fake`, know the number that `fake` holds (a float of Dynamo's). [2.11, 2.13]"""
+    item = getattr(fake, "item_memo", None)
+    if item is not None:
+        own.item_memo = item  # type: ignore[attr-defined]
 
 
 def is_one(size: object) -> bool:

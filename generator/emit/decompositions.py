@@ -29,12 +29,12 @@ class DecompositionSpec:
 @dataclass(frozen=True)
 class CorrectionSpec:
     """What a fake kernel says wrongly: (result, arguments that have its dtype, whether it is float32 for half precision, what its
-    layout follows and the arguments that say it).
+    layout follows and the arguments that say it, the argument that must be passed for that).
     """
 
     op: str
     doc: str
-    rules: tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...]], ...]
+    rules: tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...], str], ...]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpe
         named: list[tuple[tuple[str | int, ...], str]] = [
             ((key, j), n) for key in ("dtype_of", "elementwise_of") for j, n in enumerate(rule.get(key, ()))
         ]
-        named += [(("layout_of",), rule["layout_of"])] if "layout_of" in rule else []
+        named += [((key,), rule[key]) for key in ("layout_of", "given") if key in rule]
         for path, name in named:
             if not _known_argument(entry, ("results", k, *path), name, names, diags):
                 return None
@@ -129,7 +129,7 @@ def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpe
         laid = tuple(
             names.index(n) for n in rule.get("elementwise_of", [rule["layout_of"]] if "layout_of" in rule else ())
         )
-        rules.append((rule["result"], typed, rule.get("wide", False), layout, laid))
+        rules.append((rule["result"], typed, rule.get("wide", False), layout, laid, rule.get("given", "")))
     return CorrectionSpec(entry.id, entry["doc"], tuple(rules))
 
 

@@ -11,7 +11,7 @@ from torch import fx
 from torch.autograd.graph import get_gradient_edge
 
 from ...errors import UnsupportedError
-from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext, frame_source
+from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext, frame_source, keep_item
 from .overlap import may_overlap
 from .regions import Layout
 from .subclasses import inner_tensors, is_wrapper
@@ -162,6 +162,7 @@ def own_history(fake: torch.Tensor, given: torch.Tensor, fake_mode: Any) -> torc
     """
     with fake_mode, torch.no_grad():
         own = fake.detach()
+    keep_item(own, fake)
     own._opforge_own = True  # type: ignore[attr-defined]
     if not given.requires_grad:
         return own

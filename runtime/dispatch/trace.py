@@ -168,15 +168,15 @@ def _trace_once(
         # Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run.
         symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts)
         dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
-        saved, drawn_before = Saved(), torch.get_rng_state()
+        saved, seed_before = Saved(), torch.initial_seed()
         had = [_gradient(t) for t in values]
         with preserved_state(), dispatcher(), saved.hooks() if training else contextlib.nullcontext(), recorder:
             recorder.training = training
             recorder.expects_no_grad = may_train and not training and _grad_is_off(border.given)
             result = _run(gm, calling.unflatten_inputs(values[:count]), attributes, recorder, held)
-            drawn = torch.get_rng_state()
+            seed = torch.initial_seed()
             recorder.expects_no_grad, grad_after = False, torch.is_grad_enabled()
-        if not torch.equal(drawn, drawn_before):
+        if seed != seed_before:
             raise UnsupportedError("the program seeds the random generator; the graph runs eagerly")
         flat_result = border.leave(calling.flatten_result(result), inputs, recorder)
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
@@ -219,7 +219,9 @@ def _check_effects(inputs: Iterable[tuple[Any, Any]], results: Sequence[Any], tr
     """Raises `UnsupportedError` where the program did more with autograd than the wrapper would do again. `inputs` come with the gradients
     that they had.
     """
+    followed = training or torch.is_inference_mode_enabled()
     for k, (t, before) in enumerate(inputs):
+        followed |= isinstance(t, torch.Tensor) and t.requires_grad
         if _gradient(t) is not before:
             raise UnsupportedError(f"the program gives input {k} a gradient (`backward()`); the graph runs eagerly")
     for k, t in enumerate(results):
@@ -229,7 +231,7 @@ def _check_effects(inputs: Iterable[tuple[Any, Any]], results: Sequence[Any], tr
             raise UnsupportedError(
                 f"output {k} retains its gradient (`retain_grad()`), told so inside; tell it outside"
             )
-        if t.requires_grad and not training and not torch.is_inference_mode_enabled():
+        if t.requires_grad and not followed:
             raise UnsupportedError(f"output {k} requires grad, although no input does; make its leaf outside")
 
 

@@ -215,7 +215,7 @@ class Values:
                 can_a, can_b = da.order >= db.order, db.order >= da.order
             return [(self.expand(a) if can_a else a, self.expand(b) if can_b else b, fa, fb)]
         if da is not None and db is not None:
-            return [] if self._same_loop(a, da, b, db, seen) else self._differ(a, b, keep=True)
+            return [] if self._same_loop(a, da, b, db, seen, fa | fb) else self._differ(a, b, keep=True)
         if a.op == "index" and b.op == "index":
             return [] if self.same_index(a.attr, b.attr, seen, (fa, fb)) else self._differ(a, b)
         if a.op != b.op or len(a.args) != len(b.args) or (a.op == "where" and a.args[0] is not b.args[0]):
@@ -328,13 +328,15 @@ class Values:
         memo = self.memos.setdefault(key, {})
         return rebuild(body, _no_change, mapping, memo)
 
-    def _same_loop(self, a: Node, da: Definition, b: Node, db: Definition, seen: set[tuple]) -> bool:
-        """Two reductions, or two scans, at two places."""
+    def _same_loop(self, a: Node, da: Definition, b: Node, db: Definition, seen: set[tuple], assumed: Assumed) -> bool:
+        """Two reductions, or two scans, at two places, where the conditions in `assumed` hold."""
         if (da.kind, da.how) != (db.kind, db.how) or a.args or b.args:
             return False
         assert da.body is not None
         assert db.body is not None
-        at_a, at_b = _mapping(da.coords, a.attr.index), _mapping(db.coords, b.attr.index)
+        less = narrowed(assumed)
+        index_a, index_b = ([e.subst(less) for e in n.attr.index] if less else n.attr.index for n in (a, b))
+        at_a, at_b = _mapping(da.coords, index_a), _mapping(db.coords, index_b)
         if da.kind == "scan":
             (va,), (vb,) = da.loops, db.loops
             if expr(va.extent) != expr(vb.extent) or not self.same_index(
@@ -379,7 +381,7 @@ def _vals(e: Expr) -> list[Val]:
 
 def _fresh(a: Node, b: Node) -> int:
     """The first number from which on `~n` names no variable at the two places. Small numbers, so that equal loops share their expansions."""
-    used = [int(v.name[1:]) for n in (a, b) for v in n.vars() if v.name.startswith("~")]
+    used = [int(v.name[1:].partition("_")[0]) for n in (a, b) for v in n.vars() if v.name.startswith("~")]
     return 1 + max(used, default=-1)
 
 

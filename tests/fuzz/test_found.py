@@ -720,3 +720,30 @@ def test_a_followed_view_whose_one_row_has_another_stride(quick: None) -> None:
     outcome = check(Program(0, made, ("p2",), ("p1", "p2", "x3"), body, (), (), ((1, 2),)))
     assert outcome.different == []
     assert outcome.eager == ""
+
+
+def test_a_scan_read_where_conditions_leave_one_row(quick: None) -> None:
+    """Its place is compared where these hold."""
+    body = (
+        Step("p1.reshape(-1)", ("v1",)),
+        Step("v1.cumsum_(0)"),
+        Step("p1[0] = p1[-1]"),
+        Step("v1.view(-1)[:2].mul_(3)"),
+    )
+    made = (Step("grid((n, m), 'float64', 235, 7.3)", ("p1",)),)
+    outcome = check(Program(0, made, (), ("p1",), body, ("p1",), (), ((33, 9),)))
+    assert outcome.different == []
+    assert outcome.eager == ""
+
+
+def test_a_sum_with_a_factor_is_laid_out_as_a_sum(quick: None) -> None:
+    """Its fake kernel says contiguous, so that its halves lay elsewhere than eager's."""
+    made = (
+        Step("grid((n, m, 3), 'float32', 368)", ("p1",)),
+        Step("p1.transpose(0, -1)", ("x2",)),
+        Step("grid((n, m), 'int64', 301)", ("p3",)),
+    )
+    body = (Step("torch.add(x2, p3, alpha=2).chunk(2, -1)", ("v1", "v2")),)
+    outcome = check(Program(0, made, (), ("x2", "p3"), body, ("v1", "v2"), (), ((2, 1),)))
+    assert outcome.different == []
+    assert not outcome.fake_strides
