@@ -176,7 +176,7 @@ def _trace_once(
             result = _run(gm, calling.unflatten_inputs(values[:count]), attributes, recorder, held)
             seed = torch.initial_seed()
             recorder.expects_no_grad, grad_after = False, torch.is_grad_enabled()
-        if seed != seed_before:
+        if seed != seed_before and recorder.draws is None:  # draws set it themselves
             raise UnsupportedError("the program seeds the random generator; the graph runs eagerly")
         flat_result = border.leave(calling.flatten_result(result), inputs, recorder)
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
