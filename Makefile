@@ -83,7 +83,7 @@ test-all: $(STAMP) ## the test-suite with the slow tests
 	$(PYTEST) -m "not gpu"
 
 FUZZ ?= 10000
-fuzz: $(STAMP) ## random programs against eager, 10,000 or FUZZ=number (nightly; about an hour and a half on two cores)
+fuzz: $(STAMP) ## random programs against eager, 10,000 or FUZZ=number (nightly; half an hour on two idle cores)
 	$(PY) -m tests.fuzz --programs $(FUZZ) --failures build-tmp/fuzz
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device

@@ -28,7 +28,7 @@ class Config:
     """All settings. Fields are the settings' names with dots as underscores."""
 
     # spec: strict
-    #: Raise BuildError when native code cannot be built, instead of warning once and running the graph eagerly.
+    #: Raise an error where a graph would run eagerly. BuildError where native code cannot be built, UnsupportedError for what cannot be traced.
     strict: bool = False
     # spec: fusion
     #: Fuse loop nests into common kernels; off gives one kernel per realized value (slow, for finding wrong fusions).
@@ -108,7 +108,7 @@ FIELDS: dict[str, Setting] = {
         choices=(),
         env="OPFORGE_STRICT",
         affects="run",
-        doc="Raise BuildError when native code cannot be built, instead of warning once and running the graph eagerly.",
+        doc="Raise an error where a graph would run eagerly. BuildError where native code cannot be built, UnsupportedError for what cannot be traced.",
     ),
     # spec: fusion
     "fusion": Setting(
