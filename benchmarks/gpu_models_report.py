@@ -27,7 +27,7 @@ def ratios(rows: list[dict[str, Any]], table: str, mine: str, other: str, least:
 
 
 def summary(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
-    """Geometric means of ratios over the programs that ran under both, and lists of those that are slower, inaccurate or failed."""
+    """Geometric means of ratios over the programs that ran under both, and lists of those that are slower or inaccurate."""
     found: dict[str, Any] = {}
     for mine, other in PAIRS:
         speed = {n: 1 / q for n, q in ratios(rows, "us", mine, other).items()}
@@ -52,8 +52,12 @@ def summary(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
                 found[f"{table} higher {mine}/{other}"] = worse
     for n in names:
         found[f"inaccurate {n}"] = [r["name"] for r in rows if r.get("accurate", {}).get(n) is False]
-        found[f"failed {n}"] = [r["name"] for r in rows if n in r["failed"] or "all" in r["failed"]]
     return found
+
+
+def failures(rows: list[dict[str, Any]], names: list[str]) -> dict[str, list[str]]:
+    """The programs that did not run, under each backend."""
+    return {f"failed {n}": [r["name"] for r in rows if n in r["failed"] or "all" in r["failed"]] for n in names}
 
 
 def notes(row: Row, names: list[str]) -> list[str]:
@@ -129,7 +133,8 @@ def markdown(result: Mapping[str, Any]) -> str:
 def write(out: Path, machine: Mapping[str, Any], names: list[str], rows: list[dict[str, Any]]) -> None:
     """`gpu_models.json` and `gpu_models.md` in `out`, with the rows so far."""
     finished = [r for r in rows if "us" in r]
-    result = {"machine": machine, "names": names, "programs": rows, "summary": summary(finished, names)}
+    found = summary(finished, names) | failures(rows, names)
+    result = {"machine": machine, "names": names, "programs": rows, "summary": found}
     for name, text in (("gpu_models.json", json.dumps(result, indent=1) + "\n"), ("gpu_models.md", markdown(result))):
         part = out / f"{name}.part"
         part.write_text(text)
