@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import opforge
@@ -232,18 +228,3 @@ def test_floats_of_modules_are_known_in_training_with_dynamic_sizes(model: nn.Mo
         run(torch.randn(rows, 8, requires_grad=True)).sum().backward()
     assert opforge.stats()["graphs"] == 1
     assert not opforge.stats()["fallbacks"]
-
-
-def test_the_gradient_of_a_sum_for_a_distributed_tensor(tmp_path: Path) -> None:
-    """It has strides of 0, which the backward was not traced with."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        x = distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]).requires_grad_()
-        torch.compile(lambda x: (x @ x).relu(), backend="opforge")(x).sum().backward()
-        ours, x.grad = x.grad, None
-        (x @ x).relu().sum().backward()
-        assert isinstance(ours, DTensor)
-        torch.testing.assert_close(ours.to_local(), x.grad.to_local())  # type: ignore[union-attr]
-    finally:
-        dist.destroy_process_group()

@@ -256,3 +256,16 @@ def test_dtensor(mesh: Any, dim: int) -> None:
         assert type(expected) is type(actual)
         assert expected.placements == actual.placements
         torch.testing.assert_close(actual.to_local(), expected.to_local())
+
+
+def test_the_gradient_of_a_sum_of_a_dtensor(mesh: Any) -> None:
+    """It has strides of 0, which the backward was not traced with."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    x = distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]).requires_grad_()
+    gradients = []
+    for run in (lambda f: f, lambda f: torch.compile(f, backend="opforge")):
+        x.grad = None
+        run(lambda x: (x @ x).relu())(x).sum().backward()
+        gradients.append(x.grad.to_local())
+    torch.testing.assert_close(*gradients)
