@@ -52,10 +52,10 @@ STEPS: dict[str, Step] = {
     # spec: as_strided_back
     "as_strided_back": Step(
         "as_strided_back",
-        "The input gets its new sizes, strides and offset.",
+        "The input gets its new sizes, strides and offset. Autograd is asked for its node before, which that of a view whose base was written is only made by.",
         ("size", "stride", "offset"),
         ("input",),
-        "{input}.as_strided_({size}, {stride}, {offset})",
+        "{input}.grad_fn; {input}.as_strided_({size}, {stride}, {offset})",
     ),
     # spec: as_strided_back_untracked
     "as_strided_back_untracked": Step(

@@ -8,7 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product as points_of
 
-from .index import Atom, Expr, Quotient, Sym, Val, Var, bounds, expr, of, product, proves_less, proves_nonnegative
+from .index import (
+    Atom,
+    Expr,
+    Quotient,
+    Sym,
+    Val,
+    Var,
+    bounds,
+    expr,
+    of,
+    product,
+    proves_less,
+    proves_nonnegative,
+    recombine,
+)
 from .nodes import Size, contiguous_strides
 
 LIMIT = 20_000  # points enumerated at most
@@ -51,27 +65,6 @@ def points(loops: Sequence[Var]) -> Iterable[dict[Atom, int]] | None:
         return None
     ranges = [range(v.extent) for v in loops]  # type: ignore[arg-type]
     return (dict(zip(loops, p, strict=True)) for p in points_of(*ranges))
-
-
-def recombine(e: Expr) -> Expr:
-    """Put quotient and remainder of one division together again: d*(x // d) + x % d = x."""
-    changed = True
-    while changed:
-        changed = False
-        for monomial, c in e.terms:
-            for a in monomial:
-                if not isinstance(a, Quotient) or a.kind != "%":
-                    continue
-                rest = list(monomial)
-                rest.remove(a)
-                scale = Expr(((tuple(rest), c),))
-                shorter = e + scale * (a.num - a.den * (a.num // a.den) - of(a))
-                if len(shorter.terms) < len(e.terms):
-                    e, changed = shorter, True
-                    break
-            if changed:
-                break
-    return e
 
 
 def equal(a: Expr, b: Expr) -> bool:

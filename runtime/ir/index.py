@@ -362,22 +362,21 @@ def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
 
 
 def recombine(e: Expr) -> Expr:
-    """`c*n*(x // n) + c*(x % n)` becomes `c*x`: what is left after a tensor is taken apart and put together again."""
-    again = True
-    while again and len(e.terms) > 1:
-        again = False
-        quotients = [(m[0], c) for m, c in e.terms if len(m) == 1 and isinstance(m[0], Quotient)]
-        divs = {(a.num, a.den): c for a, c in quotients if a.kind == "//"}
-        for a, c in quotients if divs else ():
-            if a.kind != "%" or not a.den.is_const:
-                continue
-            num, den, q = a.num, a.den, a.num.atom
-            if isinstance(q, Quotient) and q.kind == "//" and q.den.is_const:
-                num, den = q.num, q.den * a.den  # (x // k) // n is held as x // (k * n)
-            if divs.get((num, den)) == c * int(a.den):
-                e = e - of(a) * c - of(Quotient("//", num, den)) * (c * int(a.den)) + a.num * c
-                again = True
-                break
+    """Put quotients and remainders of one division together: d*(x // d) + x % d becomes x, and x - d*(x // d) becomes x % d."""
+    for monomial, c in e.terms:
+        for a in monomial:
+            if isinstance(a, Quotient):
+                rest = list(monomial)
+                rest.remove(a)
+                if a.kind == "%":
+                    shorter = e + Expr(((tuple(rest), c),)) * (a.num - a.den * (a.num // a.den) - of(a))
+                elif a.den.is_const and c % int(a.den) == 0:
+                    part = Expr(((tuple(rest), -c // int(a.den)),))
+                    shorter = e + part * (of(Quotient("%", a.num, a.den)) - a.num + a.den * of(a))
+                else:
+                    continue
+                if len(shorter.terms) < len(e.terms):
+                    return recombine(shorter)
     return e
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import UnsupportedError
 from ..ir.facts import positive_for_sizes
 from ..ir.guards import bounded, checks, masked
-from ..ir.index import Expr, Val, expr, proves_less, proves_nonnegative
+from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
 from ..ir.index import size as canonical
 from ..ir.nodes import (
     DTYPES,
@@ -359,7 +359,15 @@ class Builder:
     def scatter(
         self, base: Tensor, r: Sequence[Size], value: Any, into: Sequence[Size], mode: str = "set", when: Any = None
     ) -> Tensor:
-        """A copy of `base` in which, for every point of `r` in order (where `when`), the element at `into` is set to or combined with `value`."""
+        """A copy of `base` in which, for every point of `r` in order (where `when`), the element at `into` is set to or combined with `value`.
+
+        Float16 and bfloat16 are added and multiplied in float32, since many values may meet in one element, unless the
+        values are so few that passes over the whole of `base` would be most of the work.
+        """
+        kind = opmath(base.dtype)
+        if mode in ("sum", "prod") and kind != base.dtype and not _few(r, base):
+            wide = self.scatter(self.to(base, kind), r, s.to_dtype(value, base.dtype), into, mode, when)
+            return self.to(wide, base.dtype)
         if self.atomic is not None and not (mode == "sum" and base.dtype in self.atomic):
             raise UnsupportedError(
                 f"an indexed update by {mode!r} of {base.dtype} has no atomic form that gives eager's values"
@@ -418,3 +426,10 @@ def _checked(dtype: str) -> str:
     if dtype not in DTYPES:
         raise UnsupportedError(f"dtype {dtype} has no loop code")
     return dtype
+
+
+def _few(r: Sequence[Size], base: Tensor) -> bool:
+    """Are the points of `r` known to be less than an eighth of the elements?"""
+    return proves_less(
+        expr(product(x.var.extent for x in map(expr, r) if x.var is not None)) * 8, expr(product(base.shape))
+    )

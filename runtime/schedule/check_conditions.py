@@ -10,8 +10,8 @@ from functools import lru_cache
 from math import inf
 from types import MappingProxyType
 
-from ..ir.facts import evaluate, points, recombine, variables
-from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, expr, of, proves_nonnegative, size
+from ..ir.facts import evaluate, points, variables
+from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, expr, of, proves_nonnegative, recombine, size
 from ..ir.nodes import INTS, Node, const
 
 AND = ("logical_and", "bitwise_and")

@@ -747,3 +747,40 @@ def test_a_sum_with_a_factor_is_laid_out_as_a_sum(quick: None) -> None:
     outcome = check(Program(0, made, (), ("x2", "p3"), body, ("v1", "v2"), (), ((2, 1),)))
     assert outcome.different == []
     assert not outcome.fake_strides
+
+
+def test_many_values_added_to_one_row_of_float16(quick: None) -> None:
+    """They are rounded once, as by eager's kernel for the first dimension."""
+    made = (Step("grid((n, n), 'float16', 900)", ("p1",)),)
+    body = (
+        Step("p1.sum(-2, keepdim=True)", ("v2",)),
+        Step("torch.zeros(49, dtype=torch.long)", ("v3",)),
+        Step("v2.index_add(0, v3, v2.index_select(0, v3))", ("v4",)),
+    )
+    outcome = check(Program(0, made, (), ("p1",), body, ("v4",), (), ((7, 2),)))
+    assert outcome.different == []
+    assert outcome.eager == ""
+
+
+def test_the_gradient_of_windows_of_symbolic_sizes(quick: None) -> None:
+    """A remainder that is written as a difference is seen to be less than its divisor."""
+    made = (Step("grid((n, n), 'float32', 48).requires_grad_()", ("p1",)),)
+    body = (Step("p1.unfold(0, 2, 2)", ("v2",)), Step("v2.flatten() @ v2.flatten().sin()", ("v3",)))
+    program = Program(0, made, ("p1",), ("p1",), body, ("v3", "v2"), (), ((11, 17), (16, 12)), "direct")
+    outcome = check(program)
+    assert outcome.different == []
+    assert outcome.eager == ""
+
+
+def test_a_view_squeezed_beside_a_write_that_makes_it_require_grad(quick: None) -> None:
+    """The new layout is given to a view whose node autograd has not made yet."""
+    made = (
+        Step("grid((n, m), 'float32', 311)", ("p1",)),
+        Step("p1.diagonal()", ("x2",)),
+        Step("p1.view(p1.shape)", ("x3",)),
+        Step("grid((n, n), 'float32', 939).requires_grad_()", ("p4",)),
+    )
+    body = (Step("x2.squeeze_(-1)"), Step("x3.clamp_(min=p4)"))
+    outcome = check(Program(0, made, ("p4",), ("x2", "x3", "p4"), body, (), (), ((1, 2),)))
+    assert outcome.different == []
+    assert outcome.eager == ""
