@@ -73,6 +73,7 @@ __all__ = [
     "below_vmap",
     "copy_all",
     "cuda_stream",
+    "decided",
     "disable_autocast",
     "empty_strided_cpu",
     "empty_strided_cuda",
@@ -80,7 +81,6 @@ __all__ = [
     "frame_source",
     "in_dual_level",
     "in_transform",
-    "is_one",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "keep_item",
@@ -272,12 +272,15 @@ def keep_item(own: object, fake: object) -> None:
         own.item_memo = item  # type: ignore[attr-defined]
 
 
-def is_one(size: object) -> bool:
-    """Whether guards say that a size, as yet an expression of symbols, is 1 (a broadcast was decided by it); adds no guard. [2.11, 2.13]"""
+def decided(size: object) -> int | None:
+    """The number, 0 or 1, that guards say a size is that is as yet an expression of symbols (a broadcast or a slice was decided by it), or None;
+    adds no guard. [2.11, 2.13]
+    """
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+    n = size_hint(size, -1)
     # Only then can they; and the question is not cheap.
-    return size_hint(size, 0) == 1 and statically_known_true(size == 1)  # type: ignore[arg-type]
+    return n if n in (0, 1) and statically_known_true(size == n) else None  # type: ignore[arg-type]
 
 
 def size_hint(size: object, unknown: int) -> int:

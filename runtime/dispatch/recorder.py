@@ -423,6 +423,11 @@ class Recorder(GraphWriter, TorchDispatchMode):
             raise UnsupportedError(f"{info.op} on an inference tensor outside of inference mode{self.where()}")
         if t.requires_grad and value.region.inputs and any(isinstance(a, torch.Tensor) for a in args[1:]):
             raise UnsupportedError(f"{info.op} on an input that requires grad{self.where()}")
+        if t.requires_grad and any(o._base is t for o, v in self.regions.values.values() if v.region is value.region):
+            raise UnsupportedError(
+                f"{info.op} on a tensor with views that autograd follows{self.where()}: it would make them anew, "
+                "by strides where it runs the program, by their operators where it is traced"
+            )
         if t.requires_grad and value.region.inputs and not torch.is_grad_enabled():
             if self.training and t.is_leaf:
                 raise UnsupportedError(

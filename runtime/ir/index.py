@@ -443,9 +443,10 @@ def _atom_bounds(a: Atom) -> tuple[int | None, int | None]:
     if a.den.is_const and int(a.den) > 0:
         d = int(a.den)
         return None if nlo is None else nlo // d, None if nhi is None else nhi // d
-    if nlo is not None and nlo >= 0 and dlo is not None and dlo >= 0:
-        return 0, nhi
-    return None, None
+    if nlo is None or nlo < 0 or dlo is None or dlo < 0:
+        return None, None
+    blocks, rest = (ZERO, ONE) if a.num.var is None else divmod_(expr(a.num.var.extent), a.den)
+    return 0, max(int(blocks) - 1, 0) if blocks.is_const and not rest.terms else nhi
 
 
 def _monomial_bounds(m: Monomial) -> tuple[int | None, int | None]:

@@ -274,7 +274,11 @@ class _Lowerer:
         if _reads_storage(node.target):
             args = tuple(self.own_storage(a, b) for a, b in zip(node.args, args, strict=True))
         kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
-        effect = op_info(node.target).keep
+        results = [t for t in _leaves(val) if isinstance(t, torch.Tensor)]
+        nothing = bool(results) and all(
+            0 in t.shape for t in results
+        )  # all that such a call can do is to raise an error
+        effect = op_info(node.target).keep or nothing
         if isinstance(val, torch.Tensor):
             return self.b.extern([self.buffer(self.b.fresh(node.name), val)], name, args, kwargs, True, effect)[0]
         tensors = [v for v in val if isinstance(v, torch.Tensor)]

@@ -11,7 +11,7 @@ from ...errors import UnsupportedError
 from ..ir.index import SIGNED, Expr, Sym, expr, sym
 from ..ir.index import size as canonical
 from ..ir.nodes import Size
-from ..torch_compat import is_one, symbol_hint, symbol_is_nonnegative
+from ..torch_compat import decided, symbol_hint, symbol_is_nonnegative
 
 
 class Sizes:
@@ -29,7 +29,8 @@ class Sizes:
             return value
         if isinstance(value, torch.SymInt):
             self._note_symbols(value)
-            return 1 if is_one(value) else self.convert(value.node.expr)
+            known = decided(value)
+            return self.convert(value.node.expr) if known is None else known
         return int(value)
 
     @property

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from ..ir.facts import equal, flat, in_range, plausible
 from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of
 from ..ir.nodes import Extern, Nest, Node, Program, Size, const, contiguous_strides, index_node, indirect, rebuild
+from ..ir.ranges import value_range
 from .check_conditions import (
     AND,
     COMPARE,
@@ -168,8 +169,7 @@ class Values:
         """The coordinate that an integer node is after expanding plain definitions (and the wrap of negative positions), or None. `less`:
         what the loop variables are where the node counts.
         """
-        while n.op == "load" and (d := self._definition(n)) is not None and d.kind == "plain":
-            n = reduced(self.expand(n), frozenset())
+        n = self._plain(n)
         if n.op == "where" and len(n.args) == 3:
             test = n.args[0]
             if test.op in COMPARE:
@@ -181,12 +181,21 @@ class Values:
             return None
         if n.op == "bounded":
             at, size = self._coordinate_node(n.args[0], less), coordinate(n.args[1])
-            if at is None and size is not None and size.is_const:
-                return indirect(n, 0, int(size) - 1)  # its check keeps it there
+            if at is None and size is not None and size.is_const:  # its check keeps it there, if it must
+                value = self._plain(n.args[0])
+                lo, hi = value_range(value)
+                inside = lo is not None and hi is not None and lo >= 0 and hi < int(size)
+                return indirect(value if inside else n, 0, int(size) - 1)
             known = at is not None and size is not None and (in_range(at, size) or in_range(at.subst(less), size))
             return at if known else None
         at = coordinate(n)
         return None if at is None else self._opened_index(at, less)
+
+    def _plain(self, n: Node) -> Node:
+        """What is read, in the place of a load of a plain definition."""
+        while n.op == "load" and (d := self._definition(n)) is not None and d.kind == "plain":
+            n = reduced(self.expand(n), frozenset())
+        return n
 
     def _step(self, a: Node, b: Node, fa: Assumed, fb: Assumed, seen: set[tuple]) -> list[tuple] | None:
         """The pairs that must be equal so that `a` and `b` are; None if they cannot be shown equal."""

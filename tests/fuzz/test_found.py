@@ -784,3 +784,47 @@ def test_a_view_squeezed_beside_a_write_that_makes_it_require_grad(quick: None) 
     outcome = check(Program(0, made, ("p4",), ("x2", "x3", "p4"), body, (), (), ((1, 2),)))
     assert outcome.different == []
     assert outcome.eager == ""
+
+
+def test_rows_that_guards_say_there_are_none_of(quick: None) -> None:
+    """The half of two rows has one; what is behind that one is empty, whatever the expression of its size."""
+    made = (Step("grid((n, m), 'float32', 50)", ("p1",)), Step("p1[:2]", ("x2",)))
+    body = (Step("x2.chunk(2, 0)", ("v3", "v4")), Step("torch.cat([v4[1:], v4[:1]])", ("v7",)))
+    outcome = check(Program(0, made, (), ("x2",), body, ("v7",), (), ((2, 2), (8, 17)), "direct"))
+    assert outcome.different == []
+    assert outcome.eager == ""
+
+
+def test_a_write_at_positions_of_no_rows(quick: None) -> None:
+    """The eager kernel runs for its error alone."""
+    made = (Step("grid((n, 1), 'float32', 975)", ("p1",)), Step("torch.full((1,), -7)", ("p2",)))
+    body = (Step("p1[1:]", ("v3",)), Step("v3[p2] = -1"))
+    outcome = check(Program(0, made, (), ("p1", "p2"), body, (), (), ((1, 2),), "direct"))
+    assert outcome.different == []
+    assert outcome.eager == ""
+    assert outcome.raised == ("call",)
+
+
+def test_positions_that_are_coordinates_once_written_out(quick: None) -> None:
+    """Clamped ones, and blocks of a flattened tensor of symbolic sizes."""
+    padded = (
+        Step("p1.index_select(-1, torch.arange(2))", ("v2",)),
+        Step("F.pad(v2, (1, 1), mode='replicate')", ("v3",)),
+    )
+    made = (Step("grid((n, m), 'float32', 172)", ("p1",)),)
+    assert check(Program(0, made, (), ("p1",), padded, ("v3",), (), ((2, 2),), "direct")).different == []
+    made = (Step("grid((n, m, 3), 'float32', 841, 7.3)", ("p1",)),)
+    body = (
+        Step("p1[:2][torch.arange(2)]", ("v2",)),
+        Step("torch.minimum((v2 + v2).frac().mean(), v2.reshape(-1))", ("v3",)),
+    )
+    outcome = check(Program(0, made, (), ("p1",), body, ("v3",), (), ((16, 19), (18, 17)), "direct"))
+    assert outcome.different == []
+    assert outcome.eager == ""
+
+
+def test_a_tensor_laid_out_anew_under_its_views(quick: None) -> None:
+    """Eager's gradient of such a view goes by its strides."""
+    made = (Step("grid((n, m), 'float32', 326).requires_grad_()", ("p1",)),)
+    body = (Step("p1 ** 2", ("v2",)), Step("v2.mT", ("v3",)), Step("v2.transpose_(-1, 0)"), Step("v3 * p1", ("v4",)))
+    assert check(Program(0, made, ("p1",), ("p1",), body, ("v4",), (), ((2, 2),), "direct")).different == []
