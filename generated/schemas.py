@@ -184,18 +184,22 @@ class BaseInfo:
 # spec: DisjointInfo
 @dataclass(frozen=True)
 class DisjointInfo:
-    """Two inputs that must not share elements, because the first is written; a call in which they do runs the program itself."""
+    """An input that meets another in memory in no call, if either is written; a call in which they do runs the program itself."""
 
-    written: int
-    """The input that is written."""
-    other: int
-    """Another input."""
-    written_bytes: int | str
-    """Bytes that the first spans."""
-    other_bytes: int | str
-    """Bytes that the second spans."""
-    distance: int | None = None
-    """Bytes from the first to the second when they lie between each other's rows, as they did while tracing; then they must lie so."""
+    input: int
+    """Which one."""
+    bytes: int | str
+    """Bytes that it spans."""
+    written: bool
+    """Whether the program writes it."""
+    device: str
+    """Where it is; those on different devices never meet."""
+    distances: tuple[tuple[int, int], ...]
+    """Of a written one: each input whose rows lay between its own while tracing, and the bytes from it to that one; then they must lie so."""
+    base: int | None = None
+    """The base that it is merged in; those of one base may meet."""
+    static: bool = False
+    """Whether it is a parameter or buffer; two of those may meet, `static_storages` says how."""
 
 
 # spec: OutputAliasInfo
@@ -260,7 +264,7 @@ class ViewAndMutationMeta:
     symbols: tuple[tuple[str, str], ...]
     """Size symbols that places use, each with the Python source that reads it."""
     disjoint: tuple[DisjointInfo, ...]
-    """Inputs that must not share elements."""
+    """Inputs of which a written one must not share elements with another."""
     static_storages: tuple[tuple[int, int], ...]
     """Where a parameter or buffer is written: every one, and the first of them that has the same storage. A call in which they share storages otherwise runs the program itself."""
     autocast: bool

@@ -44,7 +44,7 @@ STEPS: dict[str, Step] = {
     # spec: bump_version
     "bump_version": Step(
         "bump_version",
-        "Autograd is told of a write, as it is by an in-place operator (the graph has written the input itself, or nothing is left to write).",
+        "Autograd is told of a write, as it is by an in-place operator (the graph has written the input itself, or nothing is left to write). The input may be several, in parentheses.",
         (),
         ("input",),
         "increment_version({input})",

@@ -20,7 +20,7 @@ from ...generated.schemas import (
     ViewHistory,
 )
 from ..torch_compat import python_source, refuses_writes, shares_version
-from .disjoint import disjoint_pairs, static_storages
+from .disjoint import disjoint_inputs, static_storages
 from .history import (
     check_given_up,
     check_inference,
@@ -100,7 +100,7 @@ class _Analysis:
             num_user_outputs=len(self.result),
             bases=tuple(bases),
             graph_inputs=tuple(self.entered.graph_inputs),
-            disjoint=disjoint_pairs(inputs, input_info, self._number),  # reads sizes: outputs, not counted yet
+            disjoint=disjoint_inputs(inputs, input_info, self._number),  # reads sizes: outputs, not counted yet
             static_storages=static_storages(inputs, input_info),
             num_outputs=len(self.outputs),
             symbols=tuple(self.symbols.items()),

@@ -14,12 +14,13 @@ from ...generated.dispatch_tables import base_steps, history_steps, input_steps,
 from ...generated.schemas import BaseInfo, OutputAliasInfo, OutputType, Place
 from ...generated.wrapper_steps import STEPS
 from .calling import result_text
-from .disjoint import SharedOtherwise
+from .disjoint import Meeting, SharedOtherwise, pairs
 from .runtime_support import NAMESPACE
 from .subclasses import Names
 from .trace import Traced
 
 Compiled = Callable[..., Any]
+PAIRS = 64  # of inputs compared line by line at most
 
 
 def bind(traced: Traced, compiled: Compiled, *, in_graph: Collection[int] = ()) -> Compiled:
@@ -152,11 +153,7 @@ class _Writer:
                 SharedOtherwise([static.index(k) for _, k in self.meta.static_storages]), "shared_otherwise"
             )
             lines += [f"if {name}({', '.join(map(self.input, static))}):", "    return program(*args)"]
-        for d in self.meta.disjoint:
-            p, q = pointer(d.written), pointer(d.other)
-            apart = f" and {q} - {p} != {d.distance}" if d.distance is not None else ""
-            bytes_p, bytes_q = self._bytes(d.written_bytes), self._bytes(d.other_bytes)
-            lines += [f"if {p} < {q} + {bytes_q} and {q} < {p} + {bytes_p}{apart}:", "    return program(*args)"]
+        lines += self._meetings(pointer)
         for k, base in enumerate(self.meta.bases):
             if base.followed:
                 lines += self._family(k, base)
@@ -164,6 +161,24 @@ class _Writer:
             for i, distance in zip(base.members, base.distances, strict=True):
                 if i != base.first:
                     lines += [f"if {pointer(i)} - {first} != {distance}:", "    return program(*args)"]
+        return lines
+
+    def _meetings(self, pointer: Callable[[int], str]) -> list[str]:
+        """Few pairs of inputs are compared line by line."""
+        found = self.meta.disjoint
+        lines: list[str] = []
+        if sum(d.written for d in found) * len(found) > PAIRS:
+            name = self.values.of(Meeting(found), "meeting")
+            spans = "".join(f"{self._bytes(d.bytes)}, " for d in found)
+            return [
+                f"if {name}(({spans}), {', '.join(self.input(d.input) for d in found)}):",
+                "    return program(*args)",
+            ]
+        for a, b in pairs(found):
+            p, q = pointer(a.input), pointer(b.input)
+            apart = "".join(f" and {q} - {p} != {n}" for i, n in a.distances if i == b.input)
+            bytes_p, bytes_q = self._bytes(a.bytes), self._bytes(b.bytes)
+            lines += [f"if {p} < {q} + {bytes_q} and {q} < {p} + {bytes_p}{apart}:", "    return program(*args)"]
         return lines
 
     def _family(self, k: int, base: BaseInfo) -> list[str]:
@@ -241,6 +256,7 @@ class _Writer:
         contents: list[str] = []
         layouts: list[str] = []
         storages: list[str] = []
+        bumped: list[str] = []
         for k, base in enumerate(self.meta.bases):
             if base.updated is not None:
                 steps = base_steps(followed=base.followed, tracked=base.tracked, seen=base.seen)
@@ -256,7 +272,11 @@ class _Writer:
                 seen=info.seen,
             ):
                 x = self.input(i)
-                if name in ("copy_back", "copy_back_untracked", "copy_back_unseen", "bump_version"):
+                if name == "bump_version":
+                    bumped.append(x)
+                    continue
+                contents += _told(bumped)
+                if name in ("copy_back", "copy_back_untracked", "copy_back_unseen"):
                     contents.append(STEPS[name].code.format(input=x, value=f"out[{info.updated}]"))
                 elif info.place_after is not None:
                     if i in self._viewed():
@@ -264,6 +284,7 @@ class _Writer:
                     layouts.append(STEPS[name].code.format(input=x, **self._layout(info.place_after, x)))
                 else:
                     storages.append(STEPS[name].code.format(input=x, value=f"r{info.storage_from}"))
+        contents += _told(bumped)
         return contents, layouts, storages
 
     def _viewed(self) -> set[int]:
@@ -323,3 +344,11 @@ class _Writer:
 
 def _tuple(values: tuple[int | str, ...]) -> str:
     return f"({', '.join(str(v) for v in values)}{',' if len(values) == 1 else ''})"
+
+
+def _told(bumped: list[str]) -> list[str]:
+    """The line by which autograd is told of writes to these inputs, which are then forgotten here."""
+    names = ", ".join(bumped)
+    line = [STEPS["bump_version"].code.format(input=f"({names})" if len(bumped) > 1 else names)] if bumped else []
+    bumped.clear()
+    return line

@@ -274,11 +274,8 @@ class _Lowerer:
         if _reads_storage(node.target):
             args = tuple(self.own_storage(a, b) for a, b in zip(node.args, args, strict=True))
         kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
-        results = [t for t in _leaves(val) if isinstance(t, torch.Tensor)]
-        nothing = bool(results) and all(
-            0 in t.shape for t in results
-        )  # all that such a call can do is to raise an error
-        effect = op_info(node.target).keep or nothing
+        # All that a call which makes no elements can do is to raise an error.
+        effect = op_info(node.target).keep or all(map(_is_empty, _leaves(val)))
         if isinstance(val, torch.Tensor):
             return self.b.extern([self.buffer(self.b.fresh(node.name), val)], name, args, kwargs, True, effect)[0]
         tensors = [v for v in val if isinstance(v, torch.Tensor)]
@@ -472,6 +469,11 @@ def _place(name: str, node: fx.Node) -> str:
     return f"{packet} ({path.replace(chr(92), '/').rpartition('/')[2]}:{number} in {function})" + (
         f": {line}" if line else ""
     )
+
+
+def _is_empty(t: Any) -> bool:
+    """Whether a tensor is known to have no elements."""
+    return isinstance(t, torch.Tensor) and any(type(n) is int and n == 0 for n in t.shape)
 
 
 __all__ = ["Lowered", "lower"]
