@@ -809,7 +809,39 @@ max_pool3d_values = Rule(
     replace=lambda m, g: g.call("aten.max_pool3d.default", m["x"], m["k"], m["s"], m["p"], m["d"], m["c"]),
 )
 
+# spec: log_softmax_by_rows
+log_softmax_by_rows = Rule(
+    name="log_softmax_by_rows",
+    doc="log_softmax(x) = (x - max x) - log(sum(exp(x - max x))), as it is computed anyway; a backward then needs two numbers of each row",
+    match=Call(
+        "aten._log_softmax.default",
+        (
+            ("self", Wild("x")),
+            ("dim", Wild("d")),
+            ("half_to_float", Lit(False)),
+        ),
+    ),
+    when=lambda m: p.is_float(m["x"]) and not p.is_half(m["x"]) and p.rank(m["x"]) > 0,
+    replace=lambda m, g: g.call(
+        "aten.sub.Tensor",
+        g.call("aten.sub.Tensor", m["x"], g.call("aten.amax.default", m["x"], [m["d"]], True)),
+        g.call(
+            "aten.log.default",
+            g.call(
+                "aten.sum.dim_IntList",
+                g.call(
+                    "aten.exp.default",
+                    g.call("aten.sub.Tensor", m["x"], g.call("aten.amax.default", m["x"], [m["d"]], True)),
+                ),
+                [m["d"]],
+                True,
+            ),
+        ),
+    ),
+)
+
 RULES: dict[str, tuple[Rule, ...]] = {
+    "aten._log_softmax.default": (log_softmax_by_rows,),
     "aten._native_batch_norm_legit_functional.default[0]": (batch_norm_values,),
     "aten._unsafe_view.default": (unsafe_view,),
     "aten.abs.default": (

@@ -20,7 +20,7 @@ from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 from .triton_branch import Branches, branches
 from .triton_coarse import coarse
 from .triton_flat import collapsed
-from .triton_group import Members, arguments, selection
+from .triton_group import Members, arguments, blocks_of, selection
 from .triton_launch import LOADED, launch, row_reads
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
@@ -178,12 +178,13 @@ class _Renderer:
         column = "[:, None]" if self.two_dim else ""
         start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
         if self.members:
-            body = selection(buffers, self.members, self.wide)
-        else:
-            body = [
-                f"xindex = {start} * XBLOCK + tl.arange(0, XBLOCK){column}",
-                f"xmask = xindex < {self.v.expr(expr(self.launch.outer))}",
-            ]
+            body = [*selection(buffers, self.members), *self.v.constants, *self.before]
+            body += blocks_of([*self.points, *self.lines], self.members, self.wide)
+            return "\n".join(head + [f"    {line}" for line in body]) + "\n"
+        body = [
+            f"xindex = {start} * XBLOCK + tl.arange(0, XBLOCK){column}",
+            f"xmask = xindex < {self.v.expr(expr(self.launch.outer))}",
+        ]
         body += self.points + self.v.constants + self.before
         if self.kernel.walk:
             body.append(f"for walk in range(0, {self.v.expr(expr(product(v.extent for v in self.kernel.walk)))}):")

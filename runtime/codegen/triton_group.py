@@ -1,7 +1,12 @@
-"""Kernels of equal text as one: a program looks up whose points it computes, by a tree of comparisons, and then runs the text once."""
+"""Kernels of equal text as one: a program looks up whose points it computes, by a tree of comparisons, and then runs the text for RBLOCK blocks
+of XBLOCK of them, one after the other.
+
+The tree is cheap to write and slow to run: compilers make selections of all addresses of it, which take as long as some thousand elements do.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..schedule.plan import Kernel
@@ -10,6 +15,8 @@ from .triton_launch import Launch
 
 MEMBERS = 32  # of a group at most: with more a kernel takes seconds to compile, and little of a launch is left to save
 ARGUMENTS = 512 - 2  # 64-bit numbers that all devices take (4 KB), without Triton's own two
+PROGRAMS = 2048  # that keep a GPU busy: with more points than they have in one block each, they go through several
+STEPS = 64  # blocks of a program at most
 UNIT = 16  # points: with a multiple of it a mask is the same for all that a thread loads at once
 
 
@@ -30,14 +37,15 @@ class Group:
     points: tuple[int, ...]
     unit: int
 
-    def programs(self, xblock: int) -> int:
-        return sum(-(-n // xblock) for n in self.points)
+    def programs(self, span: int) -> int:
+        """Programs of `span` points, each member's own."""
+        return sum(-(-n // span) for n in self.points)
 
-    def numbers(self, xblock: int) -> list[int]:
+    def numbers(self, span: int) -> list[int]:
         """What follows the addresses: each member's number of points, in units, and its first program."""
         firsts = [0]
         for n in self.points[:-1]:
-            firsts.append(firsts[-1] + -(-n // xblock))
+            firsts.append(firsts[-1] + -(-n // span))
         return [n // self.unit for n in self.points] + firsts
 
 
@@ -52,6 +60,12 @@ def unit_of(points: int) -> int:
     return 1 if points % UNIT else UNIT
 
 
+def steps(points: Sequence[int], xblock: int) -> int:
+    """How many blocks a program of a group with so many points goes through."""
+    most_useful = min(sum(points) // (xblock * PROGRAMS), max(points) // xblock, STEPS)
+    return 1 << max(most_useful, 1).bit_length() - 1
+
+
 def most(pointers: int) -> int:
     """How many kernels with so many pointers one can stand for."""
     return min(MEMBERS, ARGUMENTS // (pointers + 2))
@@ -64,15 +78,20 @@ def arguments(pointers: int, members: Members) -> list[str]:
     return [*addresses, *(f"points{k}" for k in numbered), *(f"first{k}" for k in numbered)]
 
 
-def selection(buffers: tuple[str, ...], members: Members, wide: bool) -> list[str]:
-    """Lines that give each of `buffers` the address that it has for this program's member, and `xindex` and `xmask` their values."""
-    lines = ["program = tl.program_id(0)", *_tree(buffers, 0, members.count)]
+def selection(buffers: tuple[str, ...], members: Members) -> list[str]:
+    """Lines that give each of `buffers` the address that it has for this program's member, and the member's `points` and `first` program."""
+    return ["program = tl.program_id(0)", *_tree(buffers, 0, members.count)]
+
+
+def blocks_of(lines: list[str], members: Members, wide: bool) -> list[str]:
+    """The lines for each block that a program goes through, with `xindex` and `xmask`."""
     times = "" if members.unit == 1 else f" * {members.unit}"
     short = "" if wide else ".to(tl.int32)"
     return [
-        *lines,
-        f"xindex = (program - first){short} * XBLOCK + tl.arange(0, XBLOCK)",
-        f"xmask = xindex < points{short}{times}",
+        "for block in range(0, RBLOCK):",
+        f"    xindex = ((program - first){short} * RBLOCK + block) * XBLOCK + tl.arange(0, XBLOCK)",
+        f"    xmask = xindex < points{short}{times}",
+        *(f"    {line}" for line in lines),
     ]
 
 
@@ -90,4 +109,4 @@ def _tree(buffers: tuple[str, ...], start: int, end: int) -> list[str]:
     ]
 
 
-__all__ = ["Group", "Members", "arguments", "can_join", "most", "selection", "unit_of"]
+__all__ = ["Group", "Members", "arguments", "blocks_of", "can_join", "most", "selection", "steps", "unit_of"]

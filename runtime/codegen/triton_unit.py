@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir.nodes import Size
@@ -10,7 +10,7 @@ from ..schedule.memory import home
 from ..schedule.plan import Kernel, Plan
 from ..schedule.together import together
 from .triton import render_kernel
-from .triton_group import Group, Members, can_join, most, unit_of
+from .triton_group import Group, Members, can_join, most, steps, unit_of
 from .triton_launch import LOADED, Launch, launch
 from .triton_square import EDGE
 from .unit import anonymous
@@ -116,13 +116,16 @@ class _Unit:
 
     def group(self, group: Group, first: Kernel) -> None:
         shape = replace(self.shapes[first.name], outer=max(group.points))
-        kernel = self.add(first, group.name, Members(len(group.kernels), group.unit), shape)
-        self.unit.programs[group.name] = group.programs(kernel.xblock)
+        kernel = self.add(first, group.name, Members(len(group.kernels), group.unit), shape, group.points)
+        self.unit.programs[group.name] = group.programs(kernel.xblock * kernel.rblock)
 
-    def add(self, k: Kernel, name: str, members: Members | None, shape: Launch) -> TritonKernel:
-        """The kernel of this text and with these blocks, which may be that of another name."""
+    def add(
+        self, k: Kernel, name: str, members: Members | None, shape: Launch, points: Sequence[int] = ()
+    ) -> TritonKernel:
+        """The kernel of this text and with these blocks, which may be that of another name. `points` of each member."""
         source, same = self.text(k, name, members)
         x, r, warps = blocks(shape)
+        r = steps(points, x) if members else r
         count = members.count if members else 1
         sizes = len(k.symbols) if members is None else 2 * count
         made = TritonKernel(name, source, same[1] * count, sizes, x, r, warps)

@@ -30,6 +30,11 @@ class Report:
     refused: list[tuple[str, str]] = field(default_factory=list)
 
 
+def _fixed(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments as a node has them."""
+    return torch.fx.node.map_aggregate(args, lambda a: a)  # type: ignore[return-value]
+
+
 class Builder:
     """Inserts calls before a node, with their fake values."""
 
@@ -38,9 +43,12 @@ class Builder:
         self.made: list[torch.fx.Node] = []
 
     def call(self, op: str, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        """A call of overload `op` (`namespace.name.overload`)."""
+        """A call of overload `op` (`namespace.name.overload`); one that a replacement names twice is one."""
         namespace, name, which = op.split(".")
         target = getattr(getattr(getattr(torch.ops, namespace), name), which)
+        for node in self.made:
+            if node.target is target and node.args == _fixed(args) and node.kwargs == kwargs:
+                return node
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
         real_args, real_kwargs = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])

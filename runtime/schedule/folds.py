@@ -53,8 +53,11 @@ def _reduces_columns(group: Group) -> bool:
 
 def _goes_by_rows(group: Group) -> bool:
     inner = {m.inner for m in group.members if m.inner}
-    row = product(v.extent for loops in inner for v in loops)
-    return _plain(group) and len(inner) == 1 and any(m.reduces for m in group.members) and 1 < int(row) <= ROW  # type: ignore[arg-type]
+    if not _plain(group) or len(inner) != 1 or not any(m.reduces for m in group.members):
+        return False
+    (loops,) = inner
+    last = {ld.attr.index[-1].var for m in group.members for ld in m.body.loads() if ld.attr.index}
+    return 1 < int(product(v.extent for v in loops)) <= ROW and loops[-1] in last  # type: ignore[arg-type]
 
 
 def _merged(rows: Group, columns: Group) -> Group | None:

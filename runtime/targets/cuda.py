@@ -97,10 +97,15 @@ class Cuda:
             kernel, binary = taken[symbol]
             group = groups.get(name)
             how = [list(kernel.pointers), kernel.sizes, kernel.xblock, kernel.rblock, kernel.warps]
-            symbols[name] = [kernel.name, how, binary.meta, [] if group is None else group.numbers(kernel.xblock)]
+            symbols[name] = [
+                kernel.name,
+                how,
+                binary.meta,
+                [] if group is None else group.numbers(kernel.xblock * kernel.rblock),
+            ]
             if kernel is not rendered.kernels[kernel.name]:
                 if group is not None:
-                    programs[name] = group.programs(kernel.xblock)
+                    programs[name] = group.programs(kernel.xblock * kernel.rblock)
                 else:
                     outer = launch(kernels[name], plan.layouts).outer
                     programs[name] = (outer + (kernel.xblock - 1)) // kernel.xblock

@@ -121,6 +121,7 @@ CASES = {
         "d": {"value": [1, 1, 1]},
         "c": {"value": False},
     },
+    "log_softmax_by_rows": {"x": [3, 5], "d": {"value": 1}},
 }
 
 

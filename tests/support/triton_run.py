@@ -120,8 +120,8 @@ def _group_step(job: Job, unit: TritonUnit, first: str, prefix: Path) -> list[An
     Path(f"{prefix}{kernel.name}.py").write_text(kernel.source)
     known = {k.name: k for k in job.kernels}
     names = [b for member in group.kernels for b in (*known[member].reads, *known[member].writes)]
-    x = job.xblock or kernel.xblock
-    return [kernel.name, names, group.numbers(x), group.programs(x), x, 1]
+    x, r = (job.xblock, 2) if job.xblock else (kernel.xblock, kernel.rblock)
+    return [kernel.name, names, group.numbers(x * r), group.programs(x * r), x, r]
 
 
 def _module(path: Path) -> Any:

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import triton
 
 from opforge.runtime.build.triton_job import compile_job
-from opforge.runtime.codegen.triton_group import ARGUMENTS, MEMBERS, Group, can_join, most
+from opforge.runtime.codegen.triton_group import ARGUMENTS, MEMBERS, STEPS, Group, can_join, most, steps
 from opforge.runtime.codegen.triton_launch import Launch
 from opforge.runtime.codegen.triton_unit import TritonUnit, render_triton
 from opforge.runtime.codegen.wrapper import render_wrapper
@@ -156,6 +156,15 @@ def test_limits() -> None:
     assert group.numbers(32) == [33, 0, 1, 64, 0, 2, 2, 3]
     assert group.programs(32) == 5
     assert Group("g", ("a", "b"), (32, 64), 16).numbers(32) == [2, 4, 0, 1]
+
+
+def test_blocks_of_a_program() -> None:
+    """As many as leave enough programs, and no more than the largest member has."""
+    assert steps([1000] * 32, 512) == 1
+    assert steps([1 << 20] * 32, 512) == 32
+    assert steps([1 << 20] * 24, 512) == 16  # 24 would do
+    assert steps([1 << 30] * 2, 1024) == STEPS
+    assert steps([1 << 25, 8], 1024) == 16
 
 
 def test_compiles_for_sm90_with_wide_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ def test_many_inputs_that_meet(count: int) -> None:
         return total
 
     torch._dynamo.reset()
+    opforge.reset_stats()
     run = torch.compile(f, backend="opforge", dynamic=False)
     memory = torch.arange(8.0 * count)
     apart = [memory[8 * k : 8 * k + 8].clone() for k in range(count)]

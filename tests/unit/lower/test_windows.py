@@ -58,3 +58,13 @@ def test_windows_of_views_that_give_positions() -> None:
     assert not any(isinstance(i, Nest) and i.reduce for i in out.items)
     for got, want in zip(interpret(out, [x]), run(x), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_rows_that_lie_apart_are_no_window() -> None:
+    """A sum over the batch of what a flattened tensor gives: each value is made by one kernel, not by each of its terms."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + x.sin()).view(4, 8, 3).sum(0)
+
+    program = lower(trace(run, [torch.rand(32, 3)]).graph).program
+    assert [i.reduce for i in write_out_windows(program).items if isinstance(i, Nest) and i.reduce] == ["sum"]

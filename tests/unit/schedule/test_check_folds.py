@@ -65,6 +65,21 @@ def test_right() -> None:
     assert kernel.outer[-1:] == kernel.walk
 
 
+def test_what_is_folded_into_what() -> None:
+    """Sums of columns into a kernel that goes along the memory of a row, and not the other way round where a row is too long for that."""
+
+    def columns_and_rows(b: Any, x: Any) -> Any:
+        i, r = b.coords((16, x.shape[1])), b.rcoords((4,))
+        parts = b.reduce("sum", (16, x.shape[1]), r, b.at(x, [i[0] * 4 + r[0], i[1]]))
+        return parts, reduce(b, "sum", x, 1, True)
+
+    for columns, walked in ((40, [4]), (9000, [])):
+        program = program_of(columns_and_rows, [torch.rand(64, columns)])
+        plan = schedule(program, programs=4)
+        check(program, plan)
+        assert [v.extent for k in plan.kernels() for v in k.walk] == walked
+
+
 def test_wrong_folds() -> None:
     program, plan = planned()
     kernel, fold = the_fold(plan)
