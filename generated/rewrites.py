@@ -821,7 +821,7 @@ log_softmax_by_rows = Rule(
             ("half_to_float", Lit(False)),
         ),
     ),
-    when=lambda m: p.is_float(m["x"]) and not p.is_half(m["x"]) and p.rank(m["x"]) > 0,
+    when=lambda m: p.is_float(m["x"]) and not p.is_half(m["x"]) and p.has_elements(m["x"], 1),
     replace=lambda m, g: g.call(
         "aten.sub.Tensor",
         g.call("aten.sub.Tensor", m["x"], g.call("aten.amax.default", m["x"], [m["d"]], True)),

@@ -15,8 +15,9 @@ from ..ir.facts import equal, flat
 from ..ir.index import Expr, expr
 from ..ir.nodes import ITEMSIZE, Extern, Node, Output, Program, Ref, Size, contiguous_strides, coordinates, load
 from .check_kernel import KernelCheck
+from .check_loops import element
 from .check_memory import Memory
-from .check_values import Values, element
+from .check_values import Values
 from .plan import CopyStep, ExternStep, KernelStep, Plan, ViewOf
 
 

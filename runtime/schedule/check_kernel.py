@@ -22,8 +22,9 @@ from ..ir.nodes import (
 )
 from .check_access import Access, Box, keep, mapped, roots, same_index, short, show, stride_of, vars_of, volume
 from .check_folds import check_folds
+from .check_loops import invert, loop_matches
 from .check_memory import Memory
-from .check_values import Definition, Values, invert, loop_matches
+from .check_values import Definition, Values
 from .plan import Fold, Kernel, Reduce, Scan, Statement, Store
 
 
@@ -225,9 +226,8 @@ class KernelCheck:
                 if r.phase == w.phase:
                     if r.at > w.at:
                         self.fail(f"{what} by an earlier statement")
-                    if not equal(
-                        self.memory.position(old, r.index), self.memory.position(new, w.index)
-                    ) or not self._injective(w):
+                    places = self.memory.position(old, r.index), self.memory.position(new, w.index)
+                    if not equal(*places) or not self._injective(w):
                         self.fail(f"{what} at [{show(w.index)}], which is not the same element")
                 elif (a.shape, a.stride, a.offset) != (b.shape, b.stride, b.offset) or self.memory.region(
                     old

@@ -828,3 +828,22 @@ def test_a_tensor_laid_out_anew_under_its_views(quick: None) -> None:
     made = (Step("grid((n, m), 'float32', 326).requires_grad_()", ("p1",)),)
     body = (Step("p1 ** 2", ("v2",)), Step("v2.mT", ("v3",)), Step("v2.transpose_(-1, 0)"), Step("v3 * p1", ("v4",)))
     assert check(Program(0, made, ("p1",), ("p1",), body, ("v4",), (), ((2, 2),), "direct")).different == []
+
+
+def test_a_check_that_is_left_out_on_one_side(quick: None) -> None:
+    """Remainders are in range, which is seen of what is read from memory only once it is written out."""
+    made = (Step("grid((n, 1), 'float32', 457)", ("p1",)), Step("grid((n, m), 'int32', 656)", ("p2",)))
+    body = (
+        Step("p1.prod(1)", ("v1",)),
+        Step("p2.flatten().remainder(v1.shape[-1]).long()", ("v2",)),
+        Step("v1.index_add(-1, v2, v1.index_select(-1, v2))", ("v3",)),
+    )
+    outcome = check(Program(0, made, (), ("p1", "p2"), body, ("v3",), (), ((4, 1),), "direct"))
+    assert outcome.different == []
+    assert outcome.eager == ""
+
+
+def test_log_softmax_of_no_elements(quick: None) -> None:
+    made = (Step("grid((n, n), 'float32', 281)", ("p1",)),)
+    body = (Step("F.log_softmax(p1, -1).mean(0)", ("v1",)),)
+    assert check(Program(0, made, (), ("p1",), body, ("v1",), (), ((0, 2),), "direct")).different == []
