@@ -840,8 +840,62 @@ log_softmax_by_rows = Rule(
     ),
 )
 
+# spec: log_softmax_of_half_by_rows
+log_softmax_of_half_by_rows = Rule(
+    name="log_softmax_of_half_by_rows",
+    doc="log_softmax(x) = (x - max x) - log(sum(exp(x - max x))) in float32, as it is computed anyway; a backward then needs two numbers of each row",
+    match=Call(
+        "aten._log_softmax.default",
+        (
+            ("self", Wild("x")),
+            ("dim", Wild("d")),
+            ("half_to_float", Wild("half")),
+        ),
+    ),
+    when=lambda m: p.is_half(m["x"]) and p.has_elements(m["x"], 1),
+    replace=lambda m, g: g.call(
+        "aten._to_copy.default",
+        g.call(
+            "aten.sub.Tensor",
+            g.call(
+                "aten.sub.Tensor",
+                g.call("aten._to_copy.default", m["x"], dtype=p.opmath(m["x"])),
+                g.call(
+                    "aten.amax.default", g.call("aten._to_copy.default", m["x"], dtype=p.opmath(m["x"])), [m["d"]], True
+                ),
+            ),
+            g.call(
+                "aten.log.default",
+                g.call(
+                    "aten.sum.dim_IntList",
+                    g.call(
+                        "aten.exp.default",
+                        g.call(
+                            "aten.sub.Tensor",
+                            g.call("aten._to_copy.default", m["x"], dtype=p.opmath(m["x"])),
+                            g.call(
+                                "aten.amax.default",
+                                g.call("aten._to_copy.default", m["x"], dtype=p.opmath(m["x"])),
+                                [m["d"]],
+                                True,
+                            ),
+                        ),
+                    ),
+                    [m["d"]],
+                    True,
+                ),
+            ),
+        ),
+        dtype=p.dtype(m["out"]),
+    ),
+    device="cuda",
+)
+
 RULES: dict[str, tuple[Rule, ...]] = {
-    "aten._log_softmax.default": (log_softmax_by_rows,),
+    "aten._log_softmax.default": (
+        log_softmax_by_rows,
+        log_softmax_of_half_by_rows,
+    ),
     "aten._native_batch_norm_legit_functional.default[0]": (batch_norm_values,),
     "aten._unsafe_view.default": (unsafe_view,),
     "aten.abs.default": (

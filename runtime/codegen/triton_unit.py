@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from ..ir.nodes import Size
@@ -70,6 +70,11 @@ def render_triton(plan: Plan, *, boxed: bool = False) -> TritonUnit:
     return _Unit(plan).render(boxed)
 
 
+LONG = (
+    1024  # points of a block of a group with many: those of one warp, since each warp takes its time to find its member
+)
+
+
 class _Unit:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -111,25 +116,23 @@ class _Unit:
 
     def lone(self, k: Kernel) -> None:
         shape = self.shapes[k.name]
-        x = self.add(k, k.name, None, shape).xblock
+        x = self.add(k, k.name, None, blocks(shape)).xblock
         self.unit.programs[k.name] = shape.outer if x == 1 else (shape.outer + (x - 1)) // x
 
     def group(self, group: Group, first: Kernel) -> None:
+        many = steps(group.points, LONG)
         shape = replace(self.shapes[first.name], outer=max(group.points))
-        kernel = self.add(first, group.name, Members(len(group.kernels), group.unit), shape, group.points)
+        tile = (LONG, many, 1) if many > 1 else blocks(shape)
+        kernel = self.add(first, group.name, Members(len(group.kernels), group.unit), tile)
         self.unit.programs[group.name] = group.programs(kernel.xblock * kernel.rblock)
 
-    def add(
-        self, k: Kernel, name: str, members: Members | None, shape: Launch, points: Sequence[int] = ()
-    ) -> TritonKernel:
-        """The kernel of this text and with these blocks, which may be that of another name. `points` of each member."""
+    def add(self, k: Kernel, name: str, members: Members | None, tile: tuple[int, int, int]) -> TritonKernel:
+        """The kernel of this text and with this XBLOCK, RBLOCK and number of warps, which may be that of another name."""
         source, same = self.text(k, name, members)
-        x, r, warps = blocks(shape)
-        r = steps(points, x) if members else r
         count = members.count if members else 1
         sizes = len(k.symbols) if members is None else 2 * count
-        made = TritonKernel(name, source, same[1] * count, sizes, x, r, warps)
-        symbol = self.known.setdefault((same, x, r, warps) if members else same, name)
+        made = TritonKernel(name, source, same[1] * count, sizes, *tile)
+        symbol = self.known.setdefault((same, tile) if members else same, name)
         self.unit.symbols[name] = symbol
         return self.unit.kernels.setdefault(symbol, made)
 

@@ -122,6 +122,7 @@ CASES = {
         "c": {"value": False},
     },
     "log_softmax_by_rows": {"x": [3, 5], "d": {"value": 1}},
+    "log_softmax_of_half_by_rows": {"x": [3, 5], "d": {"value": 1}, "half": {"value": False}, "dtype": "bfloat16"},
 }
 
 
