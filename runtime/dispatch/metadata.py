@@ -302,6 +302,10 @@ class _Analysis:
                 self.bases[region.key] = position
             self.shown[position] = region.key
             many = self._followed(t) and one_of_many(value)
+            if self._followed(t) and not many and t._is_view() and refuses_writes(t):
+                raise UnsupportedError(
+                    "an output is a view of a view that was made under no_grad, which ends with its base"
+                )
             return OutputAliasInfo(
                 kind, value=position, history=ViewHistory.ONE_OF_MANY if many else ViewHistory.FOLLOWED
             )

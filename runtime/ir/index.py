@@ -355,8 +355,9 @@ def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     quotient, remainder = _sum(q), _sum(rest)
     if not remainder.terms:
         return quotient, ZERO
-    if proves_nonnegative(remainder) and proves_less(remainder, b):
-        return quotient, remainder
+    for rest_of, blocks in ((remainder, quotient), (remainder + b, quotient - 1)):
+        if proves_nonnegative(rest_of) and proves_less(rest_of, b):
+            return blocks, rest_of
     dq, dr = _reduce_quotient(remainder, b)
     return quotient + dq, dr
 

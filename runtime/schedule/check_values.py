@@ -240,11 +240,15 @@ class Values:
             # One side may have lost a part that is decided only inside a definition of the other.
             if a.dtype == b.dtype == "int64":
                 left, right = self._coordinate_node(a), self._coordinate_node(b)
-                if left is not None and right is not None and equal(left, right):
+                if left is not None and right is not None and self.same_index(left, right, seen, (fa, fb)):
                     return []
             ea, eb = self._opened(a, fa), self._opened(b, fb)
             if ea is not a or eb is not b:
                 return [(ea, eb, fa, fb)]
+            if a.dtype == b.dtype == "bool" and (a.op == "const") != (b.op == "const"):
+                known = [truth(self._meant(x), frozenset(map(self._meant, f))) for x, f in ((a, fa), (b, fb))]
+                if known[0] is not None and known[0] == known[1]:
+                    return []
         if (
             a.op != b.op
             or a.dtype != b.dtype

@@ -847,3 +847,48 @@ def test_log_softmax_of_no_elements(quick: None) -> None:
     made = (Step("grid((n, n), 'float32', 281)", ("p1",)),)
     body = (Step("F.log_softmax(p1, -1).mean(0)", ("v1",)),)
     assert check(Program(0, made, (), ("p1",), body, ("v1",), (), ((0, 2),), "direct")).different == []
+
+
+def test_choices_that_conditions_decide(quick: None) -> None:
+    """A coordinate that is 0 where it counts, and a comparison that is known by another name."""
+    made = (Step("grid((2, n, m), 'float32', 580).requires_grad_()", ("p1",)), Step("p1[..., ::2]", ("x2",)))
+    body = (
+        Step("x2.tril()", ("v4",)),
+        Step("v4.view(-1)[:2].mul_(0.5)"),
+        Step("v4.split((1, v4.shape[0] - 1), -1)", ("v5", "v6")),
+    )
+    assert check(Program(0, made, ("p1",), ("x2",), body, ("v6",), (), ((2, 3),), "direct")).different == []
+    made = (Step("grid((n, m), 'float32', 169)", ("p1",)), Step("p1.flatten()[1:]", ("x2",)))
+    body = (
+        Step("x2 > x2", ("v3",)),
+        Step("F.pad(torch.where(v3, v3, 0), (1, 2))", ("v4",)),
+    )
+    assert check(Program(0, made, (), ("x2",), body, ("v4",), (), ((2, 2),), "direct")).different == []
+
+
+def test_a_scan_backwards_over_symbolic_sizes(quick: None) -> None:
+    """Coordinates that run below 0 by less than one row."""
+    made = (
+        Step("grid((n, m), 'float16', 134, 7.3).requires_grad_()", ("p1",)),
+        Step("p1.expand(2, *p1.shape)", ("x2",)),
+    )
+    body = (
+        Step("x2.cumsum(-2)", ("v3",)),
+        Step("x2.flatten().view(x2.shape)", ("v4",)),
+        Step("v4.add_(v3)"),
+        Step("torch.add(v3, v4, alpha=2).norm()", ("v5",)),
+    )
+    sizes = ((4, 7), (13, 17))
+    assert check(Program(0, made, ("p1",), ("x2",), body, ("v5", "v4"), (), sizes, "direct")).different == []
+
+
+def test_a_view_of_a_view_without_grad_alone(quick: None) -> None:
+    """Eager refuses its gradient once it was written."""
+    made = (Step("grid((m,), 'float32', 177).requires_grad_()", ("p1",)),)
+    body = (
+        Step("p1.abs()", ("v2",)),
+        Step("torch.no_grad()(lambda: v2.flatten().view(v2.shape))()", ("v3",)),
+        Step("v3[1:]", ("v4",)),
+    )
+    after = (Step("torch.no_grad()(lambda: r0.zero_())()"),)
+    assert check(Program(0, made, ("p1",), ("p1",), body, ("v4",), after, ((2, 2),), "direct")).different == []
