@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from math import inf
 
@@ -173,7 +173,7 @@ def inline(
     stored = {*views.bodies, *pinned, *extern_reads, *scatter_bases}
     homes = _homes(staged, stored)
     holds = _Holds(staged, uses)
-    traffic = _Traffic(program, points)
+    traffic = _Traffic(program, points, views.bodies)
     values = Inliner()
     faulty: dict[Node, bool] = {}
     left: list[Nest | Extern] = []
@@ -254,10 +254,10 @@ class _Holds:
 
 
 class _Traffic:
-    """Bytes that are moved if a value is stored, and if its readers compute it."""
+    """Bytes that are moved if a value is stored, and if its readers compute it. `views`: readers that strides over it are, once it is stored."""
 
-    def __init__(self, program: Program, readers: dict[str, list[Nest]]) -> None:
-        self.readers = readers
+    def __init__(self, program: Program, readers: dict[str, list[Nest]], views: Container[str]) -> None:
+        self.readers, self.views = readers, views
         self.buffers = program.shapes()
 
     def less(self, nest: Nest, cost: float, most: float) -> bool:
@@ -275,8 +275,10 @@ class _Traffic:
         stored = mine * ITEMSIZE[nest.dtype]
         if not within:
             return own <= SMALLER * stored
-        again = sum(self.size(n) for c in readers for n in nest.reads() if n not in c.reads())
-        return again <= own + (1 + len(readers)) * stored
+        others = [c for c in readers if c.name not in self.views]
+        again = sum(self.size(n) for c in others for n in nest.reads() if n not in c.reads())
+        # What an eager kernel reads a view of is stored in any case.
+        return again <= len(others) * stored + (own + stored if len(others) == len(readers) else 0)
 
     def widens(self, nest: Nest) -> bool:
         """Whether readers that need each value often would read much more for it than the value, out of a cache that is too small for it."""
