@@ -84,6 +84,7 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "keep_item",
+    "made_without_grad",
     "no_modes",
     "operator_schemas",
     "python_source",
@@ -235,6 +236,14 @@ def refuses_writes(view: Any) -> bool:
 
     autograd = torch._C._autograd
     return autograd._get_creation_meta(view) != autograd.CreationMeta.DEFAULT
+
+
+def made_without_grad(view: Any) -> bool:
+    """Whether a view, or one that it is a view of, was made while grad mode was off: its gradient ends when its base is written. [2.11, 2.13]"""
+    import torch
+
+    autograd = torch._C._autograd
+    return autograd._get_creation_meta(view) == autograd.CreationMeta.NO_GRAD_MODE
 
 
 def shares_version(a: Any, b: Any) -> bool:

@@ -19,7 +19,7 @@ from ...generated.schemas import (
     ViewAndMutationMeta,
     ViewHistory,
 )
-from ..torch_compat import python_source, refuses_writes, shares_version
+from ..torch_compat import made_without_grad, python_source, refuses_writes, shares_version
 from .disjoint import disjoint_inputs, static_storages
 from .history import (
     check_given_up,
@@ -302,7 +302,7 @@ class _Analysis:
                 self.bases[region.key] = position
             self.shown[position] = region.key
             many = self._followed(t) and one_of_many(value)
-            if self._followed(t) and not many and t._is_view() and refuses_writes(t):
+            if self._followed(t) and not many and t._is_view() and made_without_grad(t):
                 raise UnsupportedError(
                     "an output is a view of a view that was made under no_grad, which ends with its base"
                 )
