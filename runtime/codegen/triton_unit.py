@@ -70,9 +70,8 @@ def render_triton(plan: Plan, *, boxed: bool = False) -> TritonUnit:
     return _Unit(plan).render(boxed)
 
 
-LONG = (
-    1024  # points of a block of a group with many: those of one warp, since each warp takes its time to find its member
-)
+# Points of a block of a group with many: those of one warp, since each warp takes its time to find its member.
+LONG = 1024
 
 
 class _Unit:

@@ -30,11 +30,6 @@ class Report:
     refused: list[tuple[str, str]] = field(default_factory=list)
 
 
-def _fixed(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments as a node has them."""
-    return torch.fx.node.map_aggregate(args, lambda a: a)  # type: ignore[return-value]
-
-
 class Builder:
     """Inserts calls before a node, with their fake values."""
 
@@ -47,7 +42,7 @@ class Builder:
         namespace, name, which = op.split(".")
         target = getattr(getattr(getattr(torch.ops, namespace), name), which)
         for node in self.made:
-            if node.target is target and node.args == _fixed(args) and node.kwargs == kwargs:
+            if node.target is target and node.args == args and node.kwargs == kwargs:
                 return node
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)

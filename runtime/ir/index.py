@@ -355,9 +355,10 @@ def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     quotient, remainder = _sum(q), _sum(rest)
     if not remainder.terms:
         return quotient, ZERO
-    for rest_of, blocks in ((remainder, quotient), (remainder + b, quotient - 1)):
-        if proves_nonnegative(rest_of) and proves_less(rest_of, b):
-            return blocks, rest_of
+    if proves_nonnegative(remainder) and proves_less(remainder, b):
+        return quotient, remainder
+    if proves_less(remainder, ZERO) and proves_nonnegative(remainder + b):
+        return quotient - 1, remainder + b
     dq, dr = _reduce_quotient(remainder, b)
     return quotient + dq, dr
 
