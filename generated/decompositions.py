@@ -362,6 +362,10 @@ REFUSALS: dict[Any, Refusal] = {
         "It is not implemented for booleans.",
         not_bool=(0,),
     ),
+    torch.ops.aten.rsub.Tensor: Refusal(
+        "It is not implemented for booleans.",
+        not_bool=(0, 1),
+    ),
     torch.ops.aten.rsub.Scalar: Refusal(
         "It is not implemented for booleans.",
         not_bool=(0,),

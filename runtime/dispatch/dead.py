@@ -9,21 +9,25 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ..torch_compat import OpOverload, pytree
+from ..torch_compat import OpOverload, pytree, size_hint
 
 _LIMIT = 1 << 14  # elements of an argument: beyond, a trial would cost more than it finds
 
 
 def check_dead(node: fx.Node) -> None:
     """Raises `UnsupportedError` where the eager kernel of the CPU refuses the call of `node`, tried with zeros and with ones of the dtypes and
-    sizes of its arguments: fakes accept dtypes that no kernel is written for, and sizes that kernels refuse.
+    sizes of its arguments (symbolic ones as in the example inputs): fakes accept dtypes that no kernel is written for, and sizes that kernels
+    refuse.
     """
     if not isinstance(node.target, OpOverload):
         return
     fakes = [a.meta.get("val") for a in node.all_input_nodes]
     tensors = [t for t in fakes if isinstance(t, torch.Tensor)]
+    numbers = [n for n in fakes if isinstance(n, torch.SymInt)]
     results = [t for t in pytree.tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
-    if not tensors or len(tensors) != len(fakes) or not all(map(_fits, (*tensors, *results))):
+    if not tensors or len(tensors) + len(numbers) != len(fakes):
+        return
+    if not all(map(_fits, (*tensors, *results))) or any(size_hint(n, -1) < 0 for n in numbers):
         return
     error = _error(node, torch.zeros)
     if error is not None and _error(node, torch.ones) is not None:
@@ -35,14 +39,19 @@ def check_dead(node: fx.Node) -> None:
 
 
 def _fits(t: torch.Tensor) -> bool:
-    plain = t.layout is torch.strided and t.device.type == "cpu" and all(type(n) is int for n in t.shape)
-    return plain and math.prod(t.shape) <= _LIMIT
+    sizes = _sizes(t)
+    plain = t.layout is torch.strided and t.device.type == "cpu" and min(sizes, default=0) >= 0
+    return plain and math.prod(sizes) <= _LIMIT
+
+
+def _sizes(t: torch.Tensor) -> list[int]:
+    return [size_hint(n, -1) for n in t.shape]
 
 
 def _error(node: fx.Node, make: Callable[..., torch.Tensor]) -> Exception | None:
-    def real(a: fx.Node) -> torch.Tensor:
+    def real(a: fx.Node) -> torch.Tensor | int:
         t = a.meta["val"]
-        return make(t.shape, dtype=t.dtype)
+        return make(_sizes(t), dtype=t.dtype) if isinstance(t, torch.Tensor) else size_hint(t, -1)
 
     try:
         with torch.no_grad():

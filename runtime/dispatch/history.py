@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import view_history
 from ...generated.schemas import ViewHistory
-from ..torch_compat import shares_version
+from ..torch_compat import made_without_grad, shares_version
 from .inputs import Inputs, is_own
 from .overlap import inside, is_dense
 from .recorder import Recorder
@@ -207,8 +207,14 @@ def _covers(part: Layout, whole: Layout) -> bool:
 def check_given_up(inputs: Inputs, value: Value, source: int, t: torch.Tensor) -> None:
     """Raises `UnsupportedError` for a view `t` of input `source` that was made without grad and written to after that, or whose storage another
     input has laid out anew: where that input requires grad, autograd gives it up. (When autograd follows the program, the traced tensor says
-    so itself; inputs in one storage have one version counter in eager, and their own here.)
+    so itself; inputs in one storage have one version counter in eager, and their own here.) Also where `t` was made without grad as a view of
+    another tensor in that storage, which autograd follows since a write: eager's result has that one as its base.
     """
+    bases = [base for f in inputs.fakes if isinstance(f, torch.Tensor) for base in (f, f._base)]
+    if t.requires_grad and t._is_view() and made_without_grad(t) and not any(t._base is base for base in bases):
+        raise UnsupportedError(
+            f"an output is a view of a tensor that shares memory with input {source}, is followed since a write, and was viewed without grad"
+        )
     if inputs.training or not inputs.given[source].requires_grad or not t._is_view():
         return
     own, near = set(value.region.inputs), inputs.sharing(source)

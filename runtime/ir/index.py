@@ -321,7 +321,7 @@ def proves_less(a: Expr, b: Expr) -> bool:
         if c is None or (not all(k < 0 for _, k in c.terms) and not all(k > 0 for _, k in c.terms)):
             return False
         worst = worst.subst({atom: expr(atom.extent) - 1 if all(k < 0 for _, k in c.terms) else ZERO})
-    lo = bounds(worst)[0]
+    lo = bounds(recombine(worst))[0]
     return lo is not None and lo > 0
 
 

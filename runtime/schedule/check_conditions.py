@@ -11,7 +11,7 @@ from math import inf
 from types import MappingProxyType
 
 from ..ir.facts import evaluate, points, variables
-from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, expr, of, proves_nonnegative, recombine, size
+from ..ir.index import ZERO, Atom, Expr, Quotient, Sym, Val, Var, bounds, expr, of, proves_nonnegative, recombine, size
 from ..ir.nodes import INTS, Node, const
 
 AND = ("logical_and", "bitwise_and")
@@ -153,8 +153,12 @@ def narrowed(assumed: Assumed) -> Mapping[Atom, Expr]:
             found[v] = expr(lo) if lo == hi else of(Var(f"{v.name}_in", int(hi) - lo + 1)) + lo
         elif lo > 0 and hi == inf:
             found[v] = of(Var(f"{v.name}_in", size(v.extent - lo))) + lo
-    for loop, limit in sorted((pair for n in assumed for pair in _below_size(n)), key=lambda p: (p[0].text, p[1].text)):
-        found.setdefault(loop, of(Var(f"{loop.name}_in", limit)))
+    limits = sorted((found for n in assumed for found in _limits(n)), key=lambda p: (p[0].text, p[2].text))
+    least = {loop: limit for loop, lower, limit in limits if lower}
+    most = {loop: limit for loop, lower, limit in limits if not lower}
+    for loop in {**most, **least}:
+        first = least.get(loop, ZERO)
+        found.setdefault(loop, of(Var(f"{loop.name}_in", size(most.get(loop, expr(loop.extent)) - first))) + first)
     return MappingProxyType(found)
 
 
@@ -228,14 +232,16 @@ def _range(v: Var | Val) -> tuple[int, float]:
     return 0, v.extent - 1 if isinstance(v.extent, int) else inf
 
 
-def _below_size(n: Node) -> list[tuple[Var, Expr]]:
-    """A loop variable and a size that is known only when the program runs, where the comparison says that the one is less than the other."""
+def _limits(n: Node) -> list[tuple[Var, bool, Expr]]:
+    """A loop variable, and a size that is known only when the program runs, where the comparison says that the one is no less (True) or less
+    (False) than the other.
+    """
     d = _difference(n)
     loops = [a for a in d.atoms() if isinstance(a, (Var, Val))] if d is not None else []
-    if d is None or len(loops) != 1 or not isinstance(v := loops[0], Var) or d.coefficient(v) != 1:
+    if d is None or len(loops) != 1 or not isinstance(v := loops[0], Var) or d.coefficient(v) not in (1, -1):
         return []
-    limit = of(v) - d
-    return [] if limit.is_const else [(v, limit)]
+    limit = of(v) - d if d.coefficient(v) == 1 else of(v) + d + 1
+    return [] if limit.is_const else [(v, d.coefficient(v) == -1, limit)]
 
 
 def _negative(n: Node) -> list[tuple[int, list[tuple[Var | Val, int]]]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from .check import check, in_dtype
+from .check import check, in_dtype, prepare
 from .program import Program, Step
 
 _MATRIX = 'grid((n, m), "float32", 1)'
@@ -172,7 +172,6 @@ _CASES = {
     "quotient laid out as its first operand": _one(
         "torch.floor_divide({x}, {x}.t().contiguous().t().abs() + 1).as_strided((2, 2), (1, 2))"
     ),
-    "storage beyond a loss, to eager": _one("F.mse_loss({x}, {x} + 1).as_strided((2, 2), (1, 2))"),
     "storage written through a view of nothing, to eager": Program(
         0,
         (Step(_MATRIX, ("p1",)), Step("p1.view(-1)", ("x1",)), Step("p1[..., 1:]", ("x2",))),
@@ -203,6 +202,12 @@ def test_found(name: str, quick: None) -> None:
     assert outcome.different == []
     left = "gaps" in name or "nothing" in name or "to eager" in name
     assert bool(outcome.eager) == left, outcome.eager
+
+
+def test_storage_beyond_a_loss_runs_eagerly(quick: None) -> None:
+    """What lies there is written by nobody, so that values are not compared."""
+    outcome = prepare(_one("F.mse_loss({x}, {x} + 1).as_strided((2, 2), (1, 2))")).outcome
+    assert (bool(outcome.eager), outcome.different) == (True, [])
 
 
 _LEAF = Step(f"{_MATRIX}.requires_grad_()", ("p1",))
@@ -892,3 +897,30 @@ def test_a_view_of_a_view_without_grad_alone(quick: None) -> None:
     )
     after = (Step("torch.no_grad()(lambda: r0.zero_())()"),)
     assert check(Program(0, made, ("p1",), ("p1",), body, ("v4",), after, ((2, 2),), "direct")).different == []
+
+
+def test_the_second_half_of_odd_columns_of_symbolic_size(quick: None) -> None:
+    """The flat position of a column of that half: a condition bounds it from below by a size."""
+    body = (
+        Step("p1.tensor_split(2, -1)", ("v1", "v2")),
+        Step("p1.square()", ("v3",)),
+        Step("F.batch_norm(v2, None, None, training=True, eps=0.1)", ("v4",)),
+        Step("v2.flatten() @ v2.flatten().sin()", ("v5",)),
+    )
+    made = (Step('grid((n, n), "float32", 891).requires_grad_()', ("p1",)),)
+    sizes = ((11, 13), (8, 4))
+    outcome = check(Program(0, made, ("p1",), ("p1",), body, ("v3", "v4", "v1", "v5"), (), sizes))
+    assert (outcome.different, outcome.eager) == ([], "")
+
+
+def test_a_view_without_grad_of_a_detached_input_that_a_write_made_followed(quick: None) -> None:
+    """Eager's result has the detached tensor as its base, not the input."""
+    body = (
+        Step("p1.detach()", ("v1",)),
+        Step("v1.addcmul_(p1, v1, value=0.5)"),
+        Step("v1.narrow(-1, 0, 2)", ("v2",), "no_grad"),
+    )
+    made = (Step('grid((n,), "float32", 426).requires_grad_()', ("p1",)),)
+    outcome = check(Program(0, made, ("p1",), ("p1",), body, ("v2",), (), ((2, 2),)))
+    assert outcome.different == []
+    assert "is followed since a write" in outcome.eager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import opforge
+from tests.support.matrix import symbolic
 
 CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "argmax": lambda b, x: b.argmax(-1),
@@ -16,6 +17,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "difference of a number and booleans": lambda b, x: x - b,
     "difference of booleans and a number": lambda b, x: b - 1,
     "a number less booleans": lambda b, x: 1 - b,
+    "rsub": lambda b, x: torch.rsub(b, x),
     "logcumsumexp": lambda b, x: b.logcumsumexp(0),
     "abs": lambda b, x: b.abs(),
     "round": lambda b, x: b.round(),
@@ -28,6 +30,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "relu": lambda b, x: b.relu(),
     "threshold": lambda b, x: torch.threshold(b, 0.5, 0),
     "trace": lambda b, x: b.trace(),
+    "bits of floating numbers": lambda b, x: x.bitwise_not(),
 }
 
 
@@ -46,3 +49,18 @@ def test_as_eager(name: str, read: bool) -> None:
         assert len(gm.graph.nodes) > 3
     with pytest.raises(eager.type):
         opforge.compile_fx(gm, list(inputs))(*inputs)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_as_eager_for_symbolic_sizes(name: str) -> None:
+    """Nobody reads the result, and its sizes are not known: the call is tried with those of the example inputs."""
+
+    def program(b: Tensor, x: Tensor) -> object:
+        CALLS[name](b, x)
+        return x.sin()
+
+    inputs = (torch.ones(3, 3) > 0), torch.randn(3, 3)
+    with pytest.raises(RuntimeError) as eager:
+        program(*inputs)
+    with pytest.raises(eager.type):
+        opforge.compile_fx(torch.fx.symbolic_trace(program), symbolic(list(inputs))[0])(*inputs)
