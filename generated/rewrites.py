@@ -523,6 +523,43 @@ mm_rows_of_whole_vectors = Rule(
     device="cuda",
 )
 
+# spec: mm_rows_of_a_transposed_weight
+mm_rows_of_a_transposed_weight = Rule(
+    name="mm_rows_of_a_transposed_weight",
+    doc="mm(a, t(w)) = mm(a, t([w; 0])) without its last columns; the gradient mm(g, w) reads [w; 0] too",
+    match=Call(
+        "aten.mm.default",
+        (
+            ("self", Wild("a")),
+            ("mat2", Call("aten.t.default", (("self", Wild("w")),))),
+        ),
+    ),
+    when=lambda m: (
+        p.is_half(m["w"])
+        and p.short_of_vectors(m["a"], 1) == 0
+        and p.short_of_vectors(m["w"], 0) > 0
+        and p.has_elements(m["out"], 65536)
+    ),
+    replace=lambda m, g: g.call(
+        "aten.clone.default",
+        g.call(
+            "aten.slice.Tensor",
+            g.call(
+                "aten.mm.default",
+                m["a"],
+                g.call(
+                    "aten.t.default",
+                    g.call("aten.constant_pad_nd.default", m["w"], [0, 0, 0, p.short_of_vectors(m["w"], 0)]),
+                ),
+            ),
+            1,
+            0,
+            p.size(m["w"], 0),
+        ),
+    ),
+    device="cuda",
+)
+
 # spec: mm_columns_of_whole_vectors
 mm_columns_of_whole_vectors = Rule(
     name="mm_columns_of_whole_vectors",
@@ -553,6 +590,34 @@ mm_columns_of_whole_vectors = Rule(
             0,
             p.size(m["b"], 1),
         ),
+    ),
+    device="cuda",
+)
+
+# spec: mm_transposed_rows_of_whole_vectors
+mm_transposed_rows_of_whole_vectors = Rule(
+    name="mm_transposed_rows_of_whole_vectors",
+    doc="mm(t(g), h) = mm(t([g 0]), h) without its last rows; the other product of a gradient g, mm(g, w), reads [g 0] too",
+    match=Call(
+        "aten.mm.default",
+        (
+            ("self", Call("aten.t.default", (("self", Wild("g")),))),
+            ("mat2", Wild("h")),
+        ),
+    ),
+    when=lambda m: p.is_half(m["g"]) and p.short_of_vectors(m["g"], 1) > 0 and p.has_elements(m["g"], 65536),
+    replace=lambda m, g: g.call(
+        "aten.slice.Tensor",
+        g.call(
+            "aten.mm.default",
+            g.call(
+                "aten.t.default", g.call("aten.constant_pad_nd.default", m["g"], [0, p.short_of_vectors(m["g"], 1)])
+            ),
+            m["h"],
+        ),
+        0,
+        0,
+        p.size(m["g"], 1),
     ),
     device="cuda",
 )
@@ -928,7 +993,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.minimum.default": (minimum_self,),
     "aten.mm.default": (
         mm_rows_of_whole_vectors,
+        mm_rows_of_a_transposed_weight,
         mm_columns_of_whole_vectors,
+        mm_transposed_rows_of_whole_vectors,
     ),
     "aten.mul.Tensor": (mul_one,),
     "aten.native_batch_norm_backward.default": (batch_norm_backward_in_training,),

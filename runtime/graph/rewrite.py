@@ -38,21 +38,36 @@ class Builder:
         self.made: list[torch.fx.Node] = []
 
     def call(self, op: str, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        """A call of overload `op` (`namespace.name.overload`); one that a replacement names twice is one."""
+        """A call of overload `op` (`namespace.name.overload`), or an equal one that comes before."""
         namespace, name, which = op.split(".")
         target = getattr(getattr(getattr(torch.ops, namespace), name), which)
-        for node in self.made:
-            if node.target is target and node.args == args and node.kwargs == kwargs:
-                return node
+        kept = {k: v for k, v in self.before.meta.items() if k in KEPT_META}
+        if (equal := self._equal(target, args, kwargs, kept)) is not None:
+            return equal
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
         real_args, real_kwargs = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-        node.meta = {k: v for k, v in self.before.meta.items() if k in KEPT_META}
+        node.meta = kept
         # With grad mode on, autograd refuses some traced values: views whose base was written since.
         with predicates.fake_mode_of(self.before), torch.no_grad():
             node.meta["val"] = target(*real_args, **real_kwargs)
         self.made.append(node)
         return node
+
+    def _equal(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kept: dict[str, Any]
+    ) -> torch.fx.Node | None:
+        """A call without effects that gives the same, of the forward or the same pass, that is kept or computed again as this one would be."""
+        first = next((a for a in args if isinstance(a, torch.fx.Node)), None)
+        if first is None or must_run(target):
+            return None
+        for node in first.users:
+            if node.target is not target or node.args != args or node.kwargs != kwargs or not node < self.before:
+                continue
+            of_this_pass = kept.get("backward") or not node.meta.get("backward")
+            if of_this_pass and all(node.meta.get(k) == kept.get(k) for k in ("recompute", "must_save")):
+                return node
+        return None
 
     def result(self, one: torch.fx.Node, k: int) -> torch.fx.Node:
         """The k-th result of the call that `one` is a result of."""

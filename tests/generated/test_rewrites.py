@@ -43,7 +43,9 @@ CASES = {
     "squeeze_unsqueeze": {"x": [3, 4], "d": {"value": 1}},
     "addmm_of_mm_add": {"a": [3, 4], "b": [4, 5], "c": [5]},
     "mm_rows_of_whole_vectors": {"a": [512, 129], "b": [129, 64], "dtype": "bfloat16"},
+    "mm_rows_of_a_transposed_weight": {"a": [512, 128], "w": [129, 128], "dtype": "bfloat16"},
     "mm_columns_of_whole_vectors": {"a": [512, 128], "b": [128, 129], "dtype": "bfloat16"},
+    "mm_transposed_rows_of_whole_vectors": {"g": [512, 129], "h": [512, 64], "dtype": "bfloat16"},
     "convolution_bias": {
         "x": [2, 3, 5, 6],
         "w": [4, 3, 3, 2],

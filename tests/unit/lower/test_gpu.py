@@ -117,3 +117,20 @@ def test_a_batch_norm_in_training_follows_from_its_statistics() -> None:
     assert {"batch_norm_values", "batch_norm_backward_in_training"} <= set(applied)
     nodes = {str(n.target): n for n in traced.graph.graph.nodes}
     assert nodes["aten.native_batch_norm_backward.default"].args[3:5] == (None, None)
+
+
+def test_products_of_odd_rows_share_their_padded_operands() -> None:
+    """A linear layer of an odd number of outputs: its weight and the gradient of its result are each padded once for three products."""
+
+    def fn(x: Any, w: Any, g: Any) -> Any:
+        return ATEN.mm(x, ATEN.t(w)), ATEN.mm(ATEN.t(g), x), ATEN.mm(g, w)
+
+    with torch.no_grad():
+        with FakeTensorMode():
+            shapes = ((512, 128), (1029, 128), (512, 1029))
+            inputs = [torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
+        traced = trace(fn, inputs)
+        rewrite(traced.graph, RULES)
+    targets = [str(n.target) for n in traced.graph.graph.nodes]
+    assert targets.count("aten.constant_pad_nd.default") == 2
+    assert targets.count("aten.mm.default") == 3
