@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from .nodes import Node, Size, const, index_node, rebuild
 
@@ -14,11 +14,15 @@ def bounded(value: Node, n: Size, error: str, place: str = "") -> Node:
     return Node("bounded", (value, index_node(n), const(True, "bool")), "int64", (error, place))
 
 
-def masked(node: Node, mask: Node) -> Node:
-    """The same value where `mask` holds; its loads touch no memory elsewhere, and its positions are no faults (the value there is unspecified)."""
+def masked(node: Node, mask: Node, anywhere: Container[Node] = ()) -> Node:
+    """The same value where `mask` holds; its loads touch no memory elsewhere, and its positions are no faults (the value there is unspecified).
+    `anywhere`: loads of what is there without the mask too.
+    """
     both = Node._binary
 
     def guard(ld: Node) -> Node:
+        if ld in anywhere:
+            return ld
         m = mask if not ld.args else both("&", ld.args[0], mask)
         return Node("load", (m,), ld.dtype, ld.attr)
 

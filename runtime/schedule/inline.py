@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from math import inf
 
@@ -12,6 +12,7 @@ from ..ir.guards import checks, masked
 from ..ir.index import Atom, Expr, Val, Var, expr, of, product, proves_less, proves_nonnegative
 from ..ir.nodes import (
     ITEMSIZE,
+    Buffer,
     Extern,
     Nest,
     Node,
@@ -52,7 +53,8 @@ def is_view(item: Nest | Extern) -> bool:
 class Inliner:
     """Holds the bodies that are substituted away; each (producer, index) pair is expanded once."""
 
-    def __init__(self) -> None:
+    def __init__(self, shapes: Mapping[str, Buffer]) -> None:
+        self.shapes = shapes
         self.bodies: dict[str, Nest] = {}
         self.cache: dict[tuple[str, tuple[Expr, ...]], Node] = {}
         self.folded: dict[Node, Node] = {}
@@ -70,7 +72,10 @@ class Inliner:
                 node = rebuild(nest.body, _keep, identity_mapping(nest.vars, ld.attr.index))
                 self.cache[key] = node
         assert node is not None
-        return masked(node, ld.args[0]) if ld.args else node
+        if not ld.args:
+            return node
+        # A row's sum beside the padding of its elements, rows that are padded in memory: a mask would cost more than the memory that it spares.
+        return masked(node, ld.args[0], {x for x in node.loads() if _there(x, self.shapes)})
 
     def apply(self, nest: Nest) -> Nest:
         """The nest with every load of a substituted buffer expanded."""
@@ -83,6 +88,14 @@ class Inliner:
         if scatter is not None:
             scatter = map_scatter(scatter, lambda n: fold(rebuild(n, self.expand, {}, memo), self.folded))
         return replace(nest, body=body, scatter=scatter)
+
+
+def _there(ld: Node, shapes: Mapping[str, Buffer]) -> bool:
+    """Whether the load, at coordinates, stays inside of its buffer at every point of the loops."""
+    if ld.args or any(isinstance(a, Val) for e in ld.attr.index for a in e.atoms()):
+        return False
+    sizes = shapes[ld.attr.buffer].shape
+    return all(proves_nonnegative(e) and proves_less(e, expr(n)) for e, n in zip(ld.attr.index, sizes, strict=True))
 
 
 def map_scatter(scatter: Scatter, on_node: Callable[[Node], Node]) -> Scatter:
@@ -146,7 +159,8 @@ def inline(
     scatter_bases = {it.scatter.base for it in items if isinstance(it, Nest) and it.scatter is not None}
 
     checking = _checking(items)
-    views = Inliner()
+    shapes = program.shapes()
+    views = Inliner(shapes)
     staged: list[Nest | Extern] = []
     for item in items:
         if isinstance(item, Nest):
@@ -174,7 +188,7 @@ def inline(
     homes = _homes(staged, stored)
     holds = _Holds(staged, uses)
     traffic = _Traffic(program, points, views.bodies)
-    values = Inliner()
+    values = Inliner(shapes)
     faulty: dict[Node, bool] = {}
     left: list[Nest | Extern] = []
     for item in staged:

@@ -253,20 +253,18 @@ def symbolic(arguments: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[An
         for t in arguments
     ]
     places = [
-        (k, how, d, size.node.expr)
+        (k, d, size.node.expr)
         for k, t in enumerate(fakes)
-        for how, sizes in (("shape", t.shape), ("stride", t.stride()))
-        for d, size in enumerate(sizes)
+        for d, size in enumerate(_numbers(t))
         if isinstance(size, torch.SymInt)
     ]
 
     def fits(others: Sequence[Any]) -> bool:
         known: dict[Any, int] = {}
-        for k, how, d, expr in places:
-            value = (others[k].shape if how == "shape" else others[k].stride())[d]
+        values = [(expr, _numbers(others[k])[d]) for k, d, expr in places]
+        for expr, value in values:
             if expr.is_Symbol and known.setdefault(expr, value) != value:
                 return False
-        values = [(expr, (others[k].shape if how == "shape" else others[k].stride())[d]) for k, how, d, expr in places]
         if any(expr.subs(known) != value for expr, value in values):
             return False
         if any(found.subs(known) != known[s] for s, found in env.replacements.items() if s in known):
@@ -275,6 +273,11 @@ def symbolic(arguments: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[An
         return all(bool(g.expr.subs(known)) for g in env.guards if g.expr.free_symbols <= set(known))
 
     return fakes, fits
+
+
+def _numbers(t: Any) -> tuple[Any, ...]:
+    """Sizes, strides and offset of a tensor: equal ones of the example inputs may be one symbol."""
+    return (*t.shape, *t.stride(), t.storage_offset())
 
 
 def runnable(axes: Axes, cell: Cell) -> str:

@@ -95,3 +95,12 @@ def test_rows_of_what_only_products_read_are_wider() -> None:
 def test_small_products_stay_as_they_are() -> None:
     plan = planned(lambda x, w: x @ w.t(), torch.randn(20, 60, dtype=HALF), torch.randn(27, 60, dtype=HALF))
     assert plan.kernels() == []
+
+
+def test_what_belongs_to_a_row_is_read_beside_its_padding_too() -> None:
+    """A mask is for what lies outside: with one, a value of the row would be read for each element."""
+    x, rows, wider = torch.randn(64, 1025), torch.randn(64, 1), torch.randn(64, 1040)
+    (kernel,) = planned(lambda x, r, w: F.pad((x - r).exp() * w[:, :1025], (0, 7)), x, rows, wider).kernels()
+    ((store,),) = (p.body for p in kernel.phases)
+    masks = {ld.attr.buffer: bool(ld.args) for ld in store.value.loads()}
+    assert masks == {"arg0": True, "arg1": False, "arg2": False}
