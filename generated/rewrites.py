@@ -503,6 +503,105 @@ addmm_of_mm_add = Rule(
     replace=lambda m, g: g.call("aten.addmm.default", m["c"], m["a"], m["b"]),
 )
 
+# spec: mm_of_few_rows
+mm_of_few_rows = Rule(
+    name="mm_of_few_rows",
+    doc="mm(a, b) is a sum of products in float32; few rows wait for the memory, which has less to send where b is computed from smaller elements",
+    match=Call(
+        "aten.mm.default",
+        (
+            ("self", Wild("a")),
+            ("mat2", Wild("b")),
+        ),
+    ),
+    when=lambda m: p.is_half(m["a"]) and p.is_few(p.size(m["a"], 0), 64) and p.made_of_smaller(m["b"]),
+    replace=lambda m, g: g.call(
+        "aten._to_copy.default",
+        g.call(
+            "aten.sum.dim_IntList",
+            g.call(
+                "aten.mul.Tensor",
+                g.call("aten.unsqueeze.default", g.call("aten._to_copy.default", m["a"], dtype=p.opmath(m["a"])), 2),
+                g.call("aten.unsqueeze.default", g.call("aten._to_copy.default", m["b"], dtype=p.opmath(m["b"])), 0),
+            ),
+            [1],
+        ),
+        dtype=p.dtype(m["a"]),
+    ),
+    device="cuda",
+)
+
+# spec: addmm_of_few_rows
+addmm_of_few_rows = Rule(
+    name="addmm_of_few_rows",
+    doc="addmm(c, a, b) is a sum of products in float32, and c",
+    match=Call(
+        "aten.addmm.default",
+        (
+            ("self", Wild("c")),
+            ("mat1", Wild("a")),
+            ("mat2", Wild("b")),
+        ),
+    ),
+    when=lambda m: p.is_half(m["a"]) and p.is_few(p.size(m["a"], 0), 64) and p.made_of_smaller(m["b"]),
+    replace=lambda m, g: g.call(
+        "aten._to_copy.default",
+        g.call(
+            "aten.add.Tensor",
+            g.call(
+                "aten.sum.dim_IntList",
+                g.call(
+                    "aten.mul.Tensor",
+                    g.call(
+                        "aten.unsqueeze.default", g.call("aten._to_copy.default", m["a"], dtype=p.opmath(m["a"])), 2
+                    ),
+                    g.call(
+                        "aten.unsqueeze.default", g.call("aten._to_copy.default", m["b"], dtype=p.opmath(m["b"])), 0
+                    ),
+                ),
+                [1],
+            ),
+            g.call("aten._to_copy.default", m["c"], dtype=p.opmath(m["a"])),
+        ),
+        dtype=p.dtype(m["a"]),
+    ),
+    device="cuda",
+)
+
+# spec: mm_of_odd_columns_to_the_caller
+mm_of_odd_columns_to_the_caller = Rule(
+    name="mm_of_odd_columns_to_the_caller",
+    doc="mm(a, b) is a sum of products in float32; written as the caller has it, where a library's would be copied out of its padding",
+    match=Call(
+        "aten.mm.default",
+        (
+            ("self", Wild("a")),
+            ("mat2", Wild("b")),
+        ),
+    ),
+    when=lambda m: (
+        p.is_half(m["a"])
+        and p.is_few(p.size(m["a"], 1), 1024)
+        and p.short_of_vectors(m["b"], 1) > 0
+        and p.is_returned(m["out"])
+        and p.has_elements(m["out"], 4194304)
+    ),
+    replace=lambda m, g: g.call(
+        "aten._to_copy.default",
+        g.call(
+            "aten.sum.dim_IntList",
+            g.call(
+                "aten.mul.Tensor",
+                g.call("aten.unsqueeze.default", g.call("aten._to_copy.default", m["a"], dtype=p.opmath(m["a"])), 2),
+                g.call("aten.unsqueeze.default", g.call("aten._to_copy.default", m["b"], dtype=p.opmath(m["b"])), 0),
+            ),
+            [1],
+        ),
+        dtype=p.dtype(m["a"]),
+    ),
+    device="cuda",
+)
+
 # spec: mm_rows_of_whole_vectors
 mm_rows_of_whole_vectors = Rule(
     name="mm_rows_of_whole_vectors",
@@ -971,6 +1070,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         add_zero_int,
         addmm_of_mm_add,
     ),
+    "aten.addmm.default": (addmm_of_few_rows,),
     "aten.alias.default": (alias_value,),
     "aten.bitwise_not.default": (bitwise_not_not,),
     "aten.cat.default": (cat_one,),
@@ -992,6 +1092,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.maximum.default": (maximum_self,),
     "aten.minimum.default": (minimum_self,),
     "aten.mm.default": (
+        mm_of_few_rows,
+        mm_of_odd_columns_to_the_caller,
         mm_rows_of_whole_vectors,
         mm_rows_of_a_transposed_weight,
         mm_columns_of_whole_vectors,

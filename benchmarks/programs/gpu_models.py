@@ -379,6 +379,17 @@ def make_int8(device: torch.device, tiny: bool) -> Built:
     return dequantized, (matrix(device, rows, wide), w, matrix(device, 4 * wide, 1) / 64)
 
 
+@program("int8_few_rows", "16 x 4096 to 16384, weight in int8 with a scale a row, GELU, bf16")
+def make_int8_few_rows(device: torch.device, tiny: bool) -> Built:
+    rows, wide = (4, 32) if tiny else (16, 4096)
+    w = torch.randint(-127, 128, (4 * wide, wide), device=device, dtype=torch.int8)
+    return activated, (matrix(device, rows, wide), w, matrix(device, 4 * wide, 1) / 64)
+
+
+def activated(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+    return F.gelu(dequantized(x, w, scale))
+
+
 def scores(q: Tensor, k: Tensor) -> Tensor:
     return torch.softmax(torch.bmm(q, k.transpose(1, 2)) * 0.125, -1)
 

@@ -42,6 +42,15 @@ def _bounded_interpreted(value, n, live, message):
 bounded = _bounded_interpreted if triton.knobs.runtime.interpret else _bounded
 
 
+# ---- Matrix products --------------------------------------------------------------------------------------------------------
+@triton.jit
+def dot(a, b, acc):
+    """acc + a @ b, in float32: products of 16-bit values are exact there."""
+    if INTERPRETED:  # the interpreter multiplies the bits of bfloat16
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    return tl.dot(a, b, acc)
+
+
 # ---- Arithmetic ---------------------------------------------------------------------------------------------------------
 @triton.jit
 def div(a, b):

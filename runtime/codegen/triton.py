@@ -14,20 +14,28 @@ from ...errors import UnsupportedError
 from ...generated.scalars import REDUCTIONS, SCANS
 from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
 from ..ir.index import Atom, Expr, Val, Var, expr, of, product
-from ..ir.nodes import Buffer, Node, Size, contiguous_strides, load
+from ..ir.nodes import Buffer, Node, Size, load
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 from .triton_branch import Branches, branches
 from .triton_coarse import coarse
 from .triton_flat import collapsed
 from .triton_group import Members, arguments, blocks_of, selection
-from .triton_launch import LOADED, launch, row_reads
+from .triton_launch import LOADED, launch, row_reads, wide
 from .triton_online import Online, fewer_passes, keep_up
+from .triton_product import contraction, render_product
 from .triton_square import squared
 from .triton_tiles import changed, recompute_tiles, roots
 from .triton_values import HALF, LIMITS, TYPES, Scope, Values, held, kind_of, literal, slow_digits, steps, steps_there
 
-_PRELUDE = "opforge.generated.kernels.triton_prelude"
+_IMPORTS = (
+    "import triton",
+    "import triton.language as tl",
+    "",
+    "import opforge.generated.kernels.triton_prelude as tp",
+    "",
+    "",
+)
 _BARRIER = "tl.debug_barrier()"
 NO_HOMES: Mapping[str, str] = MappingProxyType({})
 _ATOMICS = {"sum": "add", "max": "max", "min": "min"}
@@ -48,6 +56,12 @@ def render_kernel(
              another's, then these numbers.
     Booleans are behind pointers to 8-bit integers. Raises UnsupportedError, with the reason, for what Triton cannot say here.
     """
+    matrices = contraction(kernel)
+    if matrices is not None:
+        functions = render_product(
+            matrices, kernel, layouts, name or kernel.name, wide(kernel, layouts, launch(kernel, layouts))
+        )
+        return "\n".join([*_IMPORTS, *functions]) + "\n"
     return _Renderer(kernel, layouts, name or kernel.name, homes, members).render()
 
 
@@ -70,7 +84,7 @@ class _Renderer:
         self.in_place = {b for b in kernel.writes if homes.get(b, b) in read}
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
         self.lines: list[str] = []
-        self.wide = self._wide()
+        self.wide = wide(kernel, layouts, self.launch)
         top = Scope(self.lines)
         self.v = Values(layouts, top, top, self.two_dim, self.wide)
         self.v.each = max(4, LOADED // self.launch.bytes)
@@ -89,19 +103,6 @@ class _Renderer:
         self.stored: set[Node] = set()  # at the loops of a group: values that are known since they were stored
         self.stores = Counter(st.buffer for p in kernel.phases for st in p.body if not isinstance(st, Reduce))
         self.scopes: dict[int, Scope] = {}  # of a persistent kernel: the values over the loops of each group
-
-    def _wide(self) -> bool:
-        total = product(v.extent for v in self.kernel.outer)
-        if any(isinstance(n, Expr) for n in (total, self.launch.inner)):
-            return True
-        for b in (*self.kernel.reads, *self.kernel.writes):
-            layout = self.layouts[b]
-            span: Size = layout.offset
-            for n, s in zip(layout.shape, layout.stride or contiguous_strides(layout.shape), strict=True):
-                span = span + n * s
-            if isinstance(span, Expr) or span >= 2**31:
-                return True
-        return isinstance(total, int) and total >= 2**31
 
     # -- the function ----------------------------------------------------------------------------------------------
     def render(self) -> str:
@@ -164,12 +165,7 @@ class _Renderer:
         buffers = (*self.kernel.reads, *self.kernel.writes)
         taken = arguments(len(buffers), self.members) if self.members else [*buffers, *self.kernel.symbols]
         head = [
-            "import triton",
-            "import triton.language as tl",
-            "",
-            f"import {_PRELUDE} as tp",
-            "",
-            "",
+            *_IMPORTS,
             "@triton.jit",
             f"def {self.name}({', '.join([*taken, 'XBLOCK: tl.constexpr', 'RBLOCK: tl.constexpr'])}):",
         ]

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from math import gcd
 
 from ..ir.index import Expr, product
-from ..ir.nodes import ITEMSIZE, Buffer, Node, Size
+from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
 from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Phase, Reduce, Scan
 from .triton_online import fewer_passes
+from .triton_product import contraction
 from .triton_square import squared
 from .triton_tiles import roots
 
@@ -33,6 +34,7 @@ class Launch:
     strided neighbouring points of the last outer loop read elements that are not neighbours.
     sums    nothing is stored along inner loops.
     loads   elements of one buffer that a point reads, at most.
+    product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
     """
 
     outer: Size
@@ -48,12 +50,16 @@ class Launch:
     even: int = 0
     sums: bool = False
     loads: int = 1
+    product: int = 0
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
     registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
     """
+    matrices = contraction(kernel)
+    if matrices is not None:
+        return Launch(matrices.points, product(v.extent for v in matrices.along), False, product=matrices.block)
     square = squared(kernel, layouts)
     if square is not None:
         part = product(v.extent for v in square.phases[0].inner)
@@ -100,6 +106,21 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         sums=sums,
         loads=max((n for counts in met_at_once for n in counts.values()), default=0),
     )
+
+
+def wide(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:
+    """Whether coordinates need 64 bits, or may."""
+    total = product(v.extent for v in kernel.outer)
+    if not isinstance(total, int) or isinstance(shape.inner, Expr) or total >= 1 << 31:
+        return True
+    for b in (*kernel.reads, *kernel.writes):
+        layout = layouts[b]
+        span: Size = layout.offset
+        for n, s in zip(layout.shape, layout.stride or contiguous_strides(layout.shape), strict=True):
+            span = span + n * s
+        if isinstance(span, Expr) or span >= 1 << 31:
+            return True
+    return False
 
 
 def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
@@ -180,4 +201,4 @@ def _largest(sizes: list[Size]) -> Size:
     return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
 
 
-__all__ = ["LOADED", "Launch", "across", "launch", "row_reads", "strided"]
+__all__ = ["LOADED", "Launch", "across", "launch", "row_reads", "strided", "wide"]

@@ -12,6 +12,7 @@ from ..schedule.together import together
 from .triton import render_kernel
 from .triton_group import Group, Members, can_join, most, steps, unit_of
 from .triton_launch import LOADED, Launch, launch
+from .triton_product import LEAST_STEPS
 from .triton_square import EDGE
 from .unit import anonymous
 
@@ -26,6 +27,8 @@ LINE, SECTOR = 128, 32  # bytes that the memory sends at once, at best and at le
 FEW = 256  # programs, below which processors may be idle
 CACHED = 220 << 10  # bytes of rows, of which those of one program for each processor stay in the cache
 LONGEST = 256 << 10  # the same where they are of one buffer
+#: Of a product of matrices, by the rows of a block: its columns, the steps of its sums at a time, warps.
+PRODUCTS = {16: (32, 256, 4), 32: (64, 128, 4), 64: (128, 128, 4), 128: (128, 64, 8)}
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,10 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
     """XBLOCK, RBLOCK and the number of warps: what was fastest on an H200 (`benchmarks/tune.py`)."""
     inner = shape.inner if isinstance(shape.inner, int) else 1 << 30
     outer = shape.outer if isinstance(shape.outer, int) else 1 << 30
+    if shape.product:
+        # Few rows: the memory decides, and many programs keep it busy. Many: a block's operands are used as often as registers allow.
+        columns, steps_at_once, warps = PRODUCTS[min(shape.product, max(PRODUCTS))]
+        return columns, min(steps_at_once, max(LEAST_STEPS, _power(inner))), warps
     if inner == 1:
         # What is not contiguous is met in as many requests as a thread has elements: few then.
         each = 2 if shape.strided else 2 * LOADED // shape.bytes

@@ -82,6 +82,41 @@ def is_half(x: Any) -> bool:
     return dtype(x) in (torch.float16, torch.bfloat16)
 
 
+def is_few(n: Any, most: int) -> bool:
+    """Whether a size is known, not none and at most `most`."""
+    return isinstance(n, int) and 1 <= n <= most
+
+
+def made_of_smaller(x: Any, calls: int = 8) -> bool:
+    """Whether a tensor is made by a few calls, element by element, of one that has as many elements of fewer bytes (a quantized weight)."""
+    count, each = value(x).numel(), value(x).element_size()
+    if not isinstance(count, int):
+        return False
+    work, met = [x], 0
+    while work and met < calls:
+        node = work.pop()
+        met += 1
+        for source in node.all_input_nodes:
+            t = value(source)
+            if isinstance(t, torch.Tensor) and t.numel() == count:
+                if t.element_size() < each:
+                    return True
+                work.append(source)
+    return False
+
+
+def is_returned(x: Any) -> bool:
+    """Whether the graph returns a tensor, or all of it in another shape."""
+    return any(user.op == "output" or (_is_same_memory(user, x) and is_returned(user)) for user in x.users)
+
+
+def _is_same_memory(view: torch.fx.Node, x: Any) -> bool:
+    """Whether a call is a view of `x` with all of its elements."""
+    schema = getattr(view.target, "_schema", None)
+    first = schema.returns[0].alias_info if schema is not None and schema.returns else None
+    return first is not None and not first.is_write and value(view).numel() == value(x).numel()
+
+
 def short_of_vectors(x: Any, dim: int) -> int:
     """How many elements dimension `dim` lacks to whole vectors of 16 bytes; none if its size is a symbol."""
     n, each = size(x, dim), value(x).element_size()
@@ -154,7 +189,7 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 
 NAMES = (
-    "all_but_channels", "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_float", "is_half", "is_identity", "is_int", "is_number",
-    "is_power_of_two", "is_tensor", "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape",
-    "same_type", "shape", "short_of_vectors", "size", "users",
+    "all_but_channels", "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_few", "is_float", "is_half", "is_identity", "is_int",
+    "is_number", "is_power_of_two", "is_returned", "is_tensor", "made_of_smaller", "only_result_used", "opmath", "over_channels", "rank",
+    "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip

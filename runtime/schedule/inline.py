@@ -205,7 +205,7 @@ def inline(
                 )
                 and (not _may_fault(item.body, faulty) or any(_visits_all(c, item) for c in points.get(item.name, [])))
                 and not holds.too_much(item)
-                and not (recompute and (traffic.widens(item) or _is_shared(points.get(item.name, []), views)))
+                and not (recompute and (traffic.widens(item) or _is_shared(item, points.get(item.name, []), views)))
             ):
                 values.bodies[item.name] = item
                 continue
@@ -213,9 +213,12 @@ def inline(
     return left, views
 
 
-def _is_shared(readers: list[Nest], views: Inliner) -> bool:
-    """Whether several views of a value are what eager kernels read: stored once, all of them are strides over it."""
-    return sum(c.name in views.bodies for c in readers) > 1
+def _is_shared(nest: Nest, readers: list[Nest], views: Inliner) -> bool:
+    """Whether a value should be stored for views of it that eager kernels read or the graph returns: several, or one of all of it, are strides
+    over it, and it stays at the loops of what it is computed from (sums whose result is returned in another shape).
+    """
+    found = [c for c in readers if c.name in views.bodies]
+    return len(found) > 1 or (len(found) == len(readers) == 1 and points_of(found[0]) == points_of(nest))
 
 
 def _checking(items: list[Nest | Extern]) -> set[str]:

@@ -62,6 +62,24 @@ def test_program(name: str, dtype: torch.dtype) -> None:
     check(f, *(torch.randn(s, device="cuda").to(dtype) for s in shapes))
 
 
+@pytest.mark.parametrize("rows", [1, 3, 16, 40, 64])
+@pytest.mark.parametrize("inner", [64, 1000, 4096])
+def test_products_of_a_weight_in_bytes(rows: int, inner: int) -> None:
+    """Fewer rows than a block, and steps that are no whole blocks."""
+    torch.manual_seed(0)
+    q = torch.randint(-128, 128, (1500, inner), device="cuda", dtype=torch.int8)
+    x, scale, bias = (torch.randn(s, device="cuda").bfloat16() for s in ((rows, inner), (1500, 1), (1500,)))
+    check(lambda x, q, s, b: F.gelu(F.linear(x, q.to(x.dtype) * s, b)), x, q, scale / 64, bias)
+    assert opforge.stats()["externs"] == {}
+
+
+def test_logits_of_an_odd_vocabulary() -> None:
+    torch.manual_seed(0)
+    x, w = (torch.randn(s, device="cuda").bfloat16() for s in ((2, 600, 768), (50257, 768)))
+    check(F.linear, x, w)
+    assert opforge.stats()["externs"] == {}
+
+
 def test_inputs_at_odd_addresses() -> None:
     base = torch.randn(4001, device="cuda")
     f = compiled(lambda x: (x * 2).sin())

@@ -13,8 +13,11 @@ from opforge.runtime.graph.rewrite import rewrite
 
 
 def sample(name: str, hint: Any, dtype: torch.dtype) -> Any:
-    """A wildcard's value: a list is a shape, {"value": v} is v itself, {"value": "mask", "shape": s} a bool tensor."""
+    """A wildcard's value: a list is a shape, {"value": v} is v itself, {"value": "mask", "shape": s} a bool tensor,
+    {"value": "narrow", "shape": s} 8-bit integers that the program makes floating numbers of."""
     g = torch.Generator().manual_seed(len(name) + sum(map(ord, name)))
+    if isinstance(hint, dict) and hint.get("value") == "narrow":
+        return torch.randint(-128, 128, hint["shape"], generator=g, dtype=torch.int8)
     if isinstance(hint, dict) and hint.get("value") == "mask":
         return torch.rand(hint["shape"], generator=g) > 0.5
     if isinstance(hint, dict):
@@ -50,8 +53,11 @@ def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
     values = {k: sample(k, h, dtype) for k, h in hints.items() if k not in ("dtype", "result")}
     tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
     names = list(tensors)
+    narrow = {k for k, h in hints.items() if isinstance(h, dict) and h.get("value") == "narrow"}
 
     def program(*args: torch.Tensor) -> Any:
+        wide = next(t.dtype for t in args if t.dtype.is_floating_point or not narrow)
+        args = tuple(t.to(wide) if k in narrow else t for k, t in zip(names, args, strict=True))
         out = evaluate(rule.match, {**values, **dict(zip(names, args, strict=True))})
         return out[hints["result"]["value"]] if "result" in hints else out
 

@@ -79,6 +79,8 @@ def blocks(
         n if isinstance(n, int) else evaluate(n, {a: sizes[a.name] for a in n.atoms()})
         for n in (shape.outer, shape.inner)
     )
+    if shape.product:
+        return -(-outer // 32), 32, 32
     r = 1 << max(inner - 1, 0).bit_length() if shape.persistent else 256
     most = 2**15 // r if r > 1 else 512  # of points, no more than the smallest of the blocks that they get
     x = 1 if outer <= 1 else xblock or max(1, min(1 << (outer // 3).bit_length(), most))

@@ -1,0 +1,240 @@
+"""Matrix products whose operands, or whose results, have something to compute beside them: sums along one loop of products of 16-bit values.
+
+A program computes blocks of rows by columns, step by step along that loop, with the matrix units, which add up in float32. The
+left factor is a function of a block of rows, the right one of a block of columns, and what follows the sums is one of both: each is written
+as a function of its own, by the same emitter as other kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...errors import UnsupportedError
+from ..ir.index import Val, Var, product
+from ..ir.nodes import Buffer, Node, Size
+from ..schedule.memory import flat_index
+from ..schedule.plan import Kernel, Phase, Reduce, Store
+from .triton_values import HALF, TYPES, Scope, Values, steps, steps_there
+
+LEAST_COLUMNS, LEAST_STEPS = 16, 32  # below, a block of the matrix units is mostly empty
+FEW_ROWS, MANY_ROWS = 16, 128  # of a block
+EDGE = 128  # columns: all blocks have a divisor of it
+NEAR = 8  # blocks of rows that run side by side, so that the columns which they read are in the cache
+STAGES = 4  # steps whose operands are on their way
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One sum: its register, and what is multiplied (of a 16-bit dtype)."""
+
+    register: str
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True)
+class Product:
+    """The loops of a kernel by what depends on them: both factors, the left one, the right one; and the loops of the sum."""
+
+    batch: tuple[Var, ...]
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    along: tuple[Var, ...]
+    sums: tuple[Factors, ...]
+    rest: tuple[Phase, ...]
+
+    @property
+    def block(self) -> int:
+        """Rows of a block."""
+        rows = _count(self.rows)
+        return FEW_ROWS if rows <= FEW_ROWS else min(MANY_ROWS, 1 << (rows - 1).bit_length())
+
+    @property
+    def points(self) -> int:
+        """Columns of all blocks of rows, in whole edges: so many, divided by the columns of a block, are the programs."""
+        return _count(self.batch) * -(-_count(self.rows) // self.block) * -(-_count(self.columns) // EDGE) * EDGE
+
+
+def contraction(kernel: Kernel) -> Product | None:
+    """The kernel as a product of matrices, or None."""
+    if kernel.serial or kernel.scratch or kernel.walk or kernel.symbols or not kernel.phases:
+        return None
+    first, *rest = kernel.phases
+    along = tuple(v for v in first.inner if v.extent != 1)
+    if not along or any(_size(p.inner) != 1 or not all(map(_is_store, p.body)) for p in rest):
+        return None
+    sums = [_factors(st, kernel.outer) if isinstance(st, Reduce) else None for st in first.body]
+    found = [s for s in sums if s is not None]
+    if not found or len(found) < len(sums) or len({(l, r) for _, l, r in found}) > 1:
+        return None
+    _, left, right = found[0]
+    live = tuple(v for v in kernel.outer if v.extent != 1)
+    both, lefts, rights = (tuple(v for v in live if v in some) for some in (left & right, left - right, right - left))
+    counts = [_size(loops) for loops in (both, lefts, rights, along)]
+    if not all(isinstance(n, int) for n in counts) or len(both) + len(lefts) + len(rights) != len(live):
+        return None
+    if not lefts or not rights or _count(rights) < LEAST_COLUMNS or _count(along) < LEAST_STEPS:
+        return None
+    return Product(both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(rest))
+
+
+def _size(loops: tuple[Var, ...]) -> Size:
+    return product(v.extent for v in loops)
+
+
+def _count(loops: tuple[Var, ...]) -> int:
+    n = _size(loops)
+    assert isinstance(n, int)
+    return n
+
+
+def _is_store(st: object) -> bool:
+    return isinstance(st, Store) and type(st) is Store and st.mode == "set" and st.mask is None
+
+
+def _factors(st: Reduce, outer: tuple[Var, ...]) -> tuple[Factors, frozenset[Var], frozenset[Var]] | None:
+    """The factors of a sum, the one that the last loop of the kernel belongs to second, and the outer loops of each."""
+    value = st.value
+    if st.kind != "sum" or value.op != "mul" or (st.dtype, value.dtype) != ("float32", "float32") or not outer:
+        return None
+    if any(a.op != "to_dtype" or a.args[0].dtype not in HALF for a in value.args):
+        return None
+    one, other = (a.args[0] for a in value.args)
+    if one.dtype != other.dtype:
+        return None
+    last = next((v for v in reversed(outer) if v.extent != 1), None)
+    if last in one.vars():
+        one, other = other, one
+    live = {v for v in outer if v.extent != 1}
+    return Factors(st.name, one, other), frozenset(one.vars() & live), frozenset(other.vars() & live)
+
+
+def render_product(found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
+    """The functions of a kernel: its factors, its end, and the one that is launched; without imports."""
+    return _Renderer(found, kernel, layouts, name, wide).render()
+
+
+class _Renderer:
+    def __init__(self, found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> None:
+        self.found, self.kernel, self.layouts, self.name, self.wide = found, kernel, layouts, name, wide
+        self.buffers = (*kernel.reads, *kernel.writes)
+
+    def render(self) -> list[str]:
+        f = self.found
+        sides = [("left", f.rows, [s.left for s in f.sums]), ("right", f.columns, [s.right for s in f.sums])]
+        lines: list[str] = []
+        for side, loops, factors in sides:
+            lines += [*self._function(side, loops, f.along, [], factors), "", ""]
+        return [*lines, *self._end(), "", "", *self._kernel()]
+
+    def _values(self, lines: list[str], outer: tuple[Var, ...], inner: tuple[Var, ...]) -> tuple[Values, list[str]]:
+        """The emitter of a function over blocks of `outer` by `inner`, and the lines that make its loop variables."""
+        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.wide)
+        v.inner, v.inner_mask = frozenset(inner), "rmask0"
+        v.across, v.along, v.loops = outer, inner, ()
+        digits: list[str] = []
+        for loops, index in ((self.found.batch, "batch"), (outer, "xindex"), (inner, "rindex0")):
+            step = 1
+            for k, loop in reversed(list(enumerate(loops))):
+                n = _count((loop,))
+                text = index if step == 1 else f"{index} // {step}"
+                digits.append(f"{loop.name} = {text if k == 0 else f'({text}) % {n}'}")
+                v.loop_names[loop] = loop.name
+                step *= n
+        return v, digits
+
+    def _head(self, side: str, more: list[str]) -> list[str]:
+        given = [*self.buffers, "batch", "xindex", "xmask", "rindex0", "rmask0", *more]
+        return [
+            "@triton.jit",
+            f"def {self.name}_{side}({', '.join(given)}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):",
+        ]
+
+    def _function(
+        self, side: str, outer: tuple[Var, ...], inner: tuple[Var, ...], more: list[str], factors: list[Node]
+    ) -> list[str]:
+        """One side's factors for a block; 0 beyond the sum's steps."""
+        lines: list[str] = []
+        v, digits = self._values(lines, outer, inner)
+        results: list[str] = []
+        for factor in factors:
+            value = v.node(factor)
+            made = v.fresh()
+            lines.append(f"{made} = tl.broadcast_to({value}, [XBLOCK, RBLOCK]).to({TYPES[factor.dtype]})")
+            lines.append(f"if {_count(inner)} % RBLOCK != 0:")
+            lines.append(f"    {made} = tl.where(rmask0, {made}, tl.zeros([XBLOCK, RBLOCK], {TYPES[factor.dtype]}))")
+            results.append(made)
+        body = [*digits, *v.constants, *lines, f"return {', '.join(results)}"]
+        return [*self._head(side, more), *(f"    {line}" for line in body)]
+
+    def _end(self) -> list[str]:
+        f = self.found
+        lines: list[str] = []
+        v, digits = self._values(lines, f.rows, f.columns)
+        for s in f.sums:
+            v.local[s.register] = s.register
+            v.deep_tiles.add(s.register)
+        stores: list[str] = []
+        for st in (st for p in f.rest for st in p.body):
+            assert isinstance(st, Store)
+            if any(isinstance(a, Val) for e in st.index for a in e.atoms()):
+                raise UnsupportedError("the results of a product are stored at coordinates only")
+            where = v.expr(flat_index(st.index, self.layouts[st.buffer]))
+            dtype = self.layouts[st.buffer].dtype
+            value = f"({v.node(st.value)}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
+            block = "[XBLOCK, RBLOCK]"
+            place = f"{st.buffer} + tl.broadcast_to(xindex * 0 + {where}, {block})"
+            stores.append(f"tl.store({place}, tl.broadcast_to({value}, {block}), xmask & rmask0)")
+        # What is read may be in the memory that is written, and then at the same point: all threads have read theirs.
+        body = [*digits, *v.constants, *lines, "tl.debug_barrier()", *stores]
+        return [*self._head("end", [s.register for s in f.sums]), *(f"    {line}" for line in body)]
+
+    def _kernel(self) -> list[str]:
+        f = self.found
+        rows, columns, count = _count(f.rows), _count(f.columns), _count(f.along)
+        steps_of_rows = -(-rows // f.block)
+        long = ".to(tl.int64)" if self.wide else ""
+        given = ", ".join(self.buffers)
+        sums = [s.register for s in f.sums]
+        body = [
+            f"# {', '.join(self.kernel.origins)}",
+            f"ROWS: tl.constexpr = {f.block}",
+            f"blocks: tl.constexpr = {-(-columns // EDGE) * EDGE} // XBLOCK",
+            f"program = tl.program_id(0) % ({steps_of_rows} * blocks)",
+            f"batch = (tl.program_id(0) // ({steps_of_rows} * blocks)){long}",
+        ]
+        if steps_of_rows == 1:
+            body += ["row = 0", "column = program"]
+        else:
+            body += [
+                f"near = program // ({NEAR} * blocks) * {NEAR}",
+                f"side = min({steps_of_rows} - near, {NEAR})",
+                f"row = near + program % ({NEAR} * blocks) % side",
+                f"column = program % ({NEAR} * blocks) // side",
+            ]
+        body += [
+            f"lindex = (row * ROWS + tl.arange(0, ROWS)[:, None]){long}",
+            f"lmask = lindex < {rows}",
+            f"cindex = (column * XBLOCK + tl.arange(0, XBLOCK)){long}",
+            f"cmask = cindex < {columns}",
+            *(f"{s} = tl.zeros([ROWS, XBLOCK], tl.float32)" for s in sums),
+            f"for roffset in tl.range(0, {count}, RBLOCK, num_stages={STAGES}):",
+        ]
+        step = "batch, {0}index{1}, {0}mask{1}, rindex0, rmask0, {2}, RBLOCK"
+        lefts, rights = [f"left{k}" for k in range(len(sums))], [f"right{k}" for k in range(len(sums))]
+        inside = [
+            f"rindex0 = {steps(self.wide, 'roffset')}",
+            f"rmask0 = {steps_there(0, str(count), False)}",
+            f"{', '.join(lefts)} = {self.name}_left({given}, {step.format('l', '', 'ROWS')})",
+            f"{', '.join(rights)} = {self.name}_right({given}, {step.format('c', '[:, None]', 'XBLOCK')})",
+            *(f"{s} = tp.dot({a}, tl.trans({b}), {s})" for s, a, b in zip(sums, lefts, rights, strict=True)),
+        ]
+        body += [f"    {line}" for line in inside]
+        end = f"batch, lindex, lmask, cindex[None, :], cmask[None, :], {', '.join(sums)}, ROWS, XBLOCK"
+        body.append(f"{self.name}_end({given}, {end})")
+        taken = ", ".join([*self.buffers, "XBLOCK: tl.constexpr", "RBLOCK: tl.constexpr"])
+        return ["@triton.jit", f"def {self.name}({taken}):", *(f"    {line}" for line in body)]
+
+
+__all__ = ["EDGE", "FEW_ROWS", "Product", "contraction", "render_product"]

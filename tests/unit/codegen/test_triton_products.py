@@ -1,0 +1,132 @@
+"""Matrix products with something to compute beside them: planned as for a GPU, run by Triton's interpreter, judged by float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from opforge.generated.rewrites import RULES
+from opforge.runtime.build.triton_job import compile_job
+from opforge.runtime.codegen.triton_product import contraction
+from opforge.runtime.codegen.triton_unit import render_triton
+from opforge.runtime.config import Config
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.lower.graph import lower
+from opforge.runtime.schedule.check import check
+from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.schedule.plan import ExternStep, Plan
+from opforge.runtime.targets import cuda
+from opforge.runtime.targets.cuda import prepared, scheduled
+from tests.support.loops import Ran, agree
+from tests.support.triton_run import job_of, launch_interpreted, results
+
+PROCESSORS = 132
+Case = tuple[Callable[..., Tensor], Callable[[], list[Tensor]]]
+
+
+def half(*shape: int) -> Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+def weight(rows: int, columns: int) -> list[Tensor]:
+    """Signed bytes and a scale for each row."""
+    return [torch.randint(-128, 128, (rows, columns), dtype=torch.int8), torch.rand(rows).bfloat16() / 64]
+
+
+def whole(q: Tensor, scale: Tensor) -> Tensor:
+    return q.to(scale.dtype) * scale[:, None]
+
+
+def sums(x: Tensor, y: Tensor) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (x.to(wide)[..., None] * y.to(wide)[..., None, :, :]).sum(-2).to(x.dtype)
+
+
+CASES: dict[str, Case] = {
+    "linear": (lambda x, q, s: F.linear(x, whole(q, s)), lambda: [half(12, 96), *weight(200, 96)]),
+    "steps that are no whole blocks": (lambda x, q, s: x @ whole(q, s).t(), lambda: [half(3, 77), *weight(40, 77)]),
+    "many rows": (lambda x, q, s: F.linear(x, whole(q, s)), lambda: [half(2, 20, 64), *weight(130, 64)]),
+    "bias and activation": (
+        lambda x, q, s, b, r: F.gelu(F.linear(x, whole(q, s), b)) + r,
+        lambda: [half(5, 64), *weight(96, 64), half(96), half(5, 96)],
+    ),
+    "scale of columns": (lambda x, q, s: x @ (q.to(x.dtype) * s[:, None]), lambda: [half(9, 48), *weight(48, 70)]),
+    "gate": (
+        lambda x, p, r, q, s: F.silu(F.linear(x, whole(p, r))) * F.linear(x, whole(q, s)),
+        lambda: [half(16, 64), *weight(144, 64), *weight(144, 64)],
+    ),
+    "activation before": (lambda x, q, s: F.linear(x * 2 + 1, whole(q, s)), lambda: [half(12, 96), *weight(64, 96)]),
+    "one row": (lambda x, q, s: F.linear(x, whole(q, s)), lambda: [half(1, 96), *weight(200, 96)]),
+    "batches": (sums, lambda: [half(3, 20, 40), half(3, 40, 50)]),
+    "rows of blocks": (sums, lambda: [half(300, 40), half(40, 150)]),
+}  # fmt: skip
+
+
+def planned(fn: Callable[..., Tensor], inputs: list[Tensor]) -> Plan:
+    with torch.no_grad():
+        traced = trace(fn, inputs)
+    rewrite(traced.graph, RULES, device="cuda")
+    program = prepared(separate_outputs(lower(traced.graph).program), PROCESSORS)
+    plan = scheduled(program, Config(), PROCESSORS)
+    check(program, plan)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, tuple[Plan, list[Tensor]]]:
+    torch.manual_seed(0)
+    made = {name: make() for name, (_, make) in CASES.items()}
+    return {name: (planned(fn, made[name]), made[name]) for name, (fn, _) in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def ran(plans: dict[str, tuple[Plan, list[Tensor]]]) -> dict[str, Ran]:
+    """Every case in one process of Triton's interpreter."""
+    memories = launch_interpreted([job_of(plan, inputs) for plan, inputs in plans.values()])
+    found = {}
+    for (name, (plan, inputs)), memory in zip(plans.items(), memories, strict=True):
+        fn = CASES[name][0]
+        wide = [t.double() if t.is_floating_point() else t for t in inputs]
+        found[name] = Ran(results(plan, memory), (fn(*wide),), (fn(*inputs),), plan, "")
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right(ran: dict[str, Ran], name: str) -> None:
+    agree(ran[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_kernel(plans: dict[str, tuple[Plan, list[Tensor]]], name: str) -> None:
+    """The weight is never stored, nor what comes after the sums."""
+    plan, _ = plans[name]
+    (kernel,) = plan.kernels()
+    assert len(plan.steps) == 1
+    assert (contraction(kernel) is None) == (name == "one row")  # a row reduction: no block of the matrix units is full
+
+
+@pytest.mark.parametrize("name", ["gate", "rows of blocks"])
+def test_compiles_for_sm90(plans: dict[str, tuple[Plan, list[Tensor]]], name: str, tmp_path: Path) -> None:
+    for kernel in render_triton(plans[name][0]).kernels.values():
+        assert compile_job(cuda.job_of(kernel, 90), tmp_path).cubin[:4] == b"\x7fELF"
+
+
+def test_logits_of_an_odd_vocabulary_are_written_where_the_caller_has_them() -> None:
+    """A library's product would be of padded rows, and copied."""
+    plan = planned(lambda x, w: F.linear(x, w).view(8, 512, -1), [half(4096, 64), half(1025, 64)])
+    (kernel,) = plan.kernels()
+    assert contraction(kernel) is not None
+    assert not any(isinstance(s, ExternStep) for s in plan.steps)
+
+
+def test_products_of_stored_operands_are_a_librarys() -> None:
+    plan = planned(lambda x, w: F.relu(x @ w), [half(12, 96), half(96, 200)])
+    assert any(isinstance(s, ExternStep) for s in plan.steps)
