@@ -110,11 +110,12 @@ def is_returned(x: Any) -> bool:
     return any(user.op == "output" or (_is_same_memory(user, x) and is_returned(user)) for user in x.users)
 
 
-def _is_same_memory(view: torch.fx.Node, x: Any) -> bool:
-    """Whether a call is a view of `x` with all of its elements."""
-    schema = getattr(view.target, "_schema", None)
-    first = schema.returns[0].alias_info if schema is not None and schema.returns else None
-    return first is not None and not first.is_write and value(view).numel() == value(x).numel()
+def _is_same_memory(view: Any, x: Any) -> bool:
+    """Whether a call gives a view of `x` with all of its elements."""
+    a, b = value(view), value(x)
+    if not isinstance(a, torch.Tensor) or a.untyped_storage()._cdata != b.untyped_storage()._cdata:
+        return False
+    return not any(isinstance(n, torch.SymInt) for n in (*a.shape, *b.shape)) and a.numel() == b.numel()
 
 
 def short_of_vectors(x: Any, dim: int) -> int:
