@@ -30,6 +30,9 @@ SINGLE = 40  # … and of this cost, where it is a single value: its readers com
 HELD = 2  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
 MANY = 1 << 62
 OFTEN, CACHE = 8, 1 << 17  # times that a value is read; bytes
+BLOCK = (
+    128  # readings of a factor of a matrix product for which it is computed once: the rows, or the columns, of a block
+)
 SMALLER = 4  # part of the arithmetic, where a value is computed at more points than it has
 
 
@@ -187,7 +190,8 @@ def inline(
     stored = {*views.bodies, *pinned, *extern_reads, *scatter_bases}
     homes = _homes(staged, stored)
     holds = _Holds(staged, uses)
-    traffic = _Traffic(program, points, views.bodies)
+    factors = _factors(staged, points, stored)
+    traffic = _Traffic(program, {**points, **factors}, views.bodies)
     values = Inliner(shapes)
     faulty: dict[Node, bool] = {}
     left: list[Nest | Extern] = []
@@ -198,9 +202,10 @@ def inline(
                 is_pointwise(item)
                 and item.name not in stored
                 and item.name not in checking
+                and not any(_more(points_of(c), points_of(item) * BLOCK) for c in factors.get(item.name, []))
                 and (
-                    item.name in homes
-                    or _pays(item, uses.get(item.name, 0), points.get(item.name, []), costs)
+                    (item.name in homes and item.name not in factors)
+                    or _pays(item, uses.get(item.name, 0), factors.get(item.name, points.get(item.name, [])), costs)
                     or (recompute and traffic.less(item, node_cost(item.body, costs, recompute), recompute))
                 )
                 and (not _may_fault(item.body, faulty) or any(_visits_all(c, item) for c in points.get(item.name, [])))
@@ -219,6 +224,32 @@ def _is_shared(nest: Nest, readers: list[Nest], views: Inliner) -> bool:
     """
     found = [c for c in readers if c.name in views.bodies]
     return len(found) > 1 or (len(found) == len(readers) == 1 and points_of(found[0]) == points_of(nest))
+
+
+def _factors(items: list[Nest | Extern], points: Mapping[str, list[Nest]], stored: set[str]) -> dict[str, list[Nest]]:
+    """What the factors of matrix products (sums of products, converted to a wider dtype) are made of, and who multiplies them: stored as it is,
+    and converted where it is read, such a value is half of the bytes, and one that matrix units take.
+    """
+    found: dict[str, list[Nest]] = {}
+    for item in items:
+        if not isinstance(item, Nest) or not is_pointwise(item) or item.name in stored:
+            continue
+        if item.body.op != "to_dtype" or (source := item.body.args[0]).op != "load":
+            continue
+        wider, readers = ITEMSIZE[item.dtype] > ITEMSIZE[source.dtype], points.get(item.name, [])
+        if wider and readers and all(_is_product(c, item, points) for c in readers):
+            found.setdefault(source.attr.buffer, []).extend(readers)
+    return found
+
+
+def _is_product(nest: Nest, factor: Nest, points: Mapping[str, list[Nest]]) -> bool:
+    """Whether a nest multiplies a value at more points than it has, and is added up."""
+    sums = [nest] if nest.reduce is not None else points.get(nest.name, [])
+    return nest.body.op == "mul" and _more(points_of(nest), points_of(factor)) and all(c.reduce == "sum" for c in sums)
+
+
+def _more(a: int | Expr, b: int | Expr) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a > b
 
 
 def _checking(items: list[Nest | Extern]) -> set[str]:

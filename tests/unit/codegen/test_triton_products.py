@@ -127,6 +127,14 @@ def test_logits_of_an_odd_vocabulary_are_written_where_the_caller_has_them() -> 
     assert not any(isinstance(s, ExternStep) for s in plan.steps)
 
 
+def test_a_factor_that_is_expensive_is_stored_in_its_own_dtype() -> None:
+    """Each block of columns would compute the normalization again."""
+    inputs = [half(8, 512, 64), half(1025, 64), half(64)]
+    first, second = planned(lambda x, w, s: F.linear(F.layer_norm(x, (64,), s), w), inputs).kernels()
+    assert contraction(second) is not None
+    assert set(first.writes) < set(second.reads)
+
+
 def test_products_of_stored_operands_are_a_librarys() -> None:
     plan = planned(lambda x, w: F.relu(x @ w), [half(12, 96), half(96, 200)])
     assert any(isinstance(s, ExternStep) for s in plan.steps)
