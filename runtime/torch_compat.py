@@ -75,6 +75,7 @@ __all__ = [
     "cuda_stream",
     "decided",
     "disable_autocast",
+    "drop_library_workspaces",
     "empty_strided_cpu",
     "empty_strided_cuda",
     "enable_python_dispatcher",
@@ -125,6 +126,13 @@ def python_source(expr: object) -> str:
 
     text: str = PythonPrinter().doprint(expr)
     return text
+
+
+def drop_library_workspaces() -> None:
+    """Let go of the memory that torch keeps for cuBLAS, one piece for each handle and stream: the next product gets its own. [2.11, 2.13]"""
+    import torch
+
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def below_autograd() -> AbstractContextManager[Any]:

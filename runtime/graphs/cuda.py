@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..execute.support import waiting_arena
+from ..torch_compat import drop_library_workspaces
 
 _streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
@@ -32,14 +33,19 @@ class CudaRecorder:
         stream = _streams.setdefault((self.index, current.cuda_stream), torch.cuda.Stream(self.index))
         stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
+        # The memory that cuBLAS works in must live as long as the graph, which has its address: it is in the graph's own pool if it is
+        # made while that records, and another recording must not find it. Torch may free what is outside of the pool at any time.
+        drop_library_workspaces()
         with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 results = call(*inputs)
             except Exception:
                 _end(graph)
+                drop_library_workspaces()
                 raise
             graph.capture_end()
+            drop_library_workspaces()
             arena = waiting_arena((torch.device("cuda", self.index), stream.cuda_stream))
         current.wait_stream(stream)
 

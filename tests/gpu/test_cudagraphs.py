@@ -165,3 +165,24 @@ def test_no_memory_during_recording_leaves_the_process_usable() -> None:
     torch.cuda.empty_cache()
     y = torch.ones(10, device="cuda")
     assert (y * 2).sum().item() == 20
+
+
+def test_the_memory_of_products_lives_as_long_as_a_recording() -> None:
+    """Products that are cut along their sum work in memory that torch keeps for the library, and may free."""
+    torch.manual_seed(0)
+    x, w = torch.randn(64, 1 << 16, device="cuda").bfloat16(), torch.randn(1 << 16, 64, device="cuda").bfloat16()
+    with torch.no_grad():
+        first = recorded(lambda x, w: (x @ w).relu())
+        for _ in range(4):
+            first(x, w)
+        second = torch.compile(lambda x, w: (x @ w).sin(), backend="opforge", options={"cudagraphs": True})
+        for _ in range(4):
+            wanted = second(x, w).clone()
+        del first
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        for _ in range(4):
+            junk = torch.full((1 << 24,), float("nan"), device="cuda")
+            torch.testing.assert_close(second(x, w), wanted)
+            del junk
