@@ -29,6 +29,7 @@ from ..schedule.loop_order import in_memory_order
 from ..schedule.plan import KernelStep, Plan
 from ..schedule.planned import plan_of, row_bytes
 from ..schedule.rows import copied_outputs
+from .advice import advise
 from .base import Built
 
 PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
@@ -64,6 +65,7 @@ class Cuda:
         return {"target": f"sm_{capability(self.index)} x {processors(self.index)}"} | compiler_identity()
 
     def prepare(self, program: Program) -> Program:
+        advise(program, capability(self.index))
         # Fusion leaves a third of the nests or so.
         start_workers(sum(isinstance(item, Nest) for item in program.items) // 4, self.cfg)
         return prepared(program, processors(self.index))

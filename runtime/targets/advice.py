@@ -1,0 +1,45 @@
+"""What a user may want to know of a GPU: matrix units that are switched off, a dtype that it has no arithmetic for. Each is said once."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+
+from ...errors import OpforgeWarning
+from ..ir.nodes import Extern, Program
+from ..schedule.planned import row_bytes
+
+AMPERE = 80  # the first capability, times ten, with TF32 and with arithmetic of bfloat16
+
+
+def advise(program: Program, capability: int) -> None:
+    """Warns of what slows the program down on a device of this capability (times ten)."""
+    for text in advice(program, capability, torch.get_float32_matmul_precision()):
+        _say(text)
+
+
+def advice(program: Program, capability: int, precision: str) -> list[str]:
+    """What there is to say; `precision` as `torch.get_float32_matmul_precision` gives it."""
+    made = [b.dtype for item in program.items if isinstance(item, Extern) and row_bytes(item) for b in item.outs]
+    buffers = program.shapes().values()
+    said = []
+    if capability >= AMPERE and precision == "highest" and "float32" in made:
+        said.append(
+            "matrix products of float32 do not use this GPU's TensorFloat32 units, which are faster and round their operands to 10 bits; "
+            'torch.set_float32_matmul_precision("high") allows them'
+        )
+    if capability < AMPERE and any(b.dtype == "bfloat16" for b in buffers):
+        said.append(
+            f"this GPU (compute capability {capability // 10}.{capability % 10}) has no arithmetic of bfloat16 and emulates it; float16 is faster"
+        )
+    return said
+
+
+@functools.cache
+def _say(text: str) -> None:
+    warnings.warn(f"opforge: {text}", OpforgeWarning, stacklevel=2)
+
+
+__all__ = ["advice", "advise"]
