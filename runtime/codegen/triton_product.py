@@ -7,14 +7,13 @@ as a function of its own, by the same emitter as other kernels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...errors import UnsupportedError
-from ..ir.index import Val, Var, product
-from ..ir.nodes import Buffer, Node, Size
+from ..ir.index import Expr, Val, Var, product
+from ..ir.nodes import Buffer, Node, Size, load
 from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Phase, Reduce, Store
+from ..schedule.plan import Fold, Kernel, Reduce, Store
 from .triton_values import HALF, TYPES, Scope, Values, steps, steps_there
 
 LEAST_COLUMNS, LEAST_STEPS = 16, 32  # below, a block of the matrix units is mostly empty
@@ -42,7 +41,7 @@ class Product:
     columns: tuple[Var, ...]
     along: tuple[Var, ...]
     sums: tuple[Factors, ...]
-    rest: tuple[Phase, ...]
+    ends: tuple[Store, ...]
 
     @property
     def block(self) -> int:
@@ -62,7 +61,10 @@ def contraction(kernel: Kernel) -> Product | None:
         return None
     first, *rest = kernel.phases
     along = tuple(v for v in first.inner if v.extent != 1)
-    if not along or any(_size(p.inner) != 1 or not all(map(_is_store, p.body)) for p in rest):
+    if not along or any(_size(p.inner) != 1 for p in rest):
+        return None
+    ends = [st for p in rest for st in p.body if isinstance(st, Store) and not isinstance(st, Fold)]
+    if len(ends) < sum(len(p.body) for p in rest) or any(st.mode != "set" or st.mask is not None for st in ends):
         return None
     sums = [_factors(st, kernel.outer) if isinstance(st, Reduce) else None for st in first.body]
     found = [s for s in sums if s is not None]
@@ -76,7 +78,37 @@ def contraction(kernel: Kernel) -> Product | None:
         return None
     if not lefts or not rights or _count(rights) < LEAST_COLUMNS or _count(along) < LEAST_STEPS:
         return None
-    return Product(both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(rest))
+    registers = {f.register for f, _, _ in found}
+    if not _known(ends, kernel) or not all(_is_rounded(st.value, registers) for st in ends):
+        return None
+    return Product(both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(ends))
+
+
+def _is_rounded(value: Node, registers: set[str]) -> bool:
+    """Whether what is stored of the sums has 16 bits: matrix units add up less carefully than float32 operations one by one."""
+    left, seen = [value], set[Node]()
+    while left:
+        n = left.pop()
+        if n in seen or n.dtype in HALF:
+            continue
+        seen.add(n)
+        if n.op == "load" and n.attr.buffer in registers:
+            return False
+        left += n.children()
+    return True
+
+
+def _known(ends: Sequence[Store], kernel: Kernel) -> bool:
+    """Whether what is read of the kernel's own results is what was stored before, at the same point, and all is stored at coordinates."""
+    stored: set[tuple[str, tuple[Expr, ...]]] = set()
+    for st in ends:
+        own = [ld for ld in st.value.loads() if ld.attr.buffer in kernel.writes]
+        if any(ld.args or (ld.attr.buffer, ld.attr.index) not in stored for ld in own):
+            return False
+        if any(isinstance(a, Val) for e in st.index for a in e.atoms()):
+            return False
+        stored.add((st.buffer, st.index))
+    return True
 
 
 def _size(loops: tuple[Var, ...]) -> Size:
@@ -87,10 +119,6 @@ def _count(loops: tuple[Var, ...]) -> int:
     n = _size(loops)
     assert isinstance(n, int)
     return n
-
-
-def _is_store(st: object) -> bool:
-    return isinstance(st, Store) and type(st) is Store and st.mode == "set" and st.mask is None
 
 
 def _factors(st: Reduce, outer: tuple[Var, ...]) -> tuple[Factors, frozenset[Var], frozenset[Var]] | None:
@@ -125,7 +153,7 @@ class _Renderer:
         sides = [("left", f.rows, [s.left for s in f.sums]), ("right", f.columns, [s.right for s in f.sums])]
         lines: list[str] = []
         for side, loops, factors in sides:
-            lines += [*self._function(side, loops, f.along, [], factors), "", ""]
+            lines += [*self._function(side, loops, factors), "", ""]
         return [*lines, *self._end(), "", "", *self._kernel()]
 
     def _values(self, lines: list[str], outer: tuple[Var, ...], inner: tuple[Var, ...]) -> tuple[Values, list[str]]:
@@ -144,29 +172,27 @@ class _Renderer:
                 step *= n
         return v, digits
 
-    def _head(self, side: str, more: list[str]) -> list[str]:
+    def _head(self, side: str, more: Sequence[str] = ()) -> list[str]:
         given = [*self.buffers, "batch", "xindex", "xmask", "rindex0", "rmask0", *more]
         return [
             "@triton.jit",
             f"def {self.name}_{side}({', '.join(given)}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):",
         ]
 
-    def _function(
-        self, side: str, outer: tuple[Var, ...], inner: tuple[Var, ...], more: list[str], factors: list[Node]
-    ) -> list[str]:
+    def _function(self, side: str, outer: tuple[Var, ...], factors: list[Node]) -> list[str]:
         """One side's factors for a block; 0 beyond the sum's steps."""
         lines: list[str] = []
-        v, digits = self._values(lines, outer, inner)
+        v, digits = self._values(lines, outer, self.found.along)
         results: list[str] = []
         for factor in factors:
             value = v.node(factor)
             made = v.fresh()
             lines.append(f"{made} = tl.broadcast_to({value}, [XBLOCK, RBLOCK]).to({TYPES[factor.dtype]})")
-            lines.append(f"if {_count(inner)} % RBLOCK != 0:")
+            lines.append(f"if {_count(self.found.along)} % RBLOCK != 0:")
             lines.append(f"    {made} = tl.where(rmask0, {made}, tl.zeros([XBLOCK, RBLOCK], {TYPES[factor.dtype]}))")
             results.append(made)
         body = [*digits, *v.constants, *lines, f"return {', '.join(results)}"]
-        return [*self._head(side, more), *(f"    {line}" for line in body)]
+        return [*self._head(side), *(f"    {line}" for line in body)]
 
     def _end(self) -> list[str]:
         f = self.found
@@ -176,16 +202,13 @@ class _Renderer:
             v.local[s.register] = s.register
             v.deep_tiles.add(s.register)
         stores: list[str] = []
-        for st in (st for p in f.rest for st in p.body):
-            assert isinstance(st, Store)
-            if any(isinstance(a, Val) for e in st.index for a in e.atoms()):
-                raise UnsupportedError("the results of a product are stored at coordinates only")
+        for st in f.ends:
             where = v.expr(flat_index(st.index, self.layouts[st.buffer]))
-            dtype = self.layouts[st.buffer].dtype
-            value = f"({v.node(st.value)}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
-            block = "[XBLOCK, RBLOCK]"
+            dtype, value, block = self.layouts[st.buffer].dtype, v.node(st.value), "[XBLOCK, RBLOCK]"
+            v.deep.names[load(st.buffer, st.index, dtype)] = value
+            typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
             place = f"{st.buffer} + tl.broadcast_to(xindex * 0 + {where}, {block})"
-            stores.append(f"tl.store({place}, tl.broadcast_to({value}, {block}), xmask & rmask0)")
+            stores.append(f"tl.store({place}, tl.broadcast_to({typed}, {block}), xmask & rmask0)")
         # What is read may be in the memory that is written, and then at the same point: all threads have read theirs.
         body = [*digits, *v.constants, *lines, "tl.debug_barrier()", *stores]
         return [*self._head("end", [s.register for s in f.sums]), *(f"    {line}" for line in body)]
