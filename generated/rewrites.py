@@ -101,6 +101,40 @@ div_number_on_cuda = Rule(
     device="cuda",
 )
 
+# spec: fma
+fma = Rule(
+    name="fma",
+    doc="fma(a, b, c) = addcmul(c, a, b), both rounded once; so Dynamo of torch 2.13 writes addcmul_ and addcdiv_ with a value, add_ with a tensor",
+    match=Call(
+        "prims.fma.default",
+        (
+            ("a", Wild("a")),
+            ("b", Wild("b")),
+            ("c", Wild("c")),
+        ),
+    ),
+    when=lambda m: (
+        p.is_tensor(m["b"]) and p.is_float(m["a"]) and p.same_dtype(m["a"], m["b"]) and p.same_dtype(m["a"], m["c"])
+    ),
+    replace=lambda m, g: g.call("aten.addcmul.default", m["c"], m["a"], m["b"]),
+)
+
+# spec: fma_with_a_number
+fma_with_a_number = Rule(
+    name="fma_with_a_number",
+    doc="fma(a, k, c) = c + k a, which is rounded once",
+    match=Call(
+        "prims.fma.default",
+        (
+            ("a", Wild("a")),
+            ("b", Wild("k")),
+            ("c", Wild("c")),
+        ),
+    ),
+    when=lambda m: p.is_number(m["k"]) and p.is_float(m["a"]) and p.same_dtype(m["a"], m["c"]),
+    replace=lambda m, g: g.call("aten.add.Tensor", m["c"], m["a"], alpha=m["k"]),
+)
+
 # spec: pow_one
 pow_one = Rule(
     name="pow_one",
@@ -514,7 +548,12 @@ mm_of_few_rows = Rule(
             ("mat2", Wild("b")),
         ),
     ),
-    when=lambda m: p.is_half(m["a"]) and p.is_few(p.size(m["a"], 0), 64) and p.made_of_smaller(m["b"]),
+    when=lambda m: (
+        p.is_half(m["a"])
+        and p.is_few(p.size(m["a"], 0), 64)
+        and p.made_of_smaller(m["b"])
+        and not p.has_backward(m["out"])
+    ),
     replace=lambda m, g: g.call(
         "aten._to_copy.default",
         g.call(
@@ -543,7 +582,12 @@ addmm_of_few_rows = Rule(
             ("mat2", Wild("b")),
         ),
     ),
-    when=lambda m: p.is_half(m["a"]) and p.is_few(p.size(m["a"], 0), 64) and p.made_of_smaller(m["b"]),
+    when=lambda m: (
+        p.is_half(m["a"])
+        and p.is_few(p.size(m["a"], 0), 64)
+        and p.made_of_smaller(m["b"])
+        and not p.has_backward(m["out"])
+    ),
     replace=lambda m, g: g.call(
         "aten._to_copy.default",
         g.call(
@@ -583,8 +627,9 @@ mm_of_odd_columns_to_the_caller = Rule(
         p.is_half(m["a"])
         and p.is_few(p.size(m["a"], 1), 1024)
         and p.short_of_vectors(m["b"], 1) > 0
-        and p.is_returned(m["out"])
         and p.has_elements(m["out"], 4194304)
+        and p.is_returned(m["out"])
+        and not p.has_backward(m["out"])
     ),
     replace=lambda m, g: g.call(
         "aten._to_copy.default",
@@ -1121,4 +1166,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         view_same,
     ),
     "aten.where.self": (where_same,),
+    "prims.fma.default": (
+        fma,
+        fma_with_a_number,
+    ),
 }

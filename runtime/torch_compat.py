@@ -94,6 +94,7 @@ __all__ = [
     "registered_effect",
     "reinterpret_tensor",
     "same_addresses",
+    "saving_is_hooked",
     "selective_context",
     "shares_version",
     "size_hint",
@@ -126,6 +127,13 @@ def python_source(expr: object) -> str:
 
     text: str = PythonPrinter().doprint(expr)
     return text
+
+
+def saving_is_hooked() -> bool:
+    """Whether what is saved for a backward goes through `saved_tensors_hooks` now. [2.11, 2.13]"""
+    import torch
+
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def drop_library_workspaces() -> None:

@@ -15,9 +15,9 @@ PATH = "generated/rewrites.py"
 TESTS = "tests/generated/test_rewrites.py"
 SPEC = "specs/rewrites.yaml"
 PREDICATES = (
-    "all_but_channels", "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_few", "is_float", "is_half", "is_identity", "is_int",
-    "is_number", "is_power_of_two", "is_returned", "is_tensor", "made_of_smaller", "only_result_used", "opmath", "over_channels", "rank",
-    "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
+    "all_but_channels", "composed", "dtype", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few", "is_float", "is_half",
+    "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_tensor", "made_of_smaller", "only_result_used", "opmath",
+    "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip
 _ALLOWED = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
@@ -142,19 +142,22 @@ class _Printer:
     def overload(self, func: ast.expr) -> Any:
         name = ast.unparse(func)
         parts = name.split(".")
+        space = parts.pop(0) if parts[0] == "prims" and len(parts) > 1 else "aten"
         if len(parts) > 2:
-            raise _Fault(f"expected an operator like 'relu' or 'add.Tensor', found '{name}'", func.col_offset)
-        found = self.model.torch.get(f"aten.{parts[0]}")
+            raise _Fault(
+                f"expected an operator like 'relu', 'add.Tensor' or 'prims.fma', found '{name}'", func.col_offset
+            )
+        found = self.model.torch.get(f"{space}.{parts[0]}")
         if not found:
             near = did_you_mean(parts[0], [n.partition(".")[2] for n in self.model.torch.packets()])
-            raise _Fault(f"torch has no operator 'aten.{parts[0]}'{near}", func.col_offset)
+            raise _Fault(f"torch has no operator '{space}.{parts[0]}'{near}", func.col_offset)
         which = parts[1] if len(parts) == 2 else "default"
         for schema in found:
             if schema.overload == which:
                 return schema
         names = [s.overload for s in found]
         raise _Fault(
-            f"'aten.{parts[0]}' has no overload '{which}'{did_you_mean(which, names)}; it has {', '.join(names)}",
+            f"'{space}.{parts[0]}' has no overload '{which}'{did_you_mean(which, names)}; it has {', '.join(names)}",
             func.col_offset,
         )
 

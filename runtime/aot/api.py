@@ -226,6 +226,7 @@ class _PerSignature:
         modes = (
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
             *(
                 torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
                 for device in ("cpu", "cuda")
@@ -239,7 +240,7 @@ class _PerSignature:
             return type(t), repr(t)  # 0.0 and -0.0 are equal; slices have no hash before Python 3.12
         if not isinstance(t, torch.Tensor):
             return type(t), t
-        kind = type(t), t.dtype, t.device, t.requires_grad, t.is_leaf, t.is_inference()
+        kind = type(t), t.dtype, t.device, t.requires_grad, t.is_leaf, t.is_inference(), t.is_neg(), t.is_conj()
         if self.dynamic and k >= self.fixed:
             return *kind, t.dim()
         return *kind, t.shape, t.stride(), t.storage_offset()
@@ -262,7 +263,7 @@ def _symbolic(leaves: Sequence[Any], fixed: int) -> tuple[list[Any], Callable[[S
 
     def holds(given: Sequence[Any]) -> bool:
         if not guards:
-            guards.append(shape_env.produce_guards_expression(placeholders))
+            guards.append(shape_env.produce_guards_expression(placeholders, ignore_static=False))
         code = guards[0]
         return code is None or bool(shape_env.evaluate_guards_expression(code, [given[k] for k in positions]))
 

@@ -20,9 +20,9 @@ from ...generated.wrapper_steps import STEPS
 from ..dispatch.joint import Gradients, written_since
 from ..dispatch.regions import Layout
 from ..dispatch.subclasses import Names, coerced, dense_tangent
-from ..torch_compat import in_transform, no_modes
+from ..torch_compat import in_transform, no_modes, saving_is_hooked
 from .batched import backward_by_rows
-from .support import restride
+from .support import as_described, described, restride
 
 Compiled = Callable[..., Any]
 
@@ -104,16 +104,19 @@ def bind_halves(
     namespace: dict[str, Any] = {
         "Function": torch.autograd.Function,
         "forward_graph": forward,
+        "as_described": as_described,
         "backward_by_rows": backward_by_rows,
         "backward_ready": backward.ready,
         "in_transform": in_transform,
         "is_grad_enabled": torch.is_grad_enabled,
         "nothing": torch.empty(0),
         "restride": restride,
+        "saving_is_hooked": saving_is_hooked,
         "Tensor": torch.Tensor,
         "math": math,
         "coerced": coerced,
         "dense_tangent": dense_tangent,
+        "described": described,
         "held": held,
         "partial": partial,
         "ref": weakref.ref,
@@ -163,6 +166,8 @@ def _forward(halves: Halves, values: Names) -> list[str]:
         (tensors if tensor else sizes).append(f"x{k}" if where == "input" else f"out[{k}]")
     if tensors or halves.gradients.once:
         lines.append(f"ctx.save_for_backward({', '.join(tensors or ['nothing'])})")
+    if tensors:
+        lines.append(f"ctx.hooked = described(({', '.join(tensors)},)) if saving_is_hooked() else None")
     if sizes:
         lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
     if watched := _watched(halves):
@@ -221,6 +226,12 @@ def _backward(halves: Halves, values: Names) -> list[str]:
     if halves.gradients.once and not tensors:
         lines.append("ctx.saved_tensors")  # raises where autograd has freed the graph
     lines.append(f"arguments = [{', '.join(saved)}]")
+    if tensors:
+        count = sum(halves.saved_is_tensor)
+        lines += [
+            "if ctx.hooked is not None:",
+            f"    arguments[:{count}] = as_described(arguments[:{count}], ctx.hooked)",
+        ]
     if tensors or halves.gradients.once:
         lines.append("ctx.maybe_clear_saved_tensors()")
     if halves.gradients.symbols:

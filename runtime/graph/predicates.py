@@ -105,6 +105,11 @@ def made_of_smaller(x: Any, calls: int = 8) -> bool:
     return False
 
 
+def has_backward(x: Any) -> bool:
+    """Whether the graph computes gradients too: what its backward saves or computes again is then still to be chosen."""
+    return any(n.meta.get("backward") for n in x.graph.nodes)
+
+
 def is_returned(x: Any) -> bool:
     """Whether the graph returns a tensor, or all of it in another shape."""
     return any(user.op == "output" or (_is_same_memory(user, x) and is_returned(user)) for user in x.users)
@@ -190,7 +195,7 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 
 NAMES = (
-    "all_but_channels", "composed", "dtype", "exact_widening", "has_elements", "is_bool", "is_few", "is_float", "is_half", "is_identity", "is_int",
-    "is_number", "is_power_of_two", "is_returned", "is_tensor", "made_of_smaller", "only_result_used", "opmath", "over_channels", "rank",
-    "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
+    "all_but_channels", "composed", "dtype", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few", "is_float", "is_half",
+    "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_tensor", "made_of_smaller", "only_result_used", "opmath",
+    "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip

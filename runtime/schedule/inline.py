@@ -30,9 +30,8 @@ SINGLE = 40  # … and of this cost, where it is a single value: its readers com
 HELD = 2  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
 MANY = 1 << 62
 OFTEN, CACHE = 8, 1 << 17  # times that a value is read; bytes
-BLOCK = (
-    128  # readings of a factor of a matrix product for which it is computed once: the rows, or the columns, of a block
-)
+#: Readings of a factor of a matrix product for which it is computed once: by the rows, or the columns, of a block.
+BLOCK = 128
 SMALLER = 4  # part of the arithmetic, where a value is computed at more points than it has
 
 

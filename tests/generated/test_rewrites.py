@@ -15,6 +15,8 @@ CASES = {
     "div_one": {"x": [3, 5]},
     "div_power_of_two": {"x": [3, 5], "c": {"value": 8.0}},
     "div_number_on_cuda": {"x": [3, 5], "c": {"value": 7.0}},
+    "fma": {"a": [3, 5], "b": [5], "c": [3, 5]},
+    "fma_with_a_number": {"a": [3, 5], "k": {"value": 0.3}, "c": [3, 5]},
     "pow_one": {"x": [3, 5]},
     "pow_two": {"x": [3, 5]},
     "neg_neg": {"x": [3, 5]},

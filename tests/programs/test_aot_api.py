@@ -612,3 +612,33 @@ def test_the_public_names_are_at_the_top() -> None:
             if not callable(theirs[p].default):
                 assert mine[p].default == theirs[p].default, (name, p)
     assert callable(opforge.aot_autograd)
+
+
+@pytest.mark.parametrize(
+    ("program", "first", "then"),
+    [
+        (lambda x: x * x.shape[0], (1,), (3,)),
+        (lambda x: x * 3 if x.shape[0] == 5 else x * 2, (5,), (7,)),
+        (lambda x: x.sin().mean(0), (1, 2), (3, 2)),
+        (lambda x: x.view(-1, x.shape[0]).sum(0), (1, 4), (2, 2)),
+        (lambda x: x.sum(0), (0, 2), (2, 2)),
+    ],
+)
+def test_a_size_that_the_trace_decided_is_asked_for(
+    program: Callable[[Tensor], Tensor], first: tuple[int, ...], then: tuple[int, ...]
+) -> None:
+    f = opforge.aot_function(program, fw_compiler=opforge.aot.nop, dynamic=True)
+    for sizes in (first, then, first):
+        x = torch.ones(sizes)
+        torch.testing.assert_close(f(x), program(x))
+
+
+def test_the_default_dtype_is_asked_for() -> None:
+    f = opforge.aot_function(lambda x: x * torch.ones(3), fw_compiler=opforge.aot.nop)
+    x = torch.ones(3, dtype=torch.int64)
+    assert f(x).dtype == torch.float32
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert f(x).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

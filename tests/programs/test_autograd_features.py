@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -495,3 +495,37 @@ def test_results_without_gradients_add_nothing(given: tuple[int, ...]) -> None:
         return found, (x.grad, w.grad)
 
     same(program, several)
+
+
+@pytest.mark.parametrize(
+    ("pack", "unpack"),
+    [
+        (lambda t: t.detach().numpy().copy(), torch.from_numpy),
+        (lambda t: t.contiguous(), lambda t: t),
+        (lambda t: t, lambda t: t.double()),
+        (lambda t: t, lambda t: torch._neg_view(-t)),
+        (lambda t: t, lambda t: t.repeat_interleave(2, -1)[..., ::2]),
+    ],
+    ids=["other strides, offloaded", "other strides", "another dtype", "lazily negated", "gaps"],
+)
+def test_hooks_of_saved_tensors_may_return_another_layout(
+    pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
+) -> None:
+    """The compiled backward reads what was saved by the layout that it was made for."""
+    gradients = []
+    for f in (lambda x: x.sin() * x, torch.compile(lambda x: x.sin() * x, backend="opforge")):
+        leaf = torch.arange(1.0, 7).view(2, 3).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            out = f(leaf.t())
+        out.sum().backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_hooks_of_saved_tensors_that_return_other_sizes_are_told_of() -> None:
+    f = torch.compile(lambda x: x.sin() * x, backend="opforge")
+    x = torch.ones(3, 2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t[:1]):
+        out = f(x)
+    with pytest.raises(RuntimeError, match=r"sizes \[1, 2\] on cpu for one of sizes \[3, 2\]"):
+        out.sum().backward()

@@ -293,3 +293,26 @@ def test_hooks_and_retained_gradients() -> None:
     compiled(lambda t: t.square())(y).sum().backward()
     torch.testing.assert_close(y.grad, 2 * y.detach())
     torch.testing.assert_close(seen[0], 2 * y.detach())
+
+
+def test_an_optimizer_of_single_tensors_needs_no_eager_kernels() -> None:
+    """Dynamo of torch 2.13 writes `addcdiv_` with a value, and `add_` with a tensor `lr`, by an operator of its own."""
+    makers = [
+        lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False),
+        lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1), foreach=False),
+    ]
+    for make in makers:
+        steps = []
+        for backend in (None, "opforge"):
+            torch._dynamo.reset()
+            opforge.reset_stats()
+            torch.manual_seed(0)
+            parameters = [torch.nn.Parameter(torch.randn(5, 7))]
+            optimizer = make(parameters)
+            step = torch.compile(optimizer.step, backend=backend) if backend else optimizer.step
+            for _ in range(3):
+                parameters[0].grad = torch.ones(5, 7)
+                step()
+            steps.append(parameters[0].detach())
+        assert opforge.stats()["externs"] == {}
+        torch.testing.assert_close(steps[1], steps[0])

@@ -28,6 +28,7 @@ NAMES = [
     "linear_gelu",
     "linear_residual",
     "int8_linear",
+    "int8_few_rows",
     "bmm_softmax",
 ]
 
