@@ -57,10 +57,15 @@ def _look_at_kind(example: torch.Tensor) -> Callable[[Any], str]:
 def _look_at_layout(example: torch.Tensor) -> Callable[[Any], str]:
     dtype, device, sizes, strides = example.dtype, example.device, tuple(example.shape), tuple(example.stride())
     known = all(type(n) is int for n in (*sizes, *strides))
+    lazy, followed = (example.is_neg(), example.is_conj()), example.requires_grad
 
     def look(x: Any) -> str:
         if not isinstance(x, torch.Tensor):
             return f"is a {type(x).__name__}, the graph was compiled for a tensor"
+        if (x.is_neg(), x.is_conj()) != lazy:
+            return "is lazily negated or conjugated, or the graph was compiled for such a tensor: resolve_neg(), resolve_conj()"
+        if x.requires_grad and not followed and torch.is_grad_enabled():
+            return "requires grad, the graph was compiled for a tensor that does not"
         if x.dtype is not dtype:
             return f"is {x.dtype}, the graph was compiled for {dtype}"
         if x.device != device:

@@ -21,6 +21,8 @@ def graph() -> torch.fx.GraphModule:
         (torch.ones(4, 7), r"has the sizes \[4, 7\]"),
         (torch.ones(6, 4).t(), r"has the strides \[1, 4\], the graph was compiled for \[6, 1\]"),
         (torch.ones(4, 6).double(), r"is torch.float64, the graph was compiled for torch.float32"),
+        (torch._neg_view(torch.ones(4, 6)), r"is lazily negated"),
+        (torch.ones(4, 6, requires_grad=True), r"requires grad, the graph was compiled for a tensor that does not"),
         (1.0, r"is a float, the graph was compiled for a tensor"),
     ],
 )
@@ -31,6 +33,13 @@ def test_other_inputs_are_refused(x: object, message: str) -> None:
         run(x)
     with pytest.raises(InputError, match="takes 1 inputs, 2 were given"):
         run(torch.ones(4, 6), torch.ones(4, 6))
+
+
+def test_a_gradient_that_nobody_asks_for_is_no_other_input() -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+    with torch.no_grad():
+        run = opforge.compile_fx(graph(), [torch.randn(4, 6)])
+        torch.testing.assert_close(run(x)[0] if isinstance(run(x), tuple) else run(x), graph()(x))
 
 
 def test_the_same_kind_of_inputs_is_taken() -> None:
