@@ -260,4 +260,4 @@ class _Renderer:
         return ["@triton.jit", f"def {self.name}({taken}):", *(f"    {line}" for line in body)]
 
 
-__all__ = ["EDGE", "FEW_ROWS", "Product", "contraction", "render_product"]
+__all__ = ["LEAST_STEPS", "Product", "contraction", "render_product"]

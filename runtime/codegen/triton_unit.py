@@ -73,7 +73,7 @@ def render_triton(plan: Plan, *, boxed: bool = False) -> TritonUnit:
     return _Unit(plan).render(boxed)
 
 
-# Points of a block of a group with many: those of one warp, since each warp takes its time to find its member.
+#: Points of a block of a group with many: those of one warp, since each warp takes its time to find its member.
 LONG = 1024
 
 
@@ -150,7 +150,7 @@ def blocks(shape: Launch) -> tuple[int, int, int]:
     outer = shape.outer if isinstance(shape.outer, int) else 1 << 30
     if shape.product:
         # Few rows: the memory decides, and many programs keep it busy. Many: a block's operands are used as often as registers allow.
-        columns, steps_at_once, warps = PRODUCTS[min(shape.product, max(PRODUCTS))]
+        columns, steps_at_once, warps = PRODUCTS[shape.product]
         return columns, min(steps_at_once, max(LEAST_STEPS, _power(inner))), warps
     if inner == 1:
         # What is not contiguous is met in as many requests as a thread has elements: few then.

@@ -42,10 +42,11 @@ class CudaRecorder:
                 results = call(*inputs)
             except Exception:
                 _end(graph)
-                drop_library_workspaces()
                 raise
-            graph.capture_end()
-            drop_library_workspaces()
+            else:
+                graph.capture_end()
+            finally:
+                drop_library_workspaces()
             arena = waiting_arena((torch.device("cuda", self.index), stream.cuda_stream))
         current.wait_stream(stream)
 

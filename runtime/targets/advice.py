@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
-
 import torch
 
-from ...errors import OpforgeWarning
+from ..build.scratch import warn_once
 from ..ir.nodes import Extern, Program
 from ..schedule.planned import row_bytes
 
@@ -17,7 +14,7 @@ AMPERE = 80  # the first capability, times ten, with TF32 and with arithmetic of
 def advise(program: Program, capability: int) -> None:
     """Warns of what slows the program down on a device of this capability (times ten)."""
     for text in advice(program, capability, torch.get_float32_matmul_precision()):
-        _say(text)
+        warn_once("advice", text, f"opforge: {text}")
 
 
 def advice(program: Program, capability: int, precision: str) -> list[str]:
@@ -35,11 +32,6 @@ def advice(program: Program, capability: int, precision: str) -> list[str]:
             f"this GPU (compute capability {capability // 10}.{capability % 10}) has no arithmetic of bfloat16 and emulates it; float16 is faster"
         )
     return said
-
-
-@functools.cache
-def _say(text: str) -> None:
-    warnings.warn(f"opforge: {text}", OpforgeWarning, stacklevel=2)
 
 
 __all__ = ["advice", "advise"]
