@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,23 +12,15 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from opforge.generated.rewrites import RULES
 from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.codegen.triton_product import contraction
 from opforge.runtime.codegen.triton_unit import render_triton
-from opforge.runtime.config import Config
-from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.graph.rewrite import rewrite
-from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.check import check
-from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import ExternStep, Plan
 from opforge.runtime.targets import cuda
-from opforge.runtime.targets.cuda import prepared, scheduled
+from tests.support.gpu_plan import planned
 from tests.support.loops import Ran, agree
 from tests.support.triton_run import job_of, launch_interpreted, results
 
-PROCESSORS = 132
 Case = tuple[Callable[..., Tensor | tuple[Tensor, ...]], Callable[[], list[Tensor]]]
 
 
@@ -75,16 +66,6 @@ CASES: dict[str, Case] = {
     "batches": (sums, lambda: [half(3, 20, 40), half(3, 40, 50)]),
     "rows of blocks": (sums, lambda: [half(300, 40), half(40, 150)]),
 }  # fmt: skip
-
-
-def planned(fn: Callable[..., Any], inputs: list[Tensor]) -> Plan:
-    with torch.no_grad():
-        traced = trace(fn, inputs)
-    rewrite(traced.graph, RULES, device="cuda")
-    program = prepared(separate_outputs(lower(traced.graph).program), PROCESSORS)
-    plan = scheduled(program, Config(), PROCESSORS)
-    check(program, plan)
-    return plan
 
 
 @pytest.fixture(scope="module")

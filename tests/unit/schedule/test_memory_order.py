@@ -10,31 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opforge.generated.rewrites import RULES
-from opforge.runtime.config import Config
-from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.graph.rewrite import rewrite
-from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.check import check
-from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import ExternStep, Plan
 
 pytest.importorskip("triton")
 
-from opforge.runtime.targets.cuda import prepared, scheduled
+from tests.support import gpu_plan
 
-PROCESSORS = 132
 HALF = torch.bfloat16
 
 
 def planned(fn: Callable[..., Any], *inputs: Tensor) -> Plan:
-    with torch.no_grad():
-        traced = trace(fn, list(inputs))
-    rewrite(traced.graph, RULES, device="cuda")
-    program = prepared(separate_outputs(lower(traced.graph).program), PROCESSORS)
-    plan = scheduled(program, Config(), PROCESSORS)
-    check(program, plan)
-    return plan
+    return gpu_plan.planned(fn, inputs)
 
 
 def channels_last(*shape: int) -> Tensor:

@@ -1,0 +1,35 @@
+"""Plans as for a GPU of 132 processors, without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opforge.generated.rewrites import RULES
+from opforge.runtime.config import Config
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.lower.graph import lower
+from opforge.runtime.schedule.check import check
+from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.targets.cuda import prepared, scheduled
+
+PROCESSORS = 132
+
+
+def planned(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Plan:
+    """The checked plan of a function, with the rewrites for a GPU."""
+    with torch.no_grad():
+        traced = trace(fn, list(inputs))
+    rewrite(traced.graph, RULES, device="cuda")
+    program = prepared(separate_outputs(lower(traced.graph).program), PROCESSORS)
+    plan = scheduled(program, Config(), PROCESSORS)
+    check(program, plan)
+    return plan
+
+
+__all__ = ["PROCESSORS", "planned"]
