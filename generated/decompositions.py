@@ -133,6 +133,8 @@ CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, .
     torch.ops.aten.native_layer_norm.default: ((1, (2, 3), False, "", (), ""), (2, (2, 3), False, "", (), "")),
     # With a weight of another dtype the statistics have its dtype.
     torch.ops.aten.native_group_norm.default: ((1, (1, 2), False, "", (), ""), (2, (1, 2), False, "", (), "")),
+    # The logarithms of the sums are float64 where the operands are (torch 2.11).
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: ((1, (0,), True, "", (), ""),),
     # The gradient of the input has its dtype.
     torch.ops.aten.native_group_norm_backward.default: ((0, (1,), False, "", (), ""),),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.

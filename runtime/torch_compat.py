@@ -136,6 +136,13 @@ def saving_is_hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def running_node() -> Any:
+    """The node whose formula autograd runs in this thread; None outside of a backward. [2.11, 2.13]"""
+    import torch
+
+    return torch._C._current_autograd_node()
+
+
 def drop_library_workspaces() -> None:
     """Let go of the memory that torch keeps for cuBLAS, one piece for each handle and stream: the next product gets its own. [2.11, 2.13]"""
     import torch

@@ -16,7 +16,7 @@ from .dispatch.trace import Traced
 from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
 from .lower.graph import repeats
 from .partition import Partition, partition
-from .partition.partial import without_tangents
+from .partition.partial import tangents_with, without_tangents
 from .partition.split import Halves as Cut
 
 
@@ -79,6 +79,7 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
         gradients,
         len(tangents) > 1 and not gradients.wrapped_results,
         _is_symbolic(parts.backward),
+        tangents_with(parts.backward) if len(tangents) > 1 else (),
     )
     return Split(parts.forward, parts.backward, halves, written)
 

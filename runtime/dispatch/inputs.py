@@ -90,6 +90,8 @@ class Inputs:
         their own. For `training` all get their own, leaves of autograd where the given ones are; `edges[i]` is where gradients of input i
         arrive, None where it has none.
         """
+        for t in given:
+            _check_history(t)
         fake_mode = fake_mode_of(given)
         fakes = [to_fake(v, fake_mode, s) for v, s in zip(given, sources or [None] * len(given), strict=True)]
         same: list[int | None] = [None] * len(fakes)
@@ -142,6 +144,15 @@ class Inputs:
                     group.add(j)
                     todo.append(j)
         return frozenset(group)
+
+
+def _check_history(t: Any) -> None:
+    """Raises `UnsupportedError` for a view whose base was written where autograd could not follow: it refuses to say where it comes from."""
+    if isinstance(t, torch.Tensor) and t.requires_grad:
+        try:
+            _ = t.is_leaf
+        except RuntimeError as error:
+            raise UnsupportedError(f"autograd cannot tell where an input comes from: {error}") from error
 
 
 class _NotALeaf(torch.autograd.Function):

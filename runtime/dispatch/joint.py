@@ -7,14 +7,15 @@ that is added here are tangents, one placeholder for each result that autograd f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ...errors import UnsupportedError
 from ...generated.schemas import InputAliasInfo, MutationType
+from ..torch_compat import running_node
 from .border import Border, WrappedGradient, WrappedResult, read_symbols
 from .inputs import Inputs
 from .merge import Entered
@@ -48,6 +49,8 @@ class Gradients:
     unreached  graph inputs that require grad, and from no result autograd finds a way to them: it must not see them as arguments. Eager may
                lay such a leaf out anew afterwards, and an autograd function that took it has told autograd its first sizes.
     once       whether eager's backward reads what its forward saved: it runs once, unless the graph is retained.
+    read_for   for graph inputs and results that eager's backward reads, as ("input" or "output", position), the tangents for which it does,
+               as bits: where none of them is given, it does not mind that they were written to. {} where there is one tangent.
     """
 
     tangents: tuple[int, ...]
@@ -67,6 +70,7 @@ class Gradients:
     reached: tuple[int, ...] = ()
     unreached: tuple[int, ...] = ()
     once: bool = False
+    read_for: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 def differentiate(
@@ -93,9 +97,12 @@ def differentiate(
     dense = iter(_tangents(recorder, alike, inputs.fake_mode))
     tangents = [next(dense) for _ in followed] + [form.put(dense) for _, form in expected]
     results = [t for _, t in followed] + [r.traced for r in made]
-    reached = reached_from(results, [e for _, e in [*wanted, *edges]]) if len(results) > 1 else ()
+    several = len(results) > 1
+    ways_in = Ways(results) if several else None
+    reached = ways_in.to([e for _, e in [*wanted, *edges]]) if ways_in else ()
     once = _runs_once(results, saved)
     recorder.origin, recorder.backward = None, True
+    saved.tangents_of = ways_in.nodes if ways_in else {}
     with recorder, torch.autograd.set_detect_anomaly(False):  # anomaly mode looks at values
         gradients = torch.autograd.grad(results, [e for _, e in [*wanted, *edges]], tangents, allow_unused=True)
     needed = saved.read
@@ -105,7 +112,7 @@ def differentiate(
             raise UnsupportedError(
                 f"input {i} is given another layout or storage, and its elements are needed by the backward"
             )
-    ways = reached or (reached_from(results, [e for _, e in wanted]) if any(g is None for g in gradients) else ())
+    ways = reached or (Ways(results).to([e for _, e in wanted]) if any(g is None for g in gradients) else ())
     plain = [None if g is None or is_wrapper(g) else g for g in gradients]
     nodes = [None if g is None else recorder.current(recorder.value(g)) for g in plain]
     wrapped_gradients: list[WrappedGradient] = []
@@ -171,6 +178,13 @@ def differentiate(
     shapes = shapes.union(*(r.made.symbols() for r in wrapped_results), *(g.made.symbols() for g in wrapped_gradients))
     names = {f"arg{i}": k for k, i in enumerate(entered.graph_inputs)}
     symbols = tuple((s, names[node], call) for s, node, call in read_symbols(shapes, recorder.symbols))
+    read_for: dict[tuple[str, int], int] = {}
+    if several:
+        fakes = [*(inputs.fakes[i] for i in entered.graph_inputs), *entered.base_tensors]
+        for where, values in (("input", fakes), ("output", found.tensors)):
+            keys = ((k, recorder.regions.key(t)) for k, t in enumerate(values) if isinstance(t, torch.Tensor))
+            read_for |= {(where, k): needed[key] for k, key in keys if key in needed}
+        read_for |= {("output", k): needed[key] for k, key in found.shown.items() if key in needed}
     return Gradients(
         *positions,
         watched_inputs,
@@ -187,34 +201,40 @@ def differentiate(
         reached,
         unreached,
         once,
+        read_for,
     ), nodes
 
 
-def reached_from(results: Sequence[torch.Tensor], edges: Sequence[Any]) -> tuple[int, ...]:
-    """For each gradient edge the results from which autograd finds a way to it, as bits."""
-    roots = [torch.autograd.graph.get_gradient_edge(t) for t in results]
-    order: list[Any] = []
-    seen: set[Any] = set()
-    stack = [(e.node, False) for e in roots]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack += [(after, False) for after, _ in node.next_functions if after is not None]
-    nodes: dict[Any, int] = dict.fromkeys(order, 0)
-    ways: dict[tuple[Any, int], int] = {}
-    for k, e in enumerate(roots):
-        nodes[e.node] |= 1 << k
-        ways[e.node, e.output_nr] = ways.get((e.node, e.output_nr), 0) | 1 << k
-    for node in reversed(order):
-        for after, n in node.next_functions:
-            if after is not None:
-                nodes[after] |= nodes[node]
-                ways[after, n] = ways.get((after, n), 0) | nodes[node]
-    return tuple(ways.get((e.node, e.output_nr), 0) for e in edges)
+class Ways:
+    """From which of some results autograd finds a way to its nodes and their gradient edges. `nodes`: for each node the results, as bits."""
+
+    def __init__(self, results: Sequence[torch.Tensor]) -> None:
+        roots = [torch.autograd.graph.get_gradient_edge(t) for t in results]
+        order: list[Any] = []
+        seen: set[Any] = set()
+        stack = [(e.node, False) for e in roots]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order.append(node)
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                stack += [(after, False) for after, _ in node.next_functions if after is not None]
+        self.nodes: dict[Any, int] = dict.fromkeys(order, 0)
+        self._ways: dict[tuple[Any, int], int] = {}
+        for k, e in enumerate(roots):
+            self.nodes[e.node] |= 1 << k
+            self._ways[e.node, e.output_nr] = self._ways.get((e.node, e.output_nr), 0) | 1 << k
+        for node in reversed(order):
+            for after, n in node.next_functions:
+                if after is not None:
+                    self.nodes[after] |= self.nodes[node]
+                    self._ways[after, n] = self._ways.get((after, n), 0) | self.nodes[node]
+
+    def to(self, edges: Sequence[Any]) -> tuple[int, ...]:
+        """For each gradient edge the results from which there is a way to it, as bits."""
+        return tuple(self._ways.get((e.node, e.output_nr), 0) for e in edges)
 
 
 def _runs_once(results: Sequence[torch.Tensor], saved: Saved) -> bool:
@@ -250,7 +270,7 @@ def _beside(inputs: Inputs, recorder: Recorder, entered: Entered, found: Found) 
 
 
 def _check_shared_counters(
-    inputs: Inputs, recorder: Recorder, entered: Entered, found: Found, needed: set[int]
+    inputs: Inputs, recorder: Recorder, entered: Entered, found: Found, needed: Container[int]
 ) -> None:
     """Inputs that lie apart in one storage of which one is written, and that the backward reads, share a version counter: how often the
     wrapper moves it is known when they are one base. Raises `Restart` for that.
@@ -285,10 +305,14 @@ class Saved:
     """What autograd saves while the program runs, and which of that its backward reads (in the inner functions of writes through views too).
 
     Hooks replace autograd's own check of versions; this makes it.
+
+    read         what was read, by the key of its storage, with the tangents for which it was, as bits.
+    tangents_of  the tangents of nodes of autograd, as bits; a node that is not known reads for all of them.
     """
 
     def __init__(self) -> None:
-        self.read: set[int] = set()
+        self.read: dict[int, int] = {}
+        self.tangents_of: Mapping[Any, int] = {}
         self._looking = False
 
     def hooks(self) -> Any:
@@ -313,7 +337,10 @@ class Saved:
             return t
         if version is not None and t._version != version:
             raise written_since(t, version)
-        self.read.update(inside.untyped_storage()._cdata for inside in inner_tensors(t))
+        tangents = self.tangents_of.get(running_node(), -1)
+        for inside in inner_tensors(t):
+            key = inside.untyped_storage()._cdata
+            self.read[key] = self.read.get(key, 0) | tangents
         return t
 
 

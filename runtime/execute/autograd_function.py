@@ -41,6 +41,7 @@ class Halves:
     gradients   what `Gradients` says.
     partial     whether the backward is told which of the results got no gradient.
     symbolic    whether sizes are known only when the forward has run.
+    saved_for   for each of `saved` the tangents from which and it something of the backward is computed, as bits; () counts as all.
     """
 
     arguments: int
@@ -52,6 +53,7 @@ class Halves:
     gradients: Gradients
     partial: bool = False
     symbolic: bool = False
+    saved_for: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,8 +164,10 @@ def _forward(halves: Halves, values: Names) -> list[str]:
         lines += values.wrap(f"w{k}", r.made, iter([f"out[{d}]" for d in r.dense]))
     tensors: list[str] = []
     sizes: list[str] = []
-    for (where, k), tensor in zip(halves.saved, halves.saved_is_tensor, strict=True):
-        (tensors if tensor else sizes).append(f"x{k}" if where == "input" else f"out[{k}]")
+    guarded = _guarded(halves)
+    for place, tensor in zip(halves.saved, halves.saved_is_tensor, strict=True):
+        # What only some tangents need is saved without its version counter: whether a write to it matters is known in the backward.
+        (tensors if tensor else sizes).append(_variable(*place) + (".data" if place in guarded else ""))
     if tensors or halves.gradients.once:
         lines.append(f"ctx.save_for_backward({', '.join(tensors or ['nothing'])})")
     if tensors:
@@ -172,7 +176,7 @@ def _forward(halves: Halves, values: Names) -> list[str]:
         lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
     if watched := _watched(halves):
         bases = {f"x{k}" for k in halves.gradients.bases}
-        texts = [f"({'held' if t in bases else 'ref'}({t}), {t}._version{after})" for t, after in watched]
+        texts = [f"({'held' if t in bases else 'ref'}({t}), {t}._version{after}, {n})" for t, after, n in watched]
         lines.append(f"ctx.watched = ({', '.join(texts)},)")
     if halves.constant:
         lines.append(f"ctx.mark_non_differentiable({', '.join(f'out[{k}]' for k in halves.constant)})")
@@ -185,19 +189,48 @@ def _forward(halves: Halves, values: Names) -> list[str]:
     ]
 
 
-def _watched(halves: Halves) -> list[tuple[str, str]]:
-    """Tensors that eager's backward needs and ours does not: their variables in the forward, and what is added to their version because the
-    wrapper is about to write them.
+def _variable(where: str, k: int) -> str:
+    return f"x{k}" if where == "input" else f"out[{k}]"
+
+
+def _guarded(halves: Halves) -> dict[tuple[str, int], int]:
+    """Arguments and results of the program that are saved, and that only some tangents need: these, as bits."""
+    if not halves.partial:
+        return {}
+    whole = (1 << len(halves.tangents)) - 1
+    found = {}
+    for place, ours in zip(halves.saved, halves.saved_for, strict=False):
+        where, k = place
+        needed = (halves.gradients.read_for.get(place, -1) | ours) & whole
+        if needed != whole and (where == "input" or k < halves.results):
+            found[place] = needed
+    return found
+
+
+def _watched(halves: Halves) -> list[tuple[str, str, int]]:
+    """Tensors that eager's backward needs and autograd does not watch for ours: their variables in the forward, what is added to their
+    version because the wrapper is about to write them, and the tangents for which they are needed, as bits.
     """
-    saved = set(halves.saved)
+    guarded = _guarded(halves)
+    saved = {place for place in halves.saved if place not in guarded}
     inputs = [k for k in halves.gradients.watched_inputs if ("input", k) not in saved]
     results = [k for k in halves.gradients.watched_results if ("output", k) not in saved]
     bumped = halves.gradients.bumped
     made = halves.gradients.wrapped_results
     wrappers = [(f"v{k}", f" + {n}" if n else "") for k, n in halves.gradients.watched_wrappers]
     wrappers += [(f"w{k}", "") for k, r in enumerate(made) if r.watched]
-    dense = [(f"x{k}", " + 1" if k in bumped else "") for k in inputs]
-    return dense + [(f"out[{k}]", "") for k in results] + wrappers
+    places = [("input", k) for k in inputs] + [("output", k) for k in results]
+    places += [place for place in guarded if place not in places]
+    read_for = halves.gradients.read_for if halves.partial else {}
+    dense = [
+        (
+            _variable(*place),
+            " + 1" if place[0] == "input" and place[1] in bumped else "",
+            guarded.get(place, read_for.get(place, -1)),
+        )
+        for place in places
+    ]
+    return dense + [(variable, after, -1) for variable, after in wrappers]
 
 
 def _backward(halves: Halves, values: Names) -> list[str]:
@@ -205,7 +238,8 @@ def _backward(halves: Halves, values: Names) -> list[str]:
     gradients = [f"g{k}" for k in range(halves.results)] + [f"h{k}" for k in range(len(wrapped))]
     lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
     lines += ["if in_transform():", f"    return backward_by_rows(Compiled.backward, ctx, {_tuple(gradients)})"]
-    if _watched(halves):
+    watched = bool(_watched(halves))
+    if watched and not halves.partial:
         lines.append("refuse_written(ctx.watched)")
     arguments_in_all = range(halves.arguments + halves.gradients.wrappers)
     if halves.partial:
@@ -215,6 +249,7 @@ def _backward(halves: Halves, values: Names) -> list[str]:
             lines += [f"if g{k} is None:", f"    missing |= {1 << n}", f"    g{k} = partial.zeros({n}{shape})"]
         lines += [f"if missing == {(1 << len(halves.tangents)) - 1}:"]
         lines += [f"    return {_tuple(['None'] * len(arguments_in_all))}"]
+        lines += ["refuse_written(ctx.watched, ~missing)"] if watched else []
         lines.append("backward_graph = partial.ready(missing) if missing else backward_ready()")
     else:
         lines.append("backward_graph = backward_ready()")
@@ -283,11 +318,11 @@ def held(base: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: t
 
 
-def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], int]]) -> None:
-    """Raises RuntimeError, as eager does, when a tensor that the gradients depend on was written to since the forward."""
-    for reference, version in watched:
+def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], int, int]], given: int = -1) -> None:
+    """Raises RuntimeError, as eager does, when a tensor was written to since the forward and one of the tangents `given` (bits) needs it."""
+    for reference, version, needed in watched:
         t = reference()
-        if t is not None and t._version != version:
+        if t is not None and needed & given and t._version != version:
             raise written_since(t, version)
 
 

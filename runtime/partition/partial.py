@@ -42,6 +42,25 @@ def without_tangents(backward: fx.GraphModule, missing: Collection[int], unreach
     return LazyGraphModule(backward, graph, class_name="Backward")
 
 
+def tangents_with(backward: fx.GraphModule) -> tuple[int, ...]:
+    """For each placeholder of `backward` that is no tangent those tangents, as bits, from which and it something is computed."""
+    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
+    tangents = [n for n in placeholders if n.meta.get("tangent")]
+    above: dict[fx.Node, int] = {n: 1 << k for k, n in enumerate(tangents)}
+    for node in backward.graph.nodes:
+        if node.op == "call_function":
+            above[node] = 0
+            for n in node.all_input_nodes:
+                above[node] |= above.get(n, 0)
+    meets: dict[fx.Node, int] = {}
+    for node in reversed(backward.graph.nodes):
+        found = 0
+        for user in node.users:  # what no tangent comes to, and is returned, every call computes
+            found |= -1 if user.op == "output" else above[user] or meets[user]
+        meets[node] = found
+    return tuple(meets[n] for n in placeholders if n not in above)
+
+
 def _alike(a: object, b: fx.Node) -> bool:
     if not isinstance(a, fx.Node):
         return False

@@ -31,6 +31,9 @@ _CASES = {
     "condition that stands in its own branch": _one("torch.where({x}.view(-1) > 1, {x}.view(-1) > 1, {x}.view(-1))"),
     "loss of symbolic sizes": _one("F.mse_loss({x}, {x} + 1)", leaf=True, sizes=_DYNAMIC),
     "smooth loss of symbolic sizes": _one("F.smooth_l1_loss({x}, {x} + 1)", leaf=True, sizes=_DYNAMIC),
+    "attention of float64, whose sums the backward takes": _one(
+        "(lambda t: F.scaled_dot_product_attention(t, t, t))({x}.double()[None, None])", leaf=True
+    ),
     "positions by a symbolic step": _one("{x}.trace()", leaf=True, sizes=_DYNAMIC),
     "result with gaps between its elements": _one("{x}.slice_scatter({x}[:1] + 1, 0, 1, 2)", view=".diagonal()"),
     "positions of a range at positions that data brings": _one(

@@ -1,0 +1,97 @@
+"""Backwards in which only some results got a gradient: what the others need may have been written since, and eager does not mind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import opforge
+
+Program = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+
+
+def _apart(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return x * w, x.sin(), (w * w).sum()
+
+
+def _computed_again(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Eager keeps the exponential for the first result and `x` for the second: the exponential of another `x` would be wrong."""
+    return x.exp() + w, (x * x).sum(), w.cos()
+
+
+def _results_kept(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return x.tanh(), (w * 3).sigmoid(), x + w
+
+
+def _written_inside(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    x.mul_(w)
+    return (x * x).sum(), w.exp(), x + 1
+
+
+PROGRAMS = [_apart, _results_kept, _written_inside]
+NAMES = ["input 0", "input 1", "result 0", "result 1", "result 2"]
+
+
+def _outcome(program: Program, written: str, chosen: tuple[int, ...]) -> str | list[Tensor | None]:
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.rand(3, 4, generator=generator, requires_grad=True) for _ in range(2)]
+    inputs = [t * 1 for t in leaves]
+    results = program(*inputs)
+    place, k = written.split()
+    with torch.no_grad():
+        (inputs if place == "input" else results)[int(k)].add_(1)
+    roots = [results[i] for i in chosen]
+    try:
+        return list(torch.autograd.grad(roots, leaves, [torch.ones_like(t) for t in roots], allow_unused=True))
+    except RuntimeError as error:
+        return "modified by an inplace operation" if "modified by an inplace operation" in str(error) else str(error)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=[p.__name__.strip("_") for p in PROGRAMS])
+def test_writes_between_as_eager(program: Program, dynamic: bool) -> None:
+    compiled = torch.compile(program, backend="opforge", dynamic=dynamic)
+    refused = 0
+    for written in NAMES:
+        for chosen in itertools.chain(*(itertools.combinations(range(3), n) for n in (1, 2, 3))):
+            expected = _outcome(program, written, chosen)
+            refused += isinstance(expected, str)
+            found = _outcome(compiled, written, chosen)
+            if isinstance(expected, str) or isinstance(found, str):
+                assert found == expected, (written, chosen)
+            else:
+                assert [g is None for g in found] == [g is None for g in expected], (written, chosen)
+                torch.testing.assert_close(
+                    [g for g in found if g is not None], [g for g in expected if g is not None], rtol=1e-5, atol=1e-6
+                )
+    assert 0 < refused < 7 * len(NAMES)
+
+
+def test_nothing_is_computed_from_a_written_input() -> None:
+    """Where eager kept a result and the compiled backward computes it again from an input that was written, it refuses."""
+    compiled = torch.compile(_computed_again, backend="opforge")
+    for chosen in ((0,), (1,), (2,), (0, 2)):
+        expected, found = _outcome(_computed_again, "input 0", chosen), _outcome(compiled, "input 0", chosen)
+        assert isinstance(expected, str) == (chosen == (1,))
+        assert isinstance(found, str) == (chosen != (2,))
+        assert found == "modified by an inplace operation" or chosen == (2,)
+
+
+def test_a_view_that_autograd_lost_runs_in_eager() -> None:
+    """Autograd refuses to say where such a view comes from; operators without a gradient still take it."""
+    base = torch.rand(3, 4, requires_grad=True) * 1
+    with torch.no_grad():
+        view = base[0]
+        base.t_()
+    program = torch.fx.symbolic_trace(lambda t: torch.bucketize(t, torch.arange(3.0)))
+    compiled = opforge.compile_fx(program, [view])
+    torch.testing.assert_close(compiled(view), program(view))
+    with (
+        opforge.config.patch(strict=True),
+        pytest.raises(opforge.errors.UnsupportedError, match="cannot tell where an input"),
+    ):
+        opforge.compile_fx(program, [view])
