@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -14,7 +13,7 @@ from ...generated.dispatch_tables import view_history
 from ...generated.schemas import ViewHistory
 from ..torch_compat import made_without_grad, shares_version
 from .inputs import Inputs, is_own
-from .overlap import inside, is_dense
+from .overlap import covers
 from .recorder import Recorder
 from .regions import Layout, Region, Value
 
@@ -100,7 +99,7 @@ def may_be_base(recorder: Recorder, t: torch.Tensor, value: Value | None) -> boo
         return False
     if not is_whole(value):  # what `reshape` copies: no view of the copy, and with its history
         relaid = id(t) in recorder.relaid
-        return t.grad_fn is not None and not relaid and _covers(value.layout, value.root.layout)
+        return t.grad_fn is not None and not relaid and covers(value.layout, value.root.layout)
     followed = any(v is value.root and known.requires_grad for known, v in recorder.regions.values.values())
     return value.parent is None or not followed
 
@@ -115,7 +114,7 @@ def own_base(recorder: Recorder, t: torch.Tensor, chosen: torch.Tensor | None) -
         return None
     if relaid_whole(recorder, value.region) is base:
         return None
-    if base is not chosen and (chosen is not None or not _covers(value.layout, value.root.layout)):
+    if base is not chosen and (chosen is not None or not covers(value.layout, value.root.layout)):
         raise UnsupportedError(
             "an output is a view of a tensor that shares memory with others, and was written, unknown to autograd"
         )
@@ -187,21 +186,10 @@ def drops_gradients(value: Value, origin: Layout) -> bool:
     """
     above: Value | None = value
     while above is not None:
-        if above.near is not None and not _covers(above.near.layout, origin):
+        if above.near is not None and not covers(above.near.layout, origin):
             return True
         above = above.above
     return False
-
-
-def _covers(part: Layout, whole: Layout) -> bool:
-    if part.key() == whole.key():
-        return True
-    if not part.plain or not whole.plain:
-        return False
-    # Elements of expanded dimensions are the same ones again.
-    dims = [(n, s) for n, s in zip(part.size, part.stride, strict=True) if s != 0]
-    once = replace(part, size=tuple(n for n, _ in dims), stride=tuple(s for _, s in dims))
-    return is_dense(once) and inside(whole, once)
 
 
 def check_given_up(inputs: Inputs, value: Value, source: int, t: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..ir.facts import is_packed
@@ -32,6 +33,18 @@ def inside(part: Layout, whole: Layout) -> bool:
         return math.prod(part.size) == 0
     (lo, hi), (first, end) = byte_range(part), byte_range(whole)
     return first <= lo and hi <= end
+
+
+def covers(whole: Layout, part: Layout) -> bool:
+    """Whether `whole` has every element that `part` names, as far as their known sizes and strides say."""
+    if whole.key() == part.key():
+        return True
+    if not whole.plain or not part.plain:
+        return False
+    # Elements of expanded dimensions are the same ones again.
+    dims = [(n, s) for n, s in zip(whole.size, whole.stride, strict=True) if s != 0]
+    once = replace(whole, size=tuple(n for n, _ in dims), stride=tuple(s for _, s in dims))
+    return is_dense(once) and inside(part, once)
 
 
 def overlaps_itself(layout: Layout) -> bool:

@@ -27,7 +27,7 @@ from ..torch_compat import TorchDispatchMode, is_wrapper_type
 from .fakes import refusal, run_fake
 from .operators import Functional, OpInfo, functional_arguments, op_info, tensors_of, view_of
 from .order import check_order
-from .overlap import inside, is_dense, is_row_major, overlaps_itself
+from .overlap import covers, inside, is_dense, is_row_major, overlaps_itself
 from .regions import Layout, Step, Value, same_strides
 from .writer import GraphWriter
 
@@ -175,7 +175,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         if info.op is ROLES["as_strided"]:
             # It reads the storage, not the tensor that it is called on: only the region's whole stands for that.
             layout, whole = Layout.of(out), parent.root.layout
-            if args[0].requires_grad and torch.is_grad_enabled() and not inside(layout, parent.layout):
+            if args[0].requires_grad and torch.is_grad_enabled() and not covers(parent.layout, layout):
                 raise UnsupportedError(
                     f"as_strided reaches outside of a tensor{self.where()} whose gradient does not know of it; the graph runs eagerly"
                 )

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ..torch_compat import size_hint
+
 
 def value(x: Any) -> Any:
     """The fake value of a node, or the plain argument itself."""
@@ -73,9 +75,12 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def has_elements(x: Any, n: int) -> bool:
-    """Whether it has at least `n` elements, as far as that is known: of symbolic sizes nothing is asked, which would be a guard."""
+    """Whether it has at least `n` elements, as far as that is known: of symbolic sizes nothing is asked, which would be a guard; they count
+    as large, but for those that are 0 in the example inputs.
+    """
+    known = [k if isinstance(k, int) else size_hint(k, n) for k in shape(x)]
     sizes = [k for k in shape(x) if isinstance(k, int)]
-    return len(sizes) < rank(x) or math.prod(sizes) >= n
+    return math.prod(sizes) >= n if len(sizes) == len(known) else n <= 0 or 0 not in known
 
 
 def is_half(x: Any) -> bool:

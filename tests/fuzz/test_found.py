@@ -34,6 +34,15 @@ _CASES = {
     "attention of float64, whose sums the backward takes": _one(
         "(lambda t: F.scaled_dot_product_attention(t, t, t))({x}.double()[None, None])", leaf=True
     ),
+    "as_strided over the gaps of a view that is written": _one(
+        "(lambda t: t.index_copy_(1, torch.arange(2)[:1], t[:, :1] * 2) + 1)({x}.diagonal().as_strided((2, 2), (1, 2)))",
+        leaf=True,
+        view=" * 1",
+        sizes=((2, 2),),
+    ),
+    "softmax of rows without elements": _one(
+        "F.log_softmax(torch.minimum({x}[:, :1].diagonal(1), {x}[:, :1]), -1)", sizes=_DYNAMIC
+    ),
     "positions by a symbolic step": _one("{x}.trace()", leaf=True, sizes=_DYNAMIC),
     "result with gaps between its elements": _one("{x}.slice_scatter({x}[:1] + 1, 0, 1, 2)", view=".diagonal()"),
     "positions of a range at positions that data brings": _one(
