@@ -478,3 +478,12 @@ REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
     torch.nn.functional.linear: (refuses_linear, "It adds the bias in place, to a result of its own sizes and dtype."),
 }
 """Functions that programs call, with what they do that their kernels do not do to fake tensors, and where."""
+
+UNFOLDED: frozenset[str] = frozenset(
+    [
+        "flex_attention",  # Attention whose scores a function of the program changes, and a function masks.
+        "associative_scan",  # Running results of an associative function of the program, in a logarithm of steps.
+        "map_impl",  # A function of the program for each slice.
+    ]
+)
+"""Higher-order operators that are recorded as the operators that they call."""

@@ -136,6 +136,14 @@ def saving_is_hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def by_operators(op: Any) -> Callable[..., Any]:
+    """What a higher-order operator does, as calls of operators: torch's implementation for tensors of any device. [2.11, 2.13]"""
+    import torch
+
+    kernel: Callable[..., Any] = op.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
+    return kernel
+
+
 def running_node() -> Any:
     """The node whose formula autograd runs in this thread; None outside of a backward. [2.11, 2.13]"""
     import torch

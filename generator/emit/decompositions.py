@@ -55,13 +55,24 @@ class RefusalSpec:
     when: str = ""
 
 
-def build(
-    doc: Document, model: Model, diags: Diagnostics
-) -> tuple[tuple[DecompositionSpec, ...], tuple[CorrectionSpec, ...], tuple[RefusalSpec, ...]]:
-    """The decompositions, corrections and refusals, checked: operators exist, names are arguments."""
+@dataclass(frozen=True)
+class Specs:
+    """What the file holds; `unfolded`: names of higher-order operators, each with its line."""
+
+    decompositions: tuple[DecompositionSpec, ...] = ()
+    corrections: tuple[CorrectionSpec, ...] = ()
+    refusals: tuple[RefusalSpec, ...] = ()
+    unfolded: tuple[tuple[str, str], ...] = ()
+
+
+def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
+    """The entries, checked: operators exist, names are arguments."""
     corrections = [c for e in doc.tagged("correction") if (c := _correction(e, model, diags)) is not None]
     refusals = [r for e in doc.tagged("refusal") if (r := _refusal(e, model, diags)) is not None]
-    return _decompositions(doc.tagged("decomposition"), model, diags), tuple(corrections), tuple(refusals)
+    unfolded = tuple((e.id, e["doc"]) for e in doc.tagged("unfold"))
+    return Specs(
+        _decompositions(doc.tagged("decomposition"), model, diags), tuple(corrections), tuple(refusals), unfolded
+    )
 
 
 def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | None:
@@ -166,13 +177,14 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
 def emit(model: Model) -> dict[str, str]:
     """`generated/decompositions.py`."""
     path = "generated/decompositions.py"
-    specs, corrections, refusals = model.part("decompositions", ()) or ((), (), ())
+    specs = model.part("decompositions", None)
     if not specs:
         return {}
     values = {
         "header": header(path, SPEC),
-        "specs": specs,
-        "corrections": corrections,
-        "refusals": refusals,
+        "specs": specs.decompositions,
+        "corrections": specs.corrections,
+        "refusals": specs.refusals,
+        "unfolded": specs.unfolded,
     }
     return {path: render("decompositions.py.j2", **values)}

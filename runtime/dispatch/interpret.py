@@ -9,8 +9,15 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.decompositions import FUNCTIONS, REFUSED_FUNCTIONS
-from ..torch_compat import TorchFunctionMode, below_autograd, tag_activation_checkpoint, with_effects
+from ...generated.decompositions import FUNCTIONS, REFUSED_FUNCTIONS, UNFOLDED
+from ..torch_compat import (
+    HigherOrderOperator,
+    TorchFunctionMode,
+    below_autograd,
+    by_operators,
+    tag_activation_checkpoint,
+    with_effects,
+)
 from .checkpoint import region
 from .effects import run_with_token
 from .inputs import attribute
@@ -39,6 +46,8 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                     env[node] = run_graph(body, values, {}, recorder)
             case "call_function" if node.target is with_effects:
                 env[node] = run_with_token(*load(node.args), **load(node.kwargs))
+            case "call_function" if isinstance(node.target, HigherOrderOperator) and node.target.name() in UNFOLDED:
+                env[node] = by_operators(node.target)(*load(node.args), **load(node.kwargs))
             case "call_function":
                 env[node] = call(node.target, load(node.args), load(node.kwargs))
             case "call_method":
