@@ -23,6 +23,8 @@ class Refusal(NamedTuple):
     not_bool: tuple[int, ...] = ()
     most_dims: tuple[int, ...] = ()
     """One, and another that must have at least as many dimensions."""
+    viewed: tuple[int, ...] = ()
+    """One, and the sizes that a view of it must be able to have."""
     fills: Any = None
     """A view: the second argument must have the sizes of this view of the first, made with the other arguments; the first shares no memory
     with itself."""
@@ -312,6 +314,10 @@ REFUSALS: dict[Any, Refusal] = {
     torch.ops.aten.dot.default: Refusal(
         "It does not promote.",
         same_dtype=(0, 1),
+    ),
+    torch.ops.aten.view.default: Refusal(
+        "Its fake kernel takes dimensions that do not lie together where one of size 1 is between them.",
+        viewed=(0, 1),
     ),
     torch.ops.aten.addmm.default: Refusal(
         "It does not promote, and expands what it adds to its result.",

@@ -80,13 +80,14 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
     if schema is None:
         return None
     names = [a.name for a in schema.args]
-    keys = ("same_dtype", "not_floating", "not_bool", "most_dims")
+    keys = ("same_dtype", "not_floating", "not_bool", "most_dims", "viewed")
     for path, name in [((key, k), n) for key in keys for k, n in enumerate(entry.get(key, ()))]:
         if not _known_argument(entry, path, name, names, diags):
             return None
-    if len(dims := entry.get("most_dims", ())) not in (0, 2):
-        diags.error(entry.pos("most_dims"), f"expected two arguments of {entry.id}, found {len(dims)}")
-        return None
+    for key in ("most_dims", "viewed"):
+        if len(named := entry.get(key, ())) not in (0, 2):
+            diags.error(entry.pos(key), f"expected two arguments of {entry.id}, found {len(named)}")
+            return None
     if "fills" in entry and overload_of(entry, "fills", model, diags) is None:
         return None
     rules = tuple((key, tuple(names.index(n) for n in entry[key])) for key in keys if key in entry)

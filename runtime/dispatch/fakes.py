@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...generated.decompositions import CORRECTIONS, REFUSALS, Refusal
-from .overlap import overlaps_itself
+from .overlap import can_view, overlaps_itself
 from .regions import Layout, expressions
 
 HALF = (torch.float16, torch.bfloat16)
@@ -40,6 +40,10 @@ def refusal(op: Any, args: Any) -> str:
         first, most = (args[k].ndim for k in dims)
         if first > most:
             return f"{op} of {first} dimensions and {most}: the eager kernel takes no more"
+    if rule.viewed:
+        viewed, shape = (args[k] for k in rule.viewed)
+        if not can_view(Layout.of(viewed), shape):
+            return f"{op} of strides {list(viewed.stride())} to sizes {list(shape)}: {_clause(rule.doc)}"
     if rule.fills is not None:
         place = rule.fills(args[0], *args[2:])
         if place.shape != args[1].shape:

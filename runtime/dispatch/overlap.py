@@ -47,6 +47,33 @@ def covers(whole: Layout, part: Layout) -> bool:
     return is_dense(once) and inside(part, once)
 
 
+def can_view(layout: Layout, shape: Sequence[Any]) -> bool:
+    """Whether a tensor can be seen in another shape of as many elements (-1: what remains) without a copy, as far as numbers say."""
+    if not layout.plain or any(type(n) is not int for n in shape) or 0 in layout.size:
+        return True
+    runs: list[int] = []  # sizes of dimensions that lie together as one, from the last
+    end = None
+    for n, s in zip(reversed(layout.size), reversed(layout.stride), strict=True):
+        if n == 1:
+            continue
+        if s == end:
+            runs[-1] *= n
+        else:
+            runs.append(n)
+        end = n * s
+    known = math.prod(n for n in shape if n != -1)
+    wanted = [math.prod(layout.size) // max(1, known) if n == -1 else n for n in shape]
+    if math.prod(wanted) != math.prod(layout.size):
+        return True  # an error of another kind
+    for run in runs:
+        part = 1
+        while part < run:
+            part *= wanted.pop()
+        if part != run:
+            return False
+    return True
+
+
 def overlaps_itself(layout: Layout) -> bool:
     """Whether two index tuples may name the same element (an expanded tensor, an overlapping `as_strided`); symbolic sizes and strides count
     as what they were in the example inputs.

@@ -166,9 +166,9 @@ class Recorder(GraphWriter, TorchDispatchMode):
         return out
 
     def _view(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
-        parent = self.value(info.argument(info.view_arg, args, kwargs))
+        self._check_refusal(info.op, args)
         out = self.fake_mode.dispatch(info.op, types, args, kwargs)
-        self._record_view(info, out, parent, args, kwargs)
+        self._record_view(info, out, self.value(info.argument(info.view_arg, args, kwargs)), args, kwargs)
         return out
 
     def _record_view(self, info: OpInfo, out: Any, parent: Value, args: Any, kwargs: Any) -> None:

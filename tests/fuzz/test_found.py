@@ -43,6 +43,9 @@ _CASES = {
     "softmax of rows without elements": _one(
         "F.log_softmax(torch.minimum({x}[:, :1].diagonal(1), {x}[:, :1]), -1)", sizes=_DYNAMIC
     ),
+    "view of dimensions that lie apart with one of size 1 between, to eager": _one(
+        "{x}[1:, None].view(-1)", view="[:, 1:]", sizes=((3, 4),)
+    ),
     "positions by a symbolic step": _one("{x}.trace()", leaf=True, sizes=_DYNAMIC),
     "result with gaps between its elements": _one("{x}.slice_scatter({x}[:1] + 1, 0, 1, 2)", view=".diagonal()"),
     "positions of a range at positions that data brings": _one(

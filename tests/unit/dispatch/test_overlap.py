@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
 import torch
 
-from opforge.runtime.dispatch.overlap import inside, is_dense, may_overlap, overlaps_itself
+from opforge.runtime.dispatch.overlap import can_view, inside, is_dense, may_overlap, overlaps_itself
 from opforge.runtime.dispatch.regions import Layout
 
 
@@ -76,3 +77,23 @@ def test_dense() -> None:
     assert is_dense(layout((1, 4), (77, 1)))
     assert not is_dense(layout((3, 4), (8, 1)))
     assert not is_dense(layout((3, 4), (0, 1)))
+
+
+def test_views_as_eager_makes_them() -> None:
+    """All layouts of three small dimensions (some repeated, some with gaps) in all shapes of as many elements."""
+    memory, refused = torch.zeros(4096), 0
+    for size in itertools.product((0, 1, 2, 4), repeat=3):
+        total = math.prod(size)
+        shapes = [s for n in (1, 2, 3) for s in itertools.product((1, 2, 4, 8, 16), repeat=n) if math.prod(s) == total]
+        for stride in itertools.product((0, 1, 2, 4, 8), repeat=3):
+            t = memory.as_strided(size, stride)
+            for shape in [*shapes, (-1,), (-1, 2), (1, -1, 1)]:
+                if -1 in shape and (total == 0 or total % (shape[-1] if len(shape) == 2 else 1)):
+                    continue
+                try:
+                    t.view(shape)
+                    seen = True
+                except RuntimeError:
+                    seen, refused = False, refused + 1
+                assert can_view(Layout.of(t), shape) == seen, (size, stride, shape)
+    assert refused > 10000
