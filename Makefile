@@ -97,6 +97,7 @@ bench: $(STAMP) ## all benchmark programs; writes benchmarks/results/
 	$(PY) benchmarks/run.py
 	$(PY) benchmarks/train.py
 	$(PY) benchmarks/dispatch.py --out benchmarks/results/dispatch.json
+	$(PY) benchmarks/budget.py
 
 bench-quick: $(STAMP) ## a few benchmark programs, few rounds, no compile times
 	$(PY) benchmarks/run.py --quick

@@ -3,6 +3,8 @@
 An error says what went wrong, where (the operator and the user's source line, or a spec position), and what to do about it.
 """
 
+from collections.abc import Sequence
+
 
 class OpforgeError(Exception):
     """Base of all errors raised by opforge."""
@@ -13,7 +15,14 @@ class SpecError(OpforgeError):
 
 
 class BuildError(OpforgeError):
-    """A native kernel could not be compiled; the message holds the compiler's output and the path of the kept source."""
+    """A native kernel could not be compiled; the message holds the compiler's output and the path of the kept source.
+
+    short  the lines of it that a warning shows below the first one: what the compiler complains of, and where the source is kept.
+    """
+
+    def __init__(self, message: str = "", short: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.short = tuple(short)
 
 
 class CacheError(OpforgeError):

@@ -12,6 +12,7 @@ import torch
 from .runtime import checked_inputs as _checked
 from .runtime import compile_fx as _engine
 from .runtime.compile_fx import Artifacts
+from .runtime.config import from_options as _from_options
 from .runtime.observe import counters
 
 
@@ -84,12 +85,24 @@ class Explanation:
                 )
                 if a.program is not None:
                     parts += ["## loop IR", dump(a.program)]
-                parts += ["## C++", a.cpp, "## wrapper", a.wrapper]
+                # On a GPU the text of the kernels is Python.
+                kernels = "## Triton" if "\nimport triton\n" in f"\n{a.cpp}" else "## C++"
+                parts += [kernels, a.cpp, "## wrapper", a.wrapper]
         return "\n".join(parts)
 
 
 def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Explanation]:
-    """`explain(model)(*args)` compiles and runs once, and returns every stage of every graph as text."""
+    """`explain(model)(*args)` compiles and runs once, and returns every stage of every graph as text.
+
+    fn       a function or module; no call of one (`explain(model)(x)`, not `explain(model(x))`).
+    options  settings of this compile, by their names in Python (`debug_verify=True`).
+    Raises TypeError where `fn` cannot be called, `ConfigError` for a wrong option.
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"explain takes a function or module, and what it returns takes the arguments: explain(model)(x); got a {type(fn).__name__}"
+        )
+    _from_options(options)  # now, not inside of Dynamo
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         made: list[Artifacts] = []

@@ -55,9 +55,9 @@ def rises(peaks: list[int]) -> list[float]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of peaks in KB."""
+    """The table of peaks in KB, with the machine and the command."""
     head = ["model", "eager", *(f"{b:.1f}" for b in BUDGETS), "falls"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines = [*report.heading(result), f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in result["programs"]:
         cells = [f"{p / 1024:.0f}" for p in (row["eager"], *row["peaks"])]
         lines.append(f"| {' | '.join([row['name'], *cells, 'no' if row['rises'] else 'yes'])} |")
@@ -74,7 +74,8 @@ def main(
     caches = tempfile.TemporaryDirectory(prefix="bench-cache-")
     os.environ["OPFORGE_CACHE_DIR"] = caches.name
     names = [n for n in BUDGETED if only is None or any(w.strip() in n for w in only.split(","))]
-    result: dict[str, Any] = {"machine": report.machine(threads), "budgets": BUDGETS, "programs": []}
+    result: dict[str, Any] = {"machine": report.machine(threads), "command": report.command()}
+    result |= {"budgets": BUDGETS, "programs": []}
     out.mkdir(parents=True, exist_ok=True)
     for name in names:
         eager, peaks = step_peak(name, None), []

@@ -92,7 +92,8 @@ def main(
     print(f"geomean {total:.3f}")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"machine": report.machine(2), "programs": rows, "geomean": total}, indent=1) + "\n")
+        result = {"machine": report.machine(2), "command": report.command(), "programs": rows, "geomean": total}
+        out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

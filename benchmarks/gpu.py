@@ -125,10 +125,11 @@ def summary(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of results."""
+    """The table of results, with the machine, the command and the bandwidth."""
     names = result["names"]
     head = ["program", "size", "MB moved", *(f"{n} us" for n in names), *(f"{n} of copy" for n in names), "note"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines = report.heading(result, f"; copies move {result['bandwidth'] / 1e12:.2f} TB/s")
+    lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for r in result["programs"]:
         note = "; ".join(
             [*(f"{n}: {e}" for n, e in r["failed"].items()), *(f"{n} ✗" for n, ok in r["accurate"].items() if not ok)]
@@ -176,6 +177,7 @@ def main(
             )
             result = {
                 "machine": machine,
+                "command": report.command(),
                 "bandwidth": bandwidth,
                 "names": names,
                 "programs": rows,

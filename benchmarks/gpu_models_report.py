@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import report
 from measure import geomean
 
 Row = Mapping[str, Any]
@@ -100,7 +101,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     """The tables of results."""
     names = result["names"]
     every = ["eager", *names]
-    lines = ["Machine: " + ", ".join(f"{k} {v}" for k, v in result["machine"].items()), ""]
+    lines = report.heading(result)
     head = ["program", "size", "kind", *(f"{n} µs" for n in every)]
     head += [f"opforge{r} : inductor{r}" for r in ("", "-reduce")]
     lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
@@ -134,7 +135,7 @@ def write(out: Path, machine: Mapping[str, Any], names: list[str], rows: list[di
     """`gpu_models.json` and `gpu_models.md` in `out`, with the rows so far."""
     finished = [r for r in rows if "us" in r]
     found = summary(finished, names) | failures(rows, names)
-    result = {"machine": machine, "names": names, "programs": rows, "summary": found}
+    result = {"machine": machine, "command": report.command(), "names": names, "programs": rows, "summary": found}
     for name, text in (("gpu_models.json", json.dumps(result, indent=1) + "\n"), ("gpu_models.md", markdown(result))):
         part = out / f"{name}.part"
         part.write_text(text)

@@ -90,7 +90,7 @@ def main(
 ) -> None:
     """Print microseconds a call, and above the floor, in inference and in training."""
     torch.set_num_threads(2)
-    result: dict[str, Any] = {"machine": report.machine(2)}
+    result: dict[str, Any] = {"machine": report.machine(2), "command": report.command()}
     for what, training in (("inference", False), ("training", True)):
         torch._dynamo.reset()
         with torch.set_grad_enabled(training):

@@ -4,7 +4,9 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,22 @@ def machine(threads: int) -> dict[str, Any]:
         "commit": _git("rev-parse", "--short=12", "HEAD")
         + ("+changes" if _git("status", "--porcelain", "--", ".", ":!benchmarks/results") else ""),
     }
+
+
+def command() -> str:
+    """The command of this run, as it is typed in the repository's root. (`--resume` says nothing about what is measured.)"""
+    script = Path(sys.argv[0]).resolve()
+    name = script.relative_to(ROOT) if script.is_relative_to(ROOT) else Path(script.name)
+    return shlex.join(["python", str(name), *(a for a in sys.argv[1:] if a != "--resume")])
+
+
+def heading(result: Mapping[str, Any], more: str = "") -> list[str]:
+    """What stands above the tables of a result: the machine and the command that it belongs to (older results have no command).
+    `more` ends the first line.
+    """
+    facts = ", ".join(f"{k} {v}" for k, v in result["machine"].items())
+    lines = [f"Machine: {facts}{more}.", ""]
+    return [*lines, f"Command: `{result['command']}`", ""] if "command" in result else lines
 
 
 def beyond_dynamo(row: Mapping[str, Any], name: str) -> float | None:
@@ -143,7 +161,6 @@ def markdown(result: Mapping[str, Any]) -> str:
     for row in result["programs"]:
         cells = list(_cells(row))
         lines.append("| " + " | ".join(cells + ["–"] * (len(head) - len(cells))) + " |")
-    facts = ", ".join(f"{k} {v}" for k, v in result["machine"].items())
     notes = [
         "Speeds are ratios of times (median over rounds, interleaved): above 1, the first is faster. Errors are the",
         "largest absolute difference from a float64 run; ✗ marks more than twice eager's. Compile seconds are cold",
@@ -154,7 +171,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         for name, value in result["summary"].items()
         if isinstance(value, dict) and value
     ]
-    return "\n".join([f"Machine: {facts}; {result['rounds']} rounds.", "", *notes, "", *lines, "", *totals, ""])
+    return "\n".join([*heading(result, f"; {result['rounds']} rounds"), *notes, "", *lines, "", *totals, ""])
 
 
 def write(result: Mapping[str, Any], text: str, folder: Path, stem: str = "latest") -> list[Path]:

@@ -164,7 +164,13 @@ def main(
         if "skipped" not in row:
             console.print("  " + report.one_line(row))
         found = [rows[name] for name in PROGRAMS if name in rows]
-        result = {"machine": machine, "rounds": rounds, "backends": names, "programs": found}
+        result = {
+            "machine": machine,
+            "command": report.command(),
+            "rounds": rounds,
+            "backends": names,
+            "programs": found,
+        }
         result["summary"] = report.summary(found)
         text = report.markdown(result)
         if not quick:

@@ -40,6 +40,7 @@ from opforge.runtime.schedule.plan import ExternStep, Kernel, KernelStep, Plan, 
 from opforge.runtime.schedule.text import plan_text
 from opforge.runtime.targets.cuda import prepared, scheduled
 
+import report
 from measure import geomean
 from programs.memory_bound import BOUND, BoundProgram, size_of
 
@@ -231,9 +232,10 @@ HEADS = [
 KERNELS = ["program", "kernel", "kind", "MB read", "MB written", "programs", "XBLOCK x RBLOCK x warps", "KB in flight"]
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """Both tables."""
-    lines = ["# What the plans of the memory-bound programs move", ""]
+def markdown(result: dict[str, Any]) -> str:
+    """Both tables, with the machine and the command."""
+    rows = result["programs"]
+    lines = ["# What the plans of the memory-bound programs move", "", *report.heading(result)]
     lines += [f"Geometric mean of the ratios: {geomean([r['ratio'] for r in rows]):.3f}", ""]
     for heads, body in ((HEADS, [cells(r) for r in rows]), (KERNELS, [line for r in rows for line in launches(r)])):
         lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *(f"| {' | '.join(b)} |" for b in body), ""]
@@ -252,11 +254,12 @@ def main(
         if not wanted or any(w in program.name for w in wanted):
             console.print(program.name)
             rows.append(measured(program, show))
+    result = {"machine": report.machine(torch.get_num_threads()), "command": report.command(), "programs": rows}
     if not wanted:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "traffic.json").write_text(json.dumps(rows, indent=1) + "\n")
-        (out / "traffic.md").write_text(markdown(rows))
-    print(markdown(rows))
+        (out / "traffic.json").write_text(json.dumps(result, indent=1) + "\n")
+        (out / "traffic.md").write_text(markdown(result))
+    print(markdown(result))
 
 
 if __name__ == "__main__":

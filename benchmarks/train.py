@@ -156,6 +156,7 @@ def markdown(result: dict[str, Any]) -> str:
     """The table of results."""
     names = ("eager", "inductor", "opforge")
     lines = [
+        *report.heading(result, f"; {result['rounds']} rounds"),
         "| step of | size | eager ms | Inductor : eager | opforge : eager | opforge : Inductor | curve error eager | … Inductor | … opforge "
         "| peak MB eager | … Inductor | … opforge |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -220,7 +221,8 @@ def main(
             row["memory"] = {name: memory(program.name, name) for name in names}
         rows.append(row)
         console.print("  " + ", ".join(f"{k} {v:.2f}x" for k, v in row["speed"].items()) + f" {row['failed'] or ''}")
-        write(out, {"machine": started, "rounds": rounds, "steps": steps, "programs": rows, "summary": summary(rows)})
+        result = {"machine": started, "command": report.command(), "rounds": rounds, "steps": steps, "programs": rows}
+        write(out, result | {"summary": summary(rows)})
     print((out / "training.md").read_text() if rows else "nothing was measured")
     console.print(f"wrote {out / 'training.json'}")
 

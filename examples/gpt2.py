@@ -36,6 +36,7 @@ def main(tokens: Annotated[int, typer.Argument(min=1, max=1024, help="Length of 
         sys.exit(f"this example needs the package {error.name!r}: pip install transformers")
     quiet()
     torch.manual_seed(0)
+    console.print("making the model …", highlight=False)
     model = Logits(GPT2LMHeadModel(GPT2Config())).eval()
     runs = compare(model, (torch.randint(0, 50000, (1, tokens)),))
     for name, run in runs.items():

@@ -75,6 +75,7 @@ def cosine_distance(mine: Any, eager: Any) -> float:
 def main() -> None:
     """Sentence embeddings with all-MiniLM-L6-v2: eager, Inductor and opforge side by side. Takes a minute or two."""
     quiet()
+    console.print("loading the model …", highlight=False)
     model, inputs = load()
     console.print(f"all-MiniLM-L6-v2, {len(SENTENCES)} sentences of up to {inputs[0].shape[1]} tokens\n")
     runs = compare(model, inputs)

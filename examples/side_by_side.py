@@ -44,6 +44,44 @@ class Run:
     peak_mb: float | None = None
 
 
+class Steps:
+    """What is done now: moving bars on a terminal; elsewhere (a file, a pipe, CI), where those would show up only at the end, a line as each
+    step begins and one as it ends.
+    """
+
+    def __init__(self) -> None:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self._bars = Progress(*columns, console=console) if console.is_terminal else None
+
+    def __enter__(self) -> "Steps":
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    @contextmanager
+    def step(self, text: str, total: int = 1) -> Iterator[Callable[[], object]]:
+        """One step of `total` parts; gives what is to be called after each part but the last. A step that raises has no end."""
+        start = time.perf_counter()
+        if self._bars is None:
+            console.print(f"{text} …", highlight=False)  # rich flushes after each print
+            yield lambda: None
+            console.print(f"  done in {time.perf_counter() - start:.1f} s", highlight=False)
+            return
+        bars, task = self._bars, self._bars.add_task(text, total=total)
+        yield lambda: bars.advance(task)
+        bars.update(task, completed=total)
+
+
 @contextmanager
 def empty_caches() -> Iterator[Path]:
     """Both compilers start with empty caches, so that the compile times shown are cold ones; gives their folder."""
@@ -145,35 +183,27 @@ def compare(
 
     Raises what opforge raises: it is the subject here.
     """
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     runs = {"eager": Run("eager", fn)}
-    with torch.no_grad(), empty_caches() as caches, Progress(*columns, console=console) as progress:
+    with torch.no_grad(), empty_caches() as caches, Steps() as steps:
         runs["eager"].result = fn(*inputs)
-        warm = progress.add_task("Dynamo's first trace in this process", total=1)
-        torch.compile(_own_entry(fn, "nothing"), backend=lambda gm, _: gm.forward, dynamic=False)(*inputs)
-        progress.update(warm, completed=1)
+        with steps.step("Dynamo's first trace in this process"):
+            torch.compile(_own_entry(fn, "nothing"), backend=lambda gm, _: gm.forward, dynamic=False)(*inputs)
         for name in names:
-            task = progress.add_task(f"compiling with {name}, cold", total=1)
-            try:
-                run = _compiled(name, fn, inputs)
-            except Exception as error:
-                if name != "inductor":
-                    raise
-                why = (str(error).strip() or "no message").splitlines()[0]
-                console.print(f"[yellow]Inductor is unavailable here and left out:[/] {type(error).__name__}: {why}")
-                progress.update(task, completed=1)
-                continue
-            _count(run, caches)
-            runs[name] = run
-            progress.update(task, completed=1)
-        task = progress.add_task("timing, interleaved", total=rounds)
-        _time(runs, inputs, rounds, lambda: progress.advance(task))
+            with steps.step(f"compiling with {name}, cold"):
+                try:
+                    run = _compiled(name, fn, inputs)
+                except Exception as error:
+                    if name != "inductor":
+                        raise
+                    why = (str(error).strip() or "no message").splitlines()[0]
+                    console.print(
+                        f"[yellow]Inductor is unavailable here and left out:[/] {type(error).__name__}: {why}"
+                    )
+                    continue
+                _count(run, caches)
+                runs[name] = run
+        with steps.step("timing, interleaved", rounds) as advance:
+            _time(runs, inputs, rounds, advance)
         for run in runs.values():
             _peak_of_one_call(run, inputs)
     return runs

@@ -61,7 +61,7 @@ def _or_eager(compiled: Callable[[], Compiled], eager: Callable[[], Compiled], c
             raise
         counters.count_fallback(f"{type(error).__name__}: {_first_line(error)}")
         if isinstance(error, BuildError):
-            _warn_once(_first_line(error))
+            _warn_once(_first_line(error), error.short)
         return eager()
     except ConfigError:
         raise
@@ -103,12 +103,11 @@ def eager_program(gm: Any) -> Compiled:
 _warned: set[str] = set()
 
 
-def _warn_once(text: str) -> None:
-    if text not in _warned:
+def _warn_once(text: str, below: Sequence[str] = ()) -> None:
+    if text not in _warned:  # by its first line: paths below it differ from graph to graph
         _warned.add(text)
-        warnings.warn(
-            f"opforge: {text}; the graph runs eagerly (strict=True raises instead)", OpforgeWarning, stacklevel=4
-        )
+        head = f"opforge: {text}; the graph runs eagerly (strict=True raises instead)"
+        warnings.warn("\n  ".join([head, *below]), OpforgeWarning, stacklevel=4)
 
 
 def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config) -> Compiled:

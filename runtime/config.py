@@ -12,7 +12,9 @@ import dataclasses
 import difflib
 import math
 import os
+import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -142,8 +144,7 @@ def _checked(overrides: Mapping[str, object], where: str) -> dict[str, Any]:
     for name, value in overrides.items():
         setting = FIELDS.get(name) or _BY_FIELD.get(name)
         if setting is None:
-            hint = _nearest(str(name), [*FIELDS, *_BY_FIELD]) or f"; settings are {', '.join(FIELDS)}"
-            raise ConfigError(f"{where}: unknown setting {name!r}{hint}")
+            raise ConfigError(f"{where}: unknown setting {name!r}{_nearest_setting(str(name))}")
         values[setting.field] = _value(setting, value, f"{where}: setting {setting.name!r}")
     return values
 
@@ -226,3 +227,36 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the name most like `name`, or nothing."""
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _nearest_setting(name: str) -> str:
+    """`; did you mean 'x'?` for an unknown setting, or all settings where none is like it."""
+    return _nearest(name, [*FIELDS, *_BY_FIELD]) or f"; settings are {', '.join(FIELDS)}"
+
+
+class _ConfigModule(types.ModuleType):
+    """This module, with a word for who takes its settings for attributes: an assignment would do nothing, and say nothing.
+
+    It does not become `configure`: inside of a `patch` that would have no effect, and outside it would reach every thread.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        # Only names that the module does not have come here; hasattr and copies of modules need AttributeError.
+        if name in _BY_FIELD:
+            raise AttributeError(f"settings are no attributes of opforge.config; read opforge.config.current().{name}")
+        hint = "" if name.startswith("_") else _nearest(name, [*_BY_FIELD, *__all__])
+        raise AttributeError(f"module 'opforge.config' has no attribute {name!r}{hint}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name.startswith("_") or name in vars(self)):
+            known = name in _BY_FIELD
+            field = name if known else "name"
+            what = f"opforge.config.{name} = ... sets nothing" if known else f"opforge.config: unknown setting {name!r}"
+            raise ConfigError(
+                f"{what}{'' if known else _nearest_setting(name)}; call opforge.config.configure({field}=...) for the whole process, "
+                f"or use `with opforge.config.patch({field}=...):`"
+            )
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _ConfigModule

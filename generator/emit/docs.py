@@ -1,7 +1,8 @@
-"""Reads the schemas and all specs, writes docs/spec-reference.md (every key of every spec) and docs/operators.md."""
+"""Reads the schemas and all specs, writes docs/spec-reference.md (every key of every spec), docs/settings.md and docs/operators.md."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,9 +11,17 @@ from ..check import schema_of
 from ..model import Model
 from ..render import header, render
 from ..schema import SchemaFile
+from .config import SettingSpec
 
 REFERENCE = "docs/spec-reference.md"
+SETTINGS = "docs/settings.md"
 OPERATORS = "docs/operators.md"
+_AFFECTS = {
+    "code": "Settings of the compiled code",
+    "run": "Settings of how opforge runs",
+    "debug": "Settings for seeing what happens",
+}
+_VALUES = {"int": "a whole number", "float": "a number", "str": "text"}
 _TYPES = {
     "string": "text",
     "integer": "integer",
@@ -25,17 +34,29 @@ _TYPES = {
 
 
 def emit(model: Model) -> dict[str, str]:
-    """The two pages."""
+    """The pages."""
     kinds = [k for k in sorted(model.documents) if k != "polynomials"]
     files = [_file(kind, schema_of(kind)) for kind in kinds]
-    head = header(REFERENCE, "specs/schema/*.schema.json, specs/config.yaml")
-    out = {REFERENCE: render("spec_reference.md.j2", header=head, files=files, settings=model.part("config"))}
+    out = {
+        REFERENCE: render("spec_reference.md.j2", header=header(REFERENCE, "specs/schema/*.schema.json"), files=files)
+    }
+    if settings := model.part("config"):
+        parts = [
+            (title, [_setting(s) for s in settings if s.affects == affects]) for affects, title in _AFFECTS.items()
+        ]
+        out[SETTINGS] = render("settings.md.j2", header=header(SETTINGS, "specs/config.yaml"), parts=parts)
     if ops := model.entries("ops"):
         rows = sorted((_operator(e.id, e.data, e.family) for e in ops), key=lambda row: (row["family"], row["id"]))
         counts = sorted(Counter(row["kind"] for row in rows).items())
         head = header(OPERATORS, "specs/ops.yaml")
         out[OPERATORS] = render("operators.md.j2", header=head, rows=rows, counts=counts)
     return out
+
+
+def _setting(s: SettingSpec) -> dict[str, str]:
+    takes = [f"`{c}`" for c in s.choices] or [_VALUES.get(s.type, s.type)]
+    default = s.default if isinstance(s.default, str) and s.default else json.dumps(s.default)
+    return {"name": s.name, "takes": ", ".join(takes), "default": default, "env": s.env, "doc": _cell(s.doc)}
 
 
 def _operator(name: str, data: Mapping[str, Any], family: str) -> dict[str, str]:

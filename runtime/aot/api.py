@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from ..dispatch.lifted import LiftedModule
 from ..torch_compat import FakeTensorMode, ShapeEnv, pytree
 from .compile import compile_program
-from .compilers import Compiled, Compiler, Compilers, Decompositions, Partitioner
+from .compilers import Compiled, Compiler, Compilers, Decompositions, Partitioner, check_functions
 from .partitioners import default_partition
 
 
@@ -44,8 +45,10 @@ def aot_function(
     enable_log    accepted for compatibility; nothing is logged here.
 
     Unlike torch's, the result is traced again for arguments of another kind: shapes, strides, dtypes, numbers, `requires_grad`, grad mode,
-    autocast. What cannot be traced runs eagerly with a warning; with the setting `strict` it raises `UnsupportedError`.
+    autocast. What cannot be traced runs eagerly with a warning; with the setting `strict` it raises `UnsupportedError`. Raises TypeError for
+    what should be a function and is none, and where it is called with an argument that has no hash.
     """
+    check_functions(fn=fn)
     compilers = _compilers(
         fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations, inference_compiler
     )
@@ -113,21 +116,21 @@ def aot_autograd(
     `decompositions` may also be a function that returns the table, called at the first graph.
     """
     made: list[Compilers] = []
+    # Checked now, not inside of Dynamo; the table is asked for at the first graph.
+    compilers = _compilers(
+        fw_compiler,
+        bw_compiler,
+        partition_fn,
+        None,
+        keep_inference_input_mutations,
+        inference_compiler,
+        wrap_backward=_undisturbed,
+    )
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Compiled:
         if not made:
             table = decompositions() if callable(decompositions) else decompositions
-            made.append(
-                _compilers(
-                    fw_compiler,
-                    bw_compiler,
-                    partition_fn,
-                    table,
-                    keep_inference_input_mutations,
-                    inference_compiler,
-                    wrap_backward=_undisturbed,
-                )
-            )
+            made.append(dataclasses.replace(compilers, decompositions=dict(table or {})))
         return _undisturbed(_simplified(gm, example_inputs, made[0]))
 
     return backend
@@ -148,6 +151,12 @@ def _compilers(
     inference_compiler: Compiler | None,
     **more: Any,
 ) -> Compilers:
+    check_functions(
+        fw_compiler=fw_compiler,
+        bw_compiler=bw_compiler,
+        partition_fn=partition_fn,
+        inference_compiler=inference_compiler,
+    )
     return Compilers(
         fw_compiler,
         bw_compiler or fw_compiler,
@@ -209,7 +218,12 @@ class _PerSignature:
     def __call__(self, tensors: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         flat, spec = pytree.tree_flatten((args, kwargs))
         leaves = [*tensors, *flat]
-        variants = self._made.setdefault(self._key(leaves, spec), [])
+        key = self._key(leaves, spec)
+        try:
+            variants = self._made.setdefault(key, [])
+        except TypeError:
+            _check_hashes(flat, key[-1][len(tensors) :])
+            raise
         for holds, compiled in variants:
             if holds(leaves):
                 return compiled(*tensors, args, kwargs)
@@ -244,6 +258,19 @@ class _PerSignature:
         if self.dynamic and k >= self.fixed:
             return *kind, t.dim()
         return *kind, t.shape, t.stride(), t.storage_offset()
+
+
+def _check_hashes(arguments: Sequence[Any], keys: Sequence[Any]) -> None:
+    """Raises TypeError for an argument whose key has no hash: nothing would tell that a graph was traced for another value of it."""
+    for k, (a, key) in enumerate(zip(arguments, keys, strict=True)):
+        try:
+            hash(key)
+        except TypeError:
+            raise TypeError(
+                f"argument {k} (containers counted by their items) is a {type(a).__name__}, which has no hash: a graph holds the values of all "
+                "arguments that are not tensors, and must be made again for others. Pass tensors, numbers and strings in tuples, lists and "
+                "dicts, or give the type a hash"
+            ) from None
 
 
 def _always(leaves: Sequence[Any]) -> bool:

@@ -29,6 +29,24 @@ class Compilers:
     wrap_backward: Callable[[Compiled], Compiled] = lambda compiled: compiled
 
 
+def check_functions(**given: Any) -> None:
+    """Raises TypeError, with the argument's name, for what was given in the place of a function and is none."""
+    for name, value in given.items():
+        if not callable(value) and not (value is None and name in _MAY_BE_LEFT_OUT):
+            raise TypeError(f"{name} must be a function, {_USES[name]}; got {value!r}, a {type(value).__name__}")
+
+
+_MAY_BE_LEFT_OUT = ("bw_compiler", "inference_compiler")
+_COMPILER = "(graph module, fake inputs) → callable"
+_USES = {
+    "fn": "the program to compile",
+    "fw_compiler": _COMPILER,
+    "bw_compiler": _COMPILER,
+    "inference_compiler": _COMPILER,
+    "partition_fn": "(joint module, (primals, tangents), *, num_fwd_outputs, **others) → (forward, backward)",
+}
+
+
 def nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
     """A compiler that runs the graph as it is, by eager kernels."""
     return gm

@@ -25,7 +25,9 @@ from . import cache
 from .scratch import keep_source, scratch_dir
 from .toolchain import Toolchain, find_toolchain
 
-__all__ = ["Source", "compile_cpp", "compile_many", "compiler_id", "job_count"]
+__all__ = ["Source", "compile_cpp", "compile_many", "compiler_id", "complaints", "job_count"]
+
+_COMPLAINT = re.compile(r"\berror\b|undefined reference|unrecognized|No space left", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,12 @@ def job_count(cfg: Config) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def complaints(output: str) -> list[str]:
+    """The lines of a compiler's output that say what is wrong, at most three: its errors, or its first words where it calls nothing one."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return ([line for line in lines if _COMPLAINT.search(line)] or lines)[:3]
+
+
 def _file_stem(name: str) -> str:
     """`name` as a plain file name of at most 64 characters."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name)[:64] or "kernel"
@@ -114,10 +122,11 @@ def _build(source: str, stem: str, digest: str, tools: Toolchain, cfg: Config, s
             if status is None and not (folder / product).is_file():
                 status = f"reported success but wrote no {product}"
             if status is not None:
-                kept = keep_source(source, stem, cfg.dump_dir)
+                kept = f"source kept in: {keep_source(source, stem, cfg.dump_dir)}"
                 raise BuildError(
                     f"the C++ compiler {status} on kernel {stem!r}\n"
-                    f"  command: {shlex.join(step)}\n  source kept in: {kept}\n  compiler: {tools.version}\n{output}"
+                    f"  command: {shlex.join(step)}\n  {kept}\n  compiler: {tools.version}\n{output}",
+                    short=(*complaints(output), kept),
                 )
         files: dict[str, bytes | Path] = {name: folder / name for name in (f"{stem}.so", f"{stem}.cpp")}
         meta = {

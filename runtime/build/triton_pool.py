@@ -227,8 +227,9 @@ def _failure(job: Job, cfg: Config, what: str) -> BuildError:
         kept = f"source kept in: {keep_source(job.source, job.name[:64], cfg.dump_dir, 'py')}"
     except OSError as error:
         kept = f"source not kept: {error}"
+    said = [line.strip() for line in what.strip().splitlines()[1:]]  # Triton's own message ends with what is wrong
     how = f"XBLOCK={job.xblock} RBLOCK={job.rblock} warps={job.warps} sm_{job.capability}"
-    return BuildError(f"{what}\n  {how}; {kept}\n{job.source}")
+    return BuildError(f"{what}\n  {how}; {kept}\n{job.source}", short=(*said[-3:], f"{how}; {kept}"))
 
 
 def _folder() -> Path:

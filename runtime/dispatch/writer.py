@@ -12,6 +12,7 @@ from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from .operators import op_info
 from .regions import Regions, Value
+from .source import source_of
 from .subclasses import is_wrapper
 from .symbols import Symbols
 
@@ -196,19 +197,3 @@ class GraphWriter:
 
 def _fake(node: fx.Node) -> Any:
     return node.meta["val"]
-
-
-def source_of(node: fx.Node) -> str:
-    """`file.py:12 in forward: code`, the user's line that made a node, from its stack trace; kept in its metadata."""
-    known = node.meta.get("source")
-    if known is None:
-        lines = [line.strip() for line in (node.meta.get("stack_trace") or node.stack_trace or "").strip().splitlines()]
-        places = [k for k, line in enumerate(lines) if line.startswith("File ")]
-        known = ""
-        if places:
-            head = lines[places[-1]].removeprefix("File ").split(", ")
-            code = lines[places[-1] + 1] if places[-1] + 1 < len(lines) else ""
-            file = head[0].strip('"').rsplit("/", 1)[-1]
-            known = f"{file}:{head[1].removeprefix('line ')} {head[2] if len(head) > 2 else ''}: {code}"
-        node.meta["source"] = known
-    return known

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 import sys
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from ...generated.ops import EXTERN
 from ..dispatch.operators import op_info
 from ..dispatch.overlap import is_row_major
 from ..dispatch.regions import Layout
+from ..dispatch.source import module_of, user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
 from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
@@ -30,7 +30,6 @@ from .sizes import Sizes
 _DTYPE_NAMES: dict[torch.dtype, str] = {
     v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]
 }
-_FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in (.*)')
 _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
 ATOMIC_INTEGERS = ("int32", "int64")
@@ -147,7 +146,9 @@ class _Lowerer:
                 )
             return Output(val.name, stride)
         if isinstance(val, _Opaque):
-            raise UnsupportedError(f"output {value} is {val.what}")
+            frame = user_frame(value.meta.get("stack_trace"))
+            where = f"output {value}" if frame is None else f"the output of {frame}"
+            raise UnsupportedError(f"{val.what} is {where}{val.advice}")
         return Output(None, value=val)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class _Lowerer:
         elif val is None or isinstance(val, (bool, float, str)):
             self.env[node] = val
         elif isinstance(val, (torch.SymFloat, torch.SymBool)):
-            self.env[node] = _Opaque(f"a symbolic {'float' if isinstance(val, torch.SymFloat) else 'bool'}")
+            self.env[node] = _Opaque.number(val)
         else:
             self.env[node] = self.tensor_call(node, val)
 
@@ -233,7 +234,7 @@ class _Lowerer:
         if isinstance(a, fx.Node):
             value = self.env[a]
             if isinstance(value, _Opaque):
-                raise UnsupportedError(f"argument {a.name} is {value.what}")
+                raise UnsupportedError(f"{value.what} is an argument of {self.b.place}{value.advice}")
             return value
         if isinstance(a, (list, tuple)):
             return [self.argument(x) for x in a]
@@ -371,8 +372,18 @@ class _Contradiction(UnsupportedError):
 class _Opaque:
     """A value that the loop IR cannot hold; only an error when something uses it."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, what: str, advice: str = "") -> None:
+        self.what, self.advice = what, advice
+
+    @classmethod
+    def number(cls, val: torch.SymFloat | torch.SymBool) -> _Opaque:
+        """A number that Dynamo has made a symbol of, since it may differ from call to call."""
+        if isinstance(val, torch.SymBool):
+            return cls("a symbolic bool")
+        return cls(
+            "a Python number that changes between calls (a symbolic float)",
+            "; make it a tensor (an optimizer: lr=torch.tensor(...)), or a number that is known at compile time (dynamic=False)",
+        )
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
@@ -456,19 +467,22 @@ def _origin(name: str, node: fx.Node) -> str:
         return packet
     lines = [text for text in map(str.strip, trace.rstrip().rsplit("\n", 2)[1:]) if text.strip("^~ ")]
     line = lines[-1] if lines else ""
-    return f"{packet}: {line[:100]}".replace("\\", "/").replace("*/", "* /")
+    return f"{packet}: {_harmless(line)}"
+
+
+def _harmless(line: str) -> str:
+    """A source line as it may stand in comments and texts of any target language."""
+    return line[:100].replace("\\", "/").replace("*/", "* /")
 
 
 def _place(name: str, node: fx.Node) -> str:
-    """`op (file.py:12 in forward): source line`, for errors."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    packet, _, line = _origin(name, node).partition(": ")
-    if not frames:
-        return packet
-    path, number, function = frames[-1]
-    return f"{packet} ({path.replace(chr(92), '/').rpartition('/')[2]}:{number} in {function})" + (
-        f": {line}" if line else ""
-    )
+    """`op (file.py:12 in forward): source line`, or `op (module 1.emb, an Embedding)` where no line is known, for errors."""
+    frame, packet = user_frame(node.meta.get("stack_trace")), name.split(".")[1]
+    if frame is None:
+        module = module_of(node)
+        return f"{packet} ({module})" if module else packet
+    line = _harmless(frame.code)
+    return f"{packet} ({frame.file}:{frame.line} in {frame.function})" + (f": {line}" if line else "")
 
 
 def _is_empty(t: Any) -> bool:

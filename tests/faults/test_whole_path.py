@@ -111,7 +111,10 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failing_compiler(tmp_path: Path, body: str, message: str) -> None:
     cxx = compiler(tmp_path, body)
     (only,), stats = run(tmp_path, cxx=cxx)
-    assert only.startswith(f"opforge: {message} on kernel 'kernels'; the graph runs eagerly"), only
+    head, *below = only.splitlines()
+    assert head == f"opforge: {message} on kernel 'kernels'; the graph runs eagerly (strict=True raises instead)"
+    assert below[:-1] == (["  kernels.cpp:1:1: error: not today"] if "not today" in body else [])
+    assert Path(below[-1].removeprefix("  source kept in: ")).is_file()
     assert stats["graphs"] == 0
     error = str(strictly(tmp_path, cxx=cxx))
     assert error.startswith(message)

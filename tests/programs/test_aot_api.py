@@ -642,3 +642,37 @@ def test_the_default_dtype_is_asked_for() -> None:
         assert f(x).dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", ["fw_compiler", "bw_compiler", "inference_compiler", "partition_fn"])
+def test_a_compiler_that_is_no_function_is_refused_at_once(name: str) -> None:
+    """`aot_function(f, 3)` was taken, and failed at the first call."""
+    wrong = {"fw_compiler": nop, name: "inductor"}
+    makers: list[Callable[[], Any]] = [
+        lambda: aot_function(torch.sin, **wrong),
+        lambda: aot_module(nn.Linear(2, 2), **wrong),
+        lambda: aot_module_simplified(nn.Linear(2, 2), (torch.ones(2, 2),), **wrong),
+        lambda: aot_autograd(**wrong),
+    ]
+    for make in makers:
+        with pytest.raises(TypeError, match=rf"^{name} must be a function, \(.* → .*; got 'inductor', a str$"):
+            make()
+    with pytest.raises(TypeError, match=r"^fn must be a function, the program to compile; got 3, a int$"):
+        aot_function(3, nop)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^fw_compiler must be a function, .* got None"):
+        aot_function(torch.sin, None)  # type: ignore[arg-type]
+
+
+def test_an_argument_without_a_hash_is_named() -> None:
+    """`unhashable type` was all that was said."""
+    fn = aot_function(lambda x, names, **more: x * len(names), nop)
+    x = torch.ones(3)
+    with pytest.raises(
+        TypeError,
+        match=r"^argument 1 \(.*\) is a set, which has no hash: .* Pass tensors, numbers and strings in tuples",
+    ):
+        fn(x, {"a", "b"})
+    with pytest.raises(TypeError, match=r"^argument 2 \(.*\) is a bytearray, which has no hash"):
+        fn(x, slice(1, 2), k=bytearray(b"1"))
+    assert torch.equal(fn(x, frozenset({"a", "b"})), x * 2)
+    assert torch.equal(fn(x, ["a", "b", "c"]), x * 3)

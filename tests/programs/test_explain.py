@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,30 @@ def test_a_full_history_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_when_nothing_is_compiled_it_says_so() -> None:
     assert "nothing was compiled" in str(opforge.explain(lambda n: n + 1)(2))
+
+
+def test_kernels_for_a_gpu_are_not_called_c() -> None:
+    from opforge.frontend_api import Explanation
+    from opforge.runtime.compile_fx import Artifacts
+
+    said = str(
+        Explanation(None, [Artifacts(cpp='"""Kernels."""\n\nimport triton\n'), Artifacts(cpp="// import triton\n")], {})
+    )
+    assert [line for line in said.splitlines() if line.startswith("## ")] == [
+        "## Triton",
+        "## wrapper",
+        "## C++",
+        "## wrapper",
+    ]
+
+
+@pytest.mark.parametrize("wrong", [3, None, torch.ones(2)])
+def test_what_cannot_be_called_is_refused_at_once(wrong: Any) -> None:
+    """It failed inside of Dynamo, at the call of what explain returned."""
+    with pytest.raises(TypeError, match=rf"explain\(model\)\(x\); got a {type(wrong).__name__}$"):
+        opforge.explain(wrong)
+    with pytest.raises(opforge.errors.ConfigError, match="options: unknown setting 'strickt'; did you mean 'strict'"):
+        opforge.explain(torch.sin, strickt=True)
 
 
 def test_the_first_snippet_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ what eager raises, with the inputs untouched and the program as good as before. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,36 @@ def test_the_error_names_operator_and_line() -> None:
         RuntimeError, match=r"index out of range in gather \(test_index_errors.py:\d+ in program\): return x.gather"
     ):
         compiled(X, torch.full((5, 1), 6))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_embedding_s_error_names_the_line_that_calls_it(grad: bool) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4))
+
+        def forward(self, k: torch.Tensor) -> torch.Tensor:
+            return self.inner(k) * 2
+
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(grad), pytest.raises(IndexError) as caught:
+        torch.compile(Model(), backend="opforge")(ints(1, 5))
+    assert re.search(
+        r"embedding \(test_index_errors.py:\d+ in forward\): return self.inner\(k\) \* 2$", str(caught.value)
+    )
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_where_no_line_is_the_user_s_the_module_is_named(grad: bool) -> None:
+    """Modules of torch alone have no line in between: `index out of range in embedding` was all."""
+    embedding = torch.nn.Embedding(5, 4)
+    nested = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Sequential(embedding, torch.nn.Linear(4, 4)))
+    for model, place in ((nested, "module 1.0, an Embedding"), (embedding, "module Embedding")):
+        torch._dynamo.reset()
+        with torch.set_grad_enabled(grad), pytest.raises(IndexError) as caught:
+            torch.compile(model, backend="opforge")(ints(1, 5))
+        assert str(caught.value) == f"index out of range in embedding ({place})"
 
 
 def test_a_written_input_stays_as_it_was() -> None:

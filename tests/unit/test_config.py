@@ -199,3 +199,37 @@ def test_key_holds_exactly_the_settings_that_change_code():
             value = other.get(setting.type, lambda d: d + "/x")(setting.default)
         with config.patch({setting.name: value}) as cfg:
             assert (config.key(cfg) != base) == (setting.affects == "code"), setting.name
+
+
+def test_a_setting_that_is_assigned_is_an_error_that_says_what_to_call():
+    """`opforge.config.strict = True` set an attribute of the module, and did nothing."""
+    for name in ("strict", "debug_verify"):
+        with pytest.raises(ConfigError) as caught:
+            setattr(config, name, True)
+        assert str(caught.value) == (
+            f"opforge.config.{name} = ... sets nothing; call opforge.config.configure({name}=...) for the whole process, "
+            f"or use `with opforge.config.patch({name}=...):`"
+        )
+        assert not hasattr(config, name)
+    assert config.current() == config.Config()
+
+
+def test_an_unknown_name_that_is_assigned_names_the_nearest_setting():
+    with pytest.raises(
+        ConfigError, match=r"unknown setting 'strickt'; did you mean 'strict'\?; call .*configure\(name=\.\.\.\)"
+    ):
+        config.strickt = True
+    with pytest.raises(ConfigError, match=r"unknown setting 'zzz'; settings are strict, fusion, .*patch\(name="):
+        config.zzz = 1
+
+
+def test_a_setting_that_is_read_from_the_module_says_where_it_is():
+    with pytest.raises(AttributeError, match=r"read opforge\.config\.current\(\)\.strict"):
+        _ = config.strict
+    with pytest.raises(AttributeError, match=r"no attribute 'configur'; did you mean 'configure'\?"):
+        _ = config.configur
+
+
+def test_what_the_module_has_can_be_replaced(monkeypatch):
+    monkeypatch.setattr(config, "current", lambda: "mine")
+    assert config.current() == "mine"

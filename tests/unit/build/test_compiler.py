@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -119,6 +120,30 @@ def test_arithmetic_is_neither_fused_nor_reordered(cfg):
     function.argtypes, function.restype = [ctypes.c_float] * 3, ctypes.c_float
     a = 1.0 + 2.0**-12
     assert function(a, a, torch.tensor(a).square().item()) == 0.0
+
+
+def test_what_a_warning_shows_of_a_failed_build(cfg):
+    with pytest.raises(BuildError) as caught:
+        compile_cpp("int f() { return first; }\nint g() { return second; }\n", name="k", cfg=cfg)
+    *complaints, kept = caught.value.short
+    assert [c.partition(": error: ")[0] for c in complaints] == ["k.cpp:1:18", "k.cpp:2:18"]
+    assert "first" in complaints[0]
+    assert kept.startswith("source kept in: ")
+    assert all(line in str(caught.value) for line in caught.value.short)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).short == caught.value.short
+
+
+def test_complaints_are_the_errors_or_the_first_words():
+    noise = "In file included from a\n\n  a.cpp:1: warning: odd\n"
+    assert compiler.complaints(noise + "a.cpp:2: error: one\nb\nfatal error: two\nerror: 3\nerror: 4\n") == [
+        "a.cpp:2: error: one",
+        "fatal error: two",
+        "error: 3",
+    ]
+    assert compiler.complaints("ld: undefined reference to `f'\nhelp\n") == ["ld: undefined reference to `f'"]
+    assert compiler.complaints(noise) == ["In file included from a", "a.cpp:1: warning: odd"]
+    assert compiler.complaints("") == []
 
 
 def test_compile_many_keeps_order_and_reports(cfg):

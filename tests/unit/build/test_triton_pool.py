@@ -141,6 +141,9 @@ def test_worker_that_dies(pool: Pool, cfg: Config, how: str, told: str) -> None:
     (found,) = compile_kernels([job()], dataclasses.replace(cfg, build_timeout_s=0.5))
     assert isinstance(found, BuildError)
     assert told in str(found)
+    *said, how = found.short
+    assert said == ["last words"]
+    assert how.startswith("XBLOCK=256 RBLOCK=1 warps=1 sm_90; source kept in: ")
     assert pool.waiting == []
     binaries(compile_kernels([job()], cfg))  # the next one is another
 

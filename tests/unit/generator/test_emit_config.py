@@ -1,7 +1,7 @@
 """A tiny spec in, exact text out."""
 
 from opforge.generator.diagnostics import Diagnostics
-from opforge.generator.emit import config
+from opforge.generator.emit import config, docs
 from opforge.generator.load import load_text
 from opforge.generator.model import Model
 from opforge.generator.render import header, literal
@@ -49,6 +49,30 @@ def test_settings_become_fields_and_a_table() -> None:
     formatted = format_files({config.PATH: text})[config.PATH]
     assert formatted.endswith(EXPECTED)
     assert formatted.startswith(header(config.PATH, "specs/config.yaml"))
+
+
+def test_the_page_of_settings_has_a_row_for_each() -> None:
+    diags = Diagnostics()
+    more = (
+        SPEC.replace("debug.level", "folder")
+        .replace("LEVEL", "FOLDER")
+        .replace("DEBUG_", "")
+        .replace("choice\n", "path\n")
+    )
+    more = (
+        more.replace('default: "1"', 'default: ""')
+        .replace('  choices: ["0", "1"]\n', "")
+        .replace("affects: debug", "affects: run")
+    )
+    doc = load_text(SPEC + more, "config.yaml", diags)
+    model = Model(SPECS_DIR, {"config": doc}, {}, TorchSchemas([]))
+    part = config.build(doc, model, diags)
+    assert not diags, diags.render()
+    text = docs.emit(Model(SPECS_DIR, {"config": doc}, {"config": part}, TorchSchemas([])))[docs.SETTINGS]
+    assert text.startswith(header(docs.SETTINGS, "specs/config.yaml"))
+    runs, debug = text.split("\n## ")[2:]
+    assert runs.endswith('| `folder` | path | `""` | `OPFORGE_FOLDER` | How much is checked. |\n')
+    assert debug.endswith("| `debug.level` | `0`, `1` | `1` | `OPFORGE_DEBUG_LEVEL` | How much is checked. |\n")
 
 
 def test_no_spec_no_file() -> None:

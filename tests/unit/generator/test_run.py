@@ -90,7 +90,7 @@ def test_idempotent_and_only_changed_files_are_written(copy: Path) -> None:
     spec = copy / "specs" / "config.yaml"
     spec.write_text(spec.read_text().replace("default: 32768", "default: 12345"))
     changes = run.generate(root=copy)
-    assert sorted(c.path for c in changes) == ["docs/spec-reference.md", "generated/config.py"]
+    assert sorted(c.path for c in changes) == ["docs/settings.md", "generated/config.py"]
     assert "+    parallel_threshold: int = 12345" in "".join(c.diff() for c in changes)
     run.write_tree(changes, copy)
     touched = [p.name for p, t in before.items() if p.stat().st_mtime_ns != t]
