@@ -44,7 +44,8 @@ def backend(
 
 def stats() -> dict[str, Any]:
     """Counts since the process started or `reset_stats()`: graphs, kernels, externs (op → calls in the graphs), fallbacks (reason → count),
-    retries (configurations of kernels that failed: reason → count), seconds by stage, arena_bytes (largest), cache_hits."""
+    retries (configurations of kernels that failed: reason → count), tuned (what `max_autotune` did → kernels), dropped (configurations that it
+    could not measure: reason → count), seconds by stage, arena_bytes (largest), cache_hits."""
     return counters.snapshot()
 
 

@@ -60,6 +60,9 @@ class Config:
     # spec: cudagraphs
     #: Record the work of compiled graphs on a GPU as CUDA graphs and replay them; mode="reduce-overhead" turns it on.
     cudagraphs: bool = False
+    # spec: max_autotune
+    #: Time each kernel on the GPU with several block sizes and keep the fastest; mode="max-autotune" turns it on. Does nothing on a CPU.
+    max_autotune: bool = False
     # spec: target
     #: Vector instruction set of CPU kernels; auto takes what this machine has.
     target: str = "auto"
@@ -219,6 +222,17 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_CUDAGRAPHS",
         affects="run",
         doc='Record the work of compiled graphs on a GPU as CUDA graphs and replay them; mode="reduce-overhead" turns it on.',
+    ),
+    # spec: max_autotune
+    "max_autotune": Setting(
+        name="max_autotune",
+        field="max_autotune",
+        type="bool",
+        default=False,
+        choices=(),
+        env="OPFORGE_MAX_AUTOTUNE",
+        affects="code",
+        doc='Time each kernel on the GPU with several block sizes and keep the fastest; mode="max-autotune" turns it on. Does nothing on a CPU.',
     ),
     # spec: target
     "target": Setting(

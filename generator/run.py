@@ -36,6 +36,7 @@ from .emit import (
     scalar_tests,
     scalars,
     targets,
+    tuning,
 )
 from .load import Document, load_spec
 from .model import Emit, Model, SpecKind
@@ -49,6 +50,7 @@ LINE_LENGTH = 120
 SPECS: tuple[SpecKind, ...] = (
     SpecKind("config", ("setting",), config.build),
     SpecKind("targets", ("target", "dtype"), targets.build),
+    SpecKind("tuning", ("tuning",), tuning.build, needs=("targets",)),
     SpecKind("scalars", ("scalar", "reduction", "scan"), scalars.build),
     SpecKind("polynomials", ("polynomial",)),
     SpecKind("kernels", ("kernel",), needs=("scalars", "targets")),
@@ -65,6 +67,7 @@ SPECS: tuple[SpecKind, ...] = (
 EMITTERS: dict[str, Emit] = {
     "config": config.emit,
     "targets": targets.emit,
+    "tuning": tuning.emit,
     "scalars": scalars.emit,
     "scalar_tests": scalar_tests.emit,
     "kernels": kernels.emit,

@@ -28,8 +28,8 @@ __all__ = ["FIELDS", "MODES", "Config", "Setting", "configure", "current", "from
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
     "reduce-overhead": {"reuse_workspace": True, "cudagraphs": True},
-    "max-autotune": {"cudagraphs": True},
-    "max-autotune-no-cudagraphs": {},
+    "max-autotune": {"cudagraphs": True, "max_autotune": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True},
 }
 
 _ENV_PREFIX = "OPFORGE_"

@@ -34,7 +34,7 @@ from .manifest import Entry
 from .scratch import keep_source, scratch_dir
 from .triton_job import Binary, Job, compile_job
 
-__all__ = ["compile_fitting", "compile_kernels", "compiler_identity", "start_workers"]
+__all__ = ["compile_fitting", "compile_kernels", "compiler_identity", "job_key", "start_workers"]
 
 MOST = 16  # workers, unless `build_jobs` says more: each holds some 150 MB
 FEW = 2  # kernels for which no process is started where Triton is loaded already
@@ -53,7 +53,7 @@ def compile_kernels(
     on_done  is called after each, from the thread that waited for it.
     Raises `BuildError` where there is no Triton, or no folder takes what was compiled.
     """
-    digests = [_digest(job) for job in jobs]
+    digests = [job_key(job) for job in jobs]
     try:
         store = Cache.current(cfg)
         made: dict[str, Binary | BuildError] = {}
@@ -140,8 +140,8 @@ def compiler_identity() -> dict[str, str]:
     }
 
 
-def _digest(job: Job) -> str:
-    """Of what shapes the binary. Comments and names do not: kernels of two graphs rarely have the same."""
+def job_key(job: Job) -> str:
+    """A digest of what shapes the binary. Comments and names do not: kernels of two graphs rarely have the same."""
     what = asdict(job) | {"kind": "triton", "source": _plain(job), "name": ""}
     return key({name: str(value) for name, value in what.items()} | compiler_identity())
 

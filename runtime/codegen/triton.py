@@ -13,10 +13,12 @@ from types import MappingProxyType
 from ...errors import UnsupportedError
 from ...generated.scalars import REDUCTIONS, SCANS
 from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
+from ...generated.tuning import Tuning
 from ..ir.index import Atom, Expr, Val, Var, expr, of, product
 from ..ir.nodes import Buffer, Node, Size, load
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from .triton_blocks import most_points, tuning_of
 from .triton_branch import Branches, branches
 from .triton_coarse import coarse
 from .triton_flat import collapsed
@@ -48,12 +50,14 @@ def render_kernel(
     name: str | None = None,
     homes: Mapping[str, str] = NO_HOMES,
     members: Members | None = None,
+    tuning: Tuning | None = None,
 ) -> str:
     """A Triton module with one function: pointers to what is read, to what is written, sizes, XBLOCK and RBLOCK.
 
     homes    for buffers that are in the memory of another (updates in place), which one.
     members  one function for kernels that are alike but for buffers and numbers of points (`triton_group`): their pointers, one kernel's after
              another's, then these numbers.
+    tuning   the table that its blocks come from.
     Booleans are behind pointers to 8-bit integers. Raises UnsupportedError, with the reason, for what Triton cannot say here.
     """
     matrices = contraction(kernel)
@@ -62,7 +66,7 @@ def render_kernel(
             matrices, kernel, layouts, name or kernel.name, wide(kernel, layouts, launch(kernel, layouts))
         )
         return "\n".join([*_IMPORTS, *functions]) + "\n"
-    return _Renderer(kernel, layouts, name or kernel.name, homes, members).render()
+    return _Renderer(kernel, layouts, name or kernel.name, homes, members, tuning or tuning_of()).render()
 
 
 class _Renderer:
@@ -73,8 +77,9 @@ class _Renderer:
         name: str,
         homes: Mapping[str, str],
         members: Members | None,
+        tuning: Tuning,
     ) -> None:
-        self.launch, self.members = launch(kernel, layouts), members
+        self.launch, self.members, self.tuning = launch(kernel, layouts), members, tuning
         tiled = squared(kernel, layouts)
         kernel, layouts = (tiled, layouts) if tiled else collapsed(kernel, layouts) or (kernel, layouts)
         kernel = recompute_tiles(kernel, self.launch.persistent, homes)
@@ -112,7 +117,7 @@ class _Renderer:
             for st in p.body
         ):
             raise UnsupportedError("updates whose order matters have no Triton form")
-        block = max(512, 128 * LOADED // self.launch.bytes)  # what `blocks` gives at most
+        block = most_points(self.launch.bytes, self.tuning)
         if self.members is None and (cut := branches(self.kernel, block)) is not None:
             self.branched(cut, block)
             return self._module()

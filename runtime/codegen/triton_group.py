@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...generated.tuning import Rule
 from ..schedule.plan import Kernel
 from .triton_flat import is_points
 from .triton_launch import Launch
 
 MEMBERS = 32  # of a group at most: with more a kernel takes seconds to compile, and little of a launch is left to save
 ARGUMENTS = 512 - 2  # 64-bit numbers that all devices take (4 KB), without Triton's own two
-PROGRAMS = 2048  # that keep a GPU busy: with more points than they have in one block each, they go through several
-STEPS = 64  # blocks of a program at most
 UNIT = 16  # points: with a multiple of it a mask is the same for all that a thread loads at once
 
 
@@ -60,9 +59,11 @@ def unit_of(points: int) -> int:
     return 1 if points % UNIT else UNIT
 
 
-def steps(points: Sequence[int], xblock: int) -> int:
-    """How many blocks a program of a group with so many points goes through."""
-    most_useful = min(sum(points) // (xblock * PROGRAMS), max(points) // xblock, STEPS)
+def steps(points: Sequence[int], rule: Rule) -> int:
+    """How many blocks a program of a group with so many points goes through: with more points than the programs that keep a GPU busy have in
+    one block each, they go through several.
+    """
+    most_useful = min(sum(points) // (rule.x * rule.programs), max(points) // rule.x, rule.r)
     return 1 << max(most_useful, 1).bit_length() - 1
 
 

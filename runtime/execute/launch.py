@@ -4,10 +4,11 @@ written into memory that the driver reads.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +75,21 @@ def load_function(binary: bytes, name: str, shared: int, threads: int) -> int:
     """The kernel `name` of a cubin, in the current device's context, for blocks of so many threads and bytes of shared memory. Raises
     `BuildError` for what the device does not take.
     """
+    return _load(binary, name, shared, threads)[1]
+
+
+@contextlib.contextmanager
+def borrowed_function(binary: bytes, name: str, shared: int, threads: int) -> Iterator[int]:
+    """As `load_function`, for a kernel that is unloaded in the end; by then the device must be done with it."""
+    module, function = _load(binary, name, shared, threads)
+    try:
+        yield function
+    finally:
+        driver().cuModuleUnload(module)  # what cannot be unloaded stays
+
+
+def _load(binary: bytes, name: str, shared: int, threads: int) -> tuple[ctypes.c_void_p, int]:
+    """A module, and the function in it."""
     cuda = driver()
     _enter(torch.cuda.current_device())
     module, function, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
@@ -88,7 +104,7 @@ def load_function(binary: bytes, name: str, shared: int, threads: int) -> int:
             f"giving {name} {shared} bytes of shared memory",
         )
     assert function.value
-    return function.value
+    return module, function.value
 
 
 def launcher(
@@ -195,4 +211,4 @@ def make(free, fresh, pack, launch, function, stream, device, again, unaligned, 
     return made
 
 
-__all__ = ["Loaded", "driver", "launcher", "load_function"]
+__all__ = ["Loaded", "borrowed_function", "driver", "launcher", "load_function"]

@@ -12,6 +12,8 @@ _lock = Lock()
 _externs: Counter[tuple[str, str]] = Counter()
 _fallbacks: Counter[str] = Counter()
 _retries: Counter[str] = Counter()
+_tuned: Counter[str] = Counter()
+_dropped: Counter[str] = Counter()
 _totals: Counter[str] = Counter()
 _calls: Counter[str] = Counter()
 _unrecorded: Counter[str] = Counter()
@@ -49,6 +51,18 @@ def count_retry(reason: str) -> None:
     """
     with _lock:
         _retries[reason] += 1
+
+
+def count_tuned(how: str) -> None:
+    """One kernel that `max_autotune` was asked for, and what came of it: measured, a stored choice, or not measured, and why."""
+    with _lock:
+        _tuned[how] += 1
+
+
+def count_dropped(reason: str) -> None:
+    """One configuration that was to be measured and did not compile or run, and why."""
+    with _lock:
+        _dropped[reason] += 1
 
 
 def count_graph(
@@ -90,7 +104,9 @@ def snapshot() -> dict[str, Any]:
 
     graphs, kernels, cache_hits, arena_bytes (of the largest graph), recordings (CUDA graphs); `externs` calls by operator; `reasons` why
     each is not native ("op: reason" → count); `fallbacks` whole graphs by reason; `retries` configurations of kernels that did not compile or
-    fit, by reason; `unrecorded` calls without the CUDA graph that was asked for, by reason; `seconds` by stage. Most frequent first.
+    fit, by reason; `tuned` kernels that `max_autotune` was asked for: measured, stored, not measured with the reason; `dropped` configurations
+    that were to be measured and do not run, by reason; `unrecorded` calls without the CUDA graph that was asked for, by reason; `seconds` by
+    stage. Most frequent first.
     """
     with _lock:
         reasons = sorted(_externs.items(), key=lambda kv: (-kv[1], kv[0]))
@@ -100,6 +116,8 @@ def snapshot() -> dict[str, Any]:
                 ("externs", _calls),
                 ("fallbacks", _fallbacks),
                 ("retries", _retries),
+                ("tuned", _tuned),
+                ("dropped", _dropped),
                 ("unrecorded", _unrecorded),
                 ("seconds", _seconds),
             )
@@ -111,5 +129,5 @@ def snapshot() -> dict[str, Any]:
 def reset() -> None:
     """Forget all counts."""
     with _lock:
-        for table in (_externs, _fallbacks, _retries, _unrecorded, _totals, _calls, _seconds):
+        for table in (_externs, _fallbacks, _retries, _tuned, _dropped, _unrecorded, _totals, _calls, _seconds):
             table.clear()

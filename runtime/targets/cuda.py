@@ -15,6 +15,7 @@ from ...errors import BuildError
 from ..build.manifest import Entry
 from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, start_workers
+from ..codegen.triton_blocks import WARP
 from ..codegen.triton_launch import launch
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config, current
@@ -24,6 +25,7 @@ from ..graphs.recording import Recorder
 from ..ir.nodes import Nest, Program, Size
 from ..lower.partial_sums import partial_reductions
 from ..lower.windows import write_out_windows
+from ..observe import counters
 from ..observe.watch import Watch
 from ..schedule.loop_order import in_memory_order
 from ..schedule.plan import KernelStep, Plan
@@ -31,10 +33,10 @@ from ..schedule.planned import plan_of, row_bytes
 from ..schedule.rows import copied_outputs
 from .advice import advise
 from .base import Built
+from .tune import Timer, Work, tuned, works_of
 
 PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
 CONFIGURATIONS = 4  # of a kernel that are tried
-WARP = 32  # threads
 RECOMPUTE = 64  # additions that are cheaper than the memory's work for one value
 
 
@@ -53,16 +55,19 @@ def processors(index: int) -> int:
 
 @dataclass(frozen=True)
 class Cuda:
-    """`Target` for the CUDA device `index`."""
+    """`Target` for the CUDA device `index`, whose kernels `timer` times (the device itself, unless a test says otherwise)."""
 
     cfg: Config
     index: int
+    timer: Timer | None = None
     device = "cuda"
     suffix = "py"
     support = "cuda"
 
     def parts(self) -> dict[str, str]:
-        return {"target": f"sm_{capability(self.index)} x {processors(self.index)}"} | compiler_identity()
+        found = {"target": f"sm_{capability(self.index)} x {processors(self.index)}"} | compiler_identity()
+        # What was measured holds for this very device.
+        return found | {"device": self.name()} if self.cfg.max_autotune else found
 
     def prepare(self, program: Program) -> Program:
         advise(program, capability(self.index))
@@ -74,10 +79,11 @@ class Cuda:
         return scheduled(program, self.cfg, processors(self.index), frugal)
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
-        return render_triton(plan, boxed=boxed)
+        return render_triton(plan, boxed=boxed, capability=capability(self.index))
 
     def compile(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> Built:
-        choices = {name: configurations(kernel) for name, kernel in rendered.kernels.items()}
+        preferred = rendered.kernels | (self.tuned(plan, rendered, watch) if self.cfg.max_autotune else {})
+        choices = {name: configurations(kernel) for name, kernel in preferred.items()}
         jobs = [[job_of(c, capability(self.index)) for c in some] for some in choices.values()]
         properties = torch.cuda.get_device_properties(self.index)
         shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
@@ -112,6 +118,24 @@ class Cuda:
                     outer = launch(kernels[name], plan.layouts).outer
                     programs[name] = (outer + (kernel.xblock - 1)) // kernel.xblock
         return Built(rendered.source, files, symbols, programs)
+
+    def tuned(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> dict[str, TritonKernel]:
+        """Those kernels that can be measured, with the blocks that are fastest."""
+        from .cuda_timer import CudaTimer  # only here
+
+        works: dict[str, Work] = {}
+        for name, work in works_of(plan, rendered):
+            if isinstance(work, Work):
+                works[name] = work
+            else:
+                counters.count_tuned(f"not measured: {work}")
+        timer = self.timer or CudaTimer(self.index)
+        sm = capability(self.index)
+        return tuned(works, lambda one: job_of(one, sm), self.cfg, self.name(), timer, watch)
+
+    def name(self) -> str:
+        """What the device calls itself."""
+        return str(torch.cuda.get_device_properties(self.index).name)
 
     def recorder(self) -> Recorder | None:
         return CudaRecorder(self.index)

@@ -21,13 +21,13 @@ from opforge.runtime.targets.cuda import prepared, scheduled
 PROCESSORS = 132
 
 
-def planned(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Plan:
-    """The checked plan of a function, with the rewrites for a GPU."""
+def planned(fn: Callable[..., Any], inputs: Sequence[Tensor], processors: int = PROCESSORS) -> Plan:
+    """The checked plan of a function, with the rewrites for a GPU. With few processors, few long rows are not cut into parts."""
     with torch.no_grad():
         traced = trace(fn, list(inputs))
     rewrite(traced.graph, RULES, device="cuda")
-    program = prepared(separate_outputs(lower(traced.graph).program), PROCESSORS)
-    plan = scheduled(program, Config(), PROCESSORS)
+    program = prepared(separate_outputs(lower(traced.graph).program), processors)
+    plan = scheduled(program, Config(), processors)
     check(program, plan)
     return plan
 

@@ -40,6 +40,7 @@ class Job:
     unit: TritonUnit | None = (
         None  # the functions that a wrapper would call, with blocks of `xblock`; None: each kernel by itself
     )
+    tile: tuple[int, int] | None = None  # XBLOCK and RBLOCK of all kernels, instead
 
 
 def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
@@ -102,7 +103,7 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
                 (root / f"k{k}_{kernel.name}.py").write_text(render_kernel(kernel, job.layouts))
                 names = [*kernel.reads, *kernel.writes]
                 sizes = [job.sizes[s] for s in kernel.symbols]
-                steps.append([kernel.name, names, sizes, *blocks(kernel, job.layouts, job.sizes, job.xblock)])
+                steps.append([kernel.name, names, sizes, *_blocks_of(job, kernel)])
             torch.save(job.memory, root / f"k{k}.pt")
             plan.append(steps)
         (root / "plan.json").write_text(json.dumps(plan))
@@ -113,6 +114,14 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
             sources = [p.read_text() for p in sorted(root.glob("k*.py")) if f"at {p.stem}\n" in done.stderr]
             raise AssertionError("\n".join([f"ended with {done.returncode}", done.stderr[-3000:], *sources]))
         return [torch.load(root / f"k{k}.out.pt") for k in range(len(jobs))]
+
+
+def _blocks_of(job: Job, kernel: Kernel) -> tuple[int, int, int]:
+    if job.tile is None:
+        return blocks(kernel, job.layouts, job.sizes, job.xblock)
+    outer = launch(kernel, job.layouts).outer
+    assert isinstance(outer, int)
+    return -(-outer // job.tile[0]), *job.tile
 
 
 def _group_step(job: Job, unit: TritonUnit, first: str, prefix: Path) -> list[Any]:

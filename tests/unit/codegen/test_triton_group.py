@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ pytest.importorskip("triton")
 import triton
 
 from opforge.runtime.build.triton_job import compile_job
-from opforge.runtime.codegen.triton_group import ARGUMENTS, MEMBERS, STEPS, Group, can_join, most, steps
+from opforge.runtime.codegen.triton_blocks import group_rule, tuning_of
+from opforge.runtime.codegen.triton_group import ARGUMENTS, MEMBERS, Group, can_join, most, steps
 from opforge.runtime.codegen.triton_launch import Launch
 from opforge.runtime.codegen.triton_unit import TritonUnit, render_triton
 from opforge.runtime.codegen.wrapper import render_wrapper
@@ -160,11 +162,14 @@ def test_limits() -> None:
 
 def test_blocks_of_a_program() -> None:
     """As many as leave enough programs, and no more than the largest member has."""
-    assert steps([1000] * 32, 512) == 1
-    assert steps([1 << 20] * 32, 512) == 32
-    assert steps([1 << 20] * 24, 512) == 16  # 24 would do
-    assert steps([1 << 30] * 2, 1024) == STEPS
-    assert steps([1 << 25, 8], 1024) == 16
+    rule = group_rule(tuning_of(90))
+    shorter = replace(rule, x=512)
+    assert (rule.x, rule.r) == (1024, 64)
+    assert steps([1000] * 32, shorter) == 1
+    assert steps([1 << 20] * 32, shorter) == 32
+    assert steps([1 << 20] * 24, shorter) == 16  # 24 would do
+    assert steps([1 << 30] * 2, rule) == 64
+    assert steps([1 << 25, 8], rule) == 16
 
 
 def test_compiles_for_sm90_with_wide_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

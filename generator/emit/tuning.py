@@ -1,0 +1,79 @@
+"""Reads specs/tuning.yaml, writes generated/tuning.py: the block sizes of Triton kernels, a table for each architecture that was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..check import schema_of
+from ..diagnostics import Diagnostics, did_you_mean
+from ..load import Document, Entry
+from ..model import Model
+from ..render import header, literal, render
+
+PATH = "generated/tuning.py"
+#: What says which kernels a rule is for; all other keys are sizes.
+CONDITIONS = ("strided", "loads", "bytes", "sums", "row", "buffers", "block")
+_COUNTS = ("programs",)  # sizes that need not be powers of two
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its target, compute capability, what measured it, and the rules of each kind of kernel in the order of the file."""
+
+    name: str
+    capability: int
+    doc: str
+    machine: str
+    command: str
+    rules: dict[str, list[dict[str, Any]]]
+
+
+def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
+    """The tables, checked: each is of a GPU, has rules for every kind of kernel and none that is never reached; blocks are powers of two."""
+    kinds = [branch["$ref"].rpartition("/")[2] for branch in schema_of("tuning").definition("rule")["oneOf"]]
+    targets = model.part("targets", None) or (model.base and model.base.part("targets", None))
+    gpus: dict[str, dict[str, Any]] = targets.gpu if targets else {}
+    tables = []
+    for entry in doc.tagged("tuning"):
+        if entry.id not in gpus:
+            hint = did_you_mean(entry.id, gpus)
+            diags.error(entry.pos("tuning"), f"'{entry.id}' is no GPU of targets.yaml{hint}")
+        rules: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+        for k, rule in enumerate(entry["blocks"]):
+            _check_rule(entry, k, diags)
+            rules[rule["kernel"]].append({key: value for key, value in rule.items() if key != "kernel"})
+        if lacking := [kind for kind, some in rules.items() if not some or set(some[-1]) & set(CONDITIONS)]:
+            names = ", ".join(f"'{kind}'" for kind in lacking)
+            message = f"tuning '{entry.id}' lacks a last rule without conditions, of kernel {names}"
+            diags.error(entry.pos("tuning"), message)
+        capability = gpus.get(entry.id, {}).get("capability", 0)
+        tables.append(Table(entry.id, capability, entry["doc"], entry["machine"], entry["command"], rules))
+    return tuple(sorted(tables, key=lambda t: t.capability))
+
+
+def _check_rule(entry: Entry, k: int, diags: Diagnostics) -> None:
+    rule = entry["blocks"][k]
+    for key, value in rule.items():
+        if key in ("kernel", *CONDITIONS, *_COUNTS) or value & (value - 1) == 0:
+            continue
+        below = 1 << (value.bit_length() - 1)
+        diags.error(
+            entry.pos("blocks", k, key),
+            f"'{key}' must be a power of two, found {value} (the nearest are {below} and {2 * below})",
+        )
+    for before, other in enumerate(entry["blocks"][:k]):
+        same = other["kernel"] == rule["kernel"]
+        if same and all(key in rule and rule[key] <= other[key] for key in CONDITIONS if key in other):
+            also = [(entry.pos("blocks", before), "this one holds wherever it would")]
+            diags.error(entry.pos("blocks", k), f"this rule for '{rule['kernel']}' is never reached", also=also)
+            return
+
+
+def emit(model: Model) -> dict[str, str]:
+    """`generated/tuning.py`, or nothing when there is no such spec."""
+    tables: tuple[Table, ...] = model.part("tuning")
+    if not tables:
+        return {}
+    head = header(PATH, "specs/tuning/*.yaml")
+    return {PATH: render("tuning.py.j2", header=head, tables=tables, literal=literal)}

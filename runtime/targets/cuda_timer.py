@@ -1,0 +1,89 @@
+"""Times kernels on a CUDA device, in memory of their own: nothing of the program's is read or written, its random numbers are not drawn."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
+
+import torch
+
+from ..build.triton_job import Binary
+from ..codegen.triton_blocks import WARP
+from ..codegen.triton_unit import TritonKernel
+from ..execute.launch import borrowed_function, launcher
+from ..torch_compat import no_modes
+from .tune import Memory, Work
+
+AHEAD, FILLS = 128 << 20, 3  # bytes that are written, and how often, while launches of a sample are prepared
+NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
+
+
+class CudaTimer:
+    """`Timer` for the device `index`."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def why_not(self) -> str:
+        return "a CUDA graph is being recorded" if torch.cuda.is_current_stream_capturing() else ""
+
+    @contextmanager
+    def bench(self, work: Work, given: Mapping[str, torch.Tensor] = NOTHING) -> Iterator[CudaBench]:
+        """`given`: contents of memory by its name, instead of random ones."""
+        # The caller may trace with fake tensors.
+        with no_modes(), torch.no_grad(), torch.cuda.device(self.index), ExitStack() as stack:
+            generator = torch.Generator("cuda")
+            memory = {
+                name: given[name].clone() if name in given else filled(m, generator) for name, m in work.memory.items()
+            }
+            yield CudaBench(work, [memory[name].data_ptr() for name in work.pointers], stack)
+            torch.cuda.synchronize()
+
+
+class CudaBench:
+    """`Bench`: addresses of the memory; what is loaded goes with `stack`."""
+
+    def __init__(self, work: Work, addresses: list[int], stack: ExitStack) -> None:
+        self.work, self.addresses, self.stack = work, addresses, stack
+        self.ahead = torch.empty(AHEAD, dtype=torch.uint8, device="cuda")
+
+    def load(self, one: TritonKernel, binary: Binary) -> Callable[[], None]:
+        shared, threads = binary.meta["shared"], WARP * binary.meta["warps"]
+        function = self.stack.enter_context(borrowed_function(binary.cubin, binary.meta["name"], shared, threads))
+        loaded = function, shared, threads
+        numbers = self.work.numbers(one)
+        launch = launcher(
+            loaded, lambda: loaded, one.name, len(self.addresses), 0, torch.cuda.current_device(), numbers
+        )
+        run = functools.partial(launch, self.work.programs(one), *self.addresses)
+        run()
+        torch.cuda.synchronize()
+        return run
+
+    def time(self, run: Callable[[], None], calls: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # While the device is busy with this the launches are prepared: else a small kernel's time would be that of its launch.
+        for _ in range(FILLS):
+            self.ahead.zero_()
+        start.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / calls
+
+
+def filled(memory: Memory, generator: torch.Generator) -> torch.Tensor:
+    """Memory with random numbers, booleans, or zeros, which are positions everywhere."""
+    dtype = getattr(torch, memory.dtype)
+    made = torch.zeros(memory.elements, dtype=dtype, device="cuda")
+    if dtype.is_floating_point:
+        made.normal_(generator=generator)
+    elif dtype == torch.bool:
+        made.random_(0, 2, generator=generator)
+    return made
+
+
+__all__ = ["CudaBench", "CudaTimer", "filled"]

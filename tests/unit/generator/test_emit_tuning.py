@@ -1,0 +1,74 @@
+"""A tiny spec in, exact text out."""
+
+from opforge.generator.diagnostics import Diagnostics
+from opforge.generator.emit import targets, tuning
+from opforge.generator.load import load_spec, load_text
+from opforge.generator.model import Model
+from opforge.generator.render import header
+from opforge.generator.run import SPECS_DIR, format_files
+from opforge.generator.torch_schemas import TorchSchemas
+
+SPEC = """\
+- tuning: sm_80
+  doc: "Small."
+  machine: "one, with a name"
+  command: tune it
+  blocks:
+  - {kernel: points, strided: true, x: 256, each: 2, warps: 8}
+  - {kernel: points, x: 512, each: 4, warps: 8}
+  - {kernel: square, x: 64, each: 16, warps: 8}
+  - {kernel: columns, x: 64, tile: 4096, each: 16, warps: 8}
+  - {kernel: columns_in_loops, x: 32, tile: 1024, programs: 100, least: 8, each: 8, warps: 8}
+  - {kernel: rows, tile: 1024, each: 16, warps: 8}
+  - {kernel: rows_in_a_loop, x: 1, r: 2048, each: 4, warps: 8}
+  - {kernel: rows_in_loops, x: 1, r: 4096, even: 2048, each: 4, warps: 8}
+  - {kernel: product, x: 128, r: 64, warps: 4}
+  - {kernel: group, x: 1024, r: 16, programs: 864, warps: 1}
+"""
+EXPECTED = """\
+#: By compute capability.
+TUNING: dict[int, Tuning] = {
+    # spec: sm_80
+    # Small.
+    80: Tuning(
+        "sm_80",
+        80,
+        "one, with a name",
+        "tune it",
+        {
+            "points": (
+                Rule(strided=True, x=256, each=2, warps=8),
+                Rule(x=512, each=4, warps=8),
+            ),
+            "square": (Rule(x=64, each=16, warps=8),),
+            "columns": (Rule(x=64, tile=4096, each=16, warps=8),),
+            "columns_in_loops": (Rule(x=32, tile=1024, programs=100, least=8, each=8, warps=8),),
+            "rows": (Rule(tile=1024, each=16, warps=8),),
+            "rows_in_a_loop": (Rule(x=1, r=2048, each=4, warps=8),),
+            "rows_in_loops": (Rule(x=1, r=4096, even=2048, each=4, warps=8),),
+            "product": (Rule(x=128, r=64, warps=4),),
+            "group": (Rule(x=1024, r=16, programs=864, warps=1),),
+        },
+    ),
+}
+"""
+
+
+def test_rules_become_a_table() -> None:
+    diags = Diagnostics()
+    machines = targets.build(load_spec(SPECS_DIR / "targets.yaml", diags), Model(SPECS_DIR, {}, {}, none()), diags)
+    doc = load_text(SPEC, "tuning.yaml", diags)
+    part = tuning.build(doc, Model(SPECS_DIR, {"tuning": doc}, {"targets": machines}, none()), diags)
+    assert not diags, diags.render()
+    text = tuning.emit(Model(SPECS_DIR, {"tuning": doc}, {"tuning": part}, none()))[tuning.PATH]
+    formatted = format_files({tuning.PATH: text})[tuning.PATH]
+    assert formatted.endswith(EXPECTED)
+    assert formatted.startswith(header(tuning.PATH, "specs/tuning/*.yaml"))
+
+
+def test_no_spec_no_file() -> None:
+    assert tuning.emit(Model(SPECS_DIR, {}, {}, none())) == {}
+
+
+def none() -> TorchSchemas:
+    return TorchSchemas([])
