@@ -4,11 +4,424 @@
 """Graph rewrites by the overload that they begin with."""
 
 from ..runtime.graph import predicates as p
-from ..runtime.graph.patterns import Call, Items, Lit, Part, Rule, Wild
+from ..runtime.graph.patterns import Call, Case, Form, Items, Lit, Named, Part, Rule, Wild
 
 __all__ = ["RULES"]
-_ = (Items, Part, p)
+_ = (Case, Form, Items, Named, Part, p)
 
+
+# spec: product
+# a product with a bias, in its own shape or another one of the same elements
+PRODUCT: tuple[Case, ...] = (
+    Case(
+        Call(
+            "aten.view.default",
+            (
+                (
+                    "self",
+                    Call(
+                        "aten.addmm.default",
+                        (
+                            ("self", Wild("c")),
+                            ("mat1", Wild("a")),
+                            ("mat2", Wild("b")),
+                        ),
+                    ),
+                ),
+                ("size", Wild("_")),
+            ),
+        )
+    ),
+    Case(
+        Call(
+            "aten.addmm.default",
+            (
+                ("self", Wild("c")),
+                ("mat1", Wild("a")),
+                ("mat2", Wild("b")),
+            ),
+        )
+    ),
+)
+
+# spec: cubed
+# x to the third
+CUBED: tuple[Case, ...] = (
+    Case(
+        Call(
+            "aten.mul.Tensor",
+            (
+                (
+                    "self",
+                    Call(
+                        "aten.mul.Tensor",
+                        (
+                            ("self", Wild("x")),
+                            ("other", Wild("x")),
+                        ),
+                    ),
+                ),
+                ("other", Wild("x")),
+            ),
+        )
+    ),
+    Case(
+        Call(
+            "aten.pow.Tensor_Scalar",
+            (
+                ("self", Wild("x")),
+                ("exponent", Lit(3)),
+            ),
+        )
+    ),
+)
+
+# spec: half_of
+# x by one half
+HALF_OF: tuple[Case, ...] = (
+    Case(
+        Call(
+            "aten.div.Tensor",
+            (
+                ("self", Wild("x")),
+                ("other", Lit(2)),
+            ),
+        )
+    ),
+    Case(
+        Call(
+            "aten.mul.Tensor",
+            (
+                ("self", Wild("x")),
+                ("other", Lit(0.5)),
+            ),
+        )
+    ),
+)
+
+# spec: flat
+# a tensor, or all of it in the same order in another shape (as matmul and einsum hand it to bmm)
+FLAT: tuple[Case, ...] = (
+    Case(
+        Call(
+            "aten.view.default",
+            (
+                (
+                    "self",
+                    Named(
+                        "y",
+                        Call(
+                            "aten.permute.default",
+                            (
+                                (
+                                    "self",
+                                    Call(
+                                        "aten.view.default",
+                                        (
+                                            ("self", Wild("x")),
+                                            ("size", Wild("_")),
+                                        ),
+                                    ),
+                                ),
+                                ("dims", Wild("_")),
+                            ),
+                        ),
+                    ),
+                ),
+                ("size", Wild("_")),
+            ),
+        ),
+        when=lambda m: p.is_row_major(m["y"]),
+    ),
+    Case(
+        Call(
+            "aten.view.default",
+            (
+                (
+                    "self",
+                    Call(
+                        "aten.unsqueeze.default",
+                        (
+                            ("self", Wild("x")),
+                            ("dim", Wild("_")),
+                        ),
+                    ),
+                ),
+                ("size", Wild("_")),
+            ),
+        )
+    ),
+    Case(
+        Call(
+            "aten.view.default",
+            (
+                ("self", Wild("x")),
+                ("size", Wild("_")),
+            ),
+        )
+    ),
+    Case(Wild("x")),
+)
+
+# spec: matrices
+# a batch of matrices, before matmul made it contiguous where it has two batch dimensions
+MATRICES: tuple[Case, ...] = (
+    Case(
+        Call(
+            "aten.view.default",
+            (
+                (
+                    "self",
+                    Call(
+                        "aten.clone.default",
+                        (
+                            ("self", Wild("x")),
+                            ("memory_format", Wild("_")),
+                        ),
+                    ),
+                ),
+                ("size", Wild("_")),
+            ),
+        ),
+        when=lambda m: (
+            p.is_batch_of(m["x"], p.size(m["out"], -2), p.size(m["out"], -1))
+            and p.rank(m["x"]) == 4
+            and (p.stride(m["x"], -1) == 1 or p.stride(m["x"], -2) == 1)
+        ),
+    ),
+    Case(
+        Call(
+            "aten.view.default",
+            (
+                (
+                    "self",
+                    Call(
+                        "aten.clone.default",
+                        (
+                            (
+                                "self",
+                                Call(
+                                    "aten.unsqueeze.default",
+                                    (
+                                        ("self", Wild("x")),
+                                        ("dim", Wild("_")),
+                                    ),
+                                ),
+                            ),
+                            ("memory_format", Wild("_")),
+                        ),
+                    ),
+                ),
+                ("size", Wild("_")),
+            ),
+        ),
+        when=lambda m: (
+            p.is_batch_of(m["x"], p.size(m["out"], -2), p.size(m["out"], -1))
+            and p.rank(m["x"]) == 4
+            and (p.stride(m["x"], -1) == 1 or p.stride(m["x"], -2) == 1)
+        ),
+    ),
+    Case(Wild("x")),
+)
+
+# spec: cast
+# a tensor, or what it is in another dtype
+CAST: tuple[Case, ...] = (
+    Case(
+        Call(
+            "aten._to_copy.default",
+            (
+                ("self", Wild("x")),
+                ("dtype", Wild("_")),
+                ("layout", Wild("_")),
+                ("device", Wild("_")),
+            ),
+        ),
+        when=lambda m: p.opmath(m["x"]) == p.opmath(m["out"]),
+    ),
+    Case(Wild("x")),
+)
+
+# spec: scaled
+# scores by a positive number, if any (kernels may scale the largest score instead of each)
+SCALED: tuple[Case, ...] = (
+    Case(
+        Call(
+            "aten.mul.Tensor",
+            (
+                ("self", Wild("s")),
+                ("other", Wild("c")),
+            ),
+        ),
+        when=lambda m: p.is_number(m["c"]) and m["c"] > 0,
+        let=(("factor", lambda m: m["c"]),),
+    ),
+    Case(
+        Call(
+            "aten.div.Tensor",
+            (
+                ("self", Wild("s")),
+                ("other", Wild("c")),
+            ),
+        ),
+        when=lambda m: p.is_number(m["c"]) and m["c"] > 0,
+        let=(("factor", lambda m: 1.0 / m["c"]),),
+    ),
+    Case(Wild("s"), let=(("factor", lambda m: 1.0),)),
+)
+
+# spec: biased
+# scores and what is added to them, the one way around or the other
+BIASED: tuple[Case, ...] = (
+    Case(
+        Call(
+            "aten.add.Tensor",
+            (
+                ("self", Wild("bias")),
+                ("other", Wild("s")),
+            ),
+        ),
+        when=lambda m: p.is_tensor(m["bias"]) and p.is_tensor(m["s"]),
+    ),
+    Case(
+        Call(
+            "aten.add.Tensor",
+            (
+                ("self", Wild("s")),
+                ("other", Wild("bias")),
+            ),
+        ),
+        when=lambda m: p.is_tensor(m["bias"]) and p.is_tensor(m["s"]),
+    ),
+)
+
+# spec: filled
+# scores where a condition says so, and a number elsewhere that gives them no weight
+FILLED: tuple[Case, ...] = (
+    Case(
+        Call(
+            "aten.where.self",
+            (
+                ("condition", Wild("condition")),
+                ("self", Wild("s")),
+                (
+                    "other",
+                    Call(
+                        "aten.scalar_tensor.default",
+                        (
+                            ("s", Wild("fill")),
+                            ("dtype", Wild("_")),
+                            ("layout", Wild("_")),
+                            ("device", Wild("_")),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        when=lambda m: p.is_hiding(m["fill"], m["out"]),
+        let=(
+            ("where_true", lambda m: 0.0),
+            ("where_false", lambda m: p.hiding(m["fill"])),
+        ),
+    ),
+    Case(
+        Call(
+            "aten.where.self",
+            (
+                ("condition", Wild("condition")),
+                (
+                    "self",
+                    Call(
+                        "aten.scalar_tensor.default",
+                        (
+                            ("s", Wild("fill")),
+                            ("dtype", Wild("_")),
+                            ("layout", Wild("_")),
+                            ("device", Wild("_")),
+                        ),
+                    ),
+                ),
+                ("other", Wild("s")),
+            ),
+        ),
+        when=lambda m: p.is_hiding(m["fill"], m["out"]),
+        let=(
+            ("where_true", lambda m: p.hiding(m["fill"])),
+            ("where_false", lambda m: 0.0),
+        ),
+    ),
+    Case(
+        Call(
+            "aten.where.self",
+            (
+                ("condition", Wild("condition")),
+                ("self", Wild("s")),
+                (
+                    "other",
+                    Call(
+                        "aten.full.default",
+                        (
+                            ("size", Items(())),
+                            ("fill_value", Wild("fill")),
+                            ("dtype", Wild("_")),
+                            ("layout", Wild("_")),
+                            ("device", Wild("_")),
+                            ("pin_memory", Wild("_")),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        when=lambda m: p.is_hiding(m["fill"], m["out"]),
+        let=(
+            ("where_true", lambda m: 0.0),
+            ("where_false", lambda m: p.hiding(m["fill"])),
+        ),
+    ),
+    Case(
+        Call(
+            "aten.where.self",
+            (
+                ("condition", Wild("condition")),
+                (
+                    "self",
+                    Call(
+                        "aten.full.default",
+                        (
+                            ("size", Items(())),
+                            ("fill_value", Wild("fill")),
+                            ("dtype", Wild("_")),
+                            ("layout", Wild("_")),
+                            ("device", Wild("_")),
+                            ("pin_memory", Wild("_")),
+                        ),
+                    ),
+                ),
+                ("other", Wild("s")),
+            ),
+        ),
+        when=lambda m: p.is_hiding(m["fill"], m["out"]),
+        let=(
+            ("where_true", lambda m: p.hiding(m["fill"])),
+            ("where_false", lambda m: 0.0),
+        ),
+    ),
+    Case(
+        Call(
+            "aten.masked_fill.Scalar",
+            (
+                ("self", Wild("s")),
+                ("mask", Wild("condition")),
+                ("value", Wild("fill")),
+            ),
+        ),
+        when=lambda m: p.is_hiding(m["fill"], m["out"]),
+        let=(
+            ("where_true", lambda m: p.hiding(m["fill"])),
+            ("where_false", lambda m: 0.0),
+        ),
+    ),
+)
 
 # spec: sub_zero
 sub_zero = Rule(
@@ -346,6 +759,32 @@ permute_permute = Rule(
     ),
     when=lambda m: True,
     replace=lambda m, g: g.call("aten.permute.default", m["x"], p.composed(m["outer"], m["inner"], p.rank(m["x"]))),
+)
+
+# spec: permute_unsqueeze
+permute_unsqueeze = Rule(
+    name="permute_unsqueeze",
+    doc="a permutation that leaves a new last dimension there permutes the others (einsum adds it)",
+    match=Call(
+        "aten.permute.default",
+        (
+            (
+                "self",
+                Call(
+                    "aten.unsqueeze.default",
+                    (
+                        ("self", Wild("x")),
+                        ("dim", Wild("d")),
+                    ),
+                ),
+            ),
+            ("dims", Wild("dims")),
+        ),
+    ),
+    when=lambda m: m["d"] == p.rank(m["x"]) and p.is_last(p.last(m["dims"]), p.rank(m["out"])),
+    replace=lambda m, g: g.call(
+        "aten.unsqueeze.default", g.call("aten.permute.default", m["x"], p.all_but_last(m["dims"])), m["d"]
+    ),
 )
 
 # spec: view_view
@@ -1100,6 +1539,1318 @@ log_softmax_of_half_by_rows = Rule(
     device="cuda",
 )
 
+# spec: relu_of_a_product
+relu_of_a_product = Rule(
+    name="relu_of_a_product",
+    doc="relu(c + a b), computed where the product is written",
+    match=Call(
+        "aten.relu.default",
+        (
+            (
+                "self",
+                Form(
+                    "product",
+                    PRODUCT,
+                    (
+                        ("c", Wild("c")),
+                        ("a", Wild("a")),
+                        ("b", Wild("b")),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    when=lambda m: (
+        p.is_row_of(m["c"], m["out"])
+        and (p.is_single(m["a"]) or p.is_half(m["a"]))
+        and p.leads_only_to(m["out"], [m["c"], m["a"], m["b"]])
+        and not p.has_backward(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.view.default", g.call("aten._addmm_activation.default", m["c"], m["a"], m["b"]), p.shape(m["out"])
+    ),
+    device="cuda",
+)
+
+# spec: gelu_of_a_product
+gelu_of_a_product = Rule(
+    name="gelu_of_a_product",
+    doc="gelu(c + a b) by tanh, computed where the product is written",
+    match=Call(
+        "aten.gelu.default",
+        (
+            (
+                "self",
+                Form(
+                    "product",
+                    PRODUCT,
+                    (
+                        ("c", Wild("c")),
+                        ("a", Wild("a")),
+                        ("b", Wild("b")),
+                    ),
+                ),
+            ),
+            ("approximate", Lit("tanh")),
+        ),
+    ),
+    when=lambda m: (
+        p.is_row_of(m["c"], m["out"])
+        and (p.is_single(m["a"]) or p.is_half(m["a"]))
+        and p.leads_only_to(m["out"], [m["c"], m["a"], m["b"]])
+        and not p.has_backward(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.view.default",
+        g.call("aten._addmm_activation.default", m["c"], m["a"], m["b"], use_gelu=True),
+        p.shape(m["out"]),
+    ),
+    device="cuda",
+)
+
+# spec: gelu_written_out_of_a_product
+gelu_written_out_of_a_product = Rule(
+    name="gelu_written_out_of_a_product",
+    doc="x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) of x = c + a b is its gelu by tanh",
+    match=Call(
+        "aten.mul.Tensor",
+        (
+            (
+                "self",
+                Form(
+                    "half_of",
+                    HALF_OF,
+                    (
+                        (
+                            "x",
+                            Named(
+                                "x",
+                                Form(
+                                    "product",
+                                    PRODUCT,
+                                    (
+                                        ("c", Wild("c")),
+                                        ("a", Wild("a")),
+                                        ("b", Wild("b")),
+                                    ),
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            (
+                "other",
+                Call(
+                    "aten.add.Tensor",
+                    (
+                        (
+                            "self",
+                            Call(
+                                "aten.tanh.default",
+                                (
+                                    (
+                                        "self",
+                                        Call(
+                                            "aten.mul.Tensor",
+                                            (
+                                                (
+                                                    "self",
+                                                    Call(
+                                                        "aten.add.Tensor",
+                                                        (
+                                                            ("self", Wild("x")),
+                                                            (
+                                                                "other",
+                                                                Call(
+                                                                    "aten.mul.Tensor",
+                                                                    (
+                                                                        (
+                                                                            "self",
+                                                                            Form("cubed", CUBED, (("x", Wild("x")),)),
+                                                                        ),
+                                                                        ("other", Lit(0.044715)),
+                                                                    ),
+                                                                ),
+                                                            ),
+                                                        ),
+                                                    ),
+                                                ),
+                                                ("other", Wild("r")),
+                                            ),
+                                        ),
+                                    ),
+                                ),
+                            ),
+                        ),
+                        ("other", Lit(1)),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    when=lambda m: (
+        p.is_number(m["r"])
+        and ((m["r"] * m["r"]) * 3.141592653589793) > 1.9999999
+        and ((m["r"] * m["r"]) * 3.141592653589793) < 2.0000001
+        and m["r"] > 0
+        and p.is_row_of(m["c"], m["out"])
+        and (p.is_single(m["a"]) or p.is_half(m["a"]))
+        and p.leads_only_to(m["out"], [m["c"], m["a"], m["b"]])
+        and not p.has_backward(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.view.default",
+        g.call("aten._addmm_activation.default", m["c"], m["a"], m["b"], use_gelu=True),
+        p.shape(m["out"]),
+    ),
+    device="cuda",
+)
+
+# spec: attention
+attention = Rule(
+    name="attention",
+    doc="softmax(c q k) v = attention(q, k^T, v, c)",
+    match=Call(
+        "aten.bmm.default",
+        (
+            (
+                "self",
+                Form(
+                    "flat",
+                    FLAT,
+                    (
+                        (
+                            "x",
+                            Form(
+                                "cast",
+                                CAST,
+                                (
+                                    (
+                                        "x",
+                                        Named(
+                                            "p",
+                                            Call(
+                                                "aten._softmax.default",
+                                                (
+                                                    (
+                                                        "self",
+                                                        Form(
+                                                            "cast",
+                                                            CAST,
+                                                            (
+                                                                (
+                                                                    "x",
+                                                                    Form(
+                                                                        "flat",
+                                                                        FLAT,
+                                                                        (
+                                                                            (
+                                                                                "x",
+                                                                                Form(
+                                                                                    "scaled",
+                                                                                    SCALED,
+                                                                                    (
+                                                                                        (
+                                                                                            "s",
+                                                                                            Form(
+                                                                                                "flat",
+                                                                                                FLAT,
+                                                                                                (
+                                                                                                    (
+                                                                                                        "x",
+                                                                                                        Call(
+                                                                                                            "aten.bmm.default",
+                                                                                                            (
+                                                                                                                (
+                                                                                                                    "self",
+                                                                                                                    Form(
+                                                                                                                        "matrices",
+                                                                                                                        MATRICES,
+                                                                                                                        (
+                                                                                                                            (
+                                                                                                                                "x",
+                                                                                                                                Wild(
+                                                                                                                                    "q"
+                                                                                                                                ),
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                    ),
+                                                                                                                ),
+                                                                                                                (
+                                                                                                                    "mat2",
+                                                                                                                    Form(
+                                                                                                                        "matrices",
+                                                                                                                        MATRICES,
+                                                                                                                        (
+                                                                                                                            (
+                                                                                                                                "x",
+                                                                                                                                Wild(
+                                                                                                                                    "k"
+                                                                                                                                ),
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                    ),
+                                                                                                                ),
+                                                                                                            ),
+                                                                                                        ),
+                                                                                                    ),
+                                                                                                ),
+                                                                                            ),
+                                                                                        ),
+                                                                                        ("factor", Wild("c")),
+                                                                                    ),
+                                                                                ),
+                                                                            ),
+                                                                        ),
+                                                                    ),
+                                                                ),
+                                                            ),
+                                                        ),
+                                                    ),
+                                                    ("dim", Wild("d")),
+                                                    ("half_to_float", Wild("_")),
+                                                ),
+                                            ),
+                                        ),
+                                    ),
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            ("mat2", Form("matrices", MATRICES, (("x", Wild("v")),))),
+        ),
+    ),
+    when=lambda m: (
+        p.is_attention(m["out"], m["p"], m["q"], m["k"], m["v"])
+        and p.is_last(m["d"], p.rank(m["p"]))
+        and (
+            p.has_elements(m["p"], 1048576)
+            or p.rank(m["k"]) == 4
+            and p.has_elements(m["k"], 1048576)
+            or p.is_half(m["q"])
+            and p.has_elements(m["p"], 4096)
+        )
+        and p.leads_only_to(m["out"], [m["q"], m["k"], m["v"]])
+        and not p.has_backward(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.view.default",
+        g.call(
+            "aten.clone.default",
+            g.part(
+                g.call(
+                    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+                    g.call("aten.view.default", m["q"], p.batched(m["q"], [m["p"], m["q"], m["k"], m["v"]])),
+                    g.call(
+                        "aten.transpose.int",
+                        g.call("aten.view.default", m["k"], p.batched(m["k"], [m["p"], m["q"], m["k"], m["v"]])),
+                        2,
+                        3,
+                    ),
+                    g.call("aten.view.default", m["v"], p.batched(m["v"], [m["p"], m["q"], m["k"], m["v"]])),
+                    scale=m["c"],
+                ),
+                0,
+            ),
+            memory_format=p.row_major(),
+        ),
+        p.shape(m["out"]),
+    ),
+    device="cpu",
+)
+
+# spec: attention_with_bias
+attention_with_bias = Rule(
+    name="attention_with_bias",
+    doc="softmax(c q k + b) v = attention(q, k^T, v, b, c), and NaN for rows of b that are -inf",
+    match=Call(
+        "aten.bmm.default",
+        (
+            (
+                "self",
+                Form(
+                    "flat",
+                    FLAT,
+                    (
+                        (
+                            "x",
+                            Form(
+                                "cast",
+                                CAST,
+                                (
+                                    (
+                                        "x",
+                                        Named(
+                                            "p",
+                                            Call(
+                                                "aten._softmax.default",
+                                                (
+                                                    (
+                                                        "self",
+                                                        Form(
+                                                            "cast",
+                                                            CAST,
+                                                            (
+                                                                (
+                                                                    "x",
+                                                                    Form(
+                                                                        "flat",
+                                                                        FLAT,
+                                                                        (
+                                                                            (
+                                                                                "x",
+                                                                                Named(
+                                                                                    "a",
+                                                                                    Form(
+                                                                                        "biased",
+                                                                                        BIASED,
+                                                                                        (
+                                                                                            (
+                                                                                                "s",
+                                                                                                Named(
+                                                                                                    "s",
+                                                                                                    Form(
+                                                                                                        "flat",
+                                                                                                        FLAT,
+                                                                                                        (
+                                                                                                            (
+                                                                                                                "x",
+                                                                                                                Form(
+                                                                                                                    "scaled",
+                                                                                                                    SCALED,
+                                                                                                                    (
+                                                                                                                        (
+                                                                                                                            "s",
+                                                                                                                            Form(
+                                                                                                                                "flat",
+                                                                                                                                FLAT,
+                                                                                                                                (
+                                                                                                                                    (
+                                                                                                                                        "x",
+                                                                                                                                        Call(
+                                                                                                                                            "aten.bmm.default",
+                                                                                                                                            (
+                                                                                                                                                (
+                                                                                                                                                    "self",
+                                                                                                                                                    Form(
+                                                                                                                                                        "matrices",
+                                                                                                                                                        MATRICES,
+                                                                                                                                                        (
+                                                                                                                                                            (
+                                                                                                                                                                "x",
+                                                                                                                                                                Wild(
+                                                                                                                                                                    "q"
+                                                                                                                                                                ),
+                                                                                                                                                            ),
+                                                                                                                                                        ),
+                                                                                                                                                    ),
+                                                                                                                                                ),
+                                                                                                                                                (
+                                                                                                                                                    "mat2",
+                                                                                                                                                    Form(
+                                                                                                                                                        "matrices",
+                                                                                                                                                        MATRICES,
+                                                                                                                                                        (
+                                                                                                                                                            (
+                                                                                                                                                                "x",
+                                                                                                                                                                Wild(
+                                                                                                                                                                    "k"
+                                                                                                                                                                ),
+                                                                                                                                                            ),
+                                                                                                                                                        ),
+                                                                                                                                                    ),
+                                                                                                                                                ),
+                                                                                                                                            ),
+                                                                                                                                        ),
+                                                                                                                                    ),
+                                                                                                                                ),
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                        (
+                                                                                                                            "factor",
+                                                                                                                            Wild(
+                                                                                                                                "c"
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                    ),
+                                                                                                                ),
+                                                                                                            ),
+                                                                                                        ),
+                                                                                                    ),
+                                                                                                ),
+                                                                                            ),
+                                                                                            ("bias", Wild("b")),
+                                                                                        ),
+                                                                                    ),
+                                                                                ),
+                                                                            ),
+                                                                        ),
+                                                                    ),
+                                                                ),
+                                                            ),
+                                                        ),
+                                                    ),
+                                                    ("dim", Wild("d")),
+                                                    ("half_to_float", Wild("_")),
+                                                ),
+                                            ),
+                                        ),
+                                    ),
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            ("mat2", Form("matrices", MATRICES, (("x", Wild("v")),))),
+        ),
+    ),
+    when=lambda m: (
+        p.is_attention(m["out"], m["s"], m["q"], m["k"], m["v"])
+        and p.is_last(m["d"], p.rank(m["p"]))
+        and p.same_shape(m["a"], m["s"])
+        and p.is_batch_of(m["p"], p.size(m["q"], -2), p.size(m["k"], -1))
+        and p.is_mask_of(m["b"], m["s"], [m["q"], m["k"], m["v"]])
+        and (p.same_dtype(m["b"], m["q"]) or p.is_single(m["b"]))
+        and (
+            p.has_elements(m["p"], 1048576)
+            or p.rank(m["k"]) == 4
+            and p.has_elements(m["k"], 1048576)
+            or p.is_half(m["q"])
+            and p.has_elements(m["p"], 4096)
+        )
+        and p.leads_only_to(m["out"], [m["q"], m["k"], m["v"], m["b"]])
+        and not p.has_backward(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.view.default",
+        g.call(
+            "aten.clone.default",
+            g.call(
+                "aten.add.Tensor",
+                g.part(
+                    g.call(
+                        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+                        g.call("aten.view.default", m["q"], p.batched(m["q"], [m["s"], m["q"], m["k"], m["v"]])),
+                        g.call(
+                            "aten.transpose.int",
+                            g.call("aten.view.default", m["k"], p.batched(m["k"], [m["s"], m["q"], m["k"], m["v"]])),
+                            2,
+                            3,
+                        ),
+                        g.call("aten.view.default", m["v"], p.batched(m["v"], [m["s"], m["q"], m["k"], m["v"]])),
+                        attn_mask=g.call("aten.view.default", m["b"], p.padded_shape(m["b"], 4)),
+                        scale=m["c"],
+                    ),
+                    0,
+                ),
+                g.call(
+                    "aten._to_copy.default",
+                    g.call(
+                        "aten.mul.Tensor",
+                        g.call(
+                            "aten.amax.default",
+                            g.call("aten.view.default", m["b"], p.padded_shape(m["b"], 4)),
+                            [-1],
+                            True,
+                        ),
+                        0.0,
+                    ),
+                    dtype=p.dtype(m["q"]),
+                ),
+            ),
+            memory_format=p.row_major(),
+        ),
+        p.shape(m["out"]),
+    ),
+    device="cpu",
+)
+
+# spec: attention_with_fill
+attention_with_fill = Rule(
+    name="attention_with_fill",
+    doc="softmax(c q k, -inf where m) v = attention(q, k^T, v, -inf where m, c), and NaN for rows of which nothing is left",
+    match=Call(
+        "aten.bmm.default",
+        (
+            (
+                "self",
+                Form(
+                    "flat",
+                    FLAT,
+                    (
+                        (
+                            "x",
+                            Form(
+                                "cast",
+                                CAST,
+                                (
+                                    (
+                                        "x",
+                                        Named(
+                                            "p",
+                                            Call(
+                                                "aten._softmax.default",
+                                                (
+                                                    (
+                                                        "self",
+                                                        Form(
+                                                            "cast",
+                                                            CAST,
+                                                            (
+                                                                (
+                                                                    "x",
+                                                                    Form(
+                                                                        "flat",
+                                                                        FLAT,
+                                                                        (
+                                                                            (
+                                                                                "x",
+                                                                                Named(
+                                                                                    "a",
+                                                                                    Form(
+                                                                                        "filled",
+                                                                                        FILLED,
+                                                                                        (
+                                                                                            (
+                                                                                                "s",
+                                                                                                Named(
+                                                                                                    "s",
+                                                                                                    Form(
+                                                                                                        "flat",
+                                                                                                        FLAT,
+                                                                                                        (
+                                                                                                            (
+                                                                                                                "x",
+                                                                                                                Form(
+                                                                                                                    "scaled",
+                                                                                                                    SCALED,
+                                                                                                                    (
+                                                                                                                        (
+                                                                                                                            "s",
+                                                                                                                            Form(
+                                                                                                                                "flat",
+                                                                                                                                FLAT,
+                                                                                                                                (
+                                                                                                                                    (
+                                                                                                                                        "x",
+                                                                                                                                        Call(
+                                                                                                                                            "aten.bmm.default",
+                                                                                                                                            (
+                                                                                                                                                (
+                                                                                                                                                    "self",
+                                                                                                                                                    Form(
+                                                                                                                                                        "matrices",
+                                                                                                                                                        MATRICES,
+                                                                                                                                                        (
+                                                                                                                                                            (
+                                                                                                                                                                "x",
+                                                                                                                                                                Wild(
+                                                                                                                                                                    "q"
+                                                                                                                                                                ),
+                                                                                                                                                            ),
+                                                                                                                                                        ),
+                                                                                                                                                    ),
+                                                                                                                                                ),
+                                                                                                                                                (
+                                                                                                                                                    "mat2",
+                                                                                                                                                    Form(
+                                                                                                                                                        "matrices",
+                                                                                                                                                        MATRICES,
+                                                                                                                                                        (
+                                                                                                                                                            (
+                                                                                                                                                                "x",
+                                                                                                                                                                Wild(
+                                                                                                                                                                    "k"
+                                                                                                                                                                ),
+                                                                                                                                                            ),
+                                                                                                                                                        ),
+                                                                                                                                                    ),
+                                                                                                                                                ),
+                                                                                                                                            ),
+                                                                                                                                        ),
+                                                                                                                                    ),
+                                                                                                                                ),
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                        (
+                                                                                                                            "factor",
+                                                                                                                            Wild(
+                                                                                                                                "c"
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                    ),
+                                                                                                                ),
+                                                                                                            ),
+                                                                                                        ),
+                                                                                                    ),
+                                                                                                ),
+                                                                                            ),
+                                                                                            ("condition", Wild("m")),
+                                                                                            ("where_true", Wild("x")),
+                                                                                            ("where_false", Wild("y")),
+                                                                                        ),
+                                                                                    ),
+                                                                                ),
+                                                                            ),
+                                                                        ),
+                                                                    ),
+                                                                ),
+                                                            ),
+                                                        ),
+                                                    ),
+                                                    ("dim", Wild("d")),
+                                                    ("half_to_float", Wild("_")),
+                                                ),
+                                            ),
+                                        ),
+                                    ),
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            ("mat2", Form("matrices", MATRICES, (("x", Wild("v")),))),
+        ),
+    ),
+    when=lambda m: (
+        p.is_attention(m["out"], m["s"], m["q"], m["k"], m["v"])
+        and p.is_last(m["d"], p.rank(m["p"]))
+        and p.same_shape(m["a"], m["s"])
+        and p.is_batch_of(m["p"], p.size(m["q"], -2), p.size(m["k"], -1))
+        and p.is_mask_of(m["m"], m["s"], [m["q"], m["k"], m["v"]])
+        and (
+            p.has_elements(m["p"], 1048576)
+            or p.rank(m["k"]) == 4
+            and p.has_elements(m["k"], 1048576)
+            or p.is_half(m["q"])
+            and p.has_elements(m["p"], 4096)
+        )
+        and p.leads_only_to(m["out"], [m["q"], m["k"], m["v"], m["m"]])
+        and not p.has_backward(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.view.default",
+        g.call(
+            "aten.clone.default",
+            g.call(
+                "aten.add.Tensor",
+                g.part(
+                    g.call(
+                        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+                        g.call("aten.view.default", m["q"], p.batched(m["q"], [m["s"], m["q"], m["k"], m["v"]])),
+                        g.call(
+                            "aten.transpose.int",
+                            g.call("aten.view.default", m["k"], p.batched(m["k"], [m["s"], m["q"], m["k"], m["v"]])),
+                            2,
+                            3,
+                        ),
+                        g.call("aten.view.default", m["v"], p.batched(m["v"], [m["s"], m["q"], m["k"], m["v"]])),
+                        attn_mask=g.call(
+                            "aten._to_copy.default",
+                            g.call(
+                                "aten.where.Scalar",
+                                g.call("aten.view.default", m["m"], p.padded_shape(m["m"], 4)),
+                                m["x"],
+                                m["y"],
+                            ),
+                            dtype=p.dtype(m["q"]),
+                        ),
+                        scale=m["c"],
+                    ),
+                    0,
+                ),
+                g.call(
+                    "aten.mul.Tensor",
+                    g.call(
+                        "aten.amax.default",
+                        g.call(
+                            "aten._to_copy.default",
+                            g.call(
+                                "aten.where.Scalar",
+                                g.call("aten.view.default", m["m"], p.padded_shape(m["m"], 4)),
+                                m["x"],
+                                m["y"],
+                            ),
+                            dtype=p.dtype(m["q"]),
+                        ),
+                        [-1],
+                        True,
+                    ),
+                    0.0,
+                ),
+            ),
+            memory_format=p.row_major(),
+        ),
+        p.shape(m["out"]),
+    ),
+    device="cpu",
+)
+
+# spec: attention_on_cuda
+attention_on_cuda = Rule(
+    name="attention_on_cuda",
+    doc="softmax(c q k) v = attention(q, k^T, v, c)",
+    match=Call(
+        "aten.bmm.default",
+        (
+            (
+                "self",
+                Form(
+                    "flat",
+                    FLAT,
+                    (
+                        (
+                            "x",
+                            Form(
+                                "cast",
+                                CAST,
+                                (
+                                    (
+                                        "x",
+                                        Named(
+                                            "p",
+                                            Call(
+                                                "aten._softmax.default",
+                                                (
+                                                    (
+                                                        "self",
+                                                        Form(
+                                                            "cast",
+                                                            CAST,
+                                                            (
+                                                                (
+                                                                    "x",
+                                                                    Form(
+                                                                        "flat",
+                                                                        FLAT,
+                                                                        (
+                                                                            (
+                                                                                "x",
+                                                                                Form(
+                                                                                    "scaled",
+                                                                                    SCALED,
+                                                                                    (
+                                                                                        (
+                                                                                            "s",
+                                                                                            Form(
+                                                                                                "flat",
+                                                                                                FLAT,
+                                                                                                (
+                                                                                                    (
+                                                                                                        "x",
+                                                                                                        Call(
+                                                                                                            "aten.bmm.default",
+                                                                                                            (
+                                                                                                                (
+                                                                                                                    "self",
+                                                                                                                    Form(
+                                                                                                                        "matrices",
+                                                                                                                        MATRICES,
+                                                                                                                        (
+                                                                                                                            (
+                                                                                                                                "x",
+                                                                                                                                Wild(
+                                                                                                                                    "q"
+                                                                                                                                ),
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                    ),
+                                                                                                                ),
+                                                                                                                (
+                                                                                                                    "mat2",
+                                                                                                                    Form(
+                                                                                                                        "matrices",
+                                                                                                                        MATRICES,
+                                                                                                                        (
+                                                                                                                            (
+                                                                                                                                "x",
+                                                                                                                                Wild(
+                                                                                                                                    "k"
+                                                                                                                                ),
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                    ),
+                                                                                                                ),
+                                                                                                            ),
+                                                                                                        ),
+                                                                                                    ),
+                                                                                                ),
+                                                                                            ),
+                                                                                        ),
+                                                                                        ("factor", Wild("c")),
+                                                                                    ),
+                                                                                ),
+                                                                            ),
+                                                                        ),
+                                                                    ),
+                                                                ),
+                                                            ),
+                                                        ),
+                                                    ),
+                                                    ("dim", Wild("d")),
+                                                    ("half_to_float", Wild("_")),
+                                                ),
+                                            ),
+                                        ),
+                                    ),
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            ("mat2", Form("matrices", MATRICES, (("x", Wild("v")),))),
+        ),
+    ),
+    when=lambda m: (
+        (p.size(m["q"], -1) % 8) == 0
+        and p.is_attention(m["out"], m["p"], m["q"], m["k"], m["v"])
+        and p.is_last(m["d"], p.rank(m["p"]))
+        and p.has_elements(m["p"], 1)
+        and p.leads_only_to(m["out"], [m["q"], m["k"], m["v"]])
+        and not p.has_backward(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.view.default",
+        g.call(
+            "aten.clone.default",
+            g.call(
+                "aten.scaled_dot_product_attention.default",
+                g.call("aten.view.default", m["q"], p.batched(m["q"], [m["p"], m["q"], m["k"], m["v"]])),
+                g.call(
+                    "aten.transpose.int",
+                    g.call("aten.view.default", m["k"], p.batched(m["k"], [m["p"], m["q"], m["k"], m["v"]])),
+                    2,
+                    3,
+                ),
+                g.call("aten.view.default", m["v"], p.batched(m["v"], [m["p"], m["q"], m["k"], m["v"]])),
+                scale=m["c"],
+            ),
+            memory_format=p.row_major(),
+        ),
+        p.shape(m["out"]),
+    ),
+    device="cuda",
+)
+
+# spec: attention_with_bias_on_cuda
+attention_with_bias_on_cuda = Rule(
+    name="attention_with_bias_on_cuda",
+    doc="softmax(c q k + b) v = attention(q, k^T, v, b, c), and NaN for rows of b that are -inf",
+    match=Call(
+        "aten.bmm.default",
+        (
+            (
+                "self",
+                Form(
+                    "flat",
+                    FLAT,
+                    (
+                        (
+                            "x",
+                            Form(
+                                "cast",
+                                CAST,
+                                (
+                                    (
+                                        "x",
+                                        Named(
+                                            "p",
+                                            Call(
+                                                "aten._softmax.default",
+                                                (
+                                                    (
+                                                        "self",
+                                                        Form(
+                                                            "cast",
+                                                            CAST,
+                                                            (
+                                                                (
+                                                                    "x",
+                                                                    Form(
+                                                                        "flat",
+                                                                        FLAT,
+                                                                        (
+                                                                            (
+                                                                                "x",
+                                                                                Named(
+                                                                                    "a",
+                                                                                    Form(
+                                                                                        "biased",
+                                                                                        BIASED,
+                                                                                        (
+                                                                                            (
+                                                                                                "s",
+                                                                                                Named(
+                                                                                                    "s",
+                                                                                                    Form(
+                                                                                                        "flat",
+                                                                                                        FLAT,
+                                                                                                        (
+                                                                                                            (
+                                                                                                                "x",
+                                                                                                                Form(
+                                                                                                                    "scaled",
+                                                                                                                    SCALED,
+                                                                                                                    (
+                                                                                                                        (
+                                                                                                                            "s",
+                                                                                                                            Form(
+                                                                                                                                "flat",
+                                                                                                                                FLAT,
+                                                                                                                                (
+                                                                                                                                    (
+                                                                                                                                        "x",
+                                                                                                                                        Call(
+                                                                                                                                            "aten.bmm.default",
+                                                                                                                                            (
+                                                                                                                                                (
+                                                                                                                                                    "self",
+                                                                                                                                                    Form(
+                                                                                                                                                        "matrices",
+                                                                                                                                                        MATRICES,
+                                                                                                                                                        (
+                                                                                                                                                            (
+                                                                                                                                                                "x",
+                                                                                                                                                                Wild(
+                                                                                                                                                                    "q"
+                                                                                                                                                                ),
+                                                                                                                                                            ),
+                                                                                                                                                        ),
+                                                                                                                                                    ),
+                                                                                                                                                ),
+                                                                                                                                                (
+                                                                                                                                                    "mat2",
+                                                                                                                                                    Form(
+                                                                                                                                                        "matrices",
+                                                                                                                                                        MATRICES,
+                                                                                                                                                        (
+                                                                                                                                                            (
+                                                                                                                                                                "x",
+                                                                                                                                                                Wild(
+                                                                                                                                                                    "k"
+                                                                                                                                                                ),
+                                                                                                                                                            ),
+                                                                                                                                                        ),
+                                                                                                                                                    ),
+                                                                                                                                                ),
+                                                                                                                                            ),
+                                                                                                                                        ),
+                                                                                                                                    ),
+                                                                                                                                ),
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                        (
+                                                                                                                            "factor",
+                                                                                                                            Wild(
+                                                                                                                                "c"
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                    ),
+                                                                                                                ),
+                                                                                                            ),
+                                                                                                        ),
+                                                                                                    ),
+                                                                                                ),
+                                                                                            ),
+                                                                                            ("bias", Wild("b")),
+                                                                                        ),
+                                                                                    ),
+                                                                                ),
+                                                                            ),
+                                                                        ),
+                                                                    ),
+                                                                ),
+                                                            ),
+                                                        ),
+                                                    ),
+                                                    ("dim", Wild("d")),
+                                                    ("half_to_float", Wild("_")),
+                                                ),
+                                            ),
+                                        ),
+                                    ),
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            ("mat2", Form("matrices", MATRICES, (("x", Wild("v")),))),
+        ),
+    ),
+    when=lambda m: (
+        (p.size(m["q"], -1) % 8) == 0
+        and p.is_attention(m["out"], m["s"], m["q"], m["k"], m["v"])
+        and p.is_last(m["d"], p.rank(m["p"]))
+        and p.same_shape(m["a"], m["s"])
+        and p.is_batch_of(m["p"], p.size(m["q"], -2), p.size(m["k"], -1))
+        and p.is_mask_of(m["b"], m["s"], [m["q"], m["k"], m["v"]])
+        and p.same_dtype(m["b"], m["q"])
+        and p.has_elements(m["p"], 1)
+        and p.leads_only_to(m["out"], [m["q"], m["k"], m["v"], m["b"]])
+        and not p.has_backward(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.view.default",
+        g.call(
+            "aten.clone.default",
+            g.call(
+                "aten.add.Tensor",
+                g.call(
+                    "aten.scaled_dot_product_attention.default",
+                    g.call("aten.view.default", m["q"], p.batched(m["q"], [m["s"], m["q"], m["k"], m["v"]])),
+                    g.call(
+                        "aten.transpose.int",
+                        g.call("aten.view.default", m["k"], p.batched(m["k"], [m["s"], m["q"], m["k"], m["v"]])),
+                        2,
+                        3,
+                    ),
+                    g.call("aten.view.default", m["v"], p.batched(m["v"], [m["s"], m["q"], m["k"], m["v"]])),
+                    g.call("aten.view.default", m["b"], p.padded_shape(m["b"], 4)),
+                    scale=m["c"],
+                ),
+                g.call(
+                    "aten._to_copy.default",
+                    g.call(
+                        "aten.mul.Tensor",
+                        g.call(
+                            "aten.amax.default",
+                            g.call("aten.view.default", m["b"], p.padded_shape(m["b"], 4)),
+                            [-1],
+                            True,
+                        ),
+                        0.0,
+                    ),
+                    dtype=p.dtype(m["q"]),
+                ),
+            ),
+            memory_format=p.row_major(),
+        ),
+        p.shape(m["out"]),
+    ),
+    device="cuda",
+)
+
+# spec: attention_with_fill_on_cuda
+attention_with_fill_on_cuda = Rule(
+    name="attention_with_fill_on_cuda",
+    doc="softmax(c q k, -inf where m) v = attention(q, k^T, v, -inf where m, c), and NaN for rows of which nothing is left",
+    match=Call(
+        "aten.bmm.default",
+        (
+            (
+                "self",
+                Form(
+                    "flat",
+                    FLAT,
+                    (
+                        (
+                            "x",
+                            Form(
+                                "cast",
+                                CAST,
+                                (
+                                    (
+                                        "x",
+                                        Named(
+                                            "p",
+                                            Call(
+                                                "aten._softmax.default",
+                                                (
+                                                    (
+                                                        "self",
+                                                        Form(
+                                                            "cast",
+                                                            CAST,
+                                                            (
+                                                                (
+                                                                    "x",
+                                                                    Form(
+                                                                        "flat",
+                                                                        FLAT,
+                                                                        (
+                                                                            (
+                                                                                "x",
+                                                                                Named(
+                                                                                    "a",
+                                                                                    Form(
+                                                                                        "filled",
+                                                                                        FILLED,
+                                                                                        (
+                                                                                            (
+                                                                                                "s",
+                                                                                                Named(
+                                                                                                    "s",
+                                                                                                    Form(
+                                                                                                        "flat",
+                                                                                                        FLAT,
+                                                                                                        (
+                                                                                                            (
+                                                                                                                "x",
+                                                                                                                Form(
+                                                                                                                    "scaled",
+                                                                                                                    SCALED,
+                                                                                                                    (
+                                                                                                                        (
+                                                                                                                            "s",
+                                                                                                                            Form(
+                                                                                                                                "flat",
+                                                                                                                                FLAT,
+                                                                                                                                (
+                                                                                                                                    (
+                                                                                                                                        "x",
+                                                                                                                                        Call(
+                                                                                                                                            "aten.bmm.default",
+                                                                                                                                            (
+                                                                                                                                                (
+                                                                                                                                                    "self",
+                                                                                                                                                    Form(
+                                                                                                                                                        "matrices",
+                                                                                                                                                        MATRICES,
+                                                                                                                                                        (
+                                                                                                                                                            (
+                                                                                                                                                                "x",
+                                                                                                                                                                Wild(
+                                                                                                                                                                    "q"
+                                                                                                                                                                ),
+                                                                                                                                                            ),
+                                                                                                                                                        ),
+                                                                                                                                                    ),
+                                                                                                                                                ),
+                                                                                                                                                (
+                                                                                                                                                    "mat2",
+                                                                                                                                                    Form(
+                                                                                                                                                        "matrices",
+                                                                                                                                                        MATRICES,
+                                                                                                                                                        (
+                                                                                                                                                            (
+                                                                                                                                                                "x",
+                                                                                                                                                                Wild(
+                                                                                                                                                                    "k"
+                                                                                                                                                                ),
+                                                                                                                                                            ),
+                                                                                                                                                        ),
+                                                                                                                                                    ),
+                                                                                                                                                ),
+                                                                                                                                            ),
+                                                                                                                                        ),
+                                                                                                                                    ),
+                                                                                                                                ),
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                        (
+                                                                                                                            "factor",
+                                                                                                                            Wild(
+                                                                                                                                "c"
+                                                                                                                            ),
+                                                                                                                        ),
+                                                                                                                    ),
+                                                                                                                ),
+                                                                                                            ),
+                                                                                                        ),
+                                                                                                    ),
+                                                                                                ),
+                                                                                            ),
+                                                                                            ("condition", Wild("m")),
+                                                                                            ("where_true", Wild("x")),
+                                                                                            ("where_false", Wild("y")),
+                                                                                        ),
+                                                                                    ),
+                                                                                ),
+                                                                            ),
+                                                                        ),
+                                                                    ),
+                                                                ),
+                                                            ),
+                                                        ),
+                                                    ),
+                                                    ("dim", Wild("d")),
+                                                    ("half_to_float", Wild("_")),
+                                                ),
+                                            ),
+                                        ),
+                                    ),
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            ("mat2", Form("matrices", MATRICES, (("x", Wild("v")),))),
+        ),
+    ),
+    when=lambda m: (
+        (p.size(m["q"], -1) % 8) == 0
+        and p.is_attention(m["out"], m["s"], m["q"], m["k"], m["v"])
+        and p.is_last(m["d"], p.rank(m["p"]))
+        and p.same_shape(m["a"], m["s"])
+        and p.is_batch_of(m["p"], p.size(m["q"], -2), p.size(m["k"], -1))
+        and p.is_mask_of(m["m"], m["s"], [m["q"], m["k"], m["v"]])
+        and p.has_elements(m["p"], 1)
+        and p.leads_only_to(m["out"], [m["q"], m["k"], m["v"], m["m"]])
+        and not p.has_backward(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.view.default",
+        g.call(
+            "aten.clone.default",
+            g.call(
+                "aten.add.Tensor",
+                g.call(
+                    "aten.scaled_dot_product_attention.default",
+                    g.call("aten.view.default", m["q"], p.batched(m["q"], [m["s"], m["q"], m["k"], m["v"]])),
+                    g.call(
+                        "aten.transpose.int",
+                        g.call("aten.view.default", m["k"], p.batched(m["k"], [m["s"], m["q"], m["k"], m["v"]])),
+                        2,
+                        3,
+                    ),
+                    g.call("aten.view.default", m["v"], p.batched(m["v"], [m["s"], m["q"], m["k"], m["v"]])),
+                    g.call(
+                        "aten._to_copy.default",
+                        g.call(
+                            "aten.where.Scalar",
+                            g.call("aten.view.default", m["m"], p.padded_shape(m["m"], 4)),
+                            m["x"],
+                            m["y"],
+                        ),
+                        dtype=p.dtype(m["q"]),
+                    ),
+                    scale=m["c"],
+                ),
+                g.call(
+                    "aten.mul.Tensor",
+                    g.call(
+                        "aten.amax.default",
+                        g.call(
+                            "aten._to_copy.default",
+                            g.call(
+                                "aten.where.Scalar",
+                                g.call("aten.view.default", m["m"], p.padded_shape(m["m"], 4)),
+                                m["x"],
+                                m["y"],
+                            ),
+                            dtype=p.dtype(m["q"]),
+                        ),
+                        [-1],
+                        True,
+                    ),
+                    0.0,
+                ),
+            ),
+            memory_format=p.row_major(),
+        ),
+        p.shape(m["out"]),
+    ),
+    device="cuda",
+)
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "aten._log_softmax.default": (
         log_softmax_by_rows,
@@ -1118,6 +2869,14 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.addmm.default": (addmm_of_few_rows,),
     "aten.alias.default": (alias_value,),
     "aten.bitwise_not.default": (bitwise_not_not,),
+    "aten.bmm.default": (
+        attention,
+        attention_with_bias,
+        attention_with_fill,
+        attention_on_cuda,
+        attention_with_bias_on_cuda,
+        attention_with_fill_on_cuda,
+    ),
     "aten.cat.default": (cat_one,),
     "aten.clone.default": (clone_same,),
     "aten.convolution.default": (convolution_bias,),
@@ -1131,6 +2890,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "aten.expand.default": (expand_same,),
     "aten.floor.default": (floor_floor,),
+    "aten.gelu.default": (gelu_of_a_product,),
     "aten.logical_not.default": (not_not,),
     "aten.max_pool2d_with_indices.default[0]": (max_pool2d_values,),
     "aten.max_pool3d_with_indices.default[0]": (max_pool3d_values,),
@@ -1144,18 +2904,25 @@ RULES: dict[str, tuple[Rule, ...]] = {
         mm_columns_of_whole_vectors,
         mm_transposed_rows_of_whole_vectors,
     ),
-    "aten.mul.Tensor": (mul_one,),
+    "aten.mul.Tensor": (
+        mul_one,
+        gelu_written_out_of_a_product,
+    ),
     "aten.native_batch_norm_backward.default": (batch_norm_backward_in_training,),
     "aten.neg.default": (neg_neg,),
     "aten.permute.default": (
         permute_identity,
         permute_permute,
+        permute_unsqueeze,
     ),
     "aten.pow.Tensor_Scalar": (
         pow_one,
         pow_two,
     ),
-    "aten.relu.default": (relu_relu,),
+    "aten.relu.default": (
+        relu_relu,
+        relu_of_a_product,
+    ),
     "aten.slice.Tensor": (slice_all,),
     "aten.squeeze.dim": (squeeze_unsqueeze,),
     "aten.sub.Tensor": (sub_zero,),
