@@ -58,7 +58,7 @@ SPECS: tuple[SpecKind, ...] = (
     SpecKind("recompute", ("recompute",), recompute.build, needs=("ops",)),
     SpecKind("decompositions", ("decomposition", "correction", "refusal", "unfold"), decompositions.build),
     SpecKind("random", ("random",), random.build),
-    SpecKind("rewrites", ("rule", "form"), rewrites.build),
+    SpecKind("rewrites", ("rule",), rewrites.build),
     SpecKind("mutations", ("enum", "struct", "table", "step", "role", "inverse"), mutations.build),
     SpecKind("matrix", ("axis", "matrix"), matrix.build),
 )

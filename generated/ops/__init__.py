@@ -684,7 +684,6 @@ EXTERN: dict[str, str] = {
     "aten.renorm.default": "not worth loop code yet",
     "aten.repeat_interleave.Tensor": "the size is not known before the kernel runs",
     "aten.rrelu_with_noise_functional.default": "eager's stream (random=\"eager\", a generator of the caller's own, or arguments for which specs/random.yaml has no body)",
-    "aten.scaled_dot_product_attention.default": "a library call is faster than loops",
     "aten.searchsorted.Scalar": "a data-dependent loop",
     "aten.searchsorted.Tensor": "a data-dependent loop",
     "aten.segment_reduce.default": "not worth loop code yet",
@@ -718,14 +717,12 @@ EXTERN: dict[str, str] = {
     "opforge.philox_seed.default": "advances the state of torch's generator, once per call of a compiled graph",
 }
 OUT: dict[str, str] = {
-    "aten._addmm_activation.default": "aten._addmm_activation.out",
     "aten.addmm.default": "aten.addmm.out",
     "aten.baddbmm.default": "aten.baddbmm.out",
     "aten.bmm.default": "aten.bmm.out",
     "aten.mm.default": "aten.mm.out",
 }
 ROW_BYTES: dict[str, int] = {
-    "aten._addmm_activation.default": 16,
     "aten.addmm.default": 16,
     "aten.baddbmm.default": 16,
     "aten.bmm.default": 16,
@@ -972,7 +969,7 @@ OPS: dict[str, OpInfo] = {
     "aten._safe_softmax": OpInfo(
         "composite", "Softmax; a row of minus infinities gives zeros", "norm", ("aten._safe_softmax.default",)
     ),
-    "aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_attention_math, aten._scaled_dot_product_attention_math_for_mps, aten._scaled_dot_product_cudnn_attention, aten._scaled_dot_product_fused_attention_overrideable, aten.scaled_dot_product_attention": OpInfo(
+    "aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_attention_math, aten._scaled_dot_product_attention_math_for_mps, aten._scaled_dot_product_cudnn_attention, aten._scaled_dot_product_fused_attention_overrideable": OpInfo(
         "extern",
         "Attention",
         "extern",
@@ -985,7 +982,6 @@ OPS: dict[str, OpInfo] = {
             "aten._scaled_dot_product_flash_attention.quantized",
             "aten._scaled_dot_product_flash_attention_for_cpu.default",
             "aten._scaled_dot_product_fused_attention_overrideable.default",
-            "aten.scaled_dot_product_attention.default",
         ),
     ),
     "aten._softmax": OpInfo(
@@ -1524,11 +1520,12 @@ OPS: dict[str, OpInfo] = {
     "aten.minimum": OpInfo("pointwise", "The lesser one; NaN if one is NaN", "arithmetic", ("aten.minimum.default",)),
     "aten.mish": OpInfo("pointwise", "x * tanh(softplus(x))", "activation", ("aten.mish.default",)),
     "aten.mish_backward": OpInfo("pointwise", "Gradient of mish", "activation", ("aten.mish_backward.default",)),
-    "aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten.vdot, aten._int_mm, aten.linear, aten.matmul": OpInfo(
+    "aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten.vdot, aten._int_mm, aten._addmm_activation, aten.linear, aten.matmul": OpInfo(
         "extern",
         "Matrix products",
         "extern",
         (
+            "aten._addmm_activation.default",
             "aten._int_mm.default",
             "aten.addbmm.default",
             "aten.addmm.dtype",
@@ -1543,17 +1540,11 @@ OPS: dict[str, OpInfo] = {
             "aten.vdot.default",
         ),
     ),
-    "aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten._addmm_activation.default": OpInfo(
+    "aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default": OpInfo(
         "extern",
         "Matrix products",
         "extern",
-        (
-            "aten._addmm_activation.default",
-            "aten.addmm.default",
-            "aten.baddbmm.default",
-            "aten.bmm.default",
-            "aten.mm.default",
-        ),
+        ("aten.addmm.default", "aten.baddbmm.default", "aten.bmm.default", "aten.mm.default"),
     ),
     "aten.mse_loss": OpInfo("composite", "Squared difference", "loss", ("aten.mse_loss.default",)),
     "aten.mse_loss_backward": OpInfo("composite", "Gradient of mse_loss", "loss", ("aten.mse_loss_backward.default",)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +15,14 @@ PATH = "generated/rewrites.py"
 TESTS = "tests/generated/test_rewrites.py"
 SPEC = "specs/rewrites.yaml"
 PREDICATES = (
-    "all_but_channels", "all_but_last", "batched", "composed", "dtype", "exact_widening", "has_backward", "has_elements", "hiding",
-    "is_attention", "is_batch_of", "is_bool", "is_few", "is_float", "is_half", "is_hiding", "is_identity", "is_int", "is_known", "is_last",
-    "is_mask_of", "is_number", "is_power_of_two", "is_returned", "is_row_major", "is_row_of", "is_single", "is_tensor", "last",
-    "leads_only_to", "made_of_smaller", "only_result_used", "opmath", "over_channels", "padded_shape", "rank", "reads_result", "row_major",
-    "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "stride", "users",
+    "all_but_channels", "composed", "dtype", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few", "is_float", "is_half",
+    "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_tensor", "made_of_smaller", "only_result_used", "opmath",
+    "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip
 _ALLOWED = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
     ast.Call, ast.Name, ast.Load, ast.Constant, ast.List, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod,
-    ast.Subscript, ast.NamedExpr, ast.Store,
+    ast.Subscript,
 )  # fmt: skip
 
 
@@ -43,38 +40,6 @@ class RuleSpec:
     device: str = ""
 
 
-@dataclass(frozen=True)
-class CaseSpec:
-    """One spelling of a form, printed; `let` are the further names with their expressions."""
-
-    match: str
-    when: str
-    let: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class FormSpec:
-    """A named pattern with several spellings; `takes` are the names of what a use of it gives patterns for."""
-
-    name: str
-    doc: str
-    takes: tuple[str, ...]
-    cases: tuple[CaseSpec, ...]
-
-    @property
-    def constant(self) -> str:
-        """What its cases are called in the generated module."""
-        return self.name.upper()
-
-
-@dataclass(frozen=True)
-class Rewrites:
-    """What stands in the spec."""
-
-    rules: tuple[RuleSpec, ...] = ()
-    forms: tuple[FormSpec, ...] = ()
-
-
 class _Fault(Exception):
     """A mistake in an expression at a character offset of its text."""
 
@@ -83,48 +48,18 @@ class _Fault(Exception):
         self.offset = offset
 
 
-def build(doc: Document, model: Model, diags: Diagnostics) -> Rewrites:
-    """The rules and forms, checked: every operator exists, every name is bound by the match, a replacement differs from its match."""
-    forms: dict[str, FormSpec] = {}
-    for entry in doc.tagged("form"):
-        form = _build_form(entry, model, forms, diags)
-        if form is not None:
-            forms[form.name] = form
-    rules = [_build_one(entry, model, forms, diags) for entry in doc.tagged("rule")]
-    return Rewrites(tuple(rule for rule in rules if rule is not None), tuple(forms.values()))
+def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[RuleSpec, ...]:
+    """The rules, checked: every operator exists, every name is bound by the match, a replacement differs from its match."""
+    rules = []
+    for entry in doc:
+        rule = _build_one(entry, model, diags)
+        if rule is not None:
+            rules.append(rule)
+    return tuple(rules)
 
 
-def _build_form(entry: Entry, model: Model, forms: Mapping[str, FormSpec], diags: Diagnostics) -> FormSpec | None:
-    if model.torch.get(f"aten.{entry.id}"):
-        diags.error(entry.pos("form"), f"'{entry.id}' is an operator")
-        return None
-    takes = tuple(entry["takes"])
-    cases = []
-    for k, case in enumerate(entry["cases"]):
-        printer = _Printer(model, forms)
-        where: tuple[str | int, ...] = ("cases", k, "match")
-        try:
-            match = printer.pattern(_parse(case["match"]))
-            where = ("cases", k, "when")
-            when = printer.expression(_parse(str(case.get("when", "True"))), calls=False)
-            let = []
-            for name, text in dict(case.get("let") or {}).items():
-                where = ("cases", k, "let", name)
-                let.append((name, printer.expression(_parse(str(text)), calls=False)))
-                printer.bound.add(name)
-        except _Fault as fault:
-            diags.error(entry.pos(*where, at=fault.offset), str(fault))
-            return None
-        missing = [name for name in takes if name not in printer.bound]
-        if missing:
-            diags.error(entry.pos("cases", k), f"this spelling says nothing of '{missing[0]}'")
-            return None
-        cases.append(CaseSpec(match, when, tuple(let)))
-    return FormSpec(entry.id, entry["doc"], takes, tuple(cases))
-
-
-def _build_one(entry: Entry, model: Model, forms: Mapping[str, FormSpec], diags: Diagnostics) -> RuleSpec | None:
-    printer = _Printer(model, forms)
+def _build_one(entry: Entry, model: Model, diags: Diagnostics) -> RuleSpec | None:
+    printer = _Printer(model)
     done: dict[str, str] = {}
     for key in ("match", "when", "replace"):
         text = str(entry.get(key, "True"))
@@ -151,19 +86,18 @@ def _build_one(entry: Entry, model: Model, forms: Mapping[str, FormSpec], diags:
 class _Printer:
     """Prints the three parts of a rule as Python; remembers the wildcards that the match binds."""
 
-    def __init__(self, model: Model, forms: Mapping[str, FormSpec]) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
-        self.forms = forms
         self.bound: set[str] = {"out"}
         self.head = ""
 
     def section(self, key: str, text: str) -> str:
         tree = _parse(text)
         if key == "match":
-            is_form = isinstance(tree, ast.Call) and ast.unparse(tree.func) in self.forms
-            if is_form or not isinstance(tree, (ast.Call, ast.Subscript)):
+            printed = self.pattern(tree)
+            if not self.head:
                 raise _Fault("a match must be a call of an operator")
-            return self.pattern(tree)
+            return printed
         return self.expression(tree, calls=key == "replace")
 
     # -- patterns ------------------------------------------------------------------------------------------------------
@@ -181,12 +115,6 @@ class _Printer:
             return f"Items(({inner}))"
         if isinstance(node, ast.Subscript):
             return self.part(node)
-        if isinstance(node, ast.NamedExpr) and isinstance(node.target, ast.Name):
-            inner = self.pattern(node.value)
-            self.bound.add(node.target.id)
-            return f"Named({literal(node.target.id)}, {inner})"
-        if isinstance(node, ast.Call) and (form := self.forms.get(ast.unparse(node.func))) is not None:
-            return self.use(node, form)
         if isinstance(node, ast.Call):
             schema = self.overload(node.func)
             if not self.head:
@@ -196,26 +124,8 @@ class _Printer:
             return f"Call({literal(schema.id)}, ({args}))"
         raise _Fault(f"a pattern is a name, a literal, a list or a call, found '{ast.unparse(node)}'", node.col_offset)
 
-    def use(self, node: ast.Call, form: FormSpec) -> str:
-        """A form with the patterns of what it takes."""
-        if len(node.args) != len(form.takes) or node.keywords:
-            raise _Fault(f"'{form.name}' takes {', '.join(form.takes)}", node.col_offset)
-        args = "".join(
-            f"({literal(n)}, {self.pattern(a)}), " for n, a in zip(form.takes, node.args, strict=True)
-        ).rstrip()
-        return f"Form({literal(form.name)}, {form.constant}, ({args}))"
-
     def part(self, node: ast.Subscript) -> str:
         """`call(...)[k]`: one of the results of a call that has several."""
-        schema, k = self.one_result(node)
-        outermost = not self.head
-        call = self.pattern(node.value)
-        if outermost:
-            self.head = f"{schema.id}[{k}]"
-        return f"Part({call}, {k})"
-
-    def one_result(self, node: ast.Subscript) -> tuple[Any, int]:
-        """The schema and the number in `call(...)[k]`."""
         k = node.slice.value if isinstance(node.slice, ast.Constant) else None
         if not isinstance(node.value, ast.Call) or not isinstance(k, int):
             raise _Fault("a subscript takes a result of a call, as in 'topk(x, n)[0]'", node.col_offset)
@@ -223,7 +133,11 @@ class _Printer:
         count = len(schema.returns)
         if not 0 <= k < count or count == 1:
             raise _Fault(f"'{schema.id}' has {count} result{'s' * (count != 1)}, found '[{k}]'", node.col_offset)
-        return schema, k
+        outermost = not self.head
+        call = self.pattern(node.value)
+        if outermost:
+            self.head = f"{schema.id}[{k}]"
+        return f"Part({call}, {k})"
 
     def overload(self, func: ast.expr) -> Any:
         name = ast.unparse(func)
@@ -298,9 +212,6 @@ class _Printer:
                 type(node.op)
             ]
             return f"({self.expression(node.left, False)} {symbol} {self.expression(node.right, False)})"
-        if calls and isinstance(node, ast.Subscript):
-            _, k = self.one_result(node)
-            return f"g.part({self.expression(node.value, True)}, {k})"
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name) and node.func.id == "result":
                 arguments = ", ".join(self.expression(a, False) for a in node.args)
@@ -337,11 +248,10 @@ def _parse(text: str) -> ast.expr:
 
 def emit(model: Model) -> dict[str, str]:
     """The rules and their tests, or nothing when there is no spec."""
-    found: Rewrites = model.part("rewrites", Rewrites())
-    rules, forms = found.rules, found.forms
+    rules: tuple[RuleSpec, ...] = model.part("rewrites")
     if not rules:
         return {}
     heads = sorted({r.head for r in rules})
-    text = render("rewrites.py.j2", header=header(PATH, SPEC), rules=rules, forms=forms, heads=heads, literal=literal)
+    text = render("rewrites.py.j2", header=header(PATH, SPEC), rules=rules, heads=heads, literal=literal)
     tests = render("test_rewrites.py.j2", header=header(TESTS, SPEC), rules=rules, literal=literal)
     return {PATH: text, TESTS: tests}

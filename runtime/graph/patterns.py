@@ -54,33 +54,7 @@ class Part:
         return f"{self.call.op}[{self.index}]"
 
 
-@dataclass(frozen=True)
-class Named:
-    """Matches what `inner` does, and binds its value to `name`."""
-
-    name: str
-    inner: Pattern
-
-
-@dataclass(frozen=True)
-class Case:
-    """One spelling of a form: where `match` holds and `when` is true of the names that it binds, `let` computes further ones."""
-
-    match: Pattern
-    when: Callable[[dict[str, Any]], bool] = lambda m: True
-    let: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = ()
-
-
-@dataclass(frozen=True)
-class Form:
-    """Matches the first of several spellings whose names (a scope of its own) match `args`. `out` is there the value itself."""
-
-    name: str
-    cases: tuple[Case, ...]
-    args: tuple[tuple[str, Pattern], ...]
-
-
-Pattern = Wild | Lit | Items | Call | Part | Named | Form
+Pattern = Wild | Lit | Items | Call | Part
 
 
 @dataclass(frozen=True)
@@ -127,11 +101,14 @@ def head(node: torch.fx.Node) -> str | None:
 def match(pattern: Pattern, value: Any, found: dict[str, Any]) -> bool:
     """Whether `value` (an FX argument) has the form of `pattern`; fills `found` with what the wildcards stand for."""
     if isinstance(pattern, Wild):
-        return _bind(pattern.name, value, found)
-    if isinstance(pattern, Named):
-        return match(pattern.inner, value, found) and _bind(pattern.name, value, found)
-    if isinstance(pattern, Form):
-        return _match_form(pattern, value, found)
+        if pattern.name == "_":
+            return True
+        if pattern.name in found:
+            return found[pattern.name] is value or (
+                not isinstance(value, torch.fx.Node) and same(found[pattern.name], value)
+            )
+        found[pattern.name] = value
+        return True
     if isinstance(pattern, Lit):
         return same(pattern.value, value)
     if isinstance(pattern, Items):
@@ -153,30 +130,6 @@ def match(pattern: Pattern, value: Any, found: dict[str, Any]) -> bool:
         elif not same(arg.default_value if arg.has_default_value() else None, given[arg.name]):
             return False
     return True
-
-
-def _bind(name: str, value: Any, found: dict[str, Any]) -> bool:
-    """Whether `name` may stand for `value`: it does from now on, or has done before."""
-    if name == "_":
-        return True
-    if name in found:
-        return found[name] is value or (not isinstance(value, torch.fx.Node) and same(found[name], value))
-    found[name] = value
-    return True
-
-
-def _match_form(form: Form, value: Any, found: dict[str, Any]) -> bool:
-    for case in form.cases:
-        own: dict[str, Any] = {"out": value}
-        if not match(case.match, value, own) or not case.when(own):
-            continue
-        for name, compute in case.let:
-            own[name] = compute(own)
-        trial = dict(found)  # a spelling that does not match in the end leaves no names behind
-        if all(match(pattern, own[name], trial) for name, pattern in form.args):
-            found.update(trial)
-            return True
-    return False
 
 
 def same(a: Any, b: Any) -> bool:

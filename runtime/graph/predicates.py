@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ..dispatch.effects import must_run
 from ..torch_compat import size_hint
 
 
@@ -86,128 +85,6 @@ def has_elements(x: Any, n: int) -> bool:
 
 def is_half(x: Any) -> bool:
     return dtype(x) in (torch.float16, torch.bfloat16)
-
-
-def is_single(x: Any) -> bool:
-    return dtype(x) == torch.float32
-
-
-def stride(x: Any, dim: int) -> Any:
-    return value(x).stride(dim)
-
-
-def is_row_major(x: Any) -> bool:
-    return is_known(x) and bool(value(x).is_contiguous())
-
-
-def is_known(x: Any) -> bool:
-    """Whether no size is a symbol."""
-    return all(isinstance(n, int) for n in value(x).shape)
-
-
-def is_last(dim: int, n: int) -> bool:
-    """Whether a dimension is the last of n."""
-    return dim in (-1, n - 1)
-
-
-def last(items: Sequence[Any]) -> Any:
-    return items[-1]
-
-
-def all_but_last(items: Sequence[Any]) -> list[Any]:
-    return list(items[:-1])
-
-
-def row_major() -> torch.memory_format:
-    """The memory format in which a copy has its last dimension side by side, the one before it outside of that, and so on."""
-    return torch.contiguous_format
-
-
-def padded_shape(x: Any, n: int) -> list[Any]:
-    """Its shape as n dimensions: ones are put in front."""
-    return [1] * (n - rank(x)) + shape(x)
-
-
-def is_batch_of(x: Any, rows: Any, columns: Any) -> bool:
-    """Whether `x` is a batch of matrices with one or two batch dimensions, and each has so many rows and columns."""
-    return rank(x) in (3, 4) and shape(x)[-2:] == [rows, columns]
-
-
-def batched(x: Any, those: Sequence[Any]) -> list[Any]:
-    """The shape of matrices `x` as four dimensions, in the batch of the first of `those` that has two batch dimensions."""
-    lead = next((shape(y)[:2] for y in those if rank(y) == 4), [1, size(x, 0)])
-    return lead + shape(x)[-2:]
-
-
-def is_row_of(x: Any, product: Any) -> bool:
-    """Whether `x` is a vector for the rows of a matrix, side by side in memory, of the same dtype."""
-    return (
-        rank(x) == 1
-        and is_known(x)
-        and is_known(product)
-        and shape(x) == shape(product)[-1:]
-        and stride(x, 0) == 1
-        and same_dtype(x, product)
-    )
-
-
-def is_attention(out: Any, s: Any, q: Any, k: Any, v: Any) -> bool:
-    """Whether torch's kernels of attention take queries, keys (transposed) and values as they lie, for scores `s`."""
-    known = [value(x) for x in (s, q, k, v, out)]
-    if not all(isinstance(n, int) for x in known for n in x.shape) or not (is_single(q) or is_half(q)):
-        return False
-    (rows, width), columns, count = shape(q)[-2:], size(k, -1), size(out, 0)
-    batches = [shape(x)[:2] for x in (s, q, k, v) if rank(x) == 4]
-    return (
-        min(rows, width, columns, count) > 0
-        and size(out, 1) == rows
-        and all(same_dtype(x, q) for x in (k, v, out))
-        and is_batch_of(q, rows, width)
-        and is_batch_of(s, rows, columns)
-        and is_batch_of(k, width, columns)
-        and is_batch_of(v, columns, width)
-        and all(b == batches[0] and math.prod(b) == count for b in batches)
-        and all(size(x, 0) == count for x in (s, q, k, v) if rank(x) == 3)
-        and stride(q, -1) == stride(v, -1) == stride(k, -2) == 1
-        and 0 not in value(q).stride()  # the result is laid out as it is
-    )
-
-
-def is_mask_of(x: Any, s: Any, those: Sequence[Any]) -> bool:
-    """Whether `x` may be read as a mask of the scores `s` in four dimensions, in the batch that is `batched` for `those`."""
-    return 1 <= rank(x) <= rank(s) and is_known(x) and (rank(s) == 4 or rank(x) < 3 or all(rank(y) == 3 for y in those))
-
-
-def leads_only_to(x: Any, sources: Sequence[Any]) -> bool:
-    """Whether nothing but `sources` and `x` reads what is computed on the way from the ones to the other."""
-    on_the_way, work = {x}, [x]
-    ends = [s for s in sources if isinstance(s, torch.fx.Node)]
-    while work:
-        for node in work.pop().all_input_nodes:
-            if node not in ends and node not in on_the_way:
-                on_the_way.add(node)
-                work.append(node)
-    lost = [n for n in on_the_way if n is not x and n.all_input_nodes]  # not constants, which cost nothing
-    return all(user in on_the_way or user in ends or _is_dead(user) for node in lost for user in node.users)
-
-
-def _is_dead(node: torch.fx.Node, depth: int = 4) -> bool:
-    """Whether only calls that rewrites have left without users read it: these are erased at the end. False where that takes long to tell."""
-    if node.op != "call_function" or must_run(node.target) or depth == 0:
-        return False
-    return all(_is_dead(user, depth - 1) for user in node.users)
-
-
-def is_hiding(fill: Any, x: Any) -> bool:
-    """Whether a score of `fill` in `x` gets no weight beside an ordinary one: minus infinity, or far below all that is computed (a number that
-    overflows in the dtype of `x` is neither).
-    """
-    return is_number(fill) and (fill == -math.inf or torch.finfo(dtype(x)).min <= fill <= -1e9)
-
-
-def hiding(fill: float) -> float:
-    """What to add to a score so that it is -inf, or as good as `fill` and absorbs the score (of float32)."""
-    return fill if math.isinf(fill) else -3e38
 
 
 def is_few(n: Any, most: int) -> bool:
@@ -323,9 +200,7 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 
 NAMES = (
-    "all_but_channels", "all_but_last", "batched", "composed", "dtype", "exact_widening", "has_backward", "has_elements", "hiding",
-    "is_attention", "is_batch_of", "is_bool", "is_few", "is_float", "is_half", "is_hiding", "is_identity", "is_int", "is_known", "is_last",
-    "is_mask_of", "is_number", "is_power_of_two", "is_returned", "is_row_major", "is_row_of", "is_single", "is_tensor", "last",
-    "leads_only_to", "made_of_smaller", "only_result_used", "opmath", "over_channels", "padded_shape", "rank", "reads_result", "row_major",
-    "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "stride", "users",
+    "all_but_channels", "composed", "dtype", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few", "is_float", "is_half",
+    "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_tensor", "made_of_smaller", "only_result_used", "opmath",
+    "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip

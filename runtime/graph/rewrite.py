@@ -73,10 +73,6 @@ class Builder:
         """The k-th result of the call that `one` is a result of."""
         call = one.args[0]
         assert isinstance(call, torch.fx.Node)
-        return self.part(call, k)
-
-    def part(self, call: torch.fx.Node, k: int) -> torch.fx.Node:
-        """The k-th result of a call."""
         node = next((user for user in call.users if user.target is operator.getitem and user.args[1] == k), None)
         if node is not None:
             self.before.prepend(node)

@@ -9,19 +9,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from opforge.runtime.graph.patterns import Call, Form, Items, Lit, Named, Part, Pattern, Rule, Wild
+from opforge.runtime.graph.patterns import Call, Items, Lit, Part, Pattern, Rule, Wild
 from opforge.runtime.graph.rewrite import rewrite
 
 
 def sample(name: str, hint: Any, dtype: torch.dtype) -> Any:
     """A wildcard's value: a list is a shape, {"value": v} is v itself, {"value": "mask", "shape": s} a bool tensor,
-    {"value": "narrow", "shape": s} 8-bit integers that the program makes floating numbers of, {"value": "transposed", "shape": s} a
-    tensor of that shape whose last two dimensions are swapped."""
+    {"value": "narrow", "shape": s} 8-bit integers that the program makes floating numbers of."""
     g = torch.Generator().manual_seed(len(name) + sum(map(ord, name)))
     if isinstance(hint, dict) and hint.get("value") == "narrow":
         return torch.randint(-128, 128, hint["shape"], generator=g, dtype=torch.int8)
-    if isinstance(hint, dict) and hint.get("value") == "transposed":
-        return sample(name, hint["shape"], dtype).mT
     if isinstance(hint, dict) and hint.get("value") == "mask":
         return torch.rand(hint["shape"], generator=g) > 0.5
     if isinstance(hint, dict):
@@ -50,14 +47,6 @@ def evaluate(pattern: Pattern, values: dict[str, Any]) -> Any:
         return [evaluate(p, values) for p in pattern.items]
     if isinstance(pattern, Part):
         return evaluate(pattern.call, values)[pattern.index]
-    if isinstance(pattern, Named):
-        values[pattern.name] = evaluate(pattern.inner, values)
-        return values[pattern.name]
-    if isinstance(pattern, Form):
-        case = pattern.cases[values.get(pattern.name, -1)]
-        read = _names(case.match)
-        inner = {name: evaluate(arg, values) for name, arg in pattern.args if name in read}
-        return evaluate(case.match, {**values, **inner})
     assert isinstance(pattern, Call)
     namespace, name, which = pattern.op.split(".")
     op = getattr(getattr(getattr(torch.ops, namespace), name), which)
@@ -67,23 +56,11 @@ def evaluate(pattern: Pattern, values: dict[str, Any]) -> Any:
     return op(*args, **{k: v for k, v in given.items() if k in kwarg_only})
 
 
-def _names(pattern: Pattern) -> set[str]:
-    """The wildcards of a spelling of a form."""
-    if isinstance(pattern, Wild):
-        return {pattern.name}
-    if isinstance(pattern, Call):
-        return {name for _, arg in pattern.args for name in _names(arg)}
-    if isinstance(pattern, Items):
-        return {name for item in pattern.items for name in _names(item)}
-    inner = getattr(pattern, "inner", None) or getattr(pattern, "call", None)
-    return set() if inner is None else _names(inner)
-
-
 def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
     if rule.match.op == "prims.fma.default" and not _has_fma():
         pytest.skip("this torch has no prims.fma (C1)")
     dtype = getattr(torch, hints.get("dtype", "float32"))
-    values = {k: sample(k, h, dtype) for k, h in hints.items() if k not in ("dtype", "result", "on")}
+    values = {k: sample(k, h, dtype) for k, h in hints.items() if k not in ("dtype", "result")}
     tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
     names = list(tensors)
     narrow = {k for k, h in hints.items() if isinstance(h, dict) and h.get("value") == "narrow"}
@@ -105,10 +82,6 @@ def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
         f"{rule.name} did not fire on its own pattern: {before}, refused {report.refused}"
     )
     assert after != before
-    if (device := hints.get("on")) is not None:
-        if device != "cuda" or not torch.cuda.is_available():
-            return
-        tensors = {k: t.to(device) for k, t in tensors.items()}
     with torch.no_grad():
         expected = program(*tensors.values())
         actual = gm(*tensors.values())
