@@ -117,6 +117,7 @@ def bind_halves(
         "Tensor": torch.Tensor,
         "math": math,
         "coerced": coerced,
+        "counter_of": counter_of,
         "dense_tangent": dense_tangent,
         "described": described,
         "held": held,
@@ -176,7 +177,9 @@ def _forward(halves: Halves, values: Names) -> list[str]:
         lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
     if watched := _watched(halves):
         bases = {f"x{k}" for k in halves.gradients.bases}
-        texts = [f"({'held' if t in bases else 'ref'}({t}), {t}._version{after}, {n})" for t, after, n in watched]
+        counted = {_variable(*place) for place in guarded}
+        how = {t: "counter_of" if t in counted else "held" if t in bases else "ref" for t, _, _ in watched}
+        texts = [f"({how[t]}({t}), {t}._version{after}, {n})" for t, after, n in watched]
         lines.append(f"ctx.watched = ({', '.join(texts)},)")
     if halves.constant:
         lines.append(f"ctx.mark_non_differentiable({', '.join(f'out[{k}]' for k in halves.constant)})")
@@ -316,6 +319,13 @@ def held(base: torch.Tensor) -> Callable[[], torch.Tensor]:
     """A reference to a tensor object that nobody else holds, by another one with its version counter."""
     t = base.detach()
     return lambda: t
+
+
+def counter_of(t: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A tensor with the version counter and the sizes of `t`, and without its memory: nobody else may hold this object, but views of it."""
+    counter = t.detach()
+    counter.data = t.new_empty(()).expand(t.shape)
+    return lambda: counter
 
 
 def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], int, int]], given: int = -1) -> None:

@@ -71,6 +71,45 @@ def test_writes_between_as_eager(program: Program, dynamic: bool) -> None:
     assert 0 < refused < 7 * len(NAMES)
 
 
+def _shown_as_another_object(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """The first result is what the second one's backward reads, behind `detach`."""
+    y = x.sin()
+    return y.detach(), (y * y).sum(), w + 1
+
+
+def test_writes_to_what_only_others_share() -> None:
+    """The tensor object that the backward keeps is nobody's: the version counter is, by another object."""
+    compiled = torch.compile(_shown_as_another_object, backend="opforge")
+    for chosen, refused in (((1,), True), ((1, 2), True), ((2,), False)):
+        for program in (_shown_as_another_object, compiled):
+            assert isinstance(_outcome(program, "result 0", chosen), str) == refused, (program, chosen)
+    base = torch.rand(4, requires_grad=True) * 1
+    for program in (
+        lambda t: (t.sum(), (t * t).sum()),
+        torch.compile(lambda t: (t.sum(), (t * t).sum()), backend="opforge"),
+    ):
+        first, second = program(base[1:])
+        with torch.no_grad():
+            base.add_(1)
+        torch.autograd.grad(first, base, retain_graph=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            torch.autograd.grad(second, base)
+
+
+def test_memory_goes_with_the_backward() -> None:
+    """What was saved for some results does not live as long as the graph does."""
+    program = torch.compile(lambda t: ((t * t).sum(), t.sum()), backend="opforge")
+    leaf = torch.rand(4, requires_grad=True)
+    inside = leaf * 1
+    storage = torch.multiprocessing.reductions.StorageWeakRef(inside.untyped_storage())
+    results = program(inside)
+    del inside
+    assert not storage.expired()
+    torch.autograd.backward(results)
+    assert storage.expired()
+    assert results[0].requires_grad
+
+
 def test_nothing_is_computed_from_a_written_input() -> None:
     """Where eager kept a result and the compiled backward computes it again from an input that was written, it refuses."""
     compiled = torch.compile(_computed_again, backend="opforge")
