@@ -78,9 +78,10 @@ def has_elements(x: Any, n: int) -> bool:
     """Whether it has at least `n` elements, as far as that is known: of symbolic sizes nothing is asked, which would be a guard; they count
     as large, but for those that are 0 in the example inputs.
     """
-    known = [k if isinstance(k, int) else size_hint(k, n) for k in shape(x)]
-    sizes = [k for k in shape(x) if isinstance(k, int)]
-    return math.prod(sizes) >= n if len(sizes) == len(known) else n <= 0 or 0 not in known
+    sizes = shape(x)
+    if all(isinstance(k, int) for k in sizes):
+        return math.prod(sizes) >= n
+    return n <= 0 or all(size_hint(k, n) != 0 for k in sizes)
 
 
 def is_half(x: Any) -> bool:
