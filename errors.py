@@ -59,3 +59,8 @@ class InputError(OpforgeError, ValueError):
 
 class OpforgeWarning(UserWarning):
     """Base of all warnings issued by opforge."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, or its type where it says nothing: reasons are counted and warned of by it."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

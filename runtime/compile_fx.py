@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import BuildError, CacheError, ConfigError, OpforgeWarning, UnsupportedError
+from ..errors import BuildError, CacheError, ConfigError, OpforgeWarning, UnsupportedError, first_line
 from ..generated.rewrites import RULES
 from . import config
 from .config import Config
@@ -59,9 +59,9 @@ def _or_eager(compiled: Callable[[], Compiled], eager: Callable[[], Compiled], c
     except (UnsupportedError, BuildError) as error:
         if cfg.strict:
             raise
-        counters.count_fallback(f"{type(error).__name__}: {_first_line(error)}")
+        counters.count_fallback(f"{type(error).__name__}: {first_line(error)}")
         if isinstance(error, BuildError):
-            _warn_once(_first_line(error), error.short)
+            _warn_once(first_line(error), error.short)
         return eager()
     except ConfigError:
         raise
@@ -69,14 +69,10 @@ def _or_eager(compiled: Callable[[], Compiled], eager: Callable[[], Compiled], c
         # A mistake of opforge's own: the program still runs, and says so; with checks on, or strict, it is raised.
         if cfg.strict or cfg.debug_verify:
             raise
-        reason = f"internal error, please report it: {type(error).__name__}: {_first_line(error)}"
+        reason = f"internal error, please report it: {type(error).__name__}: {first_line(error)}"
         counters.count_fallback(reason)
         _warn_once(reason)
         return eager()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
 
 
 def _check_inputs(gm: Any, example_inputs: Sequence[Any]) -> None:

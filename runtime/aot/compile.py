@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...errors import OpforgeWarning, UnsupportedError
+from ...errors import OpforgeWarning, UnsupportedError, first_line
 from ...generated.dispatch_tables import ROLES
 from ..config import current
 from ..dispatch.needs_grad import wants_grad
@@ -36,7 +36,7 @@ def compile_program(program: Callable[..., Any], inputs: Sequence[Any], compiler
     except UnsupportedError as error:
         if current().strict:
             raise
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         counters.count_fallback(reason)
         warnings.warn(f"opforge: {reason}; it runs eagerly (strict=True raises instead)", OpforgeWarning, stacklevel=3)
         return program

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...errors import OpforgeError, UnsupportedError
+from ...errors import OpforgeError, UnsupportedError, first_line
 from ..observe import counters
 from .recording import Recorder, Recording, Slot, can_copy
 
@@ -68,7 +68,7 @@ class Region:
         try:
             made = Recording(self.call, args, self.slots, self.copied, self.recorder)
         except (OpforgeError, RuntimeError) as error:
-            self.off = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            self.off = f"{type(error).__name__}: {first_line(error)}"
             self.recordings.clear()
             self._refuse(self.off, error)
             return None

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ...errors import BuildError
+from ...errors import BuildError, first_line
 from ..build.cache import Cache, key
 from ..build.triton_job import Binary, Job
 from ..build.triton_pool import compile_kernels, job_key
@@ -268,7 +268,7 @@ def _measured(
         with timer.bench(work) as bench:
             found = measured(work, binaries, bench)
     except RuntimeError as error:
-        counters.count_tuned(f"not measured: {_first_line(error)}")
+        counters.count_tuned(f"not measured: {first_line(error)}")
         return None
     if not found:
         counters.count_tuned("not measured: no configuration runs")
@@ -295,7 +295,7 @@ def measured(
             run = bench.load(one, binary)
             runs.append((one, run, bench.time(run, FIRST)))
         except (BuildError, RuntimeError) as error:
-            counters.count_dropped(_first_line(error))
+            counters.count_dropped(first_line(error))
     if not runs:
         return []
     least = min(us for _, _, us in runs)
@@ -306,10 +306,6 @@ def measured(
             times.append(bench.time(run, max(1, min(CALLS, int(SAMPLE / max(us, 1))))))
     again = {id(one): statistics.median(times) for (one, _, _), times in zip(kept, samples, strict=True)}
     return [(one, again.get(id(one), us)) for one, _, us in runs]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 __all__ = ["Bench", "Memory", "Timer", "Work", "measured", "tuned", "works_of"]
