@@ -7,15 +7,11 @@ smaller than a computer algebra system: compile time is a feature, and an index 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
-from math import gcd
-from operator import mul
+from math import gcd, prod
 from typing import Any
 from weakref import WeakValueDictionary
 
-from .monomials import divide_monomial, merge, operand, print_expr, term_key
-
-IntLike = "int | Expr"
+from .monomials import collect, divide_monomial, merge, operand, print_expr
 
 
 class Atom:
@@ -292,7 +288,7 @@ def size(value: int | Expr) -> int | Expr:
 
 
 def product(values: Iterable[int | Expr]) -> int | Expr:
-    return size(reduce(mul, values, 1))
+    return size(prod(values))
 
 
 def bounds(e: Expr) -> tuple[int | None, int | None]:
@@ -314,6 +310,8 @@ def proves_less(a: Expr, b: Expr) -> bool:
     lo = bounds(gap)[0]
     if lo is not None and lo > 0:
         return True
+    if (below := _same_divisor(a, b)) is not None:
+        return proves_less(*below)
     # Replace every variable by the end of its range that makes the gap smallest; symbols are >= 0 (and > 0 inside a running loop).
     worst = gap
     for atom in sorted((x for x in gap.atoms() if isinstance(x, Var)), key=lambda x: x.text):
@@ -323,6 +321,14 @@ def proves_less(a: Expr, b: Expr) -> bool:
         worst = worst.subst({atom: expr(atom.extent) - 1 if all(k < 0 for _, k in c.terms) else ZERO})
     lo = bounds(recombine(worst))[0]
     return lo is not None and lo > 0
+
+
+def _same_divisor(a: Expr, b: Expr) -> tuple[Expr, Expr] | None:
+    """What must be less than what so that x // d < y // d: x + d - 1 and y, since then x + d <= y."""
+    x, y = a.atom, b.atom
+    if isinstance(x, Quotient) and isinstance(y, Quotient) and x.kind == y.kind == "//" and x.den is y.den:
+        return (x.num + x.den - 1, y.num) if x.den.is_const and int(x.den) > 0 else None
+    return None
 
 
 def proves_nonnegative(e: Expr) -> bool:
@@ -408,13 +414,7 @@ def _reduce_quotient(a: Expr, b: Expr) -> tuple[Expr, Expr]:
 
 
 def _sum(terms: Iterable[tuple[Monomial, int]]) -> Expr:
-    total: dict[Monomial, int] = {}
-    for m, c in terms:
-        total[m] = total.get(m, 0) + c
-    kept = [(m, c) for m, c in total.items() if c]
-    if len(kept) > 1:
-        kept.sort(key=term_key)
-    return Expr(tuple(kept))
+    return Expr(collect(terms))
 
 
 def _mentions(atom: Atom, var: Atom) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +12,17 @@ if TYPE_CHECKING:
 def term_key(term: tuple[Monomial, int]) -> tuple[int, str]:
     monomial = term[0]
     return (1 if not monomial else 0, "*".join(a.text for a in monomial))
+
+
+def collect(terms: Iterable[tuple[Monomial, int]]) -> tuple[tuple[Monomial, int], ...]:
+    """The terms of a sum in order, each monomial once."""
+    total: dict[Monomial, int] = {}
+    for m, c in terms:
+        total[m] = total.get(m, 0) + c
+    kept = [(m, c) for m, c in total.items() if c]
+    if len(kept) > 1:
+        kept.sort(key=term_key)
+    return tuple(kept)
 
 
 def merge(a: Monomial, b: Monomial) -> Monomial:

@@ -98,6 +98,10 @@ def test_symbolic_sizes_simplify() -> None:
     assert (i * n + m) % n is m
     assert proves_less(m, n)
     assert not proves_less(n, m)
+    half = var("i3", n) // 2
+    assert proves_less(half, (n + 1) // 2)
+    assert half // ((n + 1) // 2) == 0
+    assert not proves_less(half, n // 2)  # the last of an odd number has no partner
 
 
 def test_variables_of_one_name_and_other_extent_are_different() -> None:

@@ -27,8 +27,8 @@ def op(name, *args, dtype=None, attr=None):
 
 
 def everything() -> Program:
-    s0 = sym("s0", 16)
-    i, j, r = var("i0", 4), var("i1", s0), Var("r0", s0)
+    s90 = sym("s90", 16)
+    i, j, r = var("i0", 4), var("i1", s90), Var("r0", s90)
     x = load("x", (i, j), "float32")
     shared = op("exp", x)
     mask = op(
@@ -38,15 +38,15 @@ def everything() -> Program:
     )
     y = Nest(
         "y",
-        (4, s0, 1),
+        (4, s90, 1),
         "float32",
         (i, j, of(Var("i2", 1))),
-        op("add", shared, op("mul", shared, load("x", (3 - i, (j * 3 + 1) // 2 % s0), "float32", mask))),
+        op("add", shared, op("mul", shared, load("x", (3 - i, (j * 3 + 1) // 2 % s90), "float32", mask))),
     )
     row = Nest(
         "row", (4,), "float32", (i,), load("y", (i, of(r), 0), "float32"), (r,), "sum", origin='model.py:3 "x.sum(1)"'
     )
-    run = Nest("run", (4, s0), "float32", (i, j), x, scan="sum", scan_dim=1)
+    run = Nest("run", (4, s90), "float32", (i, j), x, scan="sum", scan_dim=1)
     at = indirect(load("idx", (i,), "int64"), 0, 3)
     sc = Nest(
         "sc",
@@ -77,7 +77,7 @@ def everything() -> Program:
     call = Extern(
         (Buffer("m", (4, 2), "float32", (2, 1)), Buffer("n", (), "int64", ())),
         "ns.topk.default",
-        ([Ref("y"), (Ref("row", (s0, 1)),)], 2, s0 * 2, -1.5, None, "mean", torch.float32),
+        ([Ref("y"), (Ref("row", (s90, 1)),)], 2, s90 * 2, -1.5, None, "mean", torch.float32),
         (("device", torch.device("cpu")), ("flag", True), ("e", ())),
         False,
         True,
@@ -88,11 +88,11 @@ def everything() -> Program:
         deep = op("sin", deep)
     scalar = Nest("z", (4,), "float32", (i,), op("fancy", deep, const(float("nan"), "float32"), attr=(1, "a")))
     return Program(
-        (Buffer("x", (4, s0), "float32", (s0, 1)), Buffer("idx", (4,), "int64", (2,), 3)),
+        (Buffer("x", (4, s90), "float32", (s90, 1)), Buffer("idx", (4,), "int64", (2,), 3)),
         [y, row, run, sc, flags, call, scalar],
-        (Output("y", (s0, 1, 1)), Output("z"), Output(None, None, s0 + 1), Output(None, None, 3)),
+        (Output("y", (s90, 1, 1)), Output("z"), Output(None, None, s90 + 1), Output(None, None, 3)),
         (("x", "run"),),
-        ("s0",),
+        ("s90",),
     )
 
 
@@ -108,12 +108,12 @@ def test_round_trip_is_exact():
 def test_form():
     text = dump(everything())
     assert (
-        'nest row: float32[4] for (i0<4) reduce sum over (r0<s0) from "model.py:3 \\"x.sum(1)\\""\n  value y[i0, r0, 0]\n'
+        'nest row: float32[4] for (i0<4) reduce sum over (r0<s90) from "model.py:3 \\"x.sum(1)\\""\n  value y[i0, r0, 0]\n'
         in text
     )
     assert "  t0 = exp(x[i0, i1])\n" in text
     assert text.count("exp(") == 1
-    assert "symbol s0 = 16\n" in text
+    assert "symbol s90 = 16\n" in text
     assert "mutate x = run\n" in text
 
 
@@ -121,7 +121,7 @@ def test_form():
     ("text", "message"),
     [
         ("input x: float33[4]", "line 1: expected a dtype, found 'float33'"),
-        ("input x: float32[s0]", "line 1: 's0' is neither a loop variable here nor a symbol"),
+        ("input x: float32[s90]", "line 1: 's90' is neither a loop variable here nor a symbol"),
         ("nest y: float32[4] for (i0<4)\n  value x[i0]", "line 2: buffer 'x' is not defined above"),
         ("nest y: float32[4] for (i0<4)", "nest 'y' has no value"),
         ("nest y: float32[4] for (i0<4)\n  value neg(t3)", "line 2: 't3' is not defined above"),
