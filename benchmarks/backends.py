@@ -28,6 +28,13 @@ def pass_through(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Fn:
     return gm.forward
 
 
+def tuned(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Fn:
+    """opforge with each kernel's blocks chosen by measurement."""
+    import opforge
+
+    return opforge.backend(gm, example_inputs, options={"max_autotune": True})
+
+
 BACKENDS = {
     b.name: b
     for b in (
@@ -35,6 +42,7 @@ BACKENDS = {
         Backend("dynamo", None, pass_through),
         Backend("inductor", "torch._inductor.compile_fx", "inductor"),
         Backend("opforge", "opforge", "opforge"),
+        Backend("opforge-max", "opforge", tuned),
     )
 }
 
@@ -52,7 +60,9 @@ def own_entry(fn: Fn, label: str) -> Fn:
 def compile_with(name: str, fn: Fn) -> Fn:
     """`fn` under the backend `name` (static shapes); the eager function itself for "eager"."""
     backend = BACKENDS[name].backend
-    return fn if backend is None else torch.compile(own_entry(fn, name), backend=backend, dynamic=False)
+    return (
+        fn if backend is None else torch.compile(own_entry(fn, name.replace("-", "_")), backend=backend, dynamic=False)
+    )
 
 
 def timed_backend(name: str, inside: list[float]) -> Fn | None:

@@ -31,6 +31,7 @@ from programs.memory_bound import BOUND, BoundProgram, size_of
 
 console = Console(stderr=True)
 HERE = Path(__file__).parent
+PAIRS = (("opforge", "inductor"), ("opforge", "eager"), ("inductor", "eager"), ("opforge-max", "opforge"))
 RANDOM = ("dropout_add",)  # results that no other run has
 
 
@@ -113,7 +114,7 @@ def summary(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
     """Geometric means over the programs that ran under all."""
     full = [r for r in rows if all(n in r["us"] for n in names)]
     found: dict[str, Any] = {f"share {n}": geomean([r["share"][n] for r in full]) for n in names}
-    for mine, other in (("opforge", "inductor"), ("opforge", "eager"), ("inductor", "eager")):
+    for mine, other in PAIRS:
         if mine in names and other in names:
             ratios = [r["us"][other] / r["us"][mine] for r in full]
             found[f"speed {mine}/{other}"] = geomean(ratios)

@@ -120,7 +120,6 @@ def bind_halves(
         "counter_of": counter_of,
         "dense_tangent": dense_tangent,
         "described": described,
-        "held": held,
         "partial": partial,
         "ref": weakref.ref,
         "refuse_double_backward": refuse_double_backward,
@@ -176,10 +175,10 @@ def _forward(halves: Halves, values: Names) -> list[str]:
     if sizes:
         lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
     if watched := _watched(halves):
-        bases = {f"x{k}" for k in halves.gradients.bases}
-        counted = {_variable(*place) for place in guarded}
-        how = {t: "counter_of" if t in counted else "held" if t in bases else "ref" for t, _, _ in watched}
-        texts = [f"({how[t]}({t}), {t}._version{after}, {n})" for t, after, n in watched]
+        # The program may drop a tensor whose memory a view still changes; a wrapper subclass has no counter to share.
+        texts = [
+            f"({'counter_of' if t[0] in 'xo' else 'ref'}({t}), {t}._version{after}, {n})" for t, after, n in watched
+        ]
         lines.append(f"ctx.watched = ({', '.join(texts)},)")
     if halves.constant:
         lines.append(f"ctx.mark_non_differentiable({', '.join(f'out[{k}]' for k in halves.constant)})")
@@ -313,12 +312,6 @@ def _tuple(parts: Sequence[str]) -> str:
 def tangent_strides(tangent: torch.Tensor) -> tuple[int, ...] | None:
     """Strides that the backward was compiled for; None where it was compiled for row-major sizes known only later."""
     return tuple(tangent.stride()) if Layout.of(tangent).plain else None
-
-
-def held(base: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """A reference to a tensor object that nobody else holds, by another one with its version counter."""
-    t = base.detach()
-    return lambda: t
 
 
 def counter_of(t: torch.Tensor) -> Callable[[], torch.Tensor]:

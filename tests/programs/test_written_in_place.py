@@ -274,3 +274,31 @@ def test_a_failing_eager_kernel_leaves_them_as_they_were() -> None:
     with pytest.raises(RuntimeError):
         compiled(-torch.eye(3), count, torch.ones(3))
     assert count == 1
+
+
+@pytest.mark.parametrize("name", ["result", "view of the input"])
+def test_a_write_to_what_the_program_has_dropped_is_seen(name: str) -> None:
+    """Eager keeps what it saved, and with it the counter: the fuzzer's seed 556391 lost the error when the tensor object was gone."""
+
+    def clamped(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        waves = t.sin()
+        least = waves.sum(-1)
+        return waves.clamp(min=least), least
+
+    def raised(program: Callable[..., Any]) -> str:
+        leaf = torch.tensor([1.0, -2.0, 0.5], requires_grad=True)
+        base = leaf * 1
+        result, least = program(base.view(-1) if name == "view of the input" else base)
+        if name == "result":
+            least[least > -1.5] = 0.5
+        else:
+            base.mul_(2)
+        del least
+        try:
+            result.sum().backward()
+        except RuntimeError as error:
+            return str(error).partition("modified by an inplace operation")[1]
+        return ""
+
+    compiled = torch.compile(clamped, backend="opforge", fullgraph=True)
+    assert raised(compiled) == raised(clamped) == "modified by an inplace operation"
