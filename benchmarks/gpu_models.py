@@ -443,7 +443,6 @@ def main(
     only: Annotated[str | None, typer.Option(help="parts of program names, with commas between")] = None,
     rounds: Annotated[int, typer.Option(help="rounds of interleaved samples")] = 7,
     backend: Annotated[str | None, typer.Option(help=f"columns beside eager, of {', '.join(MODES)}")] = None,
-    max_autotune: Annotated[bool, typer.Option("--max-autotune", help="the mode max-autotune of both too")] = False,
     device: Annotated[str, typer.Option(help="cuda; cpu tries the script")] = "cuda",
     tiny: Annotated[bool, typer.Option("--tiny", help="tiny sizes, to try the script")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="leave out the programs that the results have")] = False,
@@ -454,7 +453,7 @@ def main(
         console.print("[red]there is no CUDA device")
         raise typer.Exit(2)
     every = "inductor,inductor-reduce,opforge,opforge-reduce" if device == "cuda" else "inductor,opforge"
-    names = [*(backend or every).split(","), *(["inductor-max", "opforge-max"] if max_autotune else [])]
+    names = (backend or every).split(",")
     if unknown := [n for n in names if n not in MODES]:
         console.print(f"[red]unknown backends {unknown}; there are {', '.join(MODES)}")
         raise typer.Exit(2)
