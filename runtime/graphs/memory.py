@@ -55,6 +55,17 @@ class _Own(NamedTuple):
         return storage_uses(self.storage._cdata) + sys.getrefcount(self.storage)
 
 
+def _uses(weak: WeakStorage, lone: int = 0) -> int:
+    """How many tensors and names in Python use a storage; `lone` is what one tensor alone counts."""
+    if (storage := weak.get()) is None:
+        return 0
+    return max(1, storage_uses(weak.key) + sys.getrefcount(storage) - (lone or _LONE) + 1)
+
+
+_lone = torch.empty(1)
+_LONE = _uses(WeakStorage(_lone.untyped_storage()), 1)
+
+
 class Block:
     """The memory of one storage among a recording's results, always at the same address."""
 
@@ -85,7 +96,7 @@ class Block:
     def uses(self) -> int:
         """How many tensors and names in Python use the memory, beside the recording's own."""
         own = self.own
-        return self.weak.uses() if own is None else own.uses() - own.unused
+        return _uses(self.weak) if own is None else own.uses() - own.unused
 
     def let_go(self) -> int:
         """Give the memory back, unless others use it. The argument for `hold`."""

@@ -17,11 +17,15 @@ SEGMENT = 2048
 
 
 class FakeDevice:
-    """What recorders have in common: how memory is chosen, and what all pools have asked for."""
+    """What recorders have in common: how memory is chosen, and the pools."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = random.Random(seed)
-        self.reserved = 0
+        self.pools: weakref.WeakSet[FakeMemory] = weakref.WeakSet()
+
+    def reserved(self) -> int:
+        """Bytes of pools that somebody has."""
+        return sum(s.numel() for pool in self.pools for s in pool.segments)
 
 
 class FakeMemory:
@@ -36,6 +40,7 @@ class FakeMemory:
         self.segments: list[Tensor] = []
         self.used: dict[int, tuple[int, int]] = {}
         self._number = 0
+        device.pools.add(self)
         weakref.finalize(self, _unmap, self.segments, self.used).atexit = False
 
     def free(self) -> list[tuple[int, int]]:
@@ -57,7 +62,6 @@ class FakeMemory:
         if not fitting:
             segment = torch.full((max(whole, SEGMENT),), 77, dtype=torch.uint8)
             self.segments.append(segment)
-            self.device.reserved += segment.numel()
             fitting = [(segment.numel(), segment.data_ptr())]
         _, address = self.device.random.choice([min(fitting), min(fitting), *fitting])
         self._number += 1
@@ -79,7 +83,7 @@ def _unmap(segments: list[Tensor], used: dict[int, tuple[int, int]]) -> None:
         start = segment.data_ptr()
         for k in range(0, segment.numel(), 64):
             if not any(a <= start + k < a + size for a, (size, _) in used.items()):
-                segment[k : k + 64] = 99
+                ctypes.memset(start + k, 99, 64)
     _unmapped.append(segments)  # a test that reads there reads 99
 
 
