@@ -4,6 +4,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+# How many tensors and Python objects use a storage, which is named by its `_cdata`. [2.11, 2.13]
+from torch._C import _storage_Use_Count as storage_uses  # type: ignore[attr-defined]
+
 # How deep the older `vmap` is nested in this thread: each gives the new number. [2.11, 2.13]
 from torch._C import _vmapmode_decrement_nesting, _vmapmode_increment_nesting  # type: ignore[attr-defined]
 
@@ -365,13 +368,6 @@ def cuda_stream(index: int) -> int:
     return torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined]
 
 
-def storage_uses(storage: int) -> int:
-    """How many tensors and Python objects use a storage, which is named by its `_cdata`. [2.11, 2.13]"""
-    import torch
-
-    return torch._C._storage_Use_Count(storage)  # type: ignore[attr-defined,no-any-return]
-
-
 def tensor_uses(t: Any) -> int:
     """How many there are that use a tensor, its Python object counted as one: other tensors of its memory do not count. [2.11, 2.13]"""
     return t._use_count()  # type: ignore[no-any-return]
@@ -401,7 +397,7 @@ class WeakStorage:
 
     def uses(self) -> int:
         """How many tensors and Python objects use the storage."""
-        return storage_uses(self.key)
+        return storage_uses(self.key)  # type: ignore[no-any-return]
 
     def __del__(self) -> None:
         self._free(self.key)

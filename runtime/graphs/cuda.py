@@ -49,6 +49,9 @@ class CudaRecorder:
             return None
         return self.index, torch.cuda.current_stream(self.index).cuda_stream
 
+    def shares(self) -> bool:
+        return torch.cuda.get_allocator_backend() == "native"
+
     def memory(self) -> CudaMemory:
         return CudaMemory()
 

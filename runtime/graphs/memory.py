@@ -13,9 +13,9 @@ would give its memory away.
 from __future__ import annotations
 
 import itertools
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from sys import getrefcount
 from typing import Any, NamedTuple
 
 import torch
@@ -48,28 +48,33 @@ class _Own(NamedTuple):
 
     storage: torch.UntypedStorage
     tensors: list[torch.Tensor]
-    unused: int
-
-    def uses(self) -> int:
-        """How many tensors, and how many names in Python, the storage has."""
-        return storage_uses(self.storage._cdata) + sys.getrefcount(self.storage)
+    unused: int  # how many tensors, and names in Python, the storage has where nobody else uses it
 
 
-def _uses(weak: WeakStorage, lone: int = 0) -> int:
-    """How many tensors and names in Python use a storage; `lone` is what one tensor alone counts."""
-    if (storage := weak.get()) is None:
-        return 0
-    return max(1, storage_uses(weak.key) + sys.getrefcount(storage) - (lone or _LONE) + 1)
+def _uses(weak: WeakStorage) -> int:
+    """How many tensors and names in Python use a storage that no recording holds."""
+    n = _counted(weak)
+    return max(1, n - _LONE + 1) if n else 0
 
 
-_lone = torch.empty(1)
-_LONE = _uses(WeakStorage(_lone.untyped_storage()), 1)
+def _counted(weak: WeakStorage) -> int:
+    storage = weak.get()
+    return 0 if storage is None else storage_uses(weak.key) + getrefcount(storage)
+
+
+def _lone() -> int:
+    t = torch.empty(1)
+    return _counted(WeakStorage(t.untyped_storage()))
+
+
+_LONE = _lone()
+"""What one tensor alone counts."""
 
 
 class Block:
     """The memory of one storage among a recording's results, always at the same address."""
 
-    __slots__ = ("address", "alone", "allocated", "device", "number", "own", "places", "size", "weak")
+    __slots__ = ("address", "allocated", "alone", "device", "number", "own", "places", "size", "weak")
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.number = next(_numbers)
@@ -96,7 +101,9 @@ class Block:
     def uses(self) -> int:
         """How many tensors and names in Python use the memory, beside the recording's own."""
         own = self.own
-        return _uses(self.weak) if own is None else own.uses() - own.unused
+        if own is None:
+            return _uses(self.weak)
+        return storage_uses(self.weak.key) + getrefcount(own.storage) - own.unused
 
     def let_go(self) -> int:
         """Give the memory back, unless others use it. The argument for `hold`."""
@@ -116,10 +123,10 @@ class Block:
 
 
 class Results:
-    """The blocks of one recording, and the region that it belongs to."""
+    """The blocks of one recording, and the region that it belongs to; `gone` with the recording."""
 
     def __init__(self, blocks: Sequence[Block], region: weakref.ref[Any], inference: bool) -> None:
-        self.blocks, self.region, self.inference = list(blocks), region, inference
+        self.blocks, self.region, self.inference, self.gone = list(blocks), region, inference, False
 
     def in_use(self) -> bool:
         return any(b.uses() for b in self.blocks)
@@ -175,7 +182,7 @@ class Pool:
 def _references(args: Sequence[Any], k: int) -> tuple[int, int]:
     """How many names in Python, and how many users in all, an argument has."""
     t = args[k]
-    return sys.getrefcount(t), tensor_uses(t)
+    return getrefcount(t), tensor_uses(t)
 
 
 _ALONE = _references([torch.empty(0)], 0)
@@ -190,14 +197,16 @@ class Loan:
     def __init__(self, pool: Pool, args: list[Any]) -> None:
         _prune()
         self.pool, self.args = pool, args
-        pool.all = [r for r in pool.all if r.in_use() or any(b.own is not None for b in r.blocks)]
+        pool.all = [r for r in pool.all if not r.gone or r.in_use()]
         known = {b.weak.key: b for r in pool.all for b in r.blocks}
         self.notes = []
         for k, t in enumerate(args):
             if isinstance(t, torch.Tensor) and (block := known.get(t.untyped_storage()._cdata)) is not None:
                 self.notes.append((k, block, Place.of(t), weakref.ref(t)))
                 args[k] = None
-        self.lent = [(r, b, b.let_go()) for r in pool.all for b in r.blocks if b.alone and b.allocated and b.own is not None]
+        self.lent = [
+            (r, b, b.let_go()) for r in pool.all for b in r.blocks if b.alone and b.allocated and b.own is not None
+        ]
         self.spared: frozenset[int] = frozenset()
         self.given: dict[int, tuple[int, ...]] = {}
 
@@ -208,6 +217,8 @@ class Loan:
         for results, block, unused in self.lent:
             with torch.inference_mode(results.inference):
                 block.hold(unused)
+            if results.gone:  # meanwhile
+                block.let_go()
         for k, block, place, tensor in self.notes:
             storage = block.weak.get() or storage_at(block.address, block.size, block.device)
             t = tensor()
@@ -222,6 +233,7 @@ _lasting: dict[int, tuple[Pool, Block]] = {}
 
 def _drop(results: Results, pool: Pool) -> None:
     """Let go of a recording's results. Any thread may come here at any time."""
+    results.gone = True
     for block in results.blocks:
         block.let_go()
         if not block.allocated and block.uses():

@@ -32,6 +32,10 @@ class Recorder(Protocol):
         """Where work goes now (a device's stream); None where nothing can be recorded or replayed."""
         ...
 
+    def shares(self) -> bool:
+        """Whether recordings can share memory: what is freed while something is recorded stays where it is until its pool is gone."""
+        ...
+
     def memory(self) -> Any:
         """A new pool of memory for recordings, which lasts as long as the object and what uses it."""
         ...

@@ -50,7 +50,8 @@ class Region:
         share: bool = True,
     ) -> None:
         self.call: Boxed = call if boxed else lambda args: call(*args)
-        self.slots, self.recorder, self.strict, self.apart = list(slots), recorder, strict, not share
+        self.slots, self.recorder, self.strict = list(slots), recorder, strict
+        self.apart = not (share and recorder.shares())
         self.recordings: list[Recording] = []
         self.copied: list[int] = []
         self.off = ""

@@ -105,6 +105,9 @@ class FakeRecorder:
     def place(self) -> Hashable:
         return None if self.stream is None else (self.device, self.stream)
 
+    def shares(self) -> bool:
+        return True
+
     def memory(self) -> FakeMemory:
         return FakeMemory(self.device)
 

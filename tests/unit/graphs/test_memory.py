@@ -56,9 +56,7 @@ class Step:
     def __init__(self, device: FakeDevice, **options: Any) -> None:
         self.recorders = [FakeRecorder(device), FakeRecorder(device)]
         self.forward = Region(forward, [TENSOR, FIXED], self.recorders[0], **options)
-        self.backward = Region(
-            backward, [FIXED, FIXED, FIXED, FIXED, TENSOR], self.recorders[1], boxed=True, **options
-        )
+        self.backward = Region(backward, [FIXED, FIXED, FIXED, FIXED, TENSOR], self.recorders[1], boxed=True, **options)
 
     def __call__(self, x: Tensor, w: Tensor, g: Tensor) -> Sequence[Tensor]:
         """The result and the gradients."""
@@ -341,7 +339,7 @@ def play(seed: int, choices: Sequence[tuple[int, int]]) -> None:
                 for _ in range(3):
                     step(x, w, g)
         elif kind == 10:
-            setattr(step.recorders[n % 2], "late_error", RuntimeError("capture failed") if rng.random() < 0.5 else None)
+            step.recorders[n % 2].late_error = RuntimeError("capture failed") if rng.random() < 0.5 else None
         elif kind == 11:
             with torch.inference_mode():
                 close(step.forward(x, w), forward(x, w))
