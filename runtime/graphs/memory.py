@@ -128,6 +128,11 @@ class Results:
     def __init__(self, blocks: Sequence[Block], region: weakref.ref[Any], inference: bool) -> None:
         self.blocks, self.region, self.inference, self.gone = list(blocks), region, inference, False
 
+    def record_anew(self) -> None:
+        """Let the region forget what it has recorded."""
+        if (region := self.region()) is not None:
+            region.recordings.clear()
+
     def in_use(self) -> bool:
         return any(b.uses() for b in self.blocks)
 
@@ -137,7 +142,7 @@ class Pool:
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
-        self.broken = False  # a recording failed in it: none is made in it again
+        self.broken = False
         self.all: list[Results] = []
         self.recent: list[Results] = []  # those of which something may be in use
 
@@ -145,6 +150,12 @@ class Pool:
         """Results of a new recording, for as long as it lives or somebody uses them."""
         self.all.append(results)
         weakref.finalize(recording, _drop, results, self).atexit = False
+
+    def end(self) -> None:
+        """Nothing is recorded in it again, and what was is forgotten, after a recording failed in it."""
+        self.broken = True
+        for results in self.all:
+            results.record_anew()
 
     def used(self, results: Results) -> None:
         """They were given out."""

@@ -110,7 +110,8 @@ class Region:
                 shared=not self.apart,
             )
         except (OpforgeError, RuntimeError) as error:
-            pool.broken = True
+            # The pool has grown for it, and may be unusable: those that share it are recorded anew in another one, so that it goes.
+            pool.end()
             self.off = f"{type(error).__name__}: {first_line(error)}"
             self.recordings.clear()
             self._refuse(self.off, error)
@@ -144,8 +145,7 @@ class Region:
             if self._waits < WAITS:
                 self._waits += 1
                 for results in unknown:
-                    if (region := results.region()) is not None:
-                        region.recordings.clear()
+                    results.record_anew()
                 return None
         pool = _shared[state[0]] = Pool(self.recorder.memory())
         return pool

@@ -213,6 +213,9 @@ def test_a_recording_that_fails_leaves_arguments_and_results(which: int, late: b
         close(step(x, w, g), eager(x, w, g))
         close(other(x, w, g), eager(x, w, g))
     assert opforge.stats()["unrecorded"] == {"OutOfMemoryError: out of memory": 1}
+    assert other.recorded() == [2, 2]  # in a new pool: the one that has grown for what failed is gone
+    setattr(step.recorders[which], "late_error" if late else "error", None)  # its traceback has the old pool
+    assert len(step.recorders[0].device.pools) == 1
 
 
 def test_a_new_recording_between_a_forward_and_its_backward() -> None:
