@@ -37,6 +37,11 @@ class Place(NamedTuple):
     def of(cls, t: torch.Tensor) -> Place:
         return cls(t.dtype, tuple(t.shape), t.stride(), int(t.storage_offset()))
 
+    @staticmethod
+    def says_all(t: torch.Tensor) -> bool:
+        """Whether a tensor can be made again from its place."""
+        return not (t.is_conj() or t.is_neg() or t.is_quantized)
+
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
         with no_modes():
             empty = torch.empty(0, dtype=self.dtype, device=storage.device)
@@ -92,11 +97,13 @@ class Block:
         return len(self.places) - 1
 
     def count(self) -> None:
-        """Note how it looks while nobody else uses it: now. Whoever does is taken for one that stays (memory of a constant): it is not given up."""
+        """Note how it looks while nobody else uses it: now. Whoever does is taken for one that stays (memory of a constant): it is not given up.
+        Nor is it where a tensor could not be made again.
+        """
         assert self.own is not None
         self.own = self.own._replace(unused=0)
         self.own = self.own._replace(unused=self.uses())
-        self.alone = self.weak.uses() == len(self.places) + 1
+        self.alone = self.weak.uses() == len(self.places) + 1 and all(map(Place.says_all, self.own.tensors))
 
     def uses(self) -> int:
         """How many tensors and names in Python use the memory, beside the recording's own."""
@@ -212,7 +219,9 @@ class Loan:
         known = {b.weak.key: b for r in pool.all for b in r.blocks}
         self.notes = []
         for k, t in enumerate(args):
-            if isinstance(t, torch.Tensor) and (block := known.get(t.untyped_storage()._cdata)) is not None:
+            if not isinstance(t, torch.Tensor) or not Place.says_all(t):
+                continue
+            if (block := known.get(t.untyped_storage()._cdata)) is not None:
                 self.notes.append((k, block, Place.of(t), weakref.ref(t)))
                 args[k] = None
         self.lent = [

@@ -264,6 +264,15 @@ def test_what_others_hold_of_a_result_is_not_counted_as_its_own() -> None:
         assert torch.equal(region(x)[0], constant)
 
 
+def test_what_cannot_be_made_again_from_its_address_stays() -> None:
+    t = torch.ones(3, dtype=torch.complex64).conj()
+    block = Block(t.untyped_storage())
+    block.add(t)
+    del t
+    block.count()
+    assert (block.uses(), block.alone) == (0, False)
+
+
 def test_a_block_counts_the_same_after_it_was_let_go() -> None:
     t = torch.arange(8.0)
     block = Block(t.untyped_storage())
