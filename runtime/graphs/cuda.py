@@ -72,13 +72,15 @@ class CudaRecorder:
             aside = swap_arena(place, None) if shared else None
             graph.capture_begin(pool=memory.id, capture_error_mode="thread_local")
             try:
-                results = call(inputs)
+                try:
+                    results = call(inputs)
+                except Exception:
+                    _end(graph)
+                    raise
+                graph.capture_end()
             except Exception:
-                _end(graph)
                 abandon_capture(self.index, memory.id)
                 raise
-            else:
-                graph.capture_end()
             finally:
                 drop_library_workspaces()
                 arena = swap_arena(place, aside) if shared else waiting_arena(place)
