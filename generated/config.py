@@ -60,6 +60,9 @@ class Config:
     # spec: cudagraphs
     #: Record the work of compiled graphs on a GPU as CUDA graphs and replay them; mode="reduce-overhead" turns it on.
     cudagraphs: bool = False
+    # spec: cudagraphs_share_memory
+    #: Let recorded CUDA graphs of one stream use each other's memory where nobody uses what is in it; otherwise each has its own.
+    cudagraphs_share_memory: bool = True
     # spec: max_autotune
     #: Time each kernel on the GPU with several block sizes and keep the fastest; mode="max-autotune" turns it on. Does nothing on a CPU.
     max_autotune: bool = False
@@ -222,6 +225,17 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_CUDAGRAPHS",
         affects="run",
         doc='Record the work of compiled graphs on a GPU as CUDA graphs and replay them; mode="reduce-overhead" turns it on.',
+    ),
+    # spec: cudagraphs_share_memory
+    "cudagraphs_share_memory": Setting(
+        name="cudagraphs_share_memory",
+        field="cudagraphs_share_memory",
+        type="bool",
+        default=True,
+        choices=(),
+        env="OPFORGE_CUDAGRAPHS_SHARE_MEMORY",
+        affects="run",
+        doc="Let recorded CUDA graphs of one stream use each other's memory where nobody uses what is in it; otherwise each has its own.",
     ),
     # spec: max_autotune
     "max_autotune": Setting(

@@ -229,18 +229,9 @@ def _recorded(
         if cfg.strict:
             raise UnsupportedError(f"a compiled graph cannot be recorded: {reason}")
         return call
-    region = Region(
-        (lambda *args: call(list(args))) if boxed else call, slots_of(graph, fixed), recorder, strict=cfg.strict
-    )
-    if not boxed:
-        return region
-
-    def run(arguments: list[Any]) -> Any:
-        taken = tuple(arguments)
-        arguments.clear()
-        return region(*taken)
-
-    return run
+    share = cfg.cudagraphs_share_memory
+    region = Region(call, slots_of(graph, fixed), recorder, boxed=boxed, strict=cfg.strict, share=share)
+    return region.run if boxed else region
 
 
 def static_arguments(traced: Traced) -> set[int]:

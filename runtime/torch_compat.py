@@ -4,6 +4,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+# How many tensors and Python objects use a storage, which is named by its `_cdata`. [2.11, 2.13]
+from torch._C import _storage_Use_Count as storage_uses  # type: ignore[attr-defined]
+
 # How deep the older `vmap` is nested in this thread: each gives the new number. [2.11, 2.13]
 from torch._C import _vmapmode_decrement_nesting, _vmapmode_increment_nesting  # type: ignore[attr-defined]
 
@@ -69,6 +72,8 @@ __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
     "TracingContext",
+    "WeakStorage",
+    "abandon_capture",
     "below_autograd",
     "below_vmap",
     "copy_all",
@@ -98,10 +103,12 @@ __all__ = [
     "selective_context",
     "shares_version",
     "size_hint",
+    "storage_at",
     "storage_uses",
     "symbol_hint",
     "symbol_is_nonnegative",
     "tag_activation_checkpoint",
+    "tensor_uses",
     "with_effects",
 ]
 
@@ -156,6 +163,19 @@ def drop_library_workspaces() -> None:
     import torch
 
     torch._C._cuda_clearCublasWorkspaces()
+
+
+def abandon_capture(device: int, pool: tuple[int, int]) -> None:
+    """After a capture that failed: the device's allocator gives no more of its memory to the pool's next requests, as at the end of one that did
+    not fail. Does nothing where it knows that already. [2.11, 2.13]
+    """
+    import torch
+
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)  # type: ignore[attr-defined]
+    except RuntimeError:  # torch came as far itself
+        return
+    torch._C._cuda_releasePool(device, pool)  # type: ignore[attr-defined]
 
 
 def below_autograd() -> AbstractContextManager[Any]:
@@ -348,11 +368,39 @@ def cuda_stream(index: int) -> int:
     return torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined]
 
 
-def storage_uses(storage: int) -> int:
-    """How many tensors and Python objects use a storage, which is named by its `_cdata`. [2.11, 2.13]"""
+def tensor_uses(t: Any) -> int:
+    """How many there are that use a tensor, its Python object counted as one: other tensors of its memory do not count. [2.11, 2.13]"""
+    return t._use_count()  # type: ignore[no-any-return]
+
+
+def storage_at(address: int, size: int, device: Any) -> Any:
+    """A storage of `size` bytes at an address, which does not own its memory. [2.11, 2.13]"""
     import torch
 
-    return torch._C._storage_Use_Count(storage)  # type: ignore[attr-defined,no-any-return]
+    return torch._C._construct_storage_from_data_pointer(address, device, size)
+
+
+class WeakStorage:
+    """A reference to a storage that does not keep its memory. [2.11, 2.13]"""
+
+    __slots__ = ("_free", "key")
+
+    def __init__(self, storage: Any) -> None:
+        self._free = type(storage)._free_weak_ref
+        self.key: int = storage._weak_ref()  # the storage's `_cdata`
+
+    def get(self) -> Any:
+        """The storage; None where nobody uses it any more."""
+        import torch
+
+        return torch.UntypedStorage._new_with_weak_ptr(self.key)  # type: ignore[attr-defined]
+
+    def uses(self) -> int:
+        """How many tensors and Python objects use the storage."""
+        return storage_uses(self.key)  # type: ignore[no-any-return]
+
+    def __del__(self) -> None:
+        self._free(self.key)
 
 
 def same_addresses(tensors: list[Any], addresses: list[int]) -> bool:

@@ -86,6 +86,14 @@ def waiting_arena(place: Place) -> Arena | None:
     return _pool.arenas.get(place)
 
 
+def swap_arena(place: Place, arena: Arena | None) -> Arena | None:
+    """Let this arena wait at `place`, or none, for the next run of a graph. The one that did."""
+    waiting = _pool.arenas.pop(place, None)
+    if arena is not None:
+        _pool.arenas[place] = arena
+    return waiting
+
+
 def overload(name: str) -> Any:
     """The operator overload called `namespace.name.overload`; of a seeded operator the kernel, without the way through the dispatcher."""
     namespace, op, which = name.split(".")

@@ -1,13 +1,13 @@
 """One recording of a compiled region: the addresses that it reads and writes, and how it is replayed for new arguments.
 
-A replay runs at the addresses that were recorded, those of the results too. Memory of a recording is its own, so replays of others never
-touch it; its own replay would overwrite its results, and waits until nobody holds them. How many tensors use a result's storage says
-whether someone does: views, gradients and what autograd saved count alike.
+A replay runs at the addresses that were recorded, those of the results too. It waits until nobody uses what it would overwrite: its own last
+results, and those of others in memory that it shares with them (`memory`). How many tensors use a result's storage says whether someone
+does: views, gradients and what autograd saved count alike.
 """
 
 from __future__ import annotations
 
-import sys
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,20 +16,36 @@ import torch
 
 from ..dispatch.overlap import overlaps_itself
 from ..dispatch.regions import Layout
-from ..torch_compat import copy_all, reinterpret_tensor, same_addresses, storage_uses
+from ..torch_compat import copy_all, reinterpret_tensor, same_addresses
+from .memory import Block, Loan, Place, Pool, Results
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+"""A function of a list of arguments, which it may empty: then what only the list holds is freed while it runs."""
+State = tuple[Hashable, bool]
+"""Where work goes, and whether in inference mode."""
 
 
 class Recorder(Protocol):
     """Records the work of a device: CUDA, or a stand-in in tests."""
 
     def place(self) -> Hashable:
-        """Where work goes now (a stream); None where nothing can be recorded or replayed."""
+        """Where work goes now (a device's stream); None where nothing can be recorded or replayed."""
+        ...
+
+    def shares(self) -> bool:
+        """Whether recordings can share memory: what is freed while something is recorded stays where it is until its pool is gone."""
+        ...
+
+    def memory(self) -> Any:
+        """A new pool of memory for recordings, which lasts as long as the object and what uses it."""
         ...
 
     def record(
-        self, call: Callable[..., Sequence[Any]], inputs: Sequence[Any]
+        self, call: Boxed, inputs: list[Any], memory: Any, shared: bool
     ) -> tuple[Callable[[], None], Sequence[Any]]:
-        """Record what `call(*inputs)` does without doing it. A function that does it, and what the call returned. Raises what it raises."""
+        """Record what `call(inputs)` does without doing it, in `memory`, which others record in too if it is `shared`. A function that does it,
+        and what the call returned. Raises what it raises.
+        """
         ...
 
 
@@ -50,38 +66,51 @@ class Slot:
 
 
 class Recording:
-    """A region recorded for `args`, of which those at `copied` are copied to memory of the recording first.
+    """A region recorded for `args`, of which those at `copied` are copied to memory of the recording first. The list is as before.
 
     Nothing has run yet: the results hold nothing before the first `replay`.
     """
 
     def __init__(
         self,
-        call: Callable[..., Sequence[Any]],
-        args: Sequence[Any],
+        call: Boxed,
+        args: list[Any],
         slots: Sequence[Slot],
         copied: Sequence[int],
         recorder: Recorder,
+        pool: Pool,
+        region: weakref.ref[Any],
+        *,
+        shared: bool,
     ) -> None:
+        self.pool = pool
         self.state = (recorder.place(), torch.is_inference_mode_enabled())
         self.numbers = [(k, args[k]) for k, s in enumerate(slots) if s.number]
         self.shapes = [(k, args[k].shape, args[k].stride()) for k, s in enumerate(slots) if s.dynamic]
         self.copied = list(copied)
         self.read = [k for k, s in enumerate(slots) if not (s.number or s.unread or k in copied)]
         self.addresses = [args[k].data_ptr() for k in self.read]
-        inputs = list(args)
-        for k in copied:
-            inputs[k] = torch.empty_strided(args[k].shape, args[k].stride(), dtype=args[k].dtype, device=args[k].device)
-        self.buffers = [without_repeats(inputs[k]) for k in copied]
-        self.run, results = recorder.record(call, inputs)
-        self.results = [_maker(r, inputs) for r in results]
-        del results
-        self.storages = list(
-            {s._cdata: s for r in self.results if isinstance(r, _Home) for s in (r.home.untyped_storage(),)}.values()
-        )
-        self.unused = [_uses(s) for s in self.storages]
+        buffers = {k: empty_like(args[k]) for k in copied}
+        self.buffers = [without_repeats(t) for t in buffers.values()]
+        inputs = [buffers.get(k, a) for k, a in enumerate(args)]
+        loan = Loan(pool, args)
+        try:
+            self.run, results = recorder.record(call, inputs, pool.memory, shared)
+        finally:
+            loan.end()
+        inputs.clear()
+        self.spared, self.given = loan.spared, loan.given
+        lost = {k for where in self.given.values() for k in where}
+        known = [(k, buffers.get(k, a)) for k, a in enumerate(args) if k not in lost]
+        blocks: dict[int, Block] = {}
+        self.results = [_maker(r, known, blocks) for r in results]
+        del results, known, loan
+        self.own = Results([b for b in blocks.values() if b.size], region, self.state[1])
+        for block in self.own.blocks:
+            block.count()
+        pool.add(self, self.own)
 
-    def fits(self, args: Sequence[Any], state: tuple[Hashable, bool]) -> bool:
+    def fits(self, args: Sequence[Any], state: State) -> bool:
         """Whether it was recorded for these sizes and addresses."""
         return (
             state == self.state
@@ -90,31 +119,32 @@ class Recording:
             and all(args[k].shape == shape and args[k].stride() == stride for k, shape, stride in self.shapes)
         )
 
-    def idle(self) -> bool:
-        """Whether nobody holds a result of the last replay."""
-        return [_uses(s) for s in self.storages] == self.unused
+    def in_the_way(self, args: Sequence[Any]) -> list[Results]:
+        """Results that somebody uses and a replay might overwrite. Only the list may hold arguments that this was given to overwrite."""
+        return self.pool.in_the_way(self.spared, self.given, args)
 
     def replay(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """The results for these arguments, which fit. The recording is idle."""
+        """The results for these arguments, which fit. Nothing is in the way."""
         if self.copied:
             copy_all(self.buffers, [without_repeats(args[k]) for k in self.copied])
         self.run()
+        self.pool.used(self.own)
         return tuple(r.make(args) for r in self.results)
-
-
-def _uses(storage: torch.UntypedStorage) -> int:
-    """How many tensors, and how many names in Python, a storage has."""
-    return storage_uses(storage._cdata) + sys.getrefcount(storage)
 
 
 @dataclass(frozen=True)
 class _Home:
     """A result in memory of the recording: each call gets a tensor of its own there."""
 
-    home: torch.Tensor
+    block: Block
+    k: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
 
     def make(self, args: Sequence[Any]) -> torch.Tensor:
-        return reinterpret_tensor(self.home, self.home.shape, self.home.stride(), 0)
+        own = self.block.own
+        assert own is not None
+        return reinterpret_tensor(own.tensors[self.k], self.shape, self.stride, 0)
 
 
 @dataclass(frozen=True)
@@ -129,15 +159,18 @@ class _Argument:
 
 @dataclass(frozen=True)
 class _View:
-    """A result in the memory of an argument."""
+    """A result in the memory of an argument, so many bytes after where it begins."""
 
     k: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    place: Place
+    after: int
 
     def make(self, args: Sequence[Any]) -> torch.Tensor:
-        return reinterpret_tensor(args[self.k], self.shape, self.stride, self.offset)
+        t, there = args[self.k], self.place
+        if t.dtype == there.dtype:
+            return reinterpret_tensor(t, there.shape, there.stride, self.after // t.itemsize)
+        start = t.storage_offset() * t.itemsize + self.after
+        return there._replace(offset=start // there.dtype.itemsize).tensor(t.untyped_storage())
 
 
 @dataclass(frozen=True)
@@ -148,18 +181,28 @@ class _Constant:
         return self.value
 
 
-def _maker(result: Any, inputs: Sequence[Any]) -> _Home | _Argument | _View | _Constant:
+def _maker(
+    result: Any, known: Sequence[tuple[int, Any]], blocks: dict[int, Block]
+) -> _Home | _Argument | _View | _Constant:
+    """How to make a result again: `known` are the arguments that it may be or share memory with, `blocks` those of other results by storage."""
     if not isinstance(result, torch.Tensor):
         return _Constant(result)
-    for k, t in enumerate(inputs):
+    for k, t in known:
         if t is result:
             return _Argument(k)
-    storage = result.untyped_storage()._cdata
-    for k, t in enumerate(inputs):
-        if isinstance(t, torch.Tensor) and t.dtype == result.dtype and t.untyped_storage()._cdata == storage:
-            offset = result.storage_offset() - t.storage_offset()
-            return _View(k, tuple(result.shape), tuple(result.stride()), int(offset))
-    return _Home(result)
+    storage = result.untyped_storage()
+    for k, t in known:
+        if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata == storage._cdata:
+            after = result.storage_offset() * result.itemsize - t.storage_offset() * t.itemsize
+            return _View(k, Place.of(result), int(after))
+    if (block := blocks.get(storage._cdata)) is None:
+        block = blocks[storage._cdata] = Block(storage)
+    return _Home(block, block.add(result), tuple(result.shape), result.stride())
+
+
+def empty_like(t: torch.Tensor) -> torch.Tensor:
+    """Memory for a tensor of the same strides."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
 
 
 def without_repeats(t: torch.Tensor) -> torch.Tensor:

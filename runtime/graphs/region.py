@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
 from ...errors import OpforgeError, UnsupportedError, first_line
 from ..observe import counters
-from .recording import Recorder, Recording, Slot, can_copy
+from .memory import Pool, Results
+from .recording import Boxed, Recorder, Recording, Slot, State, can_copy
 
 WARM_UPS = 1  # calls that load kernels and libraries before anything is recorded
 MOVES = 2  # changes of its address after which an input is copied
 VERSIONS = 4  # recordings for the same addresses, whose results are in use at once
 RECORDINGS = 16  # in all
+WAITS = 2  # times that a region asks others to record anew, so that it can record in the memory that they share
+
+_shared: weakref.WeakValueDictionary[Hashable, Pool] = weakref.WeakValueDictionary()
+"""The pool of each place in which new recordings are made."""
+_turns = threading.RLock()
+"""Recordings that share memory are chosen, replayed and made one after the other: a backward runs in a thread of its own."""
 
 
 class Region:
@@ -24,50 +32,86 @@ class Region:
     An input that stays where it was is read there; one that moves is copied to where the recording reads it, but for `fixed` ones. A call
     for which there is no recording, and for which none should be made, runs as it is; why is counted.
 
+    Its recordings share memory with those of other regions, as long as that goes well: when results are in use and another region would
+    overwrite them, or this one, the next ones are made `apart`, each in memory of its own.
+
+    boxed   `call` takes a list, which it may empty, and is called by `run`.
     strict  raise `UnsupportedError` where nothing can be recorded.
     """
 
     def __init__(
-        self, call: Callable[..., Sequence[Any]], slots: Sequence[Slot], recorder: Recorder, *, strict: bool = False
+        self,
+        call: Callable[..., Sequence[Any]],
+        slots: Sequence[Slot],
+        recorder: Recorder,
+        *,
+        boxed: bool = False,
+        strict: bool = False,
+        share: bool = True,
     ) -> None:
-        self.call, self.slots, self.recorder, self.strict = call, list(slots), recorder, strict
+        self.call: Boxed = call if boxed else lambda args: call(*args)
+        self.slots, self.recorder, self.strict = list(slots), recorder, strict
+        self.apart = not (share and recorder.shares())
         self.recordings: list[Recording] = []
         self.copied: list[int] = []
         self.off = ""
-        self._calls = 0
+        self._calls = self._waits = 0
         self._last: list[int] | None = None
         self._moves = [0] * len(self.slots)
-        self._lock = threading.RLock()  # a backward runs in a thread of its own
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        with self._lock:
-            state = (self.recorder.place(), torch.is_inference_mode_enabled())
-            busy = 0
-            if not self.off and state[0] is not None:
-                for recording in self.recordings:
-                    if recording.fits(args, state):
-                        if recording.idle():
-                            return recording.replay(args)
-                        busy += 1
-                if (made := self._record(args, busy)) is not None:
-                    return made.replay(args)
-        return self.call(*args)
+        return self.run(list(args))
 
-    def _record(self, args: Sequence[Any], busy: int) -> Recording | None:
-        """A new recording for these arguments, or None where the call should run as it is."""
+    def run(self, args: list[Any]) -> Sequence[Any]:
+        """A call with a list, which it may empty: nobody else need hold the arguments."""
+        # Who is recorded by somebody else waits for nobody.
+        if not self.off and (place := self.recorder.place()) is not None:
+            with _turns:
+                results = self._recorded(args, (place, torch.is_inference_mode_enabled()))
+            if results is not None:
+                args.clear()
+                return results
+        return self.call(args)
+
+    def _recorded(self, args: list[Any], state: State) -> Sequence[Any] | None:
+        """The results of a recording, or None where the call should run as it is."""
+        ways = []
+        for recording in self.recordings:
+            if recording.fits(args, state):
+                if not (way := recording.in_the_way(args)):
+                    return recording.replay(args)
+                ways.append(way)
+        made = self._record(args, state, ways)
+        return None if made is None else made.replay(args)
+
+    def _record(self, args: list[Any], state: State, ways: Sequence[Sequence[Results]]) -> Recording | None:
+        """A new recording for these arguments, or None; `ways`: of each one that fits what is in its way."""
         self._calls += 1
         self._follow(args)
-        if self._calls <= WARM_UPS:
+        if self._calls <= WARM_UPS or (ways and not self.apart and self._part(ways)):
             return None
-        if busy >= VERSIONS:
-            self._refuse(f"results of {busy} calls are held while it is called again")
+        if len(ways) >= VERSIONS:
+            self._refuse(f"results of {len(ways)} calls are held while it is called again")
             return None
         if len(self.recordings) >= RECORDINGS:
             self._refuse(f"it was recorded {RECORDINGS} times, for other sizes or addresses")
             return None
+        if (pool := self._pool(state)) is None:
+            return None
         try:
-            made = Recording(self.call, args, self.slots, self.copied, self.recorder)
+            made = Recording(
+                self.call,
+                args,
+                self.slots,
+                self.copied,
+                self.recorder,
+                pool,
+                weakref.ref(self),
+                shared=not self.apart,
+            )
         except (OpforgeError, RuntimeError) as error:
+            # The pool has grown for it, and may be unusable: those that share it are recorded anew in another one, so that it goes.
+            pool.end()
             self.off = f"{type(error).__name__}: {first_line(error)}"
             self.recordings.clear()
             self._refuse(self.off, error)
@@ -75,6 +119,36 @@ class Region:
         counters.count_recording()
         self.recordings.insert(0, made)
         return made
+
+    def _part(self, ways: Sequence[Sequence[Results]]) -> bool:
+        """Part the regions whose results are in the way from those that share memory. Whether to wait until they are gone."""
+        regions = [results.region() for way in ways for results in way]
+        if all(region is self for region in regions):
+            self.apart = True
+            return False
+        for region in regions:
+            if region is not None and not region.apart:
+                region.apart = True
+                region.recordings.clear()
+                region._calls = 0
+        self.recordings.clear()
+        return True
+
+    def _pool(self, state: State) -> Pool | None:
+        """Where to record now; None to wait until others have recorded anew."""
+        if self.apart:
+            return Pool(self.recorder.memory())
+        pool = _shared.get(state[0])
+        if pool is not None and not pool.broken:
+            if not (unknown := pool.unknown()):
+                return pool
+            if self._waits < WAITS:
+                self._waits += 1
+                for results in unknown:
+                    results.record_anew()
+                return None
+        pool = _shared[state[0]] = Pool(self.recorder.memory())
+        return pool
 
     def _follow(self, args: Sequence[Any]) -> None:
         """Note which inputs have moved since the last call without a recording. Those that did so often are copied from now on."""

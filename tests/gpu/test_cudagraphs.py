@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -186,3 +187,217 @@ def test_the_memory_of_products_lives_as_long_as_a_recording() -> None:
             junk = torch.full((1 << 24,), float("nan"), device="cuda")
             torch.testing.assert_close(second(x, w), wanted)
             del junk
+
+
+def deep(width: int = 1024) -> nn.Module:
+    """Whose forward keeps much for its backward."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(width, width, bias=False), nn.GELU()) for _ in range(8)]).cuda()
+
+
+def held_bytes() -> int:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def step(net: nn.Module, run: Callable[..., Any], x: Tensor) -> list[Tensor]:
+    """The loss and some gradients."""
+    net.zero_grad()
+    loss = run(x).square().mean()
+    loss.backward()
+    return [loss.detach().clone(), *(p.grad.clone() for p in list(net.parameters())[:2])]
+
+
+def close(got: list[Tensor], want: list[Tensor]) -> None:
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-5)
+
+
+def test_a_backward_uses_the_memory_of_its_forward() -> None:
+    reserved = {}
+    for share in (True, False):
+        net, x = deep(), torch.randn(4096, 1024, device="cuda")
+        run = recorded(net, cudagraphs_share_memory=share)
+        before = held_bytes()
+        for _ in range(8):
+            got = step(net, run, x)
+        close(got, step(net, net, x))
+        net.zero_grad()
+        del got
+        reserved[share] = held_bytes() - before
+        assert opforge.stats()["unrecorded"] == {}
+        assert opforge.stats()["recordings"] >= 2
+        del net, run
+        torch._dynamo.reset()
+    assert reserved[True] < 0.9 * reserved[False], reserved
+
+
+def test_results_of_recordings_that_share_memory_stay_as_they_were() -> None:
+    net, x = deep(256), torch.randn(512, 256, device="cuda")
+    run = recorded(net)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for n in range(16):
+        x.normal_()
+        out = run(x)
+        want = net(x)
+        torch.testing.assert_close(out, want, rtol=2e-3, atol=1e-5)
+        if n % 3 == 1:
+            kept.append((out, out.detach().clone()))
+        net.zero_grad()
+        out.square().sum().backward(retain_graph=n % 4 == 2)
+        if n % 4 == 2:
+            out.square().sum().backward()
+        got = [p.grad for p in net.parameters()]
+        if n % 5 == 3:
+            kept.extend((g, g.clone()) for g in got)
+        net.zero_grad()
+        want.square().sum().backward()
+        scale = 2 if n % 4 == 2 else 1
+        for g, p in zip(got, net.parameters(), strict=True):
+            torch.testing.assert_close(g, p.grad * scale, rtol=1e-2, atol=1e-3)
+        for t, value in kept:
+            assert torch.equal(t, value)
+        if n % 7 == 6:
+            del kept[: len(kept) // 2]
+        del out, want, got
+
+
+def test_programs_with_many_branches() -> None:
+    """Graph breaks and branches: many regions, called in orders that change."""
+    net, x = deep(128), torch.randn(64, 128, device="cuda")
+
+    def program(x: Tensor, way: int) -> Tensor:
+        y = net[0](x)
+        torch._dynamo.graph_break()
+        y = net[1](y).sin() if way % 2 else net[2](y).cos()
+        torch._dynamo.graph_break()
+        return (net[3](y) + x).relu() if way % 3 else net[4](y) * 2
+
+    run = recorded(program)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for n in range(40):
+        x.normal_()
+        way = (n * n + n // 3) % 6
+        net.zero_grad()
+        out = run(x, way)
+        want = program(x, way)
+        torch.testing.assert_close(out, want, rtol=2e-3, atol=1e-4)
+        if n % 4:
+            out.sum().backward()
+            got = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+            net.zero_grad()
+            want.sum().backward()
+            for g, p in zip(got, net.parameters(), strict=True):
+                assert (g is None) == (p.grad is None)
+                if g is not None:
+                    torch.testing.assert_close(g, p.grad, rtol=1e-2, atol=1e-3)
+        if n % 5 == 0:
+            kept.append((out, out.detach().clone()))
+        for t, value in kept[-3:]:
+            assert torch.equal(t, value)
+        del out, want
+    assert opforge.stats()["recordings"] >= 4
+
+
+def test_two_models_in_turns_and_two_shapes() -> None:
+    nets = [deep(512), deep(256)]
+    runs = [recorded(nets[0])]
+    runs.append(torch.compile(nets[1], backend="opforge", dynamic=False, options={"cudagraphs": True}))
+    xs = [[torch.randn(rows, width, device="cuda") for rows in (1024, 300)] for width in (512, 256)]
+    for n in range(14):
+        for net, run, inputs in zip(nets, runs, xs, strict=True):
+            x = inputs[n % 2 if n < 10 else 0].normal_()
+            close(step(net, run, x), step(net, net, x))
+    assert opforge.stats()["unrecorded"] == {}
+
+
+def test_results_outlive_their_model() -> None:
+    """Also those at addresses that a later recording was given: the pool stays as long as they do."""
+    before = held_bytes()
+    net, x = deep(256), torch.randn(512, 256, device="cuda")
+    run = recorded(net)
+    for _ in range(5):
+        step(net, run, x)
+    out = run(x)  # with all that its backward needs
+    want = [out.detach().clone()]
+    net.zero_grad()
+    del run, net
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    junk = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(64)]
+    other, y = deep(256), torch.randn(512, 256, device="cuda")
+    run = torch.compile(other, backend="opforge", options={"cudagraphs": True})
+    for _ in range(4):
+        close(step(other, run, y), step(other, other, y))
+    assert torch.equal(out, want[0])
+    out.square().sum().backward()
+    del junk, out, want, other, run, x, y
+    torch._dynamo.reset()
+    assert held_bytes() <= before + (48 << 20)
+
+
+@pytest.mark.parametrize("warm", [1, 4])
+def test_no_memory_while_a_step_is_recorded(warm: int) -> None:
+    """What is there is enough for calls without a recording, and those are right, recorded or not. `warm`: steps before memory ends."""
+    net, x = deep(512), torch.randn(4096, 512, device="cuda")
+    run = recorded(net)
+    for _ in range(warm):
+        step(net, run, x)
+    inputs = x if warm == 1 else torch.randn(5000, 512, device="cuda")
+    want = step(net, net, inputs)
+    run(inputs).sum().backward()  # compiled for these sizes
+    net.zero_grad()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + (8 << 20)) / total))
+    try:
+        for _ in range(4):
+            close(step(net, run, inputs), want)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    fresh = recorded(deep(512))
+    for _ in range(4):
+        fresh(x)
+    assert opforge.stats()["unrecorded"] == {}
+
+
+def test_a_capture_that_is_not_valid_harms_no_other_recording() -> None:
+    """One that waits for the device ends its pool; others in it go on, and new ones are made."""
+    net, x = deep(256), torch.randn(256, 256, device="cuda")
+    run = recorded(net)
+    for _ in range(4):
+        step(net, run, x)
+    bad = torch.compile(lambda x: x.nonzero() * 2, backend="opforge", options={"cudagraphs": True})
+    for _ in range(3):
+        assert torch.equal(bad(x), x.nonzero() * 2)
+    third = deep(256)
+    again = torch.compile(third, backend="opforge", options={"cudagraphs": True})
+    for _ in range(4):
+        close(step(net, run, x), step(net, net, x))
+        close(step(third, again, x), step(third, third, x))
+
+
+def test_threads_on_streams_of_their_own() -> None:
+    net = deep(256).eval()
+    run = recorded(net)
+    wrong = []
+
+    def work(n: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream), torch.no_grad():
+            x = torch.full((64, 256), n / 10, device="cuda")
+            want = net(x)
+            for _ in range(20):
+                if not torch.allclose(run(x), want, rtol=2e-3, atol=1e-4):
+                    wrong.append(n)
+
+    with torch.no_grad():
+        run(torch.zeros(64, 256, device="cuda"))
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []

@@ -13,15 +13,16 @@ from torch.nn import functional as F
 import opforge
 from opforge.runtime.targets.cpu import Cpu
 
-from .fake import FakeRecorder
+from .fake import FakeDevice, FakeRecorder
 
 
 @pytest.fixture
 def recorders(monkeypatch: pytest.MonkeyPatch) -> list[FakeRecorder]:
     made: list[FakeRecorder] = []
+    device = FakeDevice()
 
     def recorder(self: Cpu) -> FakeRecorder:
-        made.append(FakeRecorder())
+        made.append(FakeRecorder(device))
         return made[-1]
 
     monkeypatch.setattr(Cpu, "recorder", recorder)

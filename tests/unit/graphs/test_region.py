@@ -292,7 +292,7 @@ def test_memory_goes_with_the_region() -> None:
     region, _ = warmed(lambda x: (x + 1,), TENSOR, args=[torch.zeros(2)])
     x = torch.zeros(2)
     out = region(x)[0]
-    home = weakref.ref(region.recordings[0].results[0].home)  # type: ignore[union-attr]
+    home = weakref.ref(region.recordings[0].own.blocks[0].own.tensors[0])  # type: ignore[union-attr]
     del region
     assert home() is None
     assert out.eq(1).all()
