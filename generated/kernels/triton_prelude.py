@@ -49,7 +49,7 @@ def _bound(n):
 
 
 def _bound_interpreted(n):
-    return int(n.handle.data.reshape(-1)[0])
+    return int(n.handle.data.reshape(-1)[0]) if isinstance(n, tl.tensor) else n
 
 
 # A number that a loop begins or ends at: the interpreter takes none of its own.

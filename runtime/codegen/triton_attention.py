@@ -6,7 +6,7 @@ the end. So probabilities are rounded before the division, by the same relative 
 of their own, written by the emitter of other kernels.
 
 Infinities and NaNs come out as they do of the steps one by one: a row of -inf alone has a sum of 0, and 0 / 0 is nan; inf - inf is nan; and
-values that nobody weighs are multiplied by 0 all the same.
+values that nobody weighs are multiplied by 0 all the same, also those of columns that no row of a block has a logit for.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..ir.nodes import Buffer, Node
 from ..schedule.attention import Attention, attention
 from ..schedule.plan import Kernel
 from ..schedule.planned import factors
+from .triton_live import Live, live_columns
 from .triton_product import contraction, render_product
 from .triton_values import HALF, TYPES, Scope, Values
 
@@ -159,14 +160,15 @@ class _Renderer:
     # -- the kernel ----------------------------------------------------------------------------------------------------
     def _kernel(self) -> list[str]:
         f = self.found
-        rows, columns = _count(f.rows), _count(f.columns)
-        given = ", ".join(self.buffers)
-        depth, width = (f"{_block(v)}" for v in (f.depth, f.width))
+        rows, given = _count(f.rows), ", ".join(self.buffers)
+        depth, width = (_block(v) for v in (f.depth, f.width))
+        seen = live_columns(f.logits, f.rows[0], f.columns[0]) if len(f.rows) == len(f.columns) == 1 else Live()
         body = [
             f"# {', '.join(self.kernel.origins)}",
             f"blocks: tl.constexpr = {_blocks_of_rows(f)} // XBLOCK",
             f"batch = (tl.program_id(0) // blocks){self.long}",
-            "block = tl.program_id(0) % blocks",
+            # Those with most to do begin first.
+            f"block = {'tl.program_id(0)' if seen.behind is None else 'blocks - 1 - tl.program_id(0)'} % blocks",
             f"xindex = (block * XBLOCK + tl.arange(0, XBLOCK)[:, None]){self.long}",
             f"xmask = xindex < {rows}",
             *self._inside("d", f.depth),
@@ -175,23 +177,58 @@ class _Renderer:
             'top = tl.full([XBLOCK, 1], float("-inf"), tl.float32)',
             "total = tl.full([XBLOCK, 1], 0.0, tl.float32)",
             f"sums = tl.zeros([XBLOCK, {width}], tl.float32)",
-            f"stop = tl.where(block * XBLOCK < {rows}, {columns}, 0)",
-            f"for roffset in tl.range(0, tp.bound(stop), RBLOCK, num_stages={STAGES}):",
+            *self._bounds(seen),
+            f"for roffset in tl.range(tp.bound(start), tp.bound(stop), RBLOCK, num_stages={STAGES}):",
         ]
         inside = [
-            f"cindex = (roffset + tl.arange(0, RBLOCK)){self.long}",
-            f"cmask = tl.full([RBLOCK], True, tl.int1) if {columns} % RBLOCK == 0 else cindex < {columns}",
+            *self._columns(),
             f"right = {self.name}_right({given}, batch, cindex[:, None], cmask[:, None], dindex, dmask, RBLOCK, {depth})",
             "score = tp.dot(left, tl.trans(right), tl.zeros([XBLOCK, RBLOCK], tl.float32))",
             f"logits = {self.name}_logits({given}, batch, xindex, xmask, cindex[None, :], cmask[None, :], score, XBLOCK, RBLOCK)",
             "sums, total, top, weights = tp.online_weights(sums, total, top, logits)",
-            f"values = {self.name}_values({given}, batch, cindex[:, None], cmask[:, None], windex, wmask, RBLOCK, {width})",
+            self._block_of_values(),
             f"sums = tp.dot({_rounded('weights', f.values.dtype)}, values, sums)",
         ]
         body += [f"    {line}" for line in inside]
+        body += self._rest(seen)
         body.append(f"{self.name}_end({given}, batch, xindex, xmask, windex, wmask, sums, top, total, XBLOCK, {width})")
         taken = ", ".join([*self.buffers, "XBLOCK: tl.constexpr", "RBLOCK: tl.constexpr"])
         return ["@triton.jit", f"def {self.name}({taken}):", *(f"    {line}" for line in body)]
+
+    def _columns(self) -> list[str]:
+        columns = _count(self.found.columns)
+        return [
+            f"cindex = (roffset + tl.arange(0, RBLOCK)){self.long}",
+            f"cmask = tl.full([RBLOCK], True, tl.int1) if {columns} % RBLOCK == 0 else cindex < {columns}",
+        ]
+
+    def _block_of_values(self) -> str:
+        given, width = ", ".join(self.buffers), _block(self.found.width)
+        return f"values = {self.name}_values({given}, batch, cindex[:, None], cmask[:, None], windex, wmask, RBLOCK, {width})"
+
+    def _bounds(self, seen: Live) -> list[str]:
+        """From where to where columns have logits for a row of the block; nowhere, where the block has no rows."""
+        first, rows, columns = "block * XBLOCK", _count(self.found.rows), _count(self.found.columns)
+        lines = [f"all = tl.where({first} < {rows}, {columns}, 0)", "start = 0", "stop = all"]
+        if seen.before is not None:
+            lines[1] = f"start = tl.maximum({first} - {seen.before}, 0) // RBLOCK * RBLOCK"
+        if seen.behind is not None:
+            lines[2] = f"stop = tl.maximum(tl.minimum(all, {first} + XBLOCK + {seen.behind}), 0)"
+        return lines
+
+    def _rest(self, seen: Live) -> list[str]:
+        """Values that no row of the block weighs are multiplied by 0: what is not finite must come out."""
+        parts = [("0", "tl.minimum(start, all)")] if seen.before is not None else []
+        if seen.behind is not None:
+            parts.append(("tl.maximum((stop + RBLOCK - 1) // RBLOCK * RBLOCK, start)", "all"))
+        if not parts:
+            return []
+        lines = [f"rest = tl.zeros([RBLOCK, {_block(self.found.width)}], tl.float32)"]
+        for start, stop in parts:
+            lines.append(f"for roffset in tl.range(tp.bound({start}), tp.bound({stop}), RBLOCK, num_stages={STAGES}):")
+            inside = [*self._columns(), self._block_of_values(), "rest += values.to(tl.float32) * 0.0"]
+            lines += [f"    {line}" for line in inside]
+        return [*lines, "sums += tl.sum(rest, 0)[None, :]"]
 
     def _inside(self, name: str, v: Var) -> list[str]:
         """The index of a loop that a block holds, and where it is."""
