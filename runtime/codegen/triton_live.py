@@ -61,9 +61,10 @@ def _conditions(n: Node, holds: bool) -> Iterator[Expr]:
             yield from _conditions(a, holds)
     elif n.op in _OPPOSITE:
         op = n.op if holds else _OPPOSITE[n.op]
-        a, b = (_coordinate(x) for x in n.args)
-        if a is not None and b is not None:
-            yield {"ge": a - b, "gt": a - b - 1, "le": b - a, "lt": b - a - 1}[op]
+        left, right = (_coordinate(x) for x in n.args)
+        if left is not None and right is not None:
+            gap = left - right
+            yield {"ge": gap, "gt": gap - 1, "le": -gap, "lt": -gap - 1}[op]
 
 
 def _coordinate(n: Node) -> Expr | None:
