@@ -111,6 +111,9 @@ def met(index: Iterable[Expr]) -> int:
 
 def traffic(kernel: Kernel, layouts: dict[str, Buffer], shape: Launch) -> tuple[Counter[str], Counter[str], int]:
     """Bytes that a kernel reads and writes, by buffer, and those of the reads that a loop repeats right after another."""
+    if kernel.parts:  # products: what each needs at least
+        sizes = {b: nbytes(layouts[b]) for b in (*kernel.reads, *kernel.writes)}
+        return Counter({b: sizes[b] for b in kernel.reads}), Counter({b: sizes[b] for b in kernel.writes}), 0
     if not shape.persistent:
         kernel = fewer_passes(recompute_tiles(kernel, False))
     reads: Counter[str] = Counter()

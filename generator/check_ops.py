@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "scan": (("shape", "scan", "dim", "at"), ("dtype", "with")),
     "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with")),
     "composite": (("body",), ("raises",)),
-    "extern": (("why",), ("out", "row_bytes")),
+    "extern": (("why",), ("out", "row_bytes", "product")),
 }
 """Kind → keys that it needs, keys that it may have (beside `COMMON`)."""
 ERRORS = ("IndexError", "RuntimeError", "nothing")
@@ -195,7 +195,21 @@ class Checker:
             why=str(entry.get("why") or ""),
             out=self.out_variants(),
             row_bytes=int(entry.get("row_bytes") or 0),
+            product=self.factors(),
         )
+
+    def factors(self) -> tuple[tuple[str, tuple[int, int]], ...]:
+        """For the overloads of an extern that is a product: the positions of both matrices among the arguments."""
+        found: list[tuple[str, tuple[int, int]]] = []
+        wanted = [str(name) for name in self.entry.get("product") or ()]
+        for schema in self.schemas if wanted and self.kind == "extern" else ():
+            names = [a.name for a in schema.args]
+            for k, name in enumerate(wanted):
+                if name not in names:
+                    self.error(("product", k), f"'{schema.id}' has no argument '{name}'; there is {one_of(names)}")
+            if set(wanted) <= set(names):
+                found.append((schema.id, (names.index(wanted[0]), names.index(wanted[1]))))
+        return tuple(found)
 
     def out_variants(self) -> tuple[tuple[str, str], ...]:
         """For the overloads of an extern whose `out` names one that writes its result into a given tensor: that one."""

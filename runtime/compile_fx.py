@@ -20,6 +20,7 @@ from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
 from .execute.autograd_function import Backward, bind_halves, emit_function
 from .graph.rewrite import rewrite
+from .graph.scalars import give_numbers
 from .graphs.recording import Recorder
 from .ir.text import dump
 from .lower.graph import lower
@@ -200,6 +201,8 @@ def compile_graph(
     """
     target = target_of(graph, cfg)
     with watch.stage("lower"):
+        if target.device != "cpu":
+            give_numbers(graph, target.device)
         lowered = lower(graph, written, device=target.device, checks=cfg.index_checks)
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:

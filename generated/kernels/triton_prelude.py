@@ -42,6 +42,20 @@ def _bounded_interpreted(value, n, live, message):
 bounded = _bounded_interpreted if triton.knobs.runtime.interpret else _bounded
 
 
+# ---- Bounds of loops --------------------------------------------------------------------------------------------------------
+@triton.jit
+def _bound(n):
+    return n
+
+
+def _bound_interpreted(n):
+    return int(n.handle.data.reshape(-1)[0]) if isinstance(n, tl.tensor) else n
+
+
+# A number that a loop begins or ends at: the interpreter takes none of its own.
+bound = _bound_interpreted if triton.knobs.runtime.interpret else _bound
+
+
 # ---- Matrix products --------------------------------------------------------------------------------------------------------
 @triton.jit
 def dot(a, b, acc):
@@ -800,6 +814,18 @@ def online_exp(top, total, x):
 def online_exp_total(top, total, whole):
     """Of the accumulators, with the maximum of all."""
     return tl.sum(total * exp(top - whole), 1)[:, None]
+
+
+@triton.jit
+def online_weights(sums, total, top, x, one: tl.constexpr):
+    """Sums of what exp(x - top) weighs, and of these weights, made smaller by a new greatest x; that, and the weights of a block x. The greatest
+    weighs `one`, a power of two. Rows of -inf alone have weights of 0. Whether a maximum passes a nan on does not matter: its weight is one.
+    """
+    new = tl.maximum(top, tl.max(x, 1)[:, None])
+    base = tl.where(new == float("-inf"), 0.0, new)
+    smaller = coarse_exp(top - base)
+    weights = coarse_exp(x - base) * one
+    return sums * smaller, total * smaller + tl.sum(weights, 1)[:, None], new, weights
 
 
 @triton.jit

@@ -728,6 +728,10 @@ ROW_BYTES: dict[str, int] = {
     "aten.bmm.default": 16,
     "aten.mm.default": 16,
 }
+PRODUCTS: dict[str, tuple[int, int]] = {
+    "aten.bmm.default": (0, 1),
+    "aten.mm.default": (0, 1),
+}
 OPS: dict[str, OpInfo] = {
     "aten._adaptive_avg_pool2d": OpInfo(
         "reduction", "Mean of equal windows", "pool", ("aten._adaptive_avg_pool2d.default",)
@@ -1057,6 +1061,9 @@ OPS: dict[str, OpInfo] = {
     "aten.add": OpInfo("pointwise", "self + alpha * other", "arithmetic", ("aten.add.Scalar", "aten.add.Tensor")),
     "aten.addcdiv": OpInfo("pointwise", "self + value * tensor1 / tensor2", "arithmetic", ("aten.addcdiv.default",)),
     "aten.addcmul": OpInfo("pointwise", "self + value * tensor1 * tensor2", "arithmetic", ("aten.addcmul.default",)),
+    "aten.addmm.default, aten.baddbmm.default": OpInfo(
+        "extern", "Matrix products", "extern", ("aten.addmm.default", "aten.baddbmm.default")
+    ),
     "aten.addr": OpInfo("composite", "beta * self + alpha * outer(vec1, vec2)", "arithmetic", ("aten.addr.default",)),
     "aten.all.default": OpInfo("reduction", "Whether no element is zero", "reduction", ("aten.all.default",)),
     "aten.all.dim, aten.all.dims": OpInfo(
@@ -1540,11 +1547,8 @@ OPS: dict[str, OpInfo] = {
             "aten.vdot.default",
         ),
     ),
-    "aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default": OpInfo(
-        "extern",
-        "Matrix products",
-        "extern",
-        ("aten.addmm.default", "aten.baddbmm.default", "aten.bmm.default", "aten.mm.default"),
+    "aten.mm.default, aten.bmm.default": OpInfo(
+        "extern", "Matrix products", "extern", ("aten.bmm.default", "aten.mm.default")
     ),
     "aten.mse_loss": OpInfo("composite", "Squared difference", "loss", ("aten.mse_loss.default",)),
     "aten.mse_loss_backward": OpInfo("composite", "Gradient of mse_loss", "loss", ("aten.mse_loss_backward.default",)),

@@ -201,12 +201,13 @@ def _default(arg: TorchArg) -> str:
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, Any]]:
-    """`LOWERINGS`, `OPERATORS`, `EXTERN`, `OUT` and `ROW_BYTES` as plain dicts of source; a lowering is named `module:function`."""
+    """`LOWERINGS`, `OPERATORS`, `EXTERN`, `OUT`, `ROW_BYTES` and `PRODUCTS` as plain dicts of source; a lowering is named `module:function`."""
     lowerings: dict[str, str] = {}
     operators: dict[str, str] = {}
     extern: dict[str, str] = {}
     out: dict[str, str] = {}
     rows: dict[str, int] = {}
+    products: dict[str, tuple[int, int]] = {}
     for e in entries:
         for w in e.lowerings:
             lowerings[w.schema.id] = f"{module or e.family}:{function_name(w.schema)}"
@@ -216,7 +217,15 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
             extern |= {s.id: e.why for s in e.schemas}
             out |= dict(e.out)
             rows |= {s.id: e.row_bytes for s in e.schemas if e.row_bytes}
-    return {"lowerings": lowerings, "operators": operators, "extern": extern, "out": out, "rows": rows}
+            products |= dict(e.product)
+    return {
+        "lowerings": lowerings,
+        "operators": operators,
+        "extern": extern,
+        "out": out,
+        "rows": rows,
+        "products": products,
+    }
 
 
 def _table(families: dict[str, list[OpEntry]]) -> str:
@@ -244,6 +253,9 @@ def _table(families: dict[str, list[OpEntry]]) -> str:
         "}",
         "ROW_BYTES: dict[str, int] = {",
         *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["rows"].items())),
+        "}",
+        "PRODUCTS: dict[str, tuple[int, int]] = {",
+        *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["products"].items())),
         "}",
         "OPS: dict[str, OpInfo] = {",
         *(f"    {literal(e.id)}: {_info(e)}," for e in sorted(entries, key=lambda e: e.id)),

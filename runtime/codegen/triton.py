@@ -18,6 +18,7 @@ from ..ir.index import Atom, Expr, Val, Var, expr, of, product
 from ..ir.nodes import Buffer, Node, Size, load
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from .triton_attention import render_matrices
 from .triton_blocks import most_points, tuning_of
 from .triton_branch import Branches, branches
 from .triton_coarse import coarse
@@ -25,7 +26,6 @@ from .triton_flat import collapsed
 from .triton_group import Members, arguments, blocks_of, selection
 from .triton_launch import LOADED, launch, row_reads, wide
 from .triton_online import Online, fewer_passes, keep_up
-from .triton_product import contraction, render_product
 from .triton_square import squared
 from .triton_tiles import changed, recompute_tiles, roots
 from .triton_values import HALF, LIMITS, TYPES, Scope, Values, held, kind_of, literal, slow_digits, steps, steps_there
@@ -60,11 +60,9 @@ def render_kernel(
     tuning   the table that its blocks come from.
     Booleans are behind pointers to 8-bit integers. Raises UnsupportedError, with the reason, for what Triton cannot say here.
     """
-    matrices = contraction(kernel)
-    if matrices is not None:
-        functions = render_product(
-            matrices, kernel, layouts, name or kernel.name, wide(kernel, layouts, launch(kernel, layouts))
-        )
+    shape = launch(kernel, layouts)
+    if shape.product:
+        functions = render_matrices(kernel, layouts, name or kernel.name, wide(kernel, layouts, shape))
         return "\n".join([*_IMPORTS, *functions]) + "\n"
     return _Renderer(kernel, layouts, name or kernel.name, homes, members, tuning or tuning_of()).render()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from ...generated.tuning import TUNING, Rule, Tuning
+from .triton_attention import LEAST_BLOCK, MOST_ROWS
 from .triton_launch import Launch
 from .triton_product import EDGE, LEAST_COLUMNS, LEAST_STEPS
 
@@ -25,6 +26,8 @@ def tuning_of(capability: int = MEASURED) -> Tuning:
 
 def kind_of(shape: Launch) -> str:
     """What the tables call a kernel that is launched so."""
+    if shape.attention:
+        return "attention"
     if shape.product:
         return "product"
     if shape.inner == 1:
@@ -111,6 +114,8 @@ def _fits(found: Blocks, start: Blocks, shape: Launch, points: int) -> bool:
     inner, outer = _extents(shape)
     if not WARP * w <= x * r <= MOST or w > MOST_WARPS or x > max(start[0], min(points, power(outer))):
         return False
+    if shape.attention:
+        return LEAST_BLOCK <= x <= MOST_ROWS and LEAST_BLOCK <= r <= max(start[1], power(inner))
     if shape.product:
         return LEAST_COLUMNS <= x <= EDGE and LEAST_STEPS <= r <= max(start[1], power(inner))
     # A tile that holds whole rows must go on to do so; of other loops it is a part.

@@ -39,7 +39,7 @@ def collapsed(kernel: Kernel, layouts: Layouts) -> tuple[Kernel, Layouts] | None
 
 def is_points(kernel: Kernel) -> bool:
     """Whether all loops are outer ones, with known extents."""
-    return not (kernel.serial or kernel.scratch or kernel.symbols) and all(
+    return not (kernel.serial or kernel.scratch or kernel.symbols or kernel.parts) and all(
         product(v.extent for v in p.inner) == 1 for p in kernel.phases
     )
 

@@ -11,6 +11,7 @@ from ..ir.index import Expr, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
 from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Phase, Reduce, Scan
+from .triton_attention import attention_of, points, widest
 from .triton_online import fewer_passes
 from .triton_product import contraction
 from .triton_square import squared
@@ -34,6 +35,7 @@ class Launch:
     strided neighbouring points of the last outer loop read elements that are not neighbours.
     sums    nothing is stored along inner loops.
     loads   elements of one buffer that a point reads, at most.
+    attention two products around a softmax: XBLOCK are rows, and RBLOCK the columns at a time; `product` is the elements of a row of operands.
     product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
     """
 
@@ -51,12 +53,18 @@ class Launch:
     sums: bool = False
     loads: int = 1
     product: int = 0
+    attention: bool = False
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
     registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
     """
+    if kernel.parts:
+        found = attention_of(kernel, layouts)
+        return Launch(
+            points(found), product(v.extent for v in found.columns), False, product=widest(found), attention=True
+        )
     matrices = contraction(kernel)
     if matrices is not None:
         return Launch(matrices.points, product(v.extent for v in matrices.along), False, product=matrices.block)

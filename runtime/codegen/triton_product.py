@@ -159,7 +159,7 @@ class _Renderer:
     def _values(self, lines: list[str], outer: tuple[Var, ...], inner: tuple[Var, ...]) -> tuple[Values, list[str]]:
         """The emitter of a function over blocks of `outer` by `inner`, and the lines that make its loop variables."""
         v = Values(self.layouts, Scope(lines), Scope(lines), True, self.wide)
-        v.inner, v.inner_mask = frozenset(inner), "rmask0"
+        v.inner, v.inner_mask, v.alike = frozenset(inner), "rmask0", frozenset(self.found.batch)
         v.across, v.along, v.loops = outer, inner, ()
         digits: list[str] = []
         for loops, index in ((self.found.batch, "batch"), (outer, "xindex"), (inner, "rindex0")):

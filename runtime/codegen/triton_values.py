@@ -112,6 +112,7 @@ class Values:
     kept     what the cache should do with rows of a buffer: Triton's eviction policies.
     loops    the inner loops, and last their common index.
     slow     loops whose digit of the inner index is one for a whole tile if RBLOCK divides a number: that number, and a name for that digit.
+    alike    loops that a program is at one point of: what depends on nothing else is one element.
     across   the loops along the first dimension of a block, and `along` those along its last; `each` neighbours are loaded by a thread at once.
     """
 
@@ -121,6 +122,7 @@ class Values:
     two_dim: bool
     wide: bool
     inner: frozenset[Var] = frozenset()
+    alike: frozenset[Var] = frozenset()
     loops: tuple[Var, ...] = ()
     local: dict[str, str] = field(default_factory=dict)
     loop_names: dict[Atom, str] = field(default_factory=dict)
@@ -271,7 +273,7 @@ class Values:
         """Whether the value's block has the outer (and the inner) dimension. A load under a mask always has one: masks are blocks."""
         tiles = any(ld.attr.buffer in self.deep_tiles for ld in n.loads())
         r = tiles or not self.inner.isdisjoint(n.vars())
-        x = tiles or any(v not in self.inner for v in n.vars()) or any(ld.attr.buffer in self.local for ld in n.loads())
+        x = tiles or not (self.inner | self.alike >= n.vars()) or any(ld.attr.buffer in self.local for ld in n.loads())
         return (x or not r, r) if any(ld.args for ld in n.loads()) else (x, r)
 
     def place(self, where: Expr, depends: tuple[bool, bool]) -> str:
@@ -280,7 +282,7 @@ class Values:
         x = r = False
         for a in where.atoms():
             if isinstance(a, Var):
-                x, r = x or a not in self.inner, r or a in self.inner
+                x, r = x or not (a in self.inner or a in self.alike), r or a in self.inner
             elif isinstance(a, Val):
                 vx, vr = self.depends(a.node)
                 x, r = x or vx, r or vr

@@ -17,8 +17,9 @@ from ..ir.nodes import ITEMSIZE, Extern, Node, Output, Program, Ref, Size, conti
 from .check_kernel import KernelCheck
 from .check_loops import element
 from .check_memory import Memory
+from .check_parts import check_parts
 from .check_values import Values
-from .plan import CopyStep, ExternStep, KernelStep, Plan, ViewOf
+from .plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, ViewOf
 
 
 def check(program: Program, plan: Plan) -> None:
@@ -38,6 +39,9 @@ class _Checker:
         self.values = Values(program)
         self.memory = Memory(plan, self.fail)
         self.buffers = program.shapes()
+        self.calls = [i for i in program.items if isinstance(i, Extern)]
+        self.done: list[Extern] = []
+        self.names: set[str] = set()
         self.copied: dict[str, str] = {}  # input → the buffer whose value a CopyStep put there
 
     def fail(self, message: str) -> NoReturn:
@@ -46,41 +50,68 @@ class _Checker:
     def run(self) -> None:
         if tuple(b.name for b in self.plan.inputs) != tuple(b.name for b in self.program.inputs):
             self.fail("its inputs are not the program's")
-        calls = [i for i in self.program.items if isinstance(i, Extern)]
-        names: set[str] = set()
-        done: list[Extern] = []
         for k, step in enumerate(self.plan.steps):
             if isinstance(step, KernelStep):
                 self.where = f"step {k} (kernel {step.kernel.name!r})"
-                if step.kernel.name in names:
-                    self.fail("another kernel has this name")
-                names.add(step.kernel.name)
-                KernelCheck(step.kernel, self.values, self.memory, self.buffers, self.where, self.fail).run()
+                self.kernel(step.kernel)
             elif isinstance(step, ExternStep):
                 self.where = f"step {k} (extern {step.call.target!r})"
-                if step.call not in calls:
-                    self.fail("the program has no such call (or it is made twice)")
-                calls.remove(step.call)
-                done.append(step.call)
-                self.extern(step)
+                self.call(step)
             else:
                 self.where = f"step {k} (copy into {step.target!r})"
                 self.copy(step)
             for name in self.plan.frees.get(k, ()):
                 self.memory.free(name, self.where)
         self.where = "end"
-        missing = next((c for c in calls if c.effect), None)
+        missing = next((c for c in self.calls if c.effect), None)
         if missing is not None:
             self.fail(f"extern {missing.target!r} has an effect, but is never called")
-        effects = [c for c in done if c.effect]
+        effects = [c for c in self.done if c.effect]
         if effects != [i for i in self.program.items if isinstance(i, Extern) and i.effect]:
             self.fail("extern calls with effects are not in the program's order")
         self.outputs()
         self.inputs()
 
+    # -- kernels -------------------------------------------------------------------------------------------------------
+    def kernel(self, kernel: Kernel) -> None:
+        if kernel.name in self.names:
+            self.fail("another kernel has this name")
+        self.names.add(kernel.name)
+        if kernel.parts:
+            self.parts(kernel)
+        else:
+            KernelCheck(kernel, self.values, self.memory, self.buffers, self.where, self.fail).run()
+
+    def parts(self, kernel: Kernel) -> None:
+        """Each part must be right as a step, in order. Their kernel writes what the last one makes, while others of its programs may still
+        read: so no part reads that, and it lies over nothing that is read. All else that they make is in no memory.
+        """
+        step, made = self.where, check_parts(kernel, self.fail)
+        passed = made - set(kernel.writes)
+        for name in sorted(passed):
+            if (place := self.plan.places.get(name)) is None or place.kind != "kernel":
+                self.fail(f"buffer {name!r} is passed on by parts of a kernel, but has a place in memory")
+        for r in kernel.reads:
+            for w in kernel.writes:
+                if self.memory.region(r).overlaps(self.memory.region(w)):
+                    self.fail(f"result {w!r} is written over {r!r}, which other programs of the kernel may still read")
+        self.memory.enter(passed)
+        for k, part in enumerate(kernel.parts):
+            self.where = f"{step}, part {k}"
+            if isinstance(part, KernelStep):
+                self.kernel(part.kernel)
+            else:
+                self.call(part)
+        self.where = step
+        self.memory.leave(step)
+
     # -- extern calls --------------------------------------------------------------------------------------------------
-    def extern(self, step: ExternStep) -> None:
+    def call(self, step: ExternStep) -> None:
         call = step.call
+        if call not in self.calls:
+            self.fail("the program has no such call (or it is made twice)")
+        self.calls.remove(call)
+        self.done.append(call)
         if len(call.args) != len(step.args) or [k for k, _ in call.kwargs] != [k for k, _ in step.kwargs]:
             self.fail("its arguments are not the call's")
         for wanted, given in _pairs(

@@ -47,6 +47,7 @@ class Memory:
         self.arena: tuple[list[int], list[str]] = ([], [])  # non-overlapping, sorted by first byte
         self.elsewhere: dict[str, list[str]] = {}
         self.freed: dict[str, str] = {}
+        self.passed: set[str] = set()  # what the parts of a kernel pass on to each other
         for b in plan.inputs:
             self.states[b.name] = State("complete")
             self._hold(b.name, self.region(b.name))
@@ -108,7 +109,7 @@ class Memory:
         if place.kind == "alias":
             storage, start = self._base(place.of, (*chain, name))
             return storage, start + place.offset
-        if place.kind == "kernel":
+        if place.kind == "kernel" and name not in self.passed:
             self.fail(f"buffer {name!r} is never stored, but a step reads or writes it")
         return f"{place.kind} {name}", 0
 
@@ -169,6 +170,18 @@ class Memory:
         for other in self._overlapping(self.region(name)):
             self._drop(other)
             self.states[other] = State("lost", step)
+
+    def enter(self, names: Iterable[str]) -> None:
+        """The parts of a kernel begin, which pass these on to each other: each is in a storage of its own until they are done."""
+        self.passed = set(names)
+
+    def leave(self, step: str) -> None:
+        """They are done: nobody can read what they have passed on."""
+        for name in sorted(self.passed & self.regions.keys()):
+            self._drop(name)
+            del self.regions[name]
+        self.states.update((name, State("lost", f"the end of {step}")) for name in self.passed)
+        self.passed = set()
 
     def share(self, name: str, other: str) -> None:
         """Give `other`, a name of the checker's own, the bytes of `name`."""

@@ -79,6 +79,8 @@ def write_in_place(
             continue
         step = steps[k]
         assert isinstance(step, KernelStep)
+        if step.kernel.parts:
+            continue
         ordered = _ordered(step.kernel, {**found, source: target}, layouts)
         if ordered is not None:
             steps[k] = KernelStep(ordered)

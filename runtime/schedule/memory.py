@@ -86,6 +86,11 @@ def step_writes(step: Step) -> tuple[str, ...]:
     return tuple(b.name for b in step.call.outs)
 
 
+def step_parts(step: Step) -> tuple[Step, ...]:
+    """The steps that a kernel runs as one."""
+    return step.kernel.parts if isinstance(step, KernelStep) else ()
+
+
 @dataclass
 class Arena:
     """First-fit by offset with coalescing. Sizes in bytes."""
@@ -139,6 +144,8 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False) 
     for name, k in last.items():
         dying.setdefault(k, []).append(name)
     for k, step in enumerate(plan.steps):
+        passed = {n for part in step_parts(step) for n in step_writes(part)} - set(step_writes(step))
+        plan.places |= dict.fromkeys(sorted(passed), Place("kernel"))
         mutable = isinstance(step, KernelStep) or (isinstance(step, ExternStep) and step.out)
         for name in step_writes(step):
             if name in plan.places:

@@ -85,6 +85,9 @@ class Kernel:
     walk: tuple[
         Var, ...
     ] = ()  # the last of `outer`: one program goes through their points one by one, and `Fold`s reduce over them
+    parts: tuple[
+        KernelStep | ExternStep, ...
+    ] = ()  # the steps that it runs as one, and nothing else: what they pass on has no memory
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ Step = KernelStep | ExternStep | CopyStep
 @dataclass(frozen=True)
 class Place:
     """Where a buffer lives. kind: "input", "arena" (byte `offset` in the graph's arena), "own" (its own allocation, e.g. an output),
-    "extern" (allocated by an eager kernel), "alias" (`offset` bytes into the place of buffer `of`: an in-place update), "kernel" (never stored)."""
+    "extern" (allocated by an eager kernel), "alias" (`offset` bytes into the place of buffer `of`: an in-place update), "kernel" (never stored:
+    passed on by a kernel's parts)."""
 
     kind: str
     offset: int = 0

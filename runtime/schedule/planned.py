@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from torch import fx
 
-from ...generated.ops import OUT, ROW_BYTES
+from ...generated.ops import OUT, PRODUCTS, ROW_BYTES
 from ...generated.scalars import SCALARS
 from ..config import Config
 from ..ir.nodes import Extern, Program
@@ -29,6 +29,7 @@ def plan_of(program: Program, cfg: Config, *, frugal: bool = False, recompute: f
         programs=programs,
         out_variants=has_out,
         row_bytes=row_bytes,
+        factors=factors,
     )
 
 
@@ -40,6 +41,11 @@ def has_out(call: Extern) -> bool:
 def row_bytes(call: Extern) -> int:
     """At multiples of how many bytes the rows of its matrices should start; 0: it does not matter."""
     return ROW_BYTES.get(call.target, 0)
+
+
+def factors(call: Extern) -> tuple[int, int] | None:
+    """Which arguments a call multiplies, if it is a product of matrices and nothing more."""
+    return PRODUCTS.get(call.target) if call.single and not call.kwargs else None
 
 
 def cost(op: str) -> float:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from ..ir.facts import is_packed
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
+from .attention import Factors, join_products
 from .folds import fold_columns
 from .fuse import Fuser, Group
 from .in_place import computed_last, write_in_place
 from .inline import inline, is_pointwise, is_view
 from .kernels import build_kernel, build_update
 from .layouts import followed
-from .memory import plan_memory, step_reads, step_writes, strided_view
+from .memory import plan_memory, step_parts, step_reads, step_writes, strided_view
 from .order import least_memory
 from .outputs import separate_outputs
 from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
@@ -30,6 +31,7 @@ def schedule(
     programs: int = 0,
     out_variants: Callable[[Extern], bool] = lambda _: False,
     row_bytes: Callable[[Extern], int] = lambda _: 0,
+    factors: Factors = lambda _: None,
 ) -> Plan:
     """Schedule a verified program.
 
@@ -39,6 +41,7 @@ def schedule(
     programs      that the device runs side by side, each with threads of its own: fewer do not go through long loops that more could share.
     out_variants  whether an extern call can write into memory that the plan gives it.
     row_bytes     at multiples of how many bytes the rows of an extern call's matrices should start, where `programs` are given.
+    factors       which arguments of an extern call it multiplies, if it is a product of matrices that a kernel may compute, likewise.
     """
     program = separate_outputs(program)
     items, views = inline(program, costs, recompute)
@@ -130,15 +133,19 @@ def schedule(
             assert b.stride is not None
             outputs.append(ViewOf(b.name, b.shape, b.stride, b.offset))
     held = {o.buffer for o in outputs if o.buffer is not None}
+    body, end = (steps[:first], steps[first:]) if tail else (steps, [])
+    read_later = held | {n for s in end for n in step_reads(s)} | {source for _, source in program.mutations}
+    if programs and fusion:
+        body = join_products(body, layouts, read_later, factors, programs)
     if frugal:
-        body, end = (steps[:first], steps[first:]) if tail else (steps, [])
-        steps = [*least_memory(body, layouts, held | {n for s in end for n in step_reads(s)}), *end]
+        body = least_memory(body, layouts, read_later)
+    steps = [*body, *end]
     stored = write_in_place(steps, program, layouts, held)
     steps += [CopyStep(target, source) for target, source in program.mutations if source not in stored]
     plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)
     plan_memory(plan, stored, frugal=frugal)
     kept = (
-        {n for s in steps for n in _step_buffers(s)}
+        {n for s in steps for part in (s, *step_parts(s)) for n in _step_buffers(part)}
         | {b.name for b in program.inputs}
         | {o.buffer for o in outputs if o.buffer is not None}
     )

@@ -18,8 +18,7 @@ def plan_text(plan: Plan) -> str:
         if isinstance(step, KernelStep):
             lines += _kernel(step.kernel)
         elif isinstance(step, ExternStep):
-            made = ", ".join(b.name for b in step.call.outs)
-            lines.append(f"extern {step.call.target}({', '.join(step.call.reads())}) -> {made}")
+            lines.append(_extern(step))
         elif isinstance(step, CopyStep):
             lines.append(f"copy {step.source} -> {step.target}")
         if dead := plan.frees.get(number):
@@ -29,7 +28,19 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _extern(step: ExternStep) -> str:
+    made = ", ".join(b.name for b in step.call.outs)
+    return f"extern {step.call.target}({', '.join(step.call.reads())}) -> {made}"
+
+
 def _kernel(k: Kernel) -> Iterator[str]:
+    if k.parts:
+        yield f"kernel {k.name}({', '.join(k.reads)}) -> {', '.join(k.writes)}: as one"
+        for part in k.parts:
+            yield from (
+                f"  {line}" for line in ([_extern(part)] if isinstance(part, ExternStep) else _kernel(part.kernel))
+            )
+        return
     order = " in order" if k.serial else f", walking {_loops(k.walk)}" if k.walk else ""
     yield f"kernel {k.name}({', '.join((*k.reads, *k.symbols))}) -> {', '.join(k.writes)}: for {_loops(k.outer)}{order}"
     for tile in k.scratch:

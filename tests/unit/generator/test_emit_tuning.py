@@ -23,6 +23,8 @@ SPEC = """\
   - {kernel: rows_in_a_loop, x: 1, r: 2048, each: 4, warps: 8}
   - {kernel: rows_in_loops, x: 1, r: 4096, even: 2048, each: 4, warps: 8}
   - {kernel: product, x: 128, r: 64, warps: 4}
+  - {kernel: attention, block: 64, x: 128, r: 64, programs: 108, least: 16, warps: 4}
+  - {kernel: attention, x: 64, r: 64, programs: 108, least: 16, warps: 4}
   - {kernel: group, x: 1024, r: 16, programs: 864, warps: 1}
 """
 EXPECTED = """\
@@ -47,6 +49,10 @@ TUNING: dict[int, Tuning] = {
             "rows_in_a_loop": (Rule(x=1, r=2048, each=4, warps=8),),
             "rows_in_loops": (Rule(x=1, r=4096, even=2048, each=4, warps=8),),
             "product": (Rule(x=128, r=64, warps=4),),
+            "attention": (
+                Rule(block=64, x=128, r=64, programs=108, least=16, warps=4),
+                Rule(x=64, r=64, programs=108, least=16, warps=4),
+            ),
             "group": (Rule(x=1024, r=16, programs=864, warps=1),),
         },
     ),

@@ -1,0 +1,245 @@
+"""Two products around a softmax as one Triton kernel: what `schedule/attention.py` finds in the parts of a kernel.
+
+A program computes a block of rows. It goes through blocks of columns with the matrix units: scores, what the program makes of them, and
+the sum of values weighted by exp(logit - greatest logit so far), which shrinks when a greater one is met; it is divided by the sum of weights at
+the end. So probabilities are rounded before the division, by the same relative error. Each operand, the logits and the end are functions
+of their own, written by the emitter of other kernels.
+
+Infinities and NaNs come out as they do of the steps one by one: a row of -inf alone has a sum of 0, and 0 / 0 is nan; inf - inf is nan; and
+values that nobody weighs are multiplied by 0 all the same, also those of columns that no row of a block has a logit for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..ir.index import Var
+from ..ir.nodes import Buffer, Node
+from ..schedule.attention import Attention, attention
+from ..schedule.plan import Kernel
+from ..schedule.planned import factors
+from .triton_live import Live, live_columns
+from .triton_product import contraction, render_product
+from .triton_values import HALF, TYPES, Scope, Values
+
+LEAST_BLOCK = 16  # rows and columns of the matrix units
+MOST_ROWS = 128  # of a block: all blocks have a divisor of it
+STAGES = 2  # blocks of columns that are on their way
+
+
+def attention_of(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Attention:
+    """What a kernel with parts computes."""
+    found = attention(kernel.parts, layouts, factors)
+    assert found is not None, kernel.name
+    return found
+
+
+def points(found: Attention) -> int:
+    """Rows of all batches, in whole blocks: so many, divided by the rows of a block, are the programs."""
+    return _count(found.batch) * _blocks_of_rows(found)
+
+
+def widest(found: Attention) -> int:
+    """Elements of a block's row of operands, of those that have more."""
+    return max(_block(found.depth), _block(found.width))
+
+
+def render_matrices(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
+    """The functions of a kernel that uses the matrix units; without imports."""
+    if kernel.parts:
+        return _Renderer(attention_of(kernel, layouts), kernel, layouts, name, wide).render()
+    product = contraction(kernel)
+    assert product is not None
+    return render_product(product, kernel, layouts, name, wide)
+
+
+def _count(loops: tuple[Var, ...]) -> int:
+    total = 1
+    for v in loops:
+        assert isinstance(v.extent, int)
+        total *= v.extent
+    return total
+
+
+def _block(v: Var) -> int:
+    """The least power of two that holds a loop, and that the matrix units take."""
+    assert isinstance(v.extent, int)
+    return max(LEAST_BLOCK, 1 << (v.extent - 1).bit_length())
+
+
+def _blocks_of_rows(found: Attention) -> int:
+    return -(-_count(found.rows) // MOST_ROWS) * MOST_ROWS
+
+
+def _rounded(value: str, dtype: str) -> str:
+    """A block of float32 in a 16-bit dtype."""
+    return f"tp.to_bfloat16({value})" if dtype == "bfloat16" else f"({value}).to({TYPES[dtype]})"
+
+
+class _Renderer:
+    def __init__(self, found: Attention, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> None:
+        self.found, self.kernel, self.name, self.wide = found, kernel, name, wide
+        self.layouts = {**layouts, **{b.name: b for b, _ in found.views}}
+        self.buffers = (*kernel.reads, *kernel.writes)
+        self.long = ".to(tl.int64)" if wide else ""
+
+    def render(self) -> list[str]:
+        f = self.found
+        lines: list[str] = []
+        sides = (
+            ("left", f.rows, f.depth, f.left),
+            ("right", f.columns, f.depth, f.right),
+            ("values", f.columns, f.width, f.values),
+        )
+        for side, outer, inner, value in sides:
+            lines += [*self._operand(side, outer, (inner,), value), "", ""]
+        return [*lines, *self._logits(), "", "", *self._end(), "", "", *self._kernel()]
+
+    # -- functions of a block ------------------------------------------------------------------------------------------
+    def _values(self, lines: list[str], outer: tuple[Var, ...], inner: tuple[Var, ...]) -> tuple[Values, list[str]]:
+        """The emitter of a function over blocks of `outer` by `inner`, and the lines that make its loop variables."""
+        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.wide)
+        v.inner, v.inner_mask, v.alike = frozenset(inner), "rmask0", frozenset(self.found.batch)
+        v.across, v.along, v.loops = outer, inner, ()
+        digits: list[str] = []
+        for loops, index in ((self.found.batch, "batch"), (outer, "xindex"), (inner, "rindex0")):
+            step = 1
+            for k, loop in reversed(list(enumerate(loops))):
+                text = index if step == 1 else f"{index} // {step}"
+                digits.append(f"{loop.name} = {text if k == 0 else f'({text}) % {loop.extent}'}")
+                v.loop_names[loop] = loop.name
+                step *= _count((loop,))
+        return v, digits
+
+    def _function(self, side: str, v: Values, lines: Sequence[str], digits: Sequence[str], *more: str) -> list[str]:
+        given = [*self.buffers, "batch", "xindex", "xmask", "rindex0", "rmask0", *more]
+        used = "\n".join(lines)
+        views = [f"{b.name} = {buffer}" for b, buffer in self.found.views if b.name in used]
+        return [
+            "@triton.jit",
+            f"def {self.name}_{side}({', '.join(given)}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):",
+            *(f"    {line}" for line in (*digits, *views, *v.constants, *lines)),
+        ]
+
+    def _operand(self, side: str, outer: tuple[Var, ...], inner: tuple[Var, ...], value: Node) -> list[str]:
+        """A block of an operand; 0 outside of it."""
+        lines: list[str] = []
+        v, digits = self._values(lines, outer, inner)
+        # What is only loaded goes to the matrix units as it lies in memory.
+        made = v.load(value).removesuffix(".to(tl.float32)") if value.op == "load" else v.node(value)
+        lines.append(f"return tl.broadcast_to({made}, [XBLOCK, RBLOCK]).to({TYPES[value.dtype]})")
+        return self._function(side, v, lines, digits)
+
+    def _logits(self) -> list[str]:
+        """Logits of a block of scores; -inf beyond the columns."""
+        f = self.found
+        lines: list[str] = []
+        v, digits = self._values(lines, f.rows, f.columns)
+        name, dtype = f.score
+        v.local[name] = name
+        v.deep_tiles.add(name)
+        if dtype in HALF:
+            lines.append(f"{name} = tp.to_dtype({name}, {TYPES[dtype]})")
+        value = v.node(f.logits)
+        lines.append(f'return tl.where(rmask0, tl.broadcast_to({value}, [XBLOCK, RBLOCK]), float("-inf"))')
+        return self._function("logits", v, lines, digits, name)
+
+    def _end(self) -> list[str]:
+        """The weighted sums, divided and stored."""
+        f = self.found
+        lines: list[str] = []
+        v, digits = self._values(lines, f.rows, (f.width,))
+        value = "tp.div(sums, total)"
+        if f.empty is not None:
+            v.local[f.top] = "top"
+            value = f"tl.where({v.node(f.empty)}, sums * 0.0, {value})"
+        where = f"{f.result.name} + tl.broadcast_to(xindex * 0 + {v.expr(f.place)}, [XBLOCK, RBLOCK])"
+        lines.append(f"tl.store({where}, {_rounded(value, f.result.dtype)}, xmask & rmask0)")
+        return self._function("end", v, lines, digits, "sums", "top", "total")
+
+    # -- the kernel ----------------------------------------------------------------------------------------------------
+    def _kernel(self) -> list[str]:
+        f = self.found
+        rows, given = _count(f.rows), ", ".join(self.buffers)
+        depth, width = (_block(v) for v in (f.depth, f.width))
+        seen = live_columns(f.logits, f.rows[0], f.columns[0]) if len(f.rows) == len(f.columns) == 1 else Live()
+        body = [
+            f"# {', '.join(self.kernel.origins)}",
+            f"blocks: tl.constexpr = {_blocks_of_rows(f)} // XBLOCK",
+            f"batch = (tl.program_id(0) // blocks){self.long}",
+            # Those with most to do begin first.
+            f"block = {'tl.program_id(0)' if seen.behind is None else 'blocks - 1 - tl.program_id(0)'} % blocks",
+            f"xindex = (block * XBLOCK + tl.arange(0, XBLOCK)[:, None]){self.long}",
+            f"xmask = xindex < {rows}",
+            *self._inside("d", f.depth),
+            *self._inside("w", f.width),
+            f"left = {self.name}_left({given}, batch, xindex, xmask, dindex, dmask, XBLOCK, {depth})",
+            'top = tl.full([XBLOCK, 1], float("-inf"), tl.float32)',
+            "total = tl.full([XBLOCK, 1], 0.0, tl.float32)",
+            f"sums = tl.zeros([XBLOCK, {width}], tl.float32)",
+            *self._bounds(seen),
+            f"for roffset in tl.range(tp.bound(start), tp.bound(stop), RBLOCK, num_stages={STAGES}):",
+        ]
+        inside = [
+            *self._columns(),
+            f"right = {self.name}_right({given}, batch, cindex[:, None], cmask[:, None], dindex, dmask, RBLOCK, {depth})",
+            "score = tp.dot(left, tl.trans(right), tl.zeros([XBLOCK, RBLOCK], tl.float32))",
+            f"logits = {self.name}_logits({given}, batch, xindex, xmask, cindex[None, :], cmask[None, :], score, XBLOCK, RBLOCK)",
+            f"sums, total, top, weights = tp.online_weights(sums, total, top, logits, {_one(f)})",
+            self._block_of_values(),
+            f"sums = tp.dot({_rounded('weights', f.values.dtype)}, values, sums)",
+        ]
+        body += [f"    {line}" for line in inside]
+        body += self._rest(seen)
+        body.append(f"{self.name}_end({given}, batch, xindex, xmask, windex, wmask, sums, top, total, XBLOCK, {width})")
+        taken = ", ".join([*self.buffers, "XBLOCK: tl.constexpr", "RBLOCK: tl.constexpr"])
+        return ["@triton.jit", f"def {self.name}({taken}):", *(f"    {line}" for line in body)]
+
+    def _columns(self) -> list[str]:
+        columns = _count(self.found.columns)
+        return [
+            f"cindex = (roffset + tl.arange(0, RBLOCK)){self.long}",
+            f"cmask = tl.full([RBLOCK], True, tl.int1) if {columns} % RBLOCK == 0 else cindex < {columns}",
+        ]
+
+    def _block_of_values(self) -> str:
+        given, width = ", ".join(self.buffers), _block(self.found.width)
+        return f"values = {self.name}_values({given}, batch, cindex[:, None], cmask[:, None], windex, wmask, RBLOCK, {width})"
+
+    def _bounds(self, seen: Live) -> list[str]:
+        """From where to where columns have logits for a row of the block; nowhere, where the block has no rows."""
+        first, rows, columns = "block * XBLOCK", _count(self.found.rows), _count(self.found.columns)
+        lines = [f"all = tl.where({first} < {rows}, {columns}, 0)", "start = 0", "stop = all"]
+        if seen.before is not None:
+            lines[1] = f"start = tl.maximum({first} - {seen.before}, 0) // RBLOCK * RBLOCK"
+        if seen.behind is not None:
+            lines[2] = f"stop = tl.maximum(tl.minimum(all, {first} + XBLOCK + {seen.behind}), 0)"
+        return lines
+
+    def _rest(self, seen: Live) -> list[str]:
+        """Values that no row of the block weighs are multiplied by 0: what is not finite must come out."""
+        parts = [("0", "tl.minimum(start, all)")] if seen.before is not None else []
+        if seen.behind is not None:
+            parts.append(("tl.maximum((stop + RBLOCK - 1) // RBLOCK * RBLOCK, start)", "all"))
+        if not parts:
+            return []
+        lines = [f"rest = tl.zeros([RBLOCK, {_block(self.found.width)}], tl.float32)"]
+        for start, stop in parts:
+            lines.append(f"for roffset in tl.range(tp.bound({start}), tp.bound({stop}), RBLOCK, num_stages={STAGES}):")
+            inside = [*self._columns(), self._block_of_values(), "rest += values.to(tl.float32) * 0.0"]
+            lines += [f"    {line}" for line in inside]
+        return [*lines, "sums += tl.sum(rest, 0)[None, :]"]
+
+    def _inside(self, name: str, v: Var) -> list[str]:
+        """The index of a loop that a block holds, and where it is."""
+        n = _block(v)
+        some = f"tl.full([1, {n}], True, tl.int1)" if v.extent == n else f"{name}index < {v.extent}"
+        return [f"{name}index = tl.arange(0, {n})[None, :]{self.long}", f"{name}mask = {some}"]
+
+
+def _one(f: Attention) -> float:
+    """The greatest weight. Sums are divided at the end: with values of bfloat16, which has the range of float32, they must not overflow before."""
+    return 0.5 ** (_count(f.columns) - 1).bit_length() if f.values.dtype == "bfloat16" else 1.0
+
+
+__all__ = ["LEAST_BLOCK", "MOST_ROWS", "attention_of", "points", "render_matrices", "widest"]

@@ -1,0 +1,419 @@
+"""Two products around a softmax as one kernel: scores, what a kernel makes of them row by row, and the product of that with the values.
+
+The three steps become one where nobody else reads what they pass on. Its kernel goes through blocks of columns and keeps up with the maximum
+and the sum of each row, so neither scores nor probabilities are ever in memory. The plan says so by the steps themselves (`Kernel.parts`),
+which is what the checker reads; `attention` finds in them what a kernel is written from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..ir.facts import covers, equal, flat, in_range
+from ..ir.index import Atom, Expr, Val, Var, expr, of
+from ..ir.nodes import Buffer, Extern, Node, Ref, contiguous_strides, load, rebuild
+from .kernels import kernel_checks
+from .memory import flat_index, step_reads, step_writes
+from .plan import CopyStep, ExternStep, Kernel, KernelStep, Phase, Reduce, Step, Store, ViewOf
+
+HALF = ("float16", "bfloat16")
+MOST_WIDTH = 256  # elements of a row of queries, keys or values: they stay in registers or shared memory
+LEAST_ROWS, LEAST_COLUMNS = 16, 32  # below, a block of the matrix units is mostly empty
+SHARE = 4  # of the device's processors, one in so many must get a block of rows
+
+Factors = Callable[[Extern], tuple[int, int] | None]
+"""Of a call that is a product of two matrices, or of batches of them: which arguments they are."""
+Layouts = Mapping[str, Buffer]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What a kernel computes. A matrix is a 16-bit value by its loops: `left` by batch, rows and depth, `right` by batch, columns and depth,
+    `values` by batch, columns and width.
+
+    score    the register that stands for a score in `logits`, and the dtype that it is rounded to.
+    top      the register with a row's greatest logit; `total` that with the sum of exp(logit - top).
+    empty    where it holds (a function of `top`), probabilities are 0 whatever the sum is.
+    place    where in the memory of `result` an element is, by batch, rows and width.
+    views    operands as they lie in memory: a layout under a name of its own, and the buffer.
+    """
+
+    batch: tuple[Var, ...]
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    depth: Var
+    width: Var
+    left: Node
+    right: Node
+    values: Node
+    score: tuple[str, str]
+    logits: Node
+    top: str
+    total: str
+    empty: Node | None
+    result: Buffer
+    place: Expr
+    views: tuple[tuple[Buffer, str], ...]
+
+
+# -- over a plan -------------------------------------------------------------------------------------------------------
+def join_products(
+    steps: list[Step], layouts: Layouts, held: Collection[str], factors: Factors, programs: int
+) -> list[Step]:
+    """The steps with one kernel for each such three; what only makes an operand wider, or lays it out, goes with them.
+
+    held      buffers that are read after the last step.
+    programs  that the device runs side by side.
+    """
+    readers: dict[str, list[int]] = {}
+    writers: dict[str, list[int]] = {}
+    for k, step in enumerate(steps):
+        for name in step_reads(step):
+            readers.setdefault(name, []).append(k)
+        for name in step_writes(step):
+            writers.setdefault(name, []).append(k)
+
+    def maker(name: str, reader: int) -> int | None:
+        """The only step that writes a buffer, if only one step reads it."""
+        alone = readers.get(name) == [reader] and name not in held and len(writers.get(name, ())) == 1
+        return writers[name][0] if alone else None
+
+    taken: dict[int, list[int]] = {}  # by the last of them
+    for k, step in enumerate(steps):
+        for parts in _candidates(steps, k, step, factors, maker):
+            found = attention([steps[i] for i in parts], layouts, factors)
+            if found is None or not _is_worth(found, programs):
+                continue
+            taken[k] = parts
+            break
+    gone = {i for parts in taken.values() for i in parts}
+    result: list[Step] = []
+    for k, step in enumerate(steps):
+        if k in taken:
+            result.append(KernelStep(_joined([s for i in taken[k] if not isinstance(s := steps[i], CopyStep)])))
+        elif k not in gone:
+            result.append(step)
+    return result
+
+
+def _candidates(
+    steps: Sequence[Step], k: int, step: Step, factors: Factors, maker: Callable[[str, int], int | None]
+) -> list[list[int]]:
+    """Steps that may be joined with `step`, the last product: with all that makes operands, or without."""
+    if not isinstance(step, ExternStep) or (at := factors(step.call)) is None:
+        return []
+    left, right = (_buffer(step.args[i]) for i in at)
+    middle = maker(left, k)
+    if middle is None or not isinstance(inner := steps[middle], KernelStep):
+        return []
+    found: list[list[int]] = []
+    for name in inner.kernel.reads:
+        first = maker(name, middle)
+        if first is None or not isinstance(product := steps[first], ExternStep):
+            continue
+        if (operands := factors(product.call)) is None:
+            continue
+        makers = [maker(_buffer(product.args[i]), first) for i in operands] + [maker(right, k)]
+        makes = {i for i in makers if i is not None and _only_moves(steps[i])}
+        found.append(sorted({first, middle, k} | makes))
+        if makes:
+            found.append([first, middle, k])
+    return found
+
+
+def _is_worth(found: Attention, programs: int) -> bool:
+    """Whether there are enough rows for the device's processors."""
+    rows = _count(found.rows)
+    blocks = _count(found.batch) * -(-rows // LEAST_ROWS)
+    return rows >= LEAST_ROWS and _count(found.columns) >= LEAST_COLUMNS and blocks * SHARE >= programs
+
+
+def _joined(parts: list[KernelStep | ExternStep]) -> Kernel:
+    (middle,) = (s.kernel for s in parts if isinstance(s, KernelStep) and len(s.kernel.phases) > 1)
+    kernels = [s.kernel for s in parts if isinstance(s, KernelStep)]
+    written = {name for s in parts for name in step_writes(s)}
+    reads = dict.fromkeys(name for s in parts for name in step_reads(s) if name not in written)
+    origins = dict.fromkeys(
+        o for s in parts for o in (s.kernel.origins if isinstance(s, KernelStep) else (s.call.origin,)) if o
+    )
+    defines = tuple(name for k in kernels for name in k.defines)
+    return Kernel(
+        f"{middle.name}_products",
+        (),
+        (),
+        tuple(reads),
+        step_writes(parts[-1]),
+        defines=defines,
+        origins=tuple(origins),
+        parts=tuple(parts),
+    )
+
+
+# -- what three steps are ----------------------------------------------------------------------------------------------
+def attention(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> Attention | None:
+    """The steps as such a kernel, or None."""
+    calls = [s for s in parts if isinstance(s, ExternStep)]
+    kernels = {s.kernel.writes[0]: s.kernel for s in parts if isinstance(s, KernelStep) and len(s.kernel.writes) == 1}
+    if len(calls) != 2 or len(calls) + len(kernels) != len(parts) or not all(map(_is_plain, kernels.values())):
+        return None
+    first, last = calls
+    if any(not c.out or len(c.call.outs) != 1 for c in calls):
+        return None
+    (scores,), (result,) = (c.call.outs for c in calls)
+    at_first, at_last = factors(first.call), factors(last.call)
+    if at_first is None or at_last is None or not all(_is_known(layouts[n]) for s in parts for n in _touched(s)):
+        return None
+    left, right = (_view(first.args[i], layouts) for i in at_first)
+    probabilities, values = (_view(last.args[i], layouts) for i in at_last)
+    middle = kernels.pop(probabilities.buffer, None)
+    softmax = None if middle is None else _softmax(middle, scores.name)
+    if middle is None or softmax is None:
+        return None
+    *lead, row, column = softmax.index
+    live = [v for v in middle.outer if v.extent != 1]
+    columns = tuple(v for v in middle.phases[0].inner if v.extent != 1)
+    batch, rows = (tuple(v for v in live if any(v in e.atoms() for e in some)) for some in (lead, [row]))
+    loops = (batch, rows, columns)
+    if len(set(batch) | set(rows)) != len(batch) + len(rows) or len(batch) + len(rows) != len(live):
+        return None
+    if any(isinstance(a, Val) for e in softmax.index for a in e.atoms()):
+        return None
+    shapes = (
+        (tuple(lead), scores.shape[:-2], batch),
+        ((row,), scores.shape[-2:-1], rows),
+        ((column,), scores.shape[-1:], columns),
+    )
+    if not all(covers(index, shape, of_these) for index, shape, of_these in shapes):
+        return None
+    depth, width = Var("depth0", left.shape[-1]), Var("width0", values.shape[-1])
+    if not all(1 < _count((v,)) <= MOST_WIDTH for v in (depth, width)):
+        return None
+    stored = flat_index(softmax.store.index, layouts[probabilities.buffer])
+    if probabilities.shape != scores.shape or not equal(_at(probabilities, (*lead, row, column)), stored):
+        return None
+    views: list[tuple[Buffer, str]] = []
+    passed = {scores.name, result.name, probabilities.buffer}
+    if passed & {left.buffer, right.buffer, values.buffer}:
+        return None
+    operands = [
+        _operand(v, (*lead, *index), kernels, layouts, views)
+        for v, index in (
+            (left, (row, of(depth))),
+            (right, (of(depth), column)),
+            (values, (column, of(width))),
+        )
+    ]
+    queries, keys, given = operands
+    if queries is None or keys is None or given is None:
+        return None
+    narrow = _narrow(queries), _narrow(keys)
+    half = softmax.store.value.dtype
+    if narrow[0] is None or narrow[1] is None or narrow[0].dtype != narrow[1].dtype or half not in HALF:
+        return None
+    if given.dtype != half or result.dtype != half or scores.dtype not in (narrow[0].dtype, "float32"):
+        return None
+    place = flat((*lead, row, of(width)), *_strides(layouts[result.name]))
+    top, total = softmax.registers
+    return Attention(
+        *loops,
+        depth,
+        width,
+        narrow[0],
+        narrow[1],
+        given,
+        (_SCORE, scores.dtype),
+        softmax.logits,
+        top,
+        total,
+        softmax.empty,
+        result,
+        place,
+        tuple(views),
+    )
+
+
+_SCORE = "score"
+
+
+def _is_plain(kernel: Kernel) -> bool:
+    """Whether a kernel has independent points, loops of known extents, and nothing that may raise."""
+    return not (kernel.serial or kernel.scratch or kernel.walk or kernel.symbols or kernel.parts) and not kernel_checks(
+        kernel
+    )
+
+
+def _touched(step: Step) -> tuple[str, ...]:
+    return (*step_reads(step), *step_writes(step))
+
+
+def _is_known(b: Buffer) -> bool:
+    """Whether sizes, strides and offset are numbers, and there are elements."""
+    return all(isinstance(n, int) for n in (*b.shape, *(b.stride or ()), b.offset)) and 0 not in b.shape
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """The three phases of a kernel: the index at which it reads a score, the value of a logit, and the registers of its rows."""
+
+    index: tuple[Expr, ...]
+    logits: Node
+    registers: tuple[str, str]
+    empty: Node | None
+    store: Store
+
+
+def _softmax(kernel: Kernel, scores: str) -> _Softmax | None:
+    if len(kernel.phases) != 3 or any(len(p.body) != 1 for p in kernel.phases):
+        return None
+    top, total, store = (_over(kernel.phases[0].inner, p) for p in kernel.phases)
+    if not isinstance(top, Reduce) or not isinstance(total, Reduce) or type(store) is not Store:
+        return None
+    if (top.kind, total.kind, top.dtype, total.dtype) != ("max", "sum", "float32", "float32"):
+        return None
+    if store.mode != "set" or store.mask is not None or any(_has_values(e) for e in store.index):
+        return None
+    logits, value = top.value, store.value
+    raised = Node("exp", (Node("sub", (logits, load(top.name, (), "float32")), "float32"),), "float32")
+    if total.value is not raised or logits.dtype != "float32" or value.op != "to_dtype":
+        return None
+    (share,) = value.args
+    empty = None
+    if share.op == "where" and share.args[1].op == "const" and share.args[1].attr == 0:
+        empty, share = share.args[0], share.args[2]
+        if empty.vars() or any(ld.attr.buffer != top.name for ld in empty.loads()):
+            return None
+    if share.op != "div" or share.args != (raised, load(total.name, (), "float32")):
+        return None
+    found = [ld for ld in logits.loads() if ld.attr.buffer == scores]
+    if len(found) != 1 or found[0].args:
+        return None
+    score = load(_SCORE, (), found[0].dtype)
+    logits = rebuild(logits, lambda ld: score if ld is found[0] else None, {})
+    return _Softmax(found[0].attr.index, logits, (top.name, total.name), empty, store)
+
+
+def _over(loops: tuple[Var, ...], phase: Phase) -> Reduce | Store | None:
+    """The only statement of a phase over the loops of another one."""
+    if [v.extent for v in loops] != [v.extent for v in phase.inner]:
+        return None
+    (st,) = phase.body
+    mapping: dict[Atom, int | Expr] = {v: of(w) for v, w in zip(phase.inner, loops, strict=True)}
+    value = rebuild(st.value, lambda _: None, mapping)
+    if type(st) is Reduce:
+        return Reduce(st.name, st.kind, value, st.dtype)
+    if type(st) is Store and st.mask is None and not any(_has_values(e) for e in st.index):
+        return Store(st.buffer, tuple(e.subst(mapping) for e in st.index), value, st.mode)
+    return None
+
+
+def _has_values(e: Expr) -> bool:
+    return any(isinstance(a, Val) for a in e.atoms())
+
+
+# -- operands ----------------------------------------------------------------------------------------------------------
+def _buffer(given: object) -> str:
+    return given.buffer if isinstance(given, (Ref, ViewOf)) else ""
+
+
+def _view(given: object, layouts: Layouts) -> ViewOf:
+    if isinstance(given, ViewOf):
+        return given
+    assert isinstance(given, Ref)
+    b = layouts[given.buffer]
+    return ViewOf(b.name, b.shape, b.stride or contiguous_strides(b.shape), b.offset)
+
+
+def _strides(b: Buffer) -> tuple[tuple[int | Expr, ...], int | Expr]:
+    return b.stride or contiguous_strides(b.shape), b.offset
+
+
+def _at(view: ViewOf, index: Sequence[Expr]) -> Expr:
+    return flat(tuple(index), view.stride, view.offset)
+
+
+def _operand(
+    view: ViewOf,
+    index: tuple[Expr, ...],
+    makers: Mapping[str, Kernel],
+    layouts: Layouts,
+    views: list[tuple[Buffer, str]],
+) -> Node | None:
+    """An element of an operand: read where it lies, or where its maker reads it."""
+    base = layouts[view.buffer]
+    if not all(isinstance(n, int) for n in (*view.shape, *view.stride, view.offset)):
+        return None
+    if (maker := makers.get(view.buffer)) is not None:
+        at = _element(_at(view, index), base)
+        (store,) = maker.phases[0].body
+        mapping = None if at is None or not isinstance(store, Store) else _loops_at(store, at)
+        return None if mapping is None else rebuild(store.value, lambda _: None, mapping)
+    name = f"{view.buffer}_as{len(views)}"
+    if name in layouts:
+        return None
+    views.append((Buffer(name, view.shape, base.dtype, view.stride, view.offset), view.buffer))
+    return load(name, index, base.dtype)
+
+
+def _only_moves(step: Step) -> bool:
+    """Whether a step is a kernel that only reads its elements from elsewhere, and may change their dtype."""
+    if not isinstance(step, KernelStep) or not _is_plain(step.kernel) or len(step.kernel.phases) != 1:
+        return False
+    (phase,) = step.kernel.phases
+    if any(v.extent != 1 for v in phase.inner) or len(phase.body) != 1:
+        return False
+    (store,) = phase.body
+    if type(store) is not Store or store.mode != "set" or store.mask is not None:
+        return False
+    value = store.value
+    while value.op == "to_dtype":
+        value = value.args[0]
+    return value.op == "load" and not value.args and not any(_has_values(e) for e in value.attr.index)
+
+
+def _loops_at(store: Store, at: tuple[Expr, ...]) -> dict[Atom, int | Expr] | None:
+    """The loop variables of a store at an element: each is a digit of one of its coordinates."""
+    mapping: dict[Atom, int | Expr] = {}
+    for place, e in zip(store.index, at, strict=True):
+        steps = {v: int(c) for v in place.atoms() if isinstance(v, Var) and (c := place.coefficient(v)) and c.is_const}
+        rest = e
+        for v in sorted(steps, key=lambda v: (-steps[v], v.text)):
+            if v in mapping or steps[v] < 1:
+                return None
+            mapping[v], rest = rest // steps[v], rest % steps[v]
+    if not store.value.vars() <= mapping.keys():
+        return None
+    same = all(equal(place.subst(mapping), e) for place, e in zip(store.index, at, strict=True))
+    return (
+        mapping if same and all(in_range(expr(e), v.extent) for v, e in mapping.items() if isinstance(v, Var)) else None
+    )
+
+
+def _element(position: Expr, b: Buffer) -> tuple[Expr, ...] | None:
+    """Coordinates of the element at a position in the memory of a buffer."""
+    stride, offset = _strides(b)
+    rest, found = position - offset, [expr(0)] * len(b.shape)
+    steps = {k: s for k, s in enumerate(stride) if b.shape[k] != 1 and isinstance(s, int)}
+    for k in sorted(steps, key=lambda k: -steps[k]):
+        if steps[k] == 0:
+            return None
+        found[k], rest = rest // steps[k], rest % steps[k]
+    inside = all(in_range(e, n) for e, n in zip(found, b.shape, strict=True))
+    return tuple(found) if inside and equal(flat(tuple(found), stride, offset), position) else None
+
+
+def _narrow(n: Node) -> Node | None:
+    """The 16-bit value that an operand is, maybe made wider: products of such values are exact in float32 all the same."""
+    inner = n.args[0] if n.op == "to_dtype" and n.dtype == "float32" else n
+    return inner if inner.dtype in HALF else None
+
+
+def _count(loops: tuple[Var, ...]) -> int:
+    total = 1
+    for v in loops:
+        assert isinstance(v.extent, int)
+        total *= v.extent
+    return total
+
+
+__all__ = ["Attention", "Factors", "attention", "join_products"]
