@@ -11,14 +11,14 @@ from tests.fuzz.observe import Sight
 
 from .database import Case
 
+_MEMORY = "the values of an empty tensor are whatever was in its memory"
 UNSPECIFIED = dict.fromkeys(
-    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
-    "the values of an empty tensor are whatever was in its memory",
+    ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"], _MEMORY
 )
 
 _DRAWS = "a compiled graph draws from a seeded Philox stream of its own (docs/random.md), not from eager's generator"
 RANDOM = dict.fromkeys(
-    (
+    [
         "bernoulli",
         "cauchy",
         "exponential",
@@ -51,7 +51,7 @@ RANDOM = dict.fromkeys(
         "modules.nn.LSTM",
         "modules.nn.MultiheadAttention",
         "modules.nn.Transformer*",
-    ),
+    ],
     _DRAWS,
 )
 HEAVY = ("cauchy", "exponential", "geometric", "log_normal")
