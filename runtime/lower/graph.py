@@ -137,7 +137,7 @@ class _Lowerer:
             fake = value.meta["val"]
             # Only gradients are handed out as views that repeat elements (results that do are made outside of the graph): memory of their
             # own, in any layout, does as well.
-            if fake.layout != torch.strided or repeats(fake):
+            if fake.layout != torch.strided or (repeats(fake) and not _makes(value)):
                 return Output(val.name)
             stride = self.sizes.strides(fake.stride())
             if not is_packed(val.shape, stride):
@@ -406,6 +406,11 @@ def _read(node: fx.Node) -> Container[int]:
     if any(user.target is not operator.getitem for user in node.users):
         return range(len(val))
     return {int(user.args[1]) for user in node.users if user.users}  # type: ignore[arg-type]
+
+
+def _makes(node: fx.Node) -> bool:
+    """Whether an operator makes a new tensor (no view, no input): its strides are then what the program asks for."""
+    return isinstance(node.target, OpOverload) and all(r.alias_info is None for r in node.target._schema.returns)
 
 
 def _reads_storage(target: Any) -> bool:

@@ -164,14 +164,20 @@ def _foretold(name: str, ours: Sight, told: Sight) -> bool:
 
 def in_dtype(call: Call, dtype: str) -> Sight:
     """The call with every floating dtype replaced; float64 is evaluated in more than itself where its operators allow it."""
-    if dtype == "float64":
-        exact = Exact()
-        sight = see(call, dtype=dtype, around=lambda: exact)
-        if not sight.raised and "complex" not in f"{sight.facts}":  # of complex numbers nothing better is known
-            # The values were copied inside of the run, and are what `exact` knows shadows of.
-            sight.lows = {name: low for name, t in sight.values.items() if (low := exact.low(t)) is not None}
-            return sight
-    return see(call, dtype=dtype)
+    plain = see(call, dtype=dtype)
+    if dtype != "float64" or "complex" in f"{plain.facts}":  # of complex numbers nothing better is known
+        return plain
+    exact = Exact()
+    sight = see(call, dtype=dtype, around=lambda: exact)
+    if sight.raised or any(_nans(t) != _nans(sight.values.get(name)) for name, t in plain.values.items()):
+        return plain  # halves of infinities make NaN
+    # The values were copied inside of the run, and are what `exact` knows shadows of.
+    sight.lows = {name: low for name, t in sight.values.items() if (low := exact.low(t)) is not None}
+    return sight
+
+
+def _nans(t: torch.Tensor | None) -> int:
+    return -1 if t is None else int(t.isnan().sum())
 
 
 @contextlib.contextmanager

@@ -45,7 +45,6 @@ RANDOM = dict.fromkeys(
         "nn.functional.rrelu",
         "nn.functional.scaled_dot_product_attention",
         "modules.nn.FractionalMaxPool*",
-        "modules.nn.*ropout*",
         "modules.nn.RNN",
         "modules.nn.GRU",
         "modules.nn.LSTM",

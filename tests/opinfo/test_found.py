@@ -1,0 +1,66 @@
+"""What the tables have found, each as small as it could be made; the rows themselves are run by `test_opinfo`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opforge
+from tests.fuzz.check import quick_builds
+
+from .check import Result, check
+from .database import Call, Case
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of prepared headers and compiled kernels of the session."""
+    return tmp_path_factory.mktemp("opinfo")
+
+
+@pytest.fixture(autouse=True)
+def quick(prepared: Path) -> Iterator[None]:
+    """Quick builds in force for one test."""
+    with quick_builds(prepared):
+        yield
+
+
+def _check(function: Any, *leaves: Any, variant: str = "forward", dynamic: bool = False) -> Result:
+    return check(Call(Case("a program", "float32", variant, dynamic), 0, function, list(leaves)))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_internal_operators_get_the_strides_that_they_were_traced_with(mode: str) -> None:
+    """`embedding_bag` makes its indices contiguous for a kernel that relies on it. The copy was taken for a view that strides express: the
+    kernel read what lies between the indices.
+    """
+    indices = torch.tensor([[1, 7], [5, 7], [4, 7], [5, 7], [9, 7]])[:, 0]
+    weight, offsets = torch.randn(10, 5), torch.tensor([0, 3])
+    bag = lambda w, i, o: F.embedding_bag(i, w, o, mode=mode)  # noqa: E731
+    assert not _check(bag, weight, indices, offsets).different
+
+
+def test_public_operators_take_any_strides() -> None:
+    """No copy is made for a matrix product, which takes strides as they are."""
+    opforge.reset_stats()
+    x, y = torch.randn(4, 6), torch.randn(4, 5)
+    result = _check(lambda a, b: a.t().contiguous() @ b, x, y)
+    assert not result.different
+    assert result.kernels == 0
+
+
+def test_a_new_tensor_that_repeats_elements_has_the_strides_asked_for() -> None:
+    """It came back dense: only gradients may."""
+    result = _check(lambda: torch.empty_strided((2, 3, 4), (0, 1, 3)).zero_())
+    assert not result.different
+
+
+@pytest.mark.parametrize("function", [torch.fft.ifft, torch.fft.ihfft, lambda x: torch.complex(x, x).sin().conj()])
+def test_a_conjugate_that_nobody_has_computed_is_lazy_here_too(function: Any) -> None:
+    """It was resolved, so that `is_conj` was not eager's."""
+    assert not _check(function, torch.randn(8)).different
