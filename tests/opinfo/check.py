@@ -15,13 +15,12 @@ import torch
 import opforge
 from tests.fuzz.exact import Exact
 from tests.fuzz.judge import differences
-from tests.fuzz.noise import Noise
 from tests.fuzz.observe import Sight
 from tests.support.matrix import symbolic
 
 from .database import Call, Case
 from .listed import RANDOM, UNSPECIFIED, is_in, strays
-from .observe import arguments, program_of, see, strides_of_fakes
+from .observe import NoiseOfStatistics, arguments, program_of, see, strides_of_fakes
 
 ORDER = ("crash", "hang", "wrong", "error", "eager", "raises", "native")
 """Outcomes from bad to good; a case comes out as the worst of its calls.
@@ -148,7 +147,7 @@ def _compare(call: Call, program: Callable[..., Any], eager: Sight, ours: Sight)
         for sight in (eager, ours):
             sight.values = {k: t for k, t in sight.values.items() if not k.startswith("result")}
     wide = lambda dtype: in_dtype(call, dtype)  # noqa: E731
-    found = differences(eager, ours, wide, lambda seed: see(call, around=lambda: Noise(seed)))
+    found = differences(eager, ours, wide, lambda seed: see(call, around=lambda: NoiseOfStatistics(seed)))
     if any(kind == "strides" for kind, _ in found):
         told = strides_of_fakes(call, program)
         found = [f for f in found if f[0] != "strides" or not _foretold(f[1].partition(": eager ")[0], ours, told)]

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from opforge.runtime.torch_compat import FakeTensorMode
+from tests.fuzz.noise import Noise
 from tests.fuzz.observe import Sight, look, version_of
 
 from .database import Call
@@ -184,6 +185,22 @@ def _gradients(sight: Sight, tensors: list[Any], results: list[Any]) -> None:
         if g is not None:
             sight.facts[f"gradient {k}: dtype, size"] = (g.dtype, tuple(g.shape), leaf.shape == g.shape, g.layout)
             sight.values[f"gradient {k}"] = g.detach().to_dense() if g.layout != torch.strided else g.detach().clone()
+
+
+class NoiseOfStatistics(Noise):
+    """Also for running statistics, which a batch norm writes though its schema does not say so: the call that is given moved operands would
+    write copies of them.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = [a.name for a in func._schema.arguments]
+        if not any(name.startswith("running_") for name in names):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        moved = [
+            self._moved(a) if isinstance(a, torch.Tensor) and not name.startswith("running_") else a
+            for name, a in zip(names, args, strict=False)
+        ]
+        return func(*moved, **(kwargs or {}))
 
 
 def _cotangent(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
