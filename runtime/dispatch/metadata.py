@@ -261,10 +261,9 @@ class _Analysis:
                 continue
             region = value.region
             in_input = self._input_region(value)
-            # Only a view of its base has strides with gaps or repetition, or is a conjugate that nobody has computed, as eager's result.
-            lazy = value.layout.conj or value.layout.neg
+            # Only a view of its base has strides with gaps or repetition, as eager's result has.
             shared = not in_input and (
-                len(members.get(region.key, ())) > 1 or self._made_without_grad(t) or lazy or not is_dense(value.layout)
+                len(members.get(region.key, ())) > 1 or self._made_without_grad(t) or not is_dense(value.layout)
             )
             base = whole.get(region.key) if shared else None
             replaced = k >= len(self.result)

@@ -58,9 +58,3 @@ def test_a_new_tensor_that_repeats_elements_has_the_strides_asked_for() -> None:
     """It came back dense: only gradients may."""
     result = _check(lambda: torch.empty_strided((2, 3, 4), (0, 1, 3)).zero_())
     assert not result.different
-
-
-@pytest.mark.parametrize("function", [torch.fft.ifft, torch.fft.ihfft, lambda x: torch.complex(x, x).sin().conj()])
-def test_a_conjugate_that_nobody_has_computed_is_lazy_here_too(function: Any) -> None:
-    """It was resolved, so that `is_conj` was not eager's."""
-    assert not _check(function, torch.randn(8)).different
