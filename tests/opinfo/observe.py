@@ -26,7 +26,7 @@ def fresh(leaves: Sequence[Any]) -> list[Any]:
     known: dict[int, torch.Tensor] = {}
 
     def copy(t: torch.Tensor) -> torch.Tensor:
-        if t.layout != torch.strided:
+        if t.layout != torch.strided or t.device.type != "cpu":
             return t.detach().clone()
         if t.is_conj():
             return copy(t.conj()).conj()
