@@ -58,3 +58,26 @@ def test_a_new_tensor_that_repeats_elements_has_the_strides_asked_for() -> None:
     """It came back dense: only gradients may."""
     result = _check(lambda: torch.empty_strided((2, 3, 4), (0, 1, 3)).zero_())
     assert not result.different
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.clone().as_strided((3,), (1,), 0) + 1,
+        lambda x: x.clone().as_strided((3,), (2,), 0),
+        lambda x: x.clone().resize_(3),
+        lambda x: (x * 1).as_strided((2, 2), (2, 1), 1),
+    ],
+)
+def test_a_copy_does_not_begin_where_its_original_lies_in_a_storage(function: Any) -> None:
+    """The copy of an input was taken for the input (a rewrite): what counts from the start of the storage read other elements."""
+    assert not _check(function, torch.arange(10.0)[4:]).different
+
+
+@pytest.mark.parametrize("size", [(2,), (2, 3), (2, 1), (2, 2, 1)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_index_add_of_other_sizes_is_refused(size: tuple[int, ...], dynamic: bool) -> None:
+    """Torch's fake kernel takes them: the compiled code wrote beyond the rows, and beyond the tensor."""
+    add = lambda x, i, s: x.index_add(0, i, s)  # noqa: E731
+    result = _check(add, torch.zeros(3, 2), torch.tensor([0, 1]), torch.ones(size), dynamic=dynamic)
+    assert result.outcome == "raises"
