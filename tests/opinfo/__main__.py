@@ -32,7 +32,9 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="*", default=(), help=f"of {', '.join(DTYPES)} (default all)")
     parser.add_argument("--variants", nargs="*", default=(), help=f"of {', '.join(VARIANTS)} (default all)")
     parser.add_argument("--dynamic", action="store_true", help="sizes are symbols")
-    parser.add_argument("--samples", type=int, default=0, help="calls of one case at most, evenly chosen (default all)")
+    parser.add_argument(
+        "--samples", type=int, default=0, help="calls of one case at most, chosen by its name (default all)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default %(default)s)")
     parser.add_argument(
         "--timeout", type=float, default=180.0, help="seconds without a sign of life that are a hang (%(default)s)"

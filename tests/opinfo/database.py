@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import sys
 import types
@@ -280,10 +281,10 @@ def _module_call(info: Any, case: Case, given: Any, dtype: torch.dtype, training
 
 
 def sampled(made: list[Call], limit: int) -> list[Call]:
-    """At most `limit` of them (0: all), evenly chosen, the first among them."""
+    """At most `limit` of them (0: all), in order, chosen by the case's name."""
     if not limit or len(made) <= limit:
         return made
-    return [made[k * len(made) // limit] for k in range(limit)]
+    return sorted(random.Random(str(made[0].case)).sample(made, limit), key=lambda call: call.number)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from tests.fuzz.builds import together
 from tests.fuzz.check import quick_builds
 
 from .check import Result, check, finish, prepare
-from .database import DTYPES, VARIANTS, Call, Case, calls, cases, entries, quiet
+from .database import DTYPES, VARIANTS, Call, Case, calls, cases, entries, quiet, sampled
 from .listed import KNOWN, RANDOM, UNSPECIFIED, is_in, known
 from .observe import fresh
 from .report import Summary, line
@@ -54,15 +54,11 @@ def _sample() -> list[Case]:
 
 
 def _problems(some: Sequence[Case], folder: Path, limit: int) -> list[str]:
-    made = [call for case in some for call in _some(calls(case), case, limit)]
+    made = [call for case in some for call in sampled(calls(case), limit)]
     with together(folder):
         ready = [prepare(call) for call in made]
         results = [(p.call, finish(p)) for p in ready]
     return [_problem(call, r) for call, r in results if r.different]
-
-
-def _some(made: list[Call], case: Case, limit: int) -> list[Call]:
-    return random.Random(str(case)).sample(made, min(limit, len(made)))
 
 
 def _problem(call: Call, result: Result) -> str:
