@@ -15,8 +15,6 @@ from weakref import WeakValueDictionary
 
 from .monomials import divide_monomial, merge, operand, print_expr, term_key
 
-IntLike = "int | Expr"
-
 
 class Atom:
     """What a monomial is made of. `text` is unique per atom and gives the stable order of terms; `pretty` is for readers."""
@@ -265,9 +263,11 @@ ONE = Expr((((), 1),))
 
 
 def expr(value: int | Expr) -> Expr:
-    """Coerce an integer."""
+    """Coerce an integer. Raises TypeError for a number that is none: a size takes part in it only as a value of the loops."""
     if isinstance(value, Expr):
         return value
+    if value != int(value):
+        raise TypeError(f"{value} is no integer, in an expression of sizes")
     return Expr((((), int(value)),)) if value else ZERO
 
 

@@ -70,6 +70,8 @@ KNOWN: dict[str, str] = {
         ("fft.ifft *", "fft.ihfft*", "svd complex*", "svd_lowrank complex*", "pca_lowrank complex*"), _LAZY
     ),
     "linalg.matrix_rank* out*": "ours: the version counter of `out` does not move (a composite operator wrote it); the values are right",
+    "nn.functional.conv3d float32 forward dynamic": "ours: the checker of plans does not prove that a padding of symbolic sizes writes each "
+    "element once (uneven padding='same', dilation=3)",
     "sort * out*": _SORT,
     "msort * out*": _SORT,
     "modules.nn.LSTM float32 backward*": "ours: mkldnn_rnn_layer keeps no workspace where tracing says one, and its backward wants a tensor",

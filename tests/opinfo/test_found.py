@@ -81,3 +81,10 @@ def test_index_add_of_other_sizes_is_refused(size: tuple[int, ...], dynamic: boo
     add = lambda x, i, s: x.index_add(0, i, s)  # noqa: E731
     result = _check(add, torch.zeros(3, 2), torch.tensor([0, 1]), torch.ones(size), dynamic=dynamic)
     assert result.outcome == "raises"
+
+
+@pytest.mark.parametrize("correction", [0.5, 1.3, 1, 3])
+def test_corrections_of_symbolic_sizes(correction: float) -> None:
+    """Of a symbolic size 1.3 was taken off as 1; more than the size gave negative variances."""
+    variance = lambda x: (x.var(0, correction=correction), x.std(correction=correction))  # noqa: E731
+    assert not _check(variance, torch.randn(2, 5), dynamic=True).different
