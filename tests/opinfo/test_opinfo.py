@@ -88,6 +88,7 @@ def test_all(variant: str, dynamic: bool, tmp_path: Path) -> None:
 
 if KNOWN:  # else there is nothing to test, and pytest would count a skip
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", KNOWN)
     def test_known_failures_still_fail(name: str, quick: None) -> None:
         row = name.split()[0].replace("*", ".*")
@@ -176,6 +177,7 @@ def test_copies_keep_what_tensors_share() -> None:
     assert odd.any()
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_are_outcomes(tmp_path: Path) -> None:
     """The worker of this test ends at one row, and sleeps at another; the others are reported."""
     some = cases("^(abs|add|sub|mul)$", ["fp32"], ["forward"])
