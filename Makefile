@@ -86,6 +86,10 @@ FUZZ ?= 10000
 fuzz: $(STAMP) ## random programs against eager, 10,000 or FUZZ=number (nightly; half an hour on two idle cores)
 	$(PY) -m tests.fuzz --programs $(FUZZ) --failures build-tmp/fuzz
 
+OPINFO ?= --dtypes fp32 --variants forward
+opinfo: $(STAMP) ## torch's own tables of operators and modules against eager; OPINFO=options of `python -m tests.opinfo`
+	$(PY) -m tests.opinfo $(OPINFO) --out build-tmp/opinfo.json
+
 test-gpu: $(STAMP) ## the tests that need a CUDA device
 	$(PY) -m pytest -m gpu
 

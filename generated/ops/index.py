@@ -158,8 +158,11 @@ def _unsafe_index_put(b, self, indices, values, accumulate=False):
 # spec: aten.index_add
 def index_add(b, self, dim, index, source, *, alpha=1):
     b.native_if(
-        dtype(self) == dtype(source) and rank(self) > 0 and rank(index) == 1,
-        "dtype(self) == dtype(source) and rank(self) > 0 and rank(index) == 1",
+        dtype(self) == dtype(source)
+        and rank(self) > 0
+        and rank(index) == 1
+        and drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self))),
+        "dtype(self) == dtype(source) and rank(self) > 0 and rank(index) == 1 and drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self)))",
     )
     d = wrap(dim, rank(self))
     b.raises(

@@ -273,7 +273,7 @@ def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
     if is_known(n) and gt(n - less, 0):
         return to(b.call("aten.sum.dim_IntList", apart * (apart / (n - less)), dims, keepdim), dtype(self))
     total = b.call("aten.sum.dim_IntList", apart * apart, dims, keepdim)
-    return to(total / (n - less if not is_known(n) else 0), dtype(self))
+    return to(total / (b.call("aten.maximum.default", n - less, 0) if not is_known(n) else 0), dtype(self))
 
 
 # spec: aten.std.correction

@@ -158,6 +158,16 @@ def _names(name: str, out: bool) -> list[tuple[str, bool]]:
 
 
 @functools.cache
+def reads_storage(target: Any) -> bool:
+    """Whether an operator finds its elements by an offset into the storage."""
+    return isinstance(target, OpOverload) and any(a.name == "storage_offset" for a in target._schema.arguments)
+
+
+def makes_new(target: Any) -> bool:
+    """Whether an operator makes new tensors, no views."""
+    return isinstance(target, OpOverload) and all(r.alias_info is None for r in target._schema.returns)
+
+
 def is_elementwise(info: OpInfo) -> bool:
     """Whether a writing operator makes each element of what it writes of the elements at the same place of its arguments."""
     form = info.functional

@@ -15,6 +15,7 @@ import torch
 
 from ...errors import OpforgeError
 from ..dispatch.effects import must_run
+from ..dispatch.operators import makes_new, reads_storage
 from . import predicates
 from .patterns import Rule, head, match
 
@@ -149,8 +150,12 @@ def _put(graph: torch.fx.Graph, old: torch.fx.Node, new: torch.fx.Node) -> None:
 
 
 def _agrees(old: torch.fx.Node, new: Any) -> bool:
-    """Whether `new` has the dtype, device, shape and strides of `old`; of several results, those that are read."""
+    """Whether `new` has the dtype, device, shape and strides of `old`; of several results, those that are read. An input is no copy of itself
+    for who finds elements by their place in the storage: it may begin in the middle of its own.
+    """
     if not isinstance(new, torch.fx.Node):
+        return False
+    if new.op == "placeholder" and makes_new(old.target) and any(reads_storage(user.target) for user in old.users):
         return False
     a, b = old.meta.get("val"), new.meta.get("val")
     if not isinstance(a, (list, tuple)):

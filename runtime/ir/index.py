@@ -11,7 +11,7 @@ from math import gcd, prod
 from typing import Any
 from weakref import WeakValueDictionary
 
-from .monomials import collect, divide_monomial, merge, operand, print_expr
+from .monomials import collect, divide_monomial, merge, operand, print_expr, whole
 
 
 class Atom:
@@ -261,10 +261,10 @@ ONE = Expr((((), 1),))
 
 
 def expr(value: int | Expr) -> Expr:
-    """Coerce an integer."""
+    """Coerce an integer; TypeError for another number."""
     if isinstance(value, Expr):
         return value
-    return Expr((((), int(value)),)) if value else ZERO
+    return Expr((((), whole(value)),)) if value else ZERO
 
 
 def of(atom: Atom) -> Expr:

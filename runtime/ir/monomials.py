@@ -14,6 +14,13 @@ def term_key(term: tuple[Monomial, int]) -> tuple[int, str]:
     return (1 if not monomial else 0, "*".join(a.text for a in monomial))
 
 
+def whole(value: int) -> int:
+    """An integer of any type. Raises TypeError for another number: a size takes part in that only as a value of the loops."""
+    if value != int(value):
+        raise TypeError(f"{value} is no integer, in an expression of sizes")
+    return int(value)
+
+
 def collect(terms: Iterable[tuple[Monomial, int]]) -> tuple[tuple[Monomial, int], ...]:
     """The terms of a sum in order, each monomial once."""
     total: dict[Monomial, int] = {}

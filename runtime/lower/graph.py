@@ -14,7 +14,7 @@ from torch import fx
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ...generated.ops import EXTERN
-from ..dispatch.operators import op_info
+from ..dispatch.operators import makes_new, op_info, reads_storage
 from ..dispatch.overlap import is_row_major
 from ..dispatch.regions import Layout
 from ..dispatch.source import module_of, user_frame
@@ -137,7 +137,7 @@ class _Lowerer:
             fake = value.meta["val"]
             # Only gradients are handed out as views that repeat elements (results that do are made outside of the graph): memory of their
             # own, in any layout, does as well.
-            if fake.layout != torch.strided or repeats(fake):
+            if fake.layout != torch.strided or (repeats(fake) and not makes_new(value.target)):
                 return Output(val.name)
             stride = self.sizes.strides(fake.stride())
             if not is_packed(val.shape, stride):
@@ -272,7 +272,7 @@ class _Lowerer:
     # -- eager kernels -------------------------------------------------------------------------------------------------
     def extern(self, node: fx.Node, val: Any, name: str) -> Any:
         args = tuple(self.extern_argument(a) for a in node.args)
-        if _reads_storage(node.target):
+        if reads_storage(node.target):
             args = tuple(self.own_storage(a, b) for a, b in zip(node.args, args, strict=True))
         kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
         # All that a call which makes no elements can do is to raise an error.
@@ -321,7 +321,7 @@ class _Lowerer:
         base = next((a for a in node.all_input_nodes if isinstance(self.env[a], Tensor)), None)
         if base is not None and self.why_extern(node, val) is None:
             try:
-                return self.strided(self.env[base], base.meta["val"], val, _reads_storage(node.target))
+                return self.strided(self.env[base], base.meta["val"], val, reads_storage(node.target))
             except UnsupportedError as error:
                 reason = f"{reason}; {error}"
         namespace, packet, overload = name.split(".")
@@ -334,7 +334,7 @@ class _Lowerer:
 
     def need_storage(self, node: fx.Node) -> None:
         """An eager kernel that reads its argument's storage by strides of its own needs the very layout that eager would have."""
-        if not _reads_storage(node.target):
+        if not reads_storage(node.target):
             return
         for a in node.all_input_nodes:
             fake = a.meta.get("val")
@@ -406,11 +406,6 @@ def _read(node: fx.Node) -> Container[int]:
     if any(user.target is not operator.getitem for user in node.users):
         return range(len(val))
     return {int(user.args[1]) for user in node.users if user.users}  # type: ignore[arg-type]
-
-
-def _reads_storage(target: Any) -> bool:
-    """Whether an operator finds its elements by an offset into the storage."""
-    return isinstance(target, OpOverload) and any(a.name == "storage_offset" for a in target._schema.arguments)
 
 
 def _contradict(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:

@@ -58,6 +58,7 @@ def schedule(
             b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset
         )
     hints = _stride_hints(program, items)
+    exact = _exact_strides(items)
     wide = wide_rows(program, items, views.bodies, row_bytes) if programs else {}
     alike = followed(program, [it for it in items if not _is_among(it, realized_views)], hints) if programs else {}
     as_views: dict[str, ViewOf] = {}
@@ -82,6 +83,7 @@ def schedule(
             if (
                 view is not None
                 and it.name in wanted
+                and _as_traced(view, exact.get(it.name))
                 and _may_share(it.name, view, program, inputs, outputs_of, out_bases, layouts)
             ):
                 as_views[it.name] = view
@@ -175,6 +177,20 @@ def _is_among(item: Nest | Extern, names: set[str]) -> bool:
 
 def _step_buffers(step: Step) -> tuple[str, ...]:
     return (*step_reads(step), *step_writes(step), *((step.target,) if isinstance(step, CopyStep) else ()))
+
+
+def _exact_strides(items: list[Nest | Extern]) -> dict[str, tuple[Size, ...]]:
+    """Strides of what internal operators (their names begin with an underscore) were traced with. The public ones that call them have laid
+    it out first (a contiguous copy of indices), and their kernels may rely on it; a public operator takes any strides.
+    """
+    internal = [it for it in items if isinstance(it, Extern) and it.target.split(".")[1].startswith("_")]
+    found = (r for it in internal for r in refs((it.args, tuple(v for _, v in it.kwargs))))
+    return {r.buffer: r.stride for r in found if r.stride is not None}
+
+
+def _as_traced(view: ViewOf, traced: tuple[Size, ...] | None) -> bool:
+    """Whether a view has the strides that an operator was traced with, where it cares."""
+    return traced is None or _same_strides(view.shape, view.stride, traced)
 
 
 def _may_share(

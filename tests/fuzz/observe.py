@@ -39,7 +39,7 @@ def see(
     torch.manual_seed(program.seed)
     sight = Sight()
     args, leaves = functions.make(*size)
-    versions = [_version(t) for t in args]
+    versions = [version_of(t) for t in args]
     with warnings.catch_warnings(), around():
         warnings.simplefilter("ignore")
         try:
@@ -54,7 +54,7 @@ def see(
                     sight.facts[f"result {k}: strides"] = _strides(t)
             return sight
         with torch.no_grad():
-            _look(sight, "", args, results, versions)
+            look(sight, "", args, results, versions)
         distinct = list({id(a): a for a in args}.values())
         for k, step in enumerate(functions.after(*_by_name(program, args), *results)):
             try:
@@ -64,7 +64,7 @@ def see(
                 return sight
         if program.after:
             with torch.no_grad():
-                _look(sight, "afterwards ", args, results, versions)
+                look(sight, "afterwards ", args, results, versions)
         tensors = [*[r for r in results if isinstance(r, torch.Tensor)], *distinct]
         _gradients(sight, program, tensors, leaves)
     return sight
@@ -74,7 +74,7 @@ def _by_name(program: Program, args: Sequence[torch.Tensor]) -> list[torch.Tenso
     return list(dict(zip(program.args, args, strict=True)).values())
 
 
-def _look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], versions: Sequence[int]) -> None:
+def look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], versions: Sequence[int]) -> None:
     named = [(f"{when}argument {k}", t) for k, t in enumerate(args)]
     named += [(f"{when}result {k}", t) for k, t in enumerate(results)]
     tensors = [(name, t) for name, t in named if isinstance(t, torch.Tensor)]
@@ -85,7 +85,7 @@ def _look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], 
         sight.facts[f"{name}: requires_grad, is_leaf, has grad_fn"] = (t.requires_grad, *_history(t))
         sight.facts[f"{name}: inference, conj, neg"] = (t.is_inference(), t.is_conj(), t.is_neg())
         sight.values[name] = t.detach().clone()
-    sight.facts[f"{when}written arguments"] = [_version(t) > old for t, old in zip(args, versions, strict=True)]
+    sight.facts[f"{when}written arguments"] = [version_of(t) > old for t, old in zip(args, versions, strict=True)]
     same, shared, bases = [], [], []
     for i, (a, t) in enumerate(tensors):
         for b, u in tensors[:i]:
@@ -113,7 +113,7 @@ def _history(t: torch.Tensor) -> tuple[Any, ...]:
         return (type(error).__name__,)
 
 
-def _version(t: Any) -> int:
+def version_of(t: Any) -> int:
     return t._version if isinstance(t, torch.Tensor) and not t.is_inference() else 0
 
 

@@ -118,7 +118,7 @@ def _run_process(seeds: range, reports: queue.Queue[Any], folder: Path, shrink: 
     reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
     reader.start()
     seed = seeds.start
-    for line in _lines(process, HANG_S + shrink):
+    for line in lines_of(process, HANG_S + shrink):
         if line.startswith("{"):
             report = json.loads(line)
             reports.put(report)
@@ -148,7 +148,7 @@ def _lost(seed: int, kind: str, text: str) -> dict[str, Any]:
     return {"seed": seed, "kinds": [kind], "text": text, **nothing}
 
 
-def _lines(process: subprocess.Popen[str], limit: float) -> Iterable[str]:
+def lines_of(process: subprocess.Popen[str], limit: float) -> Iterable[str]:
     """Lines of a process, which is killed where none comes for `limit` seconds."""
     lines: queue.Queue[str | None] = queue.Queue()
 

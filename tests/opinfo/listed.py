@@ -1,0 +1,111 @@
+"""The rows that cannot be held to eager's values, each with the reason. Nothing else is left out of any comparison."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tests.fuzz.observe import Sight
+
+from .database import Case
+
+_MEMORY = "the values of an empty tensor are whatever was in its memory"
+UNSPECIFIED = dict.fromkeys(
+    ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"], _MEMORY
+)
+
+_DRAWS = "a compiled graph draws from a seeded Philox stream of its own (docs/random.md), not from eager's generator"
+RANDOM = dict.fromkeys(
+    [
+        "bernoulli",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "multinomial",
+        "normal",
+        "normal.in_place",
+        "normal.number_mean",
+        "rand_like",
+        "randint",
+        "randint_like",
+        "randn",
+        "randn_like",
+        "uniform",
+        "svd_lowrank",
+        "pca_lowrank",
+        "nn.functional.alpha_dropout",
+        "nn.functional.dropout",
+        "nn.functional.dropout2d",
+        "nn.functional.dropout3d",
+        "nn.functional.feature_alpha_dropout.*",
+        "nn.functional.fractional_max_pool2d",
+        "nn.functional.fractional_max_pool3d",
+        "nn.functional.multi_head_attention_forward",
+        "nn.functional.rrelu",
+        "nn.functional.scaled_dot_product_attention",
+        "modules.nn.FractionalMaxPool*",
+        "modules.nn.RNN",
+        "modules.nn.GRU",
+        "modules.nn.LSTM",
+        "modules.nn.MultiheadAttention",
+        "modules.nn.Transformer*",
+    ],
+    _DRAWS,
+)
+HEAVY = ("cauchy", "exponential", "geometric", "log_normal")
+"""Their tails are too long for nine runs to say where another one may be."""
+
+_LAZY = "ours: a lazy conjugate of an intermediate value comes back computed (is_conj() is False); the values are right"
+_SORT = "torch: the fake kernel of sort gives `out` other strides, where the kernel leaves them"
+KNOWN: dict[str, str] = {
+    "modules.nn.MultiLabelMarginLoss * forward*": "torch: the fake kernel of multilabel_margin_loss_forward says [1] where the kernel gives [], "
+    "for one row and no reduction",
+    "nn.functional.embedding_bag bfloat16 backward*": "torch: the fake kernel of _embedding_bag does not know that its kernel has a short way "
+    "for bfloat16, which returns no offset2bag",
+    "native_group_norm * noncontiguous*": "ours: eager's CPU kernel refuses what is not contiguous (F.group_norm makes it so), and we compute it",
+    **dict.fromkeys(
+        ("fft.ifft *", "fft.ihfft*", "svd complex*", "svd_lowrank complex*", "pca_lowrank complex*"), _LAZY
+    ),
+    "linalg.matrix_rank* out*": "ours: the version counter of `out` does not move (a composite operator wrote it); the values are right",
+    "nn.functional.conv3d float32 forward dynamic": "ours: the checker of plans does not prove that a padding of symbolic sizes writes each "
+    "element once (uneven padding='same', dilation=3)",
+    "sort * out*": _SORT,
+    "msort * out*": _SORT,
+    "modules.nn.LSTM float32 backward*": "ours: mkldnn_rnn_layer keeps no workspace where tracing says one, and its backward wants a tensor",
+}
+"""Cases (`entry dtype variant`, with wildcards) that fail, and why; each must fail until it is mended."""
+
+
+def known(case: Case) -> str:
+    """Why a case is known to fail, or ""."""
+    return next((why for name, why in KNOWN.items() if fnmatch.fnmatchcase(str(case), name)), "")
+
+
+def is_in(table: Mapping[str, str], case: Case) -> bool:
+    """Whether one of the table's names means the case's row."""
+    return any(fnmatch.fnmatchcase(case.entry, name) for name in table)
+
+
+def strays(case: Case, runs: Sequence[Sight], ours: Sight) -> list[tuple[str, str]]:
+    """Values of a random row: those on which eager's runs agree must be equal, others within their range and half of it on either side."""
+    found = []
+    for name, t in ours.values.items():
+        seen = [r.values[name] for r in runs if name in r.values and r.values[name].shape == t.shape]
+        if not seen or not t.numel():
+            continue
+        if all(torch.equal(s.nan_to_num(), seen[0].nan_to_num()) for s in seen[1:]):
+            if not torch.allclose(t.double(), seen[0].double(), equal_nan=True):
+                found.append(("value", f"{name}: eager's nine runs agree on it, and it is another here"))
+            continue
+        every = torch.stack(seen).double()
+        if not t.isfinite().all() and every.isfinite().all():
+            found.append(("value", f"{name}: not finite"))
+        low, high = every.min(), every.max()
+        slack = (high - low) / 2
+        inside = bool(((t.double() >= low - slack) & (t.double() <= high + slack)).all())
+        if not inside and case.entry not in HEAVY:
+            found.append(("value", f"{name}: outside of {low - slack}..{high + slack}"))
+    return found
