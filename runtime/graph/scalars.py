@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..dispatch.effects import must_run
-from ..torch_compat import OpOverload
+from ..torch_compat import OpOverload, no_modes
 from .predicates import fake_mode_of, same_layout
 
 
@@ -45,13 +45,13 @@ def _value(gm: fx.GraphModule, node: fx.Node, known: dict[fx.Node, torch.Tensor]
         for part in str(node.target).split("."):
             found = getattr(found, part)
         return found if type(found) is torch.Tensor else None
-    inputs = node.all_input_nodes
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or must_run(node.target):
         return None
-    if not inputs or not all(n in known for n in inputs) or node.target._schema.is_mutable:
+    if not all(n in known for n in node.all_input_nodes) or node.target._schema.is_mutable:
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-    result = node.target(*args, **kwargs)
+    with no_modes(), torch.no_grad():
+        result = node.target(*args, **kwargs)
     return result if type(result) is torch.Tensor and result.dtype == val.dtype else None
 
 

@@ -40,6 +40,19 @@ def test_a_constant_is_a_number() -> None:
         assert [n.op for n in gm.graph.nodes] == ["placeholder", "call_function", "output"]
 
 
+def test_a_number_made_a_tensor_is_one() -> None:
+    """As traces under `vmap` have it."""
+    gm, call = graph_with(torch.tensor(30.0), torch.float32)
+    constant = call.args[1]
+    with gm.graph.inserting_before(call):
+        made = gm.graph.call_function(aten._to_copy.default, (30.0,), {"dtype": torch.float32})
+    made.meta["val"] = constant.meta["val"]
+    call.args = (call.args[0], made)
+    gm.graph.erase_node(constant)
+    assert give_numbers(gm, "meta") == [call.name]
+    assert call.args[1] == 30.0
+
+
 def test_one_that_gives_the_result_its_dtype_stays() -> None:
     gm, call = graph_with(torch.tensor(30.0, dtype=torch.float64), torch.int64)
     assert call.meta["val"].dtype == torch.float64
