@@ -270,7 +270,7 @@ def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
     less = 1 if correction is None else correction
     x = to(self, opmath(dtype(self)))
     apart = x - b.call("aten.mean.dim", x, dims, True)
-    if is_known(n) and gt(n - less, 0):
+    if is_known(n) and gt(n, 0) and gt(n - less, 0):
         return to(b.call("aten.sum.dim_IntList", apart * (apart / (n - less)), dims, keepdim), dtype(self))
     total = b.call("aten.sum.dim_IntList", apart * apart, dims, keepdim)
     return to(total / (b.call("aten.maximum.default", n - less, 0) if not is_known(n) else 0), dtype(self))

@@ -88,3 +88,11 @@ def test_corrections_of_symbolic_sizes(correction: float) -> None:
     """Of a symbolic size 1.3 was taken off as 1; more than the size gave negative variances."""
     variance = lambda x: (x.var(0, correction=correction), x.std(correction=correction))  # noqa: E731
     assert not _check(variance, torch.randn(2, 5), dynamic=True).different
+
+
+def test_the_variance_of_nothing_is_nan() -> None:
+    """With a negative correction too, where the divisor is positive."""
+    compiled = torch.compile(lambda t: t.var(0, correction=-1), backend="opforge", dynamic=False)
+    assert bool(compiled(torch.randn(0, 3)).isnan().all())
+    some = torch.randn(4, 3)
+    torch.testing.assert_close(compiled(some), some.var(0, correction=-1))
