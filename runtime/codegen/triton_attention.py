@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from ..ir.index import Var
 from ..ir.nodes import Buffer, Node
-from ..schedule.attention import Attention, attention
+from ..schedule.attention import Attention, attention, count
 from ..schedule.plan import Kernel
 from ..schedule.planned import factors
 from .triton_live import Live, live_columns
@@ -36,7 +36,7 @@ def attention_of(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Attention:
 
 def points(found: Attention) -> int:
     """Rows of all batches, in whole blocks: so many, divided by the rows of a block, are the programs."""
-    return _count(found.batch) * _blocks_of_rows(found)
+    return count(found.batch) * _blocks_of_rows(found)
 
 
 def widest(found: Attention) -> int:
@@ -53,14 +53,6 @@ def render_matrices(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wi
     return render_product(product, kernel, layouts, name, wide)
 
 
-def _count(loops: tuple[Var, ...]) -> int:
-    total = 1
-    for v in loops:
-        assert isinstance(v.extent, int)
-        total *= v.extent
-    return total
-
-
 def _block(v: Var) -> int:
     """The least power of two that holds a loop, and that the matrix units take."""
     assert isinstance(v.extent, int)
@@ -68,7 +60,7 @@ def _block(v: Var) -> int:
 
 
 def _blocks_of_rows(found: Attention) -> int:
-    return -(-_count(found.rows) // MOST_ROWS) * MOST_ROWS
+    return -(-count(found.rows) // MOST_ROWS) * MOST_ROWS
 
 
 def _rounded(value: str, dtype: str) -> str:
@@ -108,7 +100,7 @@ class _Renderer:
                 text = index if step == 1 else f"{index} // {step}"
                 digits.append(f"{loop.name} = {text if k == 0 else f'({text}) % {loop.extent}'}")
                 v.loop_names[loop] = loop.name
-                step *= _count((loop,))
+                step *= count((loop,))
         return v, digits
 
     def _function(self, side: str, v: Values, lines: Sequence[str], digits: Sequence[str], *more: str) -> list[str]:
@@ -160,7 +152,7 @@ class _Renderer:
     # -- the kernel ----------------------------------------------------------------------------------------------------
     def _kernel(self) -> list[str]:
         f = self.found
-        rows, given = _count(f.rows), ", ".join(self.buffers)
+        rows, given = count(f.rows), ", ".join(self.buffers)
         depth, width = (_block(v) for v in (f.depth, f.width))
         seen = live_columns(f.logits, f.rows[0], f.columns[0]) if len(f.rows) == len(f.columns) == 1 else Live()
         body = [
@@ -196,7 +188,7 @@ class _Renderer:
         return ["@triton.jit", f"def {self.name}({taken}):", *(f"    {line}" for line in body)]
 
     def _columns(self) -> list[str]:
-        columns = _count(self.found.columns)
+        columns = count(self.found.columns)
         return [
             f"cindex = (roffset + tl.arange(0, RBLOCK)){self.long}",
             f"cmask = tl.full([RBLOCK], True, tl.int1) if {columns} % RBLOCK == 0 else cindex < {columns}",
@@ -208,7 +200,7 @@ class _Renderer:
 
     def _bounds(self, seen: Live) -> list[str]:
         """From where to where columns have logits for a row of the block; nowhere, where the block has no rows."""
-        first, rows, columns = "block * XBLOCK", _count(self.found.rows), _count(self.found.columns)
+        first, rows, columns = "block * XBLOCK", count(self.found.rows), count(self.found.columns)
         lines = [f"all = tl.where({first} < {rows}, {columns}, 0)", "start = 0", "stop = all"]
         if seen.before is not None:
             lines[1] = f"start = tl.maximum({first} - {seen.before}, 0) // RBLOCK * RBLOCK"
@@ -239,7 +231,7 @@ class _Renderer:
 
 def _one(f: Attention) -> float:
     """The greatest weight. Sums are divided at the end: with values of bfloat16, which has the range of float32, they must not overflow before."""
-    return 0.5 ** (_count(f.columns) - 1).bit_length() if f.values.dtype == "bfloat16" else 1.0
+    return 0.5 ** (count(f.columns) - 1).bit_length() if f.values.dtype == "bfloat16" else 1.0
 
 
 __all__ = ["LEAST_BLOCK", "MOST_ROWS", "attention_of", "points", "render_matrices", "widest"]

@@ -124,9 +124,9 @@ def _candidates(
 
 def _is_worth(found: Attention, programs: int) -> bool:
     """Whether there are enough rows for the device's processors."""
-    rows = _count(found.rows)
-    blocks = _count(found.batch) * -(-rows // LEAST_ROWS)
-    return rows >= LEAST_ROWS and _count(found.columns) >= LEAST_COLUMNS and blocks * SHARE >= programs
+    rows = count(found.rows)
+    blocks = count(found.batch) * -(-rows // LEAST_ROWS)
+    return rows >= LEAST_ROWS and count(found.columns) >= LEAST_COLUMNS and blocks * SHARE >= programs
 
 
 def _joined(parts: list[KernelStep | ExternStep]) -> Kernel:
@@ -187,7 +187,7 @@ def attention(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> Atte
     if not all(covers(index, shape, of_these) for index, shape, of_these in shapes):
         return None
     depth, width = Var("depth0", left.shape[-1]), Var("width0", values.shape[-1])
-    if not all(1 < _count((v,)) <= MOST_WIDTH for v in (depth, width)):
+    if not all(1 < count((v,)) <= MOST_WIDTH for v in (depth, width)):
         return None
     stored = flat_index(softmax.store.index, layouts[probabilities.buffer])
     if probabilities.shape != scores.shape or not equal(_at(probabilities, (*lead, row, column)), stored):
@@ -408,7 +408,8 @@ def _narrow(n: Node) -> Node | None:
     return inner if inner.dtype in HALF else None
 
 
-def _count(loops: tuple[Var, ...]) -> int:
+def count(loops: tuple[Var, ...]) -> int:
+    """Points of loops of known extents."""
     total = 1
     for v in loops:
         assert isinstance(v.extent, int)
@@ -416,4 +417,4 @@ def _count(loops: tuple[Var, ...]) -> int:
     return total
 
 
-__all__ = ["Attention", "Factors", "attention", "join_products"]
+__all__ = ["Attention", "Factors", "attention", "count", "join_products"]
