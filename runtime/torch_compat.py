@@ -1,6 +1,7 @@
 """The only module that imports private torch names: what each is for, and the versions it was tested on (2.11, 2.13)."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -79,6 +80,7 @@ __all__ = [
     "copy_all",
     "cuda_stream",
     "decided",
+    "dimension_of_none",
     "disable_autocast",
     "drop_library_workspaces",
     "empty_strided_cpu",
@@ -90,6 +92,7 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "keep_item",
+    "known_equal",
     "made_without_grad",
     "no_modes",
     "operator_schemas",
@@ -341,6 +344,31 @@ def decided(size: object) -> int | None:
     n = size_hint(size, -1)
     # Only then can they; and the question is not cheap.
     return n if n in (0, 1) and statically_known_true(size == n) else None  # type: ignore[arg-type]
+
+
+def known_equal(a: object, b: object) -> bool:
+    """Whether two sizes (int or SymInt) are equal for all sizes that the graph is made for, as far as is known; adds no guard. [2.11, 2.13]"""
+    if type(a) is int and type(b) is int:
+        return a == b
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    if size_hint(a, -1) != size_hint(b, -1):
+        return False
+    return statically_known_true(a == b)  # type: ignore[arg-type]
+
+
+def dimension_of_none(sizes: Sequence[object]) -> int | None:
+    """The dimension that must be 0 because guards say that there are no elements and that no other one is; None if that is not known. Adds no
+    guard. [2.11, 2.13]
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    without = [k for k, n in enumerate(sizes) if size_hint(n, 1) == 0]
+    if len(without) != 1 or type(sizes[without[0]]) is int:
+        return None
+    none = statically_known_true(math.prod(sizes) == 0)  # type: ignore[arg-type]
+    others = (n for k, n in enumerate(sizes) if k != without[0])
+    return without[0] if none and all(statically_known_true(n != 0) for n in others) else None  # type: ignore[arg-type]
 
 
 def size_hint(size: object, unknown: int) -> int:

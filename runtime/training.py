@@ -12,8 +12,10 @@ from torch import fx
 
 from ..errors import ConfigError, UnsupportedError
 from .config import Config, current
+from .dispatch.joint import Gradients
 from .dispatch.trace import Traced
 from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
+from .execute.given import saved_inputs
 from .lower.graph import repeats
 from .partition import Partition, partition
 from .partition.partial import tangents_with, without_tangents
@@ -46,16 +48,22 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
     tangents = [n.meta["val"] for n in placeholders if n.meta.get("tangent")]
     arguments = len(placeholders) - len(tangents)
     results = traced.meta.num_outputs
-    parts = partition(
-        traced.graph,
-        arguments,
-        results,
-        policy=cfg.partition,  # type: ignore[arg-type]  # its choices are the policies
-        budget=cfg.activation_memory_budget,
-        never_saved_raw={*gradients.overwritten, *gradients.unkept},
-        lent=gradients.lent,
-        measure=lambda parts: _peak(parts, results, cfg),
-    )
+
+    def cut(also: Collection[int]) -> Partition | Cut:
+        return partition(
+            traced.graph,
+            arguments,
+            results,
+            policy=cfg.partition,  # type: ignore[arg-type]  # its choices are the policies
+            budget=cfg.activation_memory_budget,
+            never_saved_raw={*gradients.overwritten, *gradients.unkept, *also},
+            lent=gradients.lent,
+            measure=lambda parts: _peak(parts, results, cfg),
+        )
+
+    parts = cut(())
+    if len(tangents) > 1 and (lasting := _read_beyond(parts, gradients)):
+        parts = cut(lasting)
     returned, kept, saved = _trim(parts, results)
     inside = {k for r in gradients.wrapped_results for k in r.dense}
     read = {*gradients.tangents, *gradients.watched_results, *inside, *(k for where, k in saved if where == "output")}
@@ -80,8 +88,17 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
         len(tangents) > 1 and not gradients.wrapped_results,
         _is_symbolic(parts.backward),
         tangents_with(parts.backward) if len(tangents) > 1 else (),
+        saved_inputs(saved, [n.meta["val"] for n in returned[results:]]),
     )
     return Split(parts.forward, parts.backward, halves, written)
+
+
+def _read_beyond(parts: Partition | Cut, gradients: Gradients) -> set[int]:
+    """Saved inputs from which our backward computes something of a tangent for which eager's does not read them: the caller may write to
+    them then, so they are not to be saved as they are.
+    """
+    ours = zip(parts.origins, tangents_with(parts.backward), strict=False)
+    return {k for (what, k), needed in ours if what == "primal" and needed & ~gradients.read_for.get(("input", k), -1)}
 
 
 def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], list[tuple[str, int]]]:

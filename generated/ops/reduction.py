@@ -13,6 +13,7 @@ from ...runtime.lower.names import (
     is_float,
     is_known,
     kept,
+    lt,
     nan,
     numel,
     opmath,
@@ -273,7 +274,10 @@ def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
     if is_known(n) and gt(n, 0) and gt(n - less, 0):
         return to(b.call("aten.sum.dim_IntList", apart * (apart / (n - less)), dims, keepdim), dtype(self))
     total = b.call("aten.sum.dim_IntList", apart * apart, dims, keepdim)
-    return to(total / (b.call("aten.maximum.default", n - less, 0) if not is_known(n) else 0), dtype(self))
+    if is_known(n):
+        return to(total / 0, dtype(self))
+    count = b.call("aten.maximum.default", n - less, 0)
+    return to(total / (b.call("aten.minimum.default", count, n * (1 - less)) if lt(less, 0) else count), dtype(self))
 
 
 # spec: aten.std.correction

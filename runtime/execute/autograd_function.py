@@ -22,7 +22,8 @@ from ..dispatch.regions import Layout
 from ..dispatch.subclasses import Names, coerced, dense_tangent
 from ..torch_compat import in_transform, no_modes, saving_is_hooked
 from .batched import backward_by_rows
-from .support import as_described, described, restride
+from .given import Described, as_described, as_given, current, described
+from .support import restride
 
 Compiled = Callable[..., Any]
 
@@ -42,6 +43,8 @@ class Halves:
     partial     whether the backward is told which of the results got no gradient.
     symbolic    whether sizes are known only when the forward has run.
     saved_for   for each of `saved` the tangents from which and it something of the backward is computed, as bits; () counts as all.
+    given       for each of `saved` what the backward was compiled for where it is an input: a caller can give that other memory, of another
+                layout, between forward and backward (`x.data = y`). None for all others, and where a size is a symbol; () where all are.
     """
 
     arguments: int
@@ -54,6 +57,7 @@ class Halves:
     partial: bool = False
     symbolic: bool = False
     saved_for: tuple[int, ...] = ()
+    given: tuple[Described | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ def bind_halves(
         "Function": torch.autograd.Function,
         "forward_graph": forward,
         "as_described": as_described,
+        "as_given": as_given,
         "backward_by_rows": backward_by_rows,
         "backward_ready": backward.ready,
         "in_transform": in_transform,
@@ -118,6 +123,8 @@ def bind_halves(
         "math": math,
         "coerced": coerced,
         "counter_of": counter_of,
+        "current": current,
+        "given": tuple((k, d) for k, d in enumerate(halves.given) if d is not None),
         "dense_tangent": dense_tangent,
         "described": described,
         "partial": partial,
@@ -172,6 +179,11 @@ def _forward(halves: Halves, values: Names) -> list[str]:
         lines.append(f"ctx.save_for_backward({', '.join(tensors or ['nothing'])})")
     if tensors:
         lines.append(f"ctx.hooked = described(({', '.join(tensors)},)) if saving_is_hooked() else None")
+    if lent := [f"({n}, ref({_variable(*place)}))" for n, place in enumerate(halves.saved) if _is_lent(halves, n)]:
+        lines.append(f"ctx.lent = ({', '.join(lent)},)")
+    if later := _given_later(halves):
+        known = [f"({n}, described(({_variable(*halves.saved[n])},))[0])" for n in later]
+        lines.append(f"ctx.given = ({', '.join(known)},)")
     if sizes:
         lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
     if watched := _watched(halves):
@@ -179,7 +191,8 @@ def _forward(halves: Halves, values: Names) -> list[str]:
         texts = [
             f"({'counter_of' if t[0] in 'xo' else 'ref'}({t}), {t}._version{after}, {n})" for t, after, n in watched
         ]
-        lines.append(f"ctx.watched = ({', '.join(texts)},)")
+        # Autograd does not check what hooks have packed.
+        lines.append(f"ctx.watched = () if saving_is_hooked() else ({', '.join(texts)},)")
     if halves.constant:
         lines.append(f"ctx.mark_non_differentiable({', '.join(f'out[{k}]' for k in halves.constant)})")
     results = ["None" if k in inside else f"out[{k}]" for k in range(halves.results)]
@@ -207,6 +220,23 @@ def _guarded(halves: Halves) -> dict[tuple[str, int], int]:
         if needed != whole and (where == "input" or k < halves.results):
             found[place] = needed
     return found
+
+
+def _is_lent(halves: Halves, n: int) -> bool:
+    """Whether the saved value at position `n` is an input that is saved as an alias of its memory: autograd keeps the tensor object, and
+    sees when the caller gives it other memory.
+    """
+    where, _ = halves.saved[n]
+    return where == "input" and halves.saved[n] in _guarded(halves)
+
+
+def _given_later(halves: Halves) -> list[int]:
+    """Positions of saved inputs of which only the forward knows sizes and strides."""
+    if not halves.symbolic:
+        return []
+    inputs = enumerate(zip(halves.saved, halves.saved_is_tensor, strict=True))
+    known = halves.given or (None,) * len(halves.saved)
+    return [n for n, ((where, _), tensor) in inputs if where == "input" and tensor and known[n] is None]
 
 
 def _watched(halves: Halves) -> list[tuple[str, str, int]]:
@@ -269,6 +299,10 @@ def _backward(halves: Halves, values: Names) -> list[str]:
             "if ctx.hooked is not None:",
             f"    arguments[:{count}] = as_described(arguments[:{count}], ctx.hooked)",
         ]
+        otherwise = ["current(arguments, ctx.lent)"] if any(_is_lent(halves, n) for n in range(count)) else []
+        otherwise += ["as_given(arguments, given)"] if any(halves.given) else []
+        otherwise += ["as_given(arguments, ctx.given)"] if _given_later(halves) else []
+        lines += ["else:", *(f"    {line}" for line in otherwise)] if otherwise else []
     if tensors or halves.gradients.once:
         lines.append("ctx.maybe_clear_saved_tensors()")
     if halves.gradients.symbols:

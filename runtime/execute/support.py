@@ -108,31 +108,7 @@ def restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return out.copy_(t)
 
 
-Described = tuple[torch.device, torch.dtype, torch.Size, tuple[int, ...]]
-
-
-def described(tensors: Sequence[torch.Tensor]) -> list[Described]:
-    """What compiled code takes for granted of tensors: device, dtype, sizes and strides."""
-    return [(t.device, t.dtype, t.shape, t.stride()) for t in tensors]
-
-
-def as_described(tensors: Sequence[torch.Tensor], known: Sequence[Described]) -> list[torch.Tensor]:
-    """What `saved_tensors_hooks` gave back for tensors that were `described`, as compiled code reads it: in that dtype and with those strides
-    (offloading may lose the strides, compression the dtype). Raises RuntimeError for another device or other sizes.
-    """
-    found = []
-    for t, (device, dtype, shape, stride) in zip(tensors, known, strict=True):
-        if t.device != device or t.shape != shape:
-            raise RuntimeError(
-                f"the unpack function of saved_tensors_hooks returned a tensor of sizes {list(t.shape)} on {t.device} "
-                f"for one of sizes {list(shape)} on {device}"
-            )
-        plain = t.dtype == dtype and t.stride() == stride and not t.is_neg() and not t.is_conj()
-        found.append(t if plain else _laid_out(t, dtype, stride))
-    return found
-
-
-def _laid_out(t: torch.Tensor, dtype: torch.dtype, stride: tuple[int, ...]) -> torch.Tensor:
+def laid_out(t: torch.Tensor, dtype: torch.dtype, stride: tuple[int, ...]) -> torch.Tensor:
     """A copy in a dtype and with these strides. Along a dimension of stride zero all elements are the same: one of them is copied."""
     once = t[tuple(slice(None) if s else slice(1) for s in stride)]
     return torch.empty_strided(once.shape, stride, dtype=dtype, device=t.device).copy_(once).expand(t.shape)
@@ -156,7 +132,7 @@ def conform(
             op,
             f"opforge: {op} returned {t.dtype} where tracing says {dtype}; it is converted, please report it",
         )
-    return _laid_out(t, dtype, stride)
+    return laid_out(t, dtype, stride)
 
 
 def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:
@@ -167,9 +143,7 @@ def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:
 
 __all__ = [
     "Workspaces",
-    "as_described",
     "conform",
-    "described",
     "empty_strided",
     "out_of_range",
     "overload",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..torch_compat import size_hint
+from ..torch_compat import known_equal, size_hint
 
 
 def value(x: Any) -> Any:
@@ -58,19 +58,24 @@ def same_dtype(x: Any, y: Any) -> bool:
 
 
 def same_shape(x: Any, y: Any) -> bool:
-    return shape(x) == shape(y)
+    return same_sizes(shape(x), shape(y))
+
+
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether sizes are equal as far as is known: a rewrite adds no guard, or it would run for fewer sizes than the program does."""
+    return len(a) == len(b) and all(map(known_equal, a, b))
 
 
 def same_type(x: Any, y: Any) -> bool:
     """Shape, dtype, device and strides agree: one can stand for the other."""
     a, b = value(x), value(y)
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and same_layout(a, b)
+    return same_sizes(a.shape, b.shape) and a.dtype == b.dtype and a.device == b.device and same_layout(a, b)
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal strides where a dimension has more than one element."""
     return a.layout == b.layout and all(
-        n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True)
+        known_equal(n, 1) or known_equal(s, t) for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True)
     )
 
 

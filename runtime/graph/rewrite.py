@@ -170,7 +170,7 @@ def _agrees(old: torch.fx.Node, new: Any) -> bool:
 def _same(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
-    return a.dtype == b.dtype and a.device == b.device and a.shape == b.shape and predicates.same_layout(a, b)
+    return predicates.same_type(a, b)
 
 
 def _eliminate_dead(graph: torch.fx.Graph) -> None:

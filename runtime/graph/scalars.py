@@ -13,7 +13,7 @@ from torch import fx
 
 from ..dispatch.effects import must_run
 from ..torch_compat import OpOverload, no_modes
-from .predicates import fake_mode_of, same_layout
+from .predicates import fake_mode_of, same_type
 
 
 def give_numbers(gm: fx.GraphModule, device: str) -> list[str]:
@@ -75,9 +75,7 @@ def _with_numbers(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
             new = node.target(*given, **kwargs)
     except (RuntimeError, TypeError, NotImplementedError):
         return False  # an operator that takes no number there
-    if not isinstance(new, torch.Tensor) or (new.dtype, new.device, new.shape) != (old.dtype, old.device, old.shape):
-        return False
-    if not same_layout(new, old):
+    if not isinstance(new, torch.Tensor) or not same_type(new, old):
         return False
     node.args = tuple(numbers)
     return True

@@ -11,7 +11,7 @@ from ...errors import UnsupportedError
 from ..ir.index import SIGNED, Expr, Sym, expr, sym
 from ..ir.index import size as canonical
 from ..ir.nodes import Size
-from ..torch_compat import decided, symbol_hint, symbol_is_nonnegative
+from ..torch_compat import decided, dimension_of_none, symbol_hint, symbol_is_nonnegative
 
 
 class Sizes:
@@ -61,7 +61,9 @@ class Sizes:
             self._stride = False
 
     def shape(self, values: Any) -> tuple[Size, ...]:
-        return tuple([v if type(v) is int else self.index(v) for v in values])
+        found = tuple([v if type(v) is int else self.index(v) for v in values])
+        none = None if self._stride else dimension_of_none(values)
+        return found if none is None else (*found[:none], 0, *found[none + 1 :])
 
     def convert(self, e: Any) -> Size:
         """A sympy expression of sums, products, powers, floor divisions and remainders of symbols."""

@@ -96,3 +96,7 @@ def test_the_variance_of_nothing_is_nan() -> None:
     assert bool(compiled(torch.randn(0, 3)).isnan().all())
     some = torch.randn(4, 3)
     torch.testing.assert_close(compiled(some), some.var(0, correction=-1))
+    dynamic = torch.compile(lambda t: t.var(0, correction=-1.5), backend="opforge", dynamic=True)
+    for rows in (3, 0, 1, 2):
+        t = torch.randn(rows, 3)
+        torch.testing.assert_close(dynamic(t), t.var(0, correction=-1.5), equal_nan=True)

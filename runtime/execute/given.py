@@ -1,0 +1,70 @@
+"""What compiled code takes for granted of the tensors that a forward saved, where callers can change it before the backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .support import laid_out
+
+Described = tuple[torch.device, torch.dtype, torch.Size, tuple[int, ...]]
+
+
+def described(tensors: Sequence[torch.Tensor]) -> list[Described]:
+    """What compiled code takes for granted of tensors: device, dtype, sizes and strides."""
+    return [(t.device, t.dtype, t.shape, t.stride()) for t in tensors]
+
+
+def as_described(tensors: Sequence[torch.Tensor], known: Sequence[Described]) -> list[torch.Tensor]:
+    """What `saved_tensors_hooks` gave back for tensors that were `described`, as compiled code reads it: in that dtype and with those strides
+    (offloading may lose the strides, compression the dtype). Raises RuntimeError for another device or other sizes.
+    """
+    found = []
+    for t, (device, dtype, shape, stride) in zip(tensors, known, strict=True):
+        if t.device != device or t.shape != shape:
+            raise RuntimeError(
+                f"the unpack function of saved_tensors_hooks returned a tensor of sizes {list(t.shape)} on {t.device} "
+                f"for one of sizes {list(shape)} on {device}"
+            )
+        plain = t.dtype == dtype and t.stride() == stride and not t.is_neg() and not t.is_conj()
+        found.append(t if plain else laid_out(t, dtype, stride))
+    return found
+
+
+def saved_inputs(saved: Sequence[tuple[str, int]], values: Sequence[object]) -> tuple[Described | None, ...]:
+    """What of `saved` is an input that the backward is compiled for: of its value, where that is a tensor whose sizes and strides are numbers."""
+    found: list[Described | None] = []
+    for (where, _), value in zip(saved, values, strict=True):
+        if where == "input" and isinstance(value, torch.Tensor):
+            fixed = all(type(n) is int for n in (*value.shape, *value.stride()))
+            found.append(described([value])[0] if fixed else None)
+        else:
+            found.append(None)
+    return tuple(found)
+
+
+def current(arguments: list[torch.Tensor], lent: Sequence[tuple[int, Callable[[], torch.Tensor | None]]]) -> None:
+    """Put what an input holds now in the place of the memory that it had in the forward: autograd saves inputs as objects, so its formulas
+    see `x.data = y`. `lent` has the positions in `arguments` and references to the inputs; who is gone cannot have changed.
+    """
+    for k, reference in lent:
+        t = reference()
+        if t is not None:
+            arguments[k] = t.data
+
+
+def as_given(arguments: list[torch.Tensor], given: Sequence[tuple[int, Described]]) -> None:
+    """Saved inputs as the compiled backward reads them, where `x.data = y` has given one another layout since the forward. `given` has the
+    positions in `arguments` and what was described. Raises RuntimeError for another dtype, device or other sizes.
+    """
+    for k, known in given:
+        t = arguments[k]
+        device, dtype, shape, stride = known
+        if t.dtype is not dtype or t.shape != shape or t.device != device:
+            raise RuntimeError(
+                f"an input of a compiled graph had sizes {list(shape)} and {dtype} on {device} in the forward; before the backward its data "
+                f"was replaced by one of sizes {list(t.shape)} and {t.dtype} on {t.device}; run this part without torch.compile"
+            )
+        if t.stride() != stride and any(n > 1 and a != b for n, a, b in zip(shape, t.stride(), stride, strict=True)):
+            arguments[k] = laid_out(t, dtype, stride)
