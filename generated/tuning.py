@@ -92,6 +92,7 @@ TUNING: dict[int, Tuning] = {
                 Rule(x=64, r=32, programs=132, least=16, warps=8),
             ),
             "group": (Rule(x=1024, r=64, programs=2048, warps=1),),
+            "table": (Rule(x=1024, r=4, programs=2640, warps=4),),
         },
     ),
 }

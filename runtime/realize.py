@@ -131,7 +131,14 @@ def _build(
     with watch.stage("codegen"):
         rendered = target.render(plan, boxed)
         write = functools.partial(
-            render_wrapper, plan, parameters(lowered), OUT, boxed=boxed, support=target.support, groups=rendered.groups
+            render_wrapper,
+            plan,
+            parameters(lowered),
+            OUT,
+            boxed=boxed,
+            support=target.support,
+            groups=rendered.groups,
+            tables=rendered.tables,
         )
         wrapper = write(programs=rendered.programs)
     if watch.dump:

@@ -1,5 +1,6 @@
 """The only module that imports private torch names: what each is for, and the versions it was tested on (2.11, 2.13)."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -431,12 +432,17 @@ class WeakStorage:
         self._free(self.key)
 
 
+@functools.cache
+def _numbers(count: int) -> list[int]:
+    return list(range(count))
+
+
 def same_addresses(tensors: list[Any], addresses: list[int]) -> bool:
     """Whether the tensors' elements begin at these addresses; in one call where torch is built for CUDA. [2.11, 2.13]"""
     import torch
 
     if (equal := getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)) is not None:
-        return bool(equal(tensors, addresses, list(range(len(addresses)))))
+        return bool(equal(tensors, addresses, _numbers(len(addresses))))
     return [t.data_ptr() for t in tensors] == addresses
 
 

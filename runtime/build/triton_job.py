@@ -21,7 +21,7 @@ class Job:
     """All that shapes one binary: a module's source with the function `name`, the types behind its pointers, and how it is compiled.
 
     sizes    64-bit integers after the pointers.
-    aligned  all addresses are multiples of 16.
+    aligned  all addresses are multiples of 16, those too that the kernel reads from a table.
     """
 
     name: str
@@ -53,11 +53,14 @@ def compile_job(job: Job, folder: Path) -> Binary:
     from triton.compiler import ASTSource
 
     function = getattr(_module(job, folder), job.name)
-    types = [f"*{p}" for p in job.pointers] + ["i64"] * job.sizes + ["constexpr"] * 2
+    # ALIGNED is of those kernels that read their addresses from memory.
+    values = {"XBLOCK": job.xblock, "RBLOCK": job.rblock, "ALIGNED": ALIGNED if job.aligned else 1}
+    constants = {name: values[name] for name in function.arg_names if name in values}
+    types = [f"*{p}" for p in job.pointers] + ["i64"] * job.sizes + ["constexpr"] * len(constants)
     source = ASTSource(
         fn=function,
         signature=dict(zip(function.arg_names, types, strict=True)),
-        constexprs={"XBLOCK": job.xblock, "RBLOCK": job.rblock},
+        constexprs=constants,
         attrs={(k,): [["tt.divisibility", ALIGNED]] for k in range(len(job.pointers))} if job.aligned else {},
     )
     try:

@@ -23,7 +23,7 @@ from .triton_blocks import most_points, tuning_of
 from .triton_branch import Branches, branches
 from .triton_coarse import coarse
 from .triton_flat import collapsed
-from .triton_group import Members, arguments, blocks_of, selection
+from .triton_group import Members, arguments, blocks_of, constants, selection
 from .triton_launch import LOADED, launch, row_reads, wide
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
@@ -56,7 +56,7 @@ def render_kernel(
 
     homes    for buffers that are in the memory of another (updates in place), which one.
     members  one function for kernels that are alike but for buffers and numbers of points (`triton_group`): their pointers, one kernel's after
-             another's, then these numbers.
+             another's, then these numbers; or a table of all that, and how many there are.
     tuning   the table that its blocks come from.
     Booleans are behind pointers to 8-bit integers. Raises UnsupportedError, with the reason, for what Triton cannot say here.
     """
@@ -170,14 +170,15 @@ class _Renderer:
         head = [
             *_IMPORTS,
             "@triton.jit",
-            f"def {self.name}({', '.join([*taken, 'XBLOCK: tl.constexpr', 'RBLOCK: tl.constexpr'])}):",
+            f"def {self.name}({', '.join([*taken, *constants(self.members)])}):",
         ]
         if self.kernel.origins:
             head.append(f"    # {', '.join(self.kernel.origins)}")
         column = "[:, None]" if self.two_dim else ""
         start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
         if self.members:
-            body = [*selection(buffers, self.members), *self.v.constants, *self.before]
+            types = ["tl.int8" if (t := self.layouts[b].dtype) == "bool" else TYPES[t] for b in buffers]
+            body = [*selection(buffers, types, self.members), *self.v.constants, *self.before]
             body += blocks_of([*self.points, *self.lines], self.members, self.wide)
             return "\n".join(head + [f"    {line}" for line in body]) + "\n"
         body = [

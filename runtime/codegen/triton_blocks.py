@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from ...generated.tuning import TUNING, Rule, Tuning
 from .triton_attention import LEAST_BLOCK, MOST_ROWS
+from .triton_group import steps
 from .triton_launch import Launch
 from .triton_product import EDGE, LEAST_COLUMNS, LEAST_STEPS
 
@@ -76,9 +78,19 @@ def blocks(shape: Launch, tuning: Tuning | None = None) -> Blocks:
     return x, r, max(1, min(rule.warps, x * r // (WARP * rule.each))) if rule.each else rule.warps
 
 
-def group_rule(tuning: Tuning) -> Rule:
+def group_rule(tuning: Tuning, table: bool = False) -> Rule:
     """Of kernels of points that run as one, each of which goes through several blocks."""
-    return tuning.rules["group"][0]
+    return tuning.rules["table" if table else "group"][0]
+
+
+def group_blocks(points: Sequence[int], table: bool, shape: Launch, tuning: Tuning) -> Blocks:
+    """Of kernels of so many points that run as one, found by a tree or in a table. shape: of the longest."""
+    rule = group_rule(tuning, table)
+    many = steps(points, rule)
+    if many > 1 or not table:
+        return (rule.x, many, rule.warps) if many > 1 else blocks(shape, tuning)
+    x = min(rule.x, power(max(points)))
+    return x, 1, max(1, rule.warps * x // rule.x)
 
 
 def most_points(size: int, tuning: Tuning) -> int:
@@ -134,4 +146,15 @@ def power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-__all__ = ["WARP", "Blocks", "blocks", "group_rule", "kind_of", "most_points", "neighbours", "rule_of", "tuning_of"]
+__all__ = [
+    "WARP",
+    "Blocks",
+    "blocks",
+    "group_blocks",
+    "group_rule",
+    "kind_of",
+    "most_points",
+    "neighbours",
+    "rule_of",
+    "tuning_of",
+]

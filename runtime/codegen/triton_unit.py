@@ -11,12 +11,12 @@ from ..schedule.memory import home
 from ..schedule.plan import Kernel, Plan
 from ..schedule.together import together
 from .triton import render_kernel
-from .triton_blocks import MEASURED, Blocks, blocks, group_rule, tuning_of
-from .triton_group import Group, Members, can_join, most, steps, unit_of
+from .triton_blocks import MEASURED, Blocks, blocks, group_blocks, tuning_of
+from .triton_group import FILL, FILL_NAME, MEMBERS, Group, Members, can_join, fill_source, unit_of
 from .triton_launch import launch
 from .unit import anonymous
 
-MEMBERS = {
+TYPES = {
     "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "int8": "i8", "int16": "i16", "int32": "i32",
     "int64": "i64", "uint8": "u8", "bool": "i8",
 }  # fmt: skip
@@ -58,6 +58,11 @@ class TritonUnit:
         """The kernels of each group, whose buffers its function takes one kernel after another."""
         return {g.name: g.kernels for g in self.grouped.values()}
 
+    @property
+    def tables(self) -> frozenset[str]:
+        """The groups whose function takes tensors, and fills a table with their addresses."""
+        return frozenset(g.name for g in self.grouped.values() if g.table)
+
 
 def render_triton(plan: Plan, *, boxed: bool = False, capability: int = MEASURED) -> TritonUnit:
     """The kernels with the blocks that the table of a GPU (specs/tuning) gives them. Raises `UnsupportedError` for what Triton cannot say.
@@ -80,7 +85,7 @@ class _Unit:
         leads = {}
         for names in together(self.plan, self.key, boxed=boxed):
             points = tuple(_number(self.shapes[n].outer) for n in names)
-            group = Group(f"{names[0]}_x{len(names)}", names, points, unit_of(points[0]))
+            group = Group(f"{names[0]}_x{len(names)}", names, points, unit_of(points[0]), _pointers(kernels[names[0]]))
             self.unit.grouped.update(dict.fromkeys(names, group))
             leads[names[0]] = group
         for k in kernels.values():
@@ -97,14 +102,14 @@ class _Unit:
             return None
         unit = unit_of(_number(shape.outer))
         _, same = self.text(k, k.name, Members(1, unit))
-        return (same, shape.bytes, unit), most(len(k.reads) + len(k.writes))
+        return (same, shape.bytes, unit), MEMBERS
 
     def text(self, k: Kernel, name: str, members: Members | None) -> tuple[str, tuple[str, tuple[str, ...]]]:
         """A kernel's source, and what is equal for kernels that are the same binary."""
         buffers = (*k.reads, *k.writes)
         homes = {b: home(self.plan, b) for b in buffers}
         source = render_kernel(k, self.plan.layouts, name, homes, members, self.tuning)
-        types = tuple(MEMBERS[self.plan.layouts[n].dtype] for n in buffers)
+        types = tuple(TYPES[self.plan.layouts[n].dtype] for n in buffers)
         return source, (anonymous(source, name, (*buffers, *(b.name for b in k.scratch)), comment="#"), types)
 
     def lone(self, k: Kernel) -> None:
@@ -113,22 +118,27 @@ class _Unit:
         self.unit.programs[k.name] = shape.outer if x == 1 else (shape.outer + (x - 1)) // x
 
     def group(self, group: Group, first: Kernel) -> None:
-        rule = group_rule(self.tuning)
-        many = steps(group.points, rule)
         shape = replace(self.shapes[first.name], outer=max(group.points))
-        tile = (rule.x, many, rule.warps) if many > 1 else blocks(shape, self.tuning)
-        kernel = self.add(first, group.name, Members(len(group.kernels), group.unit), tile)
+        kernel = self.add(first, group.name, group.members, group_blocks(group.points, group.table, shape, self.tuning))
         self.unit.programs[group.name] = group.programs(kernel.xblock * kernel.rblock)
+        if group.table and FILL_NAME not in self.unit.kernels:
+            self.unit.kernels[FILL_NAME] = TritonKernel(FILL_NAME, fill_source(), ("i64",), FILL, 1, 1, 1)
+            self.unit.symbols[FILL_NAME] = FILL_NAME
 
     def add(self, k: Kernel, name: str, members: Members | None, tile: Blocks) -> TritonKernel:
         """The kernel of this text and with this XBLOCK, RBLOCK and number of warps, which may be that of another name."""
         source, same = self.text(k, name, members)
-        count = members.count if members else 1
-        sizes = len(k.symbols) if members is None else 2 * count
-        made = TritonKernel(name, source, same[1] * count, sizes, *tile)
+        pointers, sizes = same[1], len(k.symbols)
+        if members is not None:
+            pointers, sizes = (("i64",), 1) if members.table else (pointers * members.count, 2 * members.count)
+        made = TritonKernel(name, source, pointers, sizes, *tile)
         symbol = self.known.setdefault((same, tile) if members else same, name)
         self.unit.symbols[name] = symbol
         return self.unit.kernels.setdefault(symbol, made)
+
+
+def _pointers(k: Kernel) -> int:
+    return len(k.reads) + len(k.writes)
 
 
 def _number(n: Size) -> int:

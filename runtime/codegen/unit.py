@@ -18,7 +18,7 @@ PRELUDE = Path(__file__).resolve().parents[2] / "generated" / "kernels" / "prelu
 @dataclass(frozen=True)
 class Unit:
     """Source text, and for each kernel of the plan the C symbol that runs it (layers of a model share symbols). Calls say no number of
-    programs, and each runs one kernel: `programs` and `groups` are empty.
+    programs, and each runs one kernel: `programs`, `groups` and `tables` are empty.
     """
 
     source: str
@@ -26,6 +26,7 @@ class Unit:
     arity: dict[str, int]
     programs: Mapping[str, Size] = field(default_factory=dict)
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tables: frozenset[str] = frozenset()
 
 
 def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit:

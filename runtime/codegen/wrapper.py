@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -73,9 +73,10 @@ class WrapperWriter:
         support: str = "support",
         programs: Mapping[str, Size] = NO_PROGRAMS,
         groups: Mapping[str, tuple[str, ...]] = NO_GROUPS,
+        tables: Collection[str] = (),
     ):
         self.plan, self.parameters, self.out_targets, self.boxed = plan, parameters, out_targets, boxed
-        self.support, self.programs = support, programs
+        self.support, self.programs, self.tables = support, programs, tables
         self.kernels = {k.name: k for k in plan.kernels()}
         self.groups = {members[0]: (name, members) for name, members in groups.items()}
         self.followers = {name for members in groups.values() for name in members[1:]}
@@ -87,6 +88,7 @@ class WrapperWriter:
         ] = {}  # strided views of arena buffers: name → (buffer, shape, stride, offset)
         self.imports: list[str] = []  # what only some wrappers need
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
+        self.passed: dict[str, list[str]] = {}  # arena buffers whose addresses are passed together, by the function
         passed = Counter(home(plan, n) for k in plan.kernels() for n in (*k.reads, *k.writes))
         self.often = {n for n, count in passed.items() if count > 1}
         self.allocated: set[str] = set()
@@ -165,7 +167,8 @@ class WrapperWriter:
     def _workspace(self) -> list[str]:
         """The arena with the views that extern calls need, made once and used again."""
         lines = ["class Space:", '    """The memory of all intermediate values of one run."""', ""]
-        slots = sorted(self.tensors | {f"{n}_at" for n in self.pointers} | set(self.views))
+        pointers = {f"{n}_at" for n in (*self.pointers, *self.passed)}
+        slots = sorted(self.tensors | pointers | set(self.views))
         lines.append(f"    __slots__ = ({', '.join(repr(s) for s in ['arena', *slots])},)")
         lines += [
             "",
@@ -183,6 +186,8 @@ class WrapperWriter:
             lines.append(f"        self.{name} = reinterpret(self.{buffer}, {text})")
         for name in sorted(self.pointers):
             lines.append(f"        self.{name}_at = base + skip + {self._offset(name)}")
+        for name, buffers in self.passed.items():
+            lines.append(f"        self.{name}_at = [base + skip + n for n in {[self._offset(b) for b in buffers]}]")
         return [*lines, "", "", f"workspaces = Workspaces(Space, {self.plan.arena_bytes} + 64)", "", ""]
 
     def _bytes(self, b: Buffer) -> int:
@@ -216,12 +221,17 @@ class WrapperWriter:
             return
         called, members = self.groups.get(kernel.name, (kernel.name, (kernel.name,)))
         args: list[str] = []
+        buffers: list[str] = []
         for name in members:
             one = self.kernels[name]
             for written in one.writes:
                 if self._kind(written) == "own":
                     self._allocate(written)
-            args += [*(self._pointer(n) for n in (*one.reads, *one.writes)), *one.symbols]
+            buffers += [*one.reads, *one.writes]
+            if called not in self.tables:
+                args += [*(self._pointer(n) for n in (*one.reads, *one.writes)), *one.symbols]
+        if called in self.tables:
+            args = self._table(called, buffers)
         launched = called in self.programs
         if launched:
             args.insert(0, number(expr(self.programs[called])))
@@ -234,6 +244,21 @@ class WrapperWriter:
             )
             self.imports.append("out_of_range")
         self.body.append(call)
+
+    def _table(self, called: str, buffers: list[str]) -> list[str]:
+        """The tensors whose addresses fill a table, the addresses in the arena, and for each of `buffers` which one of these all it has."""
+        homes = [home(self.plan, n) for n in buffers]
+        tensors = list(dict.fromkeys(n for n in homes if self._kind(n) != "arena"))
+        arena = list(dict.fromkeys(n for n, of in zip(buffers, homes, strict=True) if self._kind(of) == "arena"))
+        place = {n: k for k, n in enumerate([*tensors, *arena])}
+        order = tuple(place[of if self._kind(of) != "arena" else n] for n, of in zip(buffers, homes, strict=True))
+        if arena:
+            self.passed[called] = arena
+        return [
+            f"[{', '.join(tensors)}]",
+            f"space.{called}_at" if arena else self.names.constant("nowhere", "[]"),
+            self.names.constant("order", repr(order)),
+        ]
 
     def _allocate(self, name: str) -> None:
         if name in self.allocated:
@@ -367,13 +392,22 @@ def render_wrapper(
     support: str = "support",
     programs: Mapping[str, Size] = NO_PROGRAMS,
     groups: Mapping[str, tuple[str, ...]] = NO_GROUPS,
+    tables: Collection[str] = (),
 ) -> str:
     """Python source of a module with `call(…)`, which takes the placeholders in order and returns a tuple. `boxed`: it takes one list of
     them, which it empties, and frees each after its last use. `support`: the module of `execute` that it imports from. `programs`: numbers
-    of programs of functions that are launched on a GPU, by name. `groups`: kernels that are called as one function, by its name.
+    of programs of functions that are launched on a GPU, by name. `groups`: kernels that are called as one function, by its name. `tables`: those
+    of them that take tensors, and addresses in the arena, for a table of their own.
 
     Kernel functions are put into the module by the loader under their names.
     """
     return WrapperWriter(
-        plan, parameters, out_targets, boxed=boxed, support=support, programs=programs, groups=groups
+        plan,
+        parameters,
+        out_targets,
+        boxed=boxed,
+        support=support,
+        programs=programs,
+        groups=groups,
+        tables=tables,
     ).render()

@@ -13,7 +13,7 @@ from .plan import Kernel, KernelStep, Plan
 OPEN = (
     8  # groups that may grow at a time: a plan whose kernels are all different must not be compared with all of itself
 )
-REACH = 256  # kernels that one may be moved over
+REACH = 1024  # kernels that one may be moved over
 
 Key = Callable[[Kernel], tuple[Hashable, int] | None]
 

@@ -50,9 +50,9 @@ class Target(Protocol):
         ...
 
     def render(self, plan: Plan, boxed: bool) -> Any:
-        """The source of the plan's kernels (`source`), which of them are called as one function (`groups`: their names by the function's), and
-        how many programs each function is launched with (`programs`), in a form of the target's own, which `compile` takes. `boxed`: the call
-        frees each argument after its last use.
+        """The source of the plan's kernels (`source`), which of them are called as one function (`groups`: their names by the function's),
+        which of these functions take tensors for a table (`tables`), and how many programs each is launched with (`programs`), in a form of the
+        target's own, which `compile` takes. `boxed`: the call frees each argument after its last use.
         """
         ...
 

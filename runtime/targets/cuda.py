@@ -16,10 +16,12 @@ from ..build.manifest import Entry
 from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, start_workers
 from ..codegen.triton_blocks import WARP
+from ..codegen.triton_group import FILL_NAME
 from ..codegen.triton_launch import launch
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config, current
 from ..execute.launch import Loaded, launcher, load_function
+from ..execute.tables import table_launcher
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
 from ..ir.nodes import Nest, Program, Size
@@ -105,13 +107,9 @@ class Cuda:
             kernel, binary = taken[symbol]
             group = groups.get(name)
             how = [list(kernel.pointers), kernel.sizes, kernel.xblock, kernel.rblock, kernel.warps]
-            symbols[name] = [
-                kernel.name,
-                how,
-                binary.meta,
-                [] if group is None else group.numbers(kernel.xblock * kernel.rblock),
-            ]
-            if kernel is not rendered.kernels[kernel.name]:
+            numbers = [] if group is None else group.numbers(kernel.xblock * kernel.rblock)
+            symbols[name] = [kernel.name, how, binary.meta, numbers, name in rendered.tables]
+            if name in rendered.programs and kernel is not rendered.kernels[kernel.name]:
                 if group is not None:
                     programs[name] = group.programs(kernel.xblock * kernel.rblock)
                 else:
@@ -143,13 +141,20 @@ class Cuda:
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
         loaded: dict[str, Callable[..., Any]] = {}
         known: dict[object, Callable[..., Any]] = {}
+        binaries: dict[str, Loaded] = {}
         with torch.cuda.device(self.index):
-            for name, (symbol, how, meta, numbers) in entry.meta["symbols"].items():
+            for name, (symbol, how, meta, numbers, table) in sorted(
+                entry.meta["symbols"].items(), key=lambda one: bool(one[1][4])
+            ):
+                # At once: what this device does not take is known before the graph runs.
+                if (first := binaries.get(symbol)) is None:
+                    first = binaries[symbol] = _loaded((entry.path / f"{symbol}.cubin").read_bytes(), meta)
+                other = functools.partial(_unaligned, entry.path, symbol, how)
+                if table:
+                    loaded[name] = table_launcher(first, other, symbol, loaded[FILL_NAME], numbers, self.index)
+                    continue
                 same = (symbol, *numbers)
                 if same not in known:
-                    # At once: what this device does not take is known before the graph runs.
-                    first = _loaded((entry.path / f"{symbol}.cubin").read_bytes(), meta)
-                    other = functools.partial(_unaligned, entry.path, symbol, how)
                     passed = how[1] - len(numbers)
                     known[same] = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers)
                 loaded[name] = known[same]

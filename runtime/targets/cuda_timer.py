@@ -53,11 +53,13 @@ class CudaBench:
         shared, threads = binary.meta["shared"], WARP * binary.meta["warps"]
         function = self.stack.enter_context(borrowed_function(binary.cubin, binary.meta["name"], shared, threads))
         loaded = function, shared, threads
-        numbers = self.work.numbers(one)
-        launch = launcher(
-            loaded, lambda: loaded, one.name, len(self.addresses), 0, torch.cuda.current_device(), numbers
-        )
-        run = functools.partial(launch, self.work.programs(one), *self.addresses)
+        numbers, addresses = self.work.numbers(one), self.addresses
+        if self.work.group is not None and self.work.group.table:
+            table = torch.tensor([*numbers, *addresses], device="cuda")
+            self.stack.callback(table.data_ptr)  # it lives as long
+            numbers, addresses = [len(self.work.group.kernels)], [table.data_ptr()]
+        launch = launcher(loaded, lambda: loaded, one.name, len(addresses), 0, torch.cuda.current_device(), numbers)
+        run = functools.partial(launch, self.work.programs(one), *addresses)
         run()
         torch.cuda.synchronize()
         return run

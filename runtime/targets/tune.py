@@ -114,8 +114,8 @@ def works_of(
     kernels = {k.name: k for k in plan.kernels()}
     groups = {group.name: group for group in unit.grouped.values()}
     done: set[str] = set()
-    for name, symbol in unit.symbols.items():
-        if symbol not in done:
+    for name in unit.programs:
+        if (symbol := unit.symbols[name]) not in done:
             done.add(symbol)
             group = groups.get(name)
             members = [kernels[m] for m in (group.kernels if group else (name,))]

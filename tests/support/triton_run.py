@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from opforge.runtime.codegen.triton import render_kernel
+from opforge.runtime.codegen.triton_group import FILL, FILL_NAME
 from opforge.runtime.codegen.triton_launch import launch
 from opforge.runtime.codegen.triton_unit import TritonUnit
 from opforge.runtime.ir.facts import evaluate
@@ -132,7 +133,12 @@ def _group_step(job: Job, unit: TritonUnit, first: str, prefix: Path) -> list[An
     known = {k.name: k for k in job.kernels}
     names = [b for member in group.kernels for b in (*known[member].reads, *known[member].writes)]
     x, r = (job.xblock, 2) if job.xblock else (kernel.xblock, kernel.rblock)
-    return [kernel.name, names, group.numbers(x * r), group.programs(x * r), x, r]
+    step = [kernel.name, names, group.numbers(x * r), group.programs(x * r), x, r]
+    if not group.table:
+        return step
+    filling = unit.kernels[FILL_NAME]
+    Path(f"{prefix}{FILL_NAME}.py").write_text(filling.source)
+    return [*step, len(group.kernels)]
 
 
 def _module(path: Path) -> Any:
@@ -149,16 +155,34 @@ def _run(root: Path) -> None:
     """The interpreter's process."""
     for k, steps in enumerate(json.loads((root / "plan.json").read_text())):
         memory = torch.load(root / f"k{k}.pt")
-        for name, names, sizes, programs, x, r in steps:
-            arguments = [memory[n].view(torch.int8) if memory[n].dtype == torch.bool else memory[n] for n in names]
+        for name, names, sizes, programs, x, r, *members in steps:
+            arguments: list[Any] = [
+                memory[n].view(torch.int8) if memory[n].dtype == torch.bool else memory[n] for n in names
+            ]
             if programs == 0:
                 continue
+            constants = {"XBLOCK": x, "RBLOCK": r}
+            if members:
+                table = _filled(root / f"k{k}_{FILL_NAME}.py", [*sizes, *(t.data_ptr() for t in arguments)])
+                arguments, sizes = [table], members
+                constants["ALIGNED"] = 1
             try:
-                getattr(_module(root / f"k{k}_{name}.py"), name)[(programs,)](*arguments, *sizes, XBLOCK=x, RBLOCK=r)
+                getattr(_module(root / f"k{k}_{name}.py"), name)[(programs,)](*arguments, *sizes, **constants)
             except Exception:
                 print(f"at k{k}_{name}", file=sys.stderr)
                 raise
         torch.save(memory, root / f"k{k}.out.pt")
+
+
+def _filled(path: Path, numbers: list[int]) -> torch.Tensor:
+    """A table with these numbers, which a kernel has written."""
+    table = torch.full((-(-len(numbers) // FILL) * FILL,), -1)
+    for start in range(0, len(numbers), FILL):
+        some = numbers[start : start + FILL]
+        some += [0] * (FILL - len(some))
+        getattr(_module(path), FILL_NAME)[(1,)](table[start:], *some, XBLOCK=1, RBLOCK=1)
+    assert table.tolist()[: len(numbers)] == numbers
+    return table
 
 
 def compile_sm90(

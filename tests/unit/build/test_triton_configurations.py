@@ -17,6 +17,7 @@ from opforge.runtime import realize as realize_module
 from opforge.runtime.build import triton_pool
 from opforge.runtime.build.triton_job import Binary, Job
 from opforge.runtime.build.triton_pool import compile_fitting
+from opforge.runtime.codegen.triton_group import FILL, FILL_NAME
 from opforge.runtime.codegen.triton_unit import TritonKernel
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
@@ -106,14 +107,15 @@ def build(f: Callable[..., Any], cfg: Config, *inputs: torch.Tensor) -> tuple[di
 
 
 def first_refused(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """A stand-in for the compiler, which takes no kernel at first and all from then on; the list gets those of the first time."""
+    """A stand-in for the compiler, which takes no kernel of several points at first and all from then on; the list gets those of the first time."""
     refused: list[Job] = []
+    taken = Binary(b"", {"name": "k", "shared": 0, "warps": 1})
 
     def compile_kernels(wanted: list[Job], cfg: Config, on_done: Any) -> list[Binary | BuildError]:
         if not refused:
             refused.extend(wanted)
-            return [BuildError("too large") for _ in wanted]
-        return [Binary(b"", {"name": "k", "shared": 0, "warps": 1}) for _ in wanted]
+            return [BuildError("too large") if job.xblock > 1 else taken for job in wanted]
+        return [taken for _ in wanted]
 
     monkeypatch.setattr(triton_pool, "compile_kernels", compile_kernels)
     return refused
@@ -155,10 +157,31 @@ def test_group_is_launched_as_it_was_taken(cfg: Config, monkeypatch: pytest.Monk
 
     refused = first_refused(monkeypatch)
     files, meta = build(f, cfg, *(torch.empty(n) for n in (2000, 400, 1600)))
-    ((name, (symbol, how, _, numbers)),) = meta["symbols"].items()
+    ((name, (symbol, how, _, numbers, table)),) = meta["symbols"].items()
     (job,) = refused
     assert name == symbol
     assert (len(how[0]), how[1], how[2], job.xblock) == (6, 6, 128, 512)
     assert numbers == [125, 25, 100, 0, 16, 20]
+    assert not table
     assert f"{name}(33, arg" in files["wrapper.py"].decode()
     assert meta["kernels"] == 1
+
+
+def ten(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+    return tuple(t.exp() for t in (a, b, c, d, e, f, g, h, i, j))
+
+
+@pytest.mark.usefixtures("device")
+def test_table_is_launched_as_it_was_taken(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the numbers of the smaller tiles; what fills it has no others."""
+
+    refused = first_refused(monkeypatch)
+    files, meta = build(ten, cfg, *(torch.empty(1600 + 16 * n) for n in range(10)))
+    job, filling = sorted(refused, key=lambda one: one.name == FILL_NAME)
+    assert (filling.name, filling.sizes) == (FILL_NAME, FILL)
+    name, (symbol, how, _, numbers, table) = next(item for item in meta["symbols"].items() if item[0] != FILL_NAME)
+    assert (name, table, job.xblock) == (symbol, True, 1024)
+    assert how == [["i64"], 1, 256, 1, how[-1]]
+    assert numbers == [*(100 + n for n in range(10)), *(7 * n for n in range(10))]
+    assert f"{name}(70, [arg" in files["wrapper.py"].decode()
+    assert meta["symbols"][FILL_NAME][1] == [["i64"], FILL, 1, 1, 1]

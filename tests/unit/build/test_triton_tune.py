@@ -19,6 +19,7 @@ from opforge.runtime import config
 from opforge.runtime import realize as realize_module
 from opforge.runtime.build import triton_pool
 from opforge.runtime.build.triton_job import Binary, Job
+from opforge.runtime.codegen.triton_group import FILL_NAME
 from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
@@ -109,7 +110,7 @@ def build(
 
 
 def taken(meta: dict[str, Any]) -> list[Blocks]:
-    return [tuple(how[2:]) for _, how, _, _ in meta["symbols"].values()]
+    return [tuple(how[2:]) for _, how, *_ in meta["symbols"].values()]
 
 
 def pointwise(x: Tensor) -> Tensor:
@@ -219,7 +220,7 @@ def test_group_is_launched_as_it_was_measured(cfg: Config, compiler: dict[str, A
 
     timer = Stopwatch({(256, 1, 1): 1.0})
     files, meta = build(f, cfg, timer, *(torch.empty(n) for n in (2000, 400, 1600)))
-    ((name, (_, how, _, numbers)),) = meta["symbols"].items()
+    ((name, (_, how, _, numbers, _)),) = meta["symbols"].items()
     assert how[2:] == [256, 1, 1]
     assert numbers == [125, 25, 100, 0, 8, 10]
     assert f"{name}(17, arg" in files["wrapper.py"].decode()
@@ -227,6 +228,24 @@ def test_group_is_launched_as_it_was_measured(cfg: Config, compiler: dict[str, A
     assert [work.memory[p].elements for p in work.pointers] == [2000, 2000, 400, 400, 1600, 1600]
     assert work.numbers(work.tried[0]) == [125, 25, 100, 0, 4, 5]
     assert work.programs(work.tried[0]) == 9
+
+
+def ten(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+    return tuple(t.exp() for t in (a, b, c, d, e, f, g, h, i, j))
+
+
+def test_table_is_launched_as_it_was_measured(cfg: Config, compiler: dict[str, Any]) -> None:
+    """What fills it is not measured."""
+
+    timer = Stopwatch({(512, 1, 2): 1.0})
+    files, meta = build(ten, cfg, timer, *(torch.empty(1600 + 16 * n) for n in range(10)))
+    (work,) = timer.works
+    assert work.group is not None
+    assert work.group.table
+    ((name, (_, how, _, numbers, table)),) = ((k, v) for k, v in meta["symbols"].items() if k != FILL_NAME)
+    assert (how, table) == ([["i64"], 1, 512, 1, 2], True)
+    assert numbers == [*(100 + n for n in range(10)), *(4 * n for n in range(10))]
+    assert f"{name}(40, [arg" in files["wrapper.py"].decode()
 
 
 def test_compiled_side_by_side(cfg: Config) -> None:

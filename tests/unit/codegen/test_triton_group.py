@@ -18,13 +18,14 @@ import triton
 
 from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.codegen.triton_blocks import group_rule, tuning_of
-from opforge.runtime.codegen.triton_group import ARGUMENTS, MEMBERS, Group, can_join, most, steps
+from opforge.runtime.codegen.triton_group import ARGUMENTS, FEW, MEMBERS, Group, can_join, steps
 from opforge.runtime.codegen.triton_launch import Launch
 from opforge.runtime.codegen.triton_unit import TritonUnit, render_triton
 from opforge.runtime.codegen.wrapper import render_wrapper
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.execute import support
 from opforge.runtime.ir.index import sym
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.check import check
@@ -73,9 +74,26 @@ def scaled(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple((t * 3).sin() + 1 for t in tensors)
 
 
-def several() -> list[Tensor]:
+def corrected(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """With numbers of steps that are worth a kernel of their own, whose results are in the arena."""
+    n = len(tensors) // 2
+    steps = torch._foreach_pow(0.9, list(tensors[n:]))
+    return tuple(torch._foreach_mul(list(tensors[:n]), steps))
+
+
+def many_steps() -> list[Tensor]:
+    """So long that they are not a program each."""
+    return [*(torch.rand(40_000) for _ in range(9)), *(torch.tensor(float(k)) for k in range(9))]
+
+
+def flags(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Booleans are behind pointers to 8-bit integers."""
+    return tuple((t > 0.5) | (t < 0.1) for t in tensors)
+
+
+def several(times: int = 1) -> list[Tensor]:
     torch.manual_seed(1)
-    sizes = (5, 0, 64, 7, 0, 96, 80, 31)
+    sizes = (0, 5, 0, 0, 64, 7, 0, 96, 80, 31, 0) * times
     return [torch.randn(n).to(t) for t in (torch.float32, torch.bfloat16) for n in sizes]
 
 
@@ -100,7 +118,15 @@ def sizes(unit: TritonUnit) -> list[int]:
 
 def test_same_to_the_bit() -> None:
     jobs = []
-    cases = [(adam, optimizer(SHAPES), 16), (scaled, several(), 32), (chained, [torch.rand(50), torch.rand(70)], 32)]
+    cases = [
+        (adam, optimizer(SHAPES), 16),
+        (scaled, several(), 32),
+        (chained, [torch.rand(50), torch.rand(70)], 32),
+        (adam, optimizer(SHAPES * 3), 16),
+        (scaled, several(8), 32),
+        (corrected, many_steps(), 1024),
+        (flags, [torch.rand(k + 20) for k in range(10)], 8),
+    ]
     for fn, inputs, xblock in cases:
         plan = planned(fn, inputs)
         for unit in (None, render_triton(plan)):
@@ -125,8 +151,43 @@ def test_few_launches() -> None:
     names = [b.name for b in plan.inputs]
     assert max(wrapper.count(f"{n}.data_ptr()") for n in names) == 1
     many = render_triton(planned(adam, optimizer([(64,)] * 70)))
-    assert sizes(many) == [32, 32, 6] * 2
-    assert len(many.kernels) == 4  # the two of 32 are one
+    assert sizes(many) == [70] * 2
+    assert many.tables == set(many.groups)
+    assert len(many.kernels) == 3  # one of them fills tables
+
+
+def test_tables_in_wrappers() -> None:
+    """A tensor is named once, whatever its places in the table are; memory in the arena by its address."""
+    wrappers = []
+    for fn, inputs in ((adam, optimizer([(64,)] * 9)), (corrected, many_steps())):
+        plan = planned(fn, inputs)
+        unit = render_triton(plan)
+        names = [b.name for b in plan.inputs]
+        wrappers.append(
+            render_wrapper(
+                plan, names, {}, support="cuda", programs=unit.programs, groups=unit.groups, tables=unit.tables
+            )
+        )
+        assert len(unit.tables) == len(unit.groups) == 2
+    steps, update = re.findall(r"    (k.*)", wrappers[0])
+    assert steps == f"k0_foreach_add_x9(9, [{', '.join(f'arg{k}' for k in range(36, 45))}], nowhere_0, order_1)"
+    assert update.count("arg") == 5 * 9
+    calls = {}
+    module: dict[str, Any] = {}
+    for name in re.findall(r"^    (k\w+)\(", wrappers[1], re.M):
+        module[name] = lambda *given, name=name: calls.update({name: given})
+    text = re.sub(r"from opforge.*import.*\n", "", wrappers[1])
+    module |= {"Workspaces": support.Workspaces, "empty_strided": support.empty_strided}
+    exec(text, module)
+    inputs = many_steps()
+    results = module["call"](*inputs)
+    (_, powers, at, first), (_, tensors, also_at, second) = calls.values()
+    assert at == also_at
+    assert [*powers, *at] == [*inputs[9:], *at]
+    assert [(powers + at)[k] for k in first] == [x for pair in zip(inputs[9:], at, strict=True) for x in pair]
+    wanted = [x for three in zip(inputs[:9], at, results, strict=True) for x in three]
+    found = [(tensors + at)[k] for k in second]
+    assert all(a is b for a, b in zip(found, wanted, strict=True))
 
 
 def test_shapes_and_sizes_do_not_matter() -> None:
@@ -149,8 +210,12 @@ def test_what_is_written_by_a_member_is_not_read_by_another() -> None:
 
 
 def test_limits() -> None:
-    assert most(2) == MEMBERS
-    assert all(most(n) * (n + 2) <= ARGUMENTS for n in range(1, 200))
+    for count in (2, FEW, FEW + 1, MEMBERS):
+        for pointers in (1, 7, 100, 300):
+            one = Group("g", ("k",) * count, (1,) * count, 1, pointers)
+            assert one.table or (count <= FEW and count * (pointers + 2) <= ARGUMENTS)
+            assert one.table == one.members.table
+            assert one.members.count in ((count,) if not one.table else (2, 8, 16, MEMBERS))
     kernel = planned(adam, optimizer([(64,)])).kernels()[-1]
     assert can_join(kernel, Launch(64, 1, True))
     assert not can_join(kernel, Launch(sym("s0"), 1, True))
@@ -176,12 +241,17 @@ def test_compiles_for_sm90_with_wide_loads(tmp_path: Path, monkeypatch: pytest.M
     made: list[Any] = []
     original = triton.compile
     monkeypatch.setattr(triton, "compile", lambda *args, **how: made.append(original(*args, **how)) or made[-1])
-    unit = render_triton(planned(adam, optimizer([(4096,), (100, 16), (32, 32)])))
-    for kernel in unit.kernels.values():
-        assert compile_job(cuda.job_of(kernel, 90), tmp_path).cubin[:4] == b"\x7fELF"
-    ptx = made[-1].asm["ptx"]
-    assert ptx.count("ld.global.v4") == 2 * 4  # of a parameter, its gradient and two states, eight elements a thread
-    assert ptx.count("st.global.v4") == 2 * 3
+    for times in (1, 4):
+        unit = render_triton(planned(adam, optimizer([(4096,), (100, 16), (32, 32)] * times)))
+        update = next(k for k in unit.kernels.values() if "lerp" in k.name)
+        for kernel in (*unit.kernels.values(), update):
+            assert compile_job(cuda.job_of(kernel, 90), tmp_path).cubin[:4] == b"\x7fELF"
+        each = 2 * (update.rblock if times == 1 else 1)  # eight elements a thread; few blocks are written out
+        ptx = made[-1].asm["ptx"]
+        assert ptx.count("ld.global.v4") == each * 4  # of a parameter, its gradient and two states
+        assert ptx.count("st.global.v4") == each * 3
+        assert compile_job(cuda.job_of(update, 90, aligned=False), tmp_path).cubin[:4] == b"\x7fELF"
+        assert "global.v" not in made[-1].asm["ptx"]
 
 
 def test_base_of_an_update_is_allocated_once() -> None:

@@ -1,0 +1,102 @@
+"""Kernels whose members' addresses are in a table in the device's memory, and the tables.
+
+A table is written by a small kernel that has the numbers among its arguments, and then never changed: other addresses make another table. So
+nothing is read that a later call may overwrite: no memory of the host's, and no table that work of another stream, or of this one, still reads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..codegen.triton_group import FILL
+from ..torch_compat import cuda_stream, empty_strided_cuda, same_addresses
+from .launch import Launch, Loaded, launcher
+
+KEPT = 4  # tables of a stream: results that are held until the next call is through are made in other memory than the last ones
+STREAMS = 8  # whose tables are kept
+
+
+@dataclass(frozen=True)
+class Table:
+    """One that is written, or will be before all that is launched later on its stream. Whoever has it keeps its memory.
+
+    tensors, others  the addresses in it: of tensors, and of parts of an arena.
+    aligned          all of them are multiples of 16.
+    """
+
+    memory: torch.Tensor
+    address: int
+    tensors: list[int]
+    others: list[int]
+    aligned: bool
+
+    def fits(self, tensors: list[torch.Tensor], others: list[int]) -> bool:
+        return others == self.others and same_addresses(tensors, self.tensors)
+
+
+def table_launcher(
+    first: Loaded, other: Callable[[], Loaded], name: str, fill: Launch, numbers: Sequence[int], device: int
+) -> Callable[..., None]:
+    """A function that launches a kernel on the current stream, with a table of its members. It takes the number of programs, a list of tensors, a
+    list of further addresses, and for each pointer of each member which of all these it is.
+
+    first    for addresses that are all multiples of 16: the function, with its shared memory and its threads.
+    other    loads that for other addresses.
+    fill     launches a kernel that writes FILL numbers to an address.
+    numbers  what stands in the table before the addresses: two for each member.
+
+    While a CUDA graph is recorded the table is made in the graph, by each replay, in memory of the graph's own: it lasts as long as the graph, and
+    nobody else writes there while it is read.
+    """
+    members = len(numbers) // 2
+
+    def unaligned() -> Loaded:
+        raise AssertionError("memory of torch's allocator is aligned")
+
+    runs = {True: launcher(first, unaligned, name, 1, 0, device, [members])}
+    known: dict[int, list[Table]] = {}
+    lock = threading.Lock()
+
+    def make(tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> Table:
+        found = [t.data_ptr() for t in tensors]
+        addresses = [*found, *others]
+        words = [*numbers, *(addresses[k] for k in order)]
+        words += [0] * (-len(words) % FILL)
+        memory = empty_strided_cuda((len(words),), (1,), torch.int64)
+        start = memory.data_ptr()
+        for k in range(0, len(words), FILL):
+            fill(1, start + 8 * k, *words[k : k + FILL])
+        return Table(memory, start, found, others, not any(a & 15 for a in addresses))
+
+    def table(tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> Table:
+        if torch.cuda.is_current_stream_capturing():
+            return make(tensors, others, order)
+        stream = cuda_stream(device)
+        tables = known.get(stream, [])
+        for one in tables:
+            if one.fits(tensors, others):
+                return one
+        made = make(tensors, others, order)
+        # A list that is read meanwhile, by another thread, does not change. The memory of what is dropped is used again in the stream's order.
+        with lock:
+            if not tables and len(known) >= STREAMS:
+                known.pop(next(iter(known)))
+            known[stream] = [made, *tables[: KEPT - 1]]
+        return made
+
+    def run(programs: int, tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> None:
+        if not programs:
+            return
+        found = table(tensors, others, order)
+        if found.aligned not in runs:
+            runs[False] = launcher(other(), unaligned, name, 1, 0, device, [members])
+        runs[found.aligned](programs, found.address)
+
+    return run
+
+
+__all__ = ["Table", "table_launcher"]
