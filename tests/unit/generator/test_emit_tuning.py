@@ -26,6 +26,7 @@ SPEC = """\
   - {kernel: attention, block: 64, x: 128, r: 64, programs: 108, least: 16, warps: 4}
   - {kernel: attention, x: 64, r: 64, programs: 108, least: 16, warps: 4}
   - {kernel: group, x: 1024, r: 16, programs: 864, warps: 1}
+  - {kernel: table, x: 512, r: 8, programs: 1728, warps: 2}
 """
 EXPECTED = """\
 #: By compute capability.
@@ -54,6 +55,7 @@ TUNING: dict[int, Tuning] = {
                 Rule(x=64, r=64, programs=108, least=16, warps=4),
             ),
             "group": (Rule(x=1024, r=16, programs=864, warps=1),),
+            "table": (Rule(x=512, r=8, programs=1728, warps=2),),
         },
     ),
 }
