@@ -158,7 +158,10 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     watch.text("forward_graph.py", lambda: str(parts.forward.code))
     watch.text("backward_graph.py", lambda: str(parts.backward.code))
     watch.text("autograd_function.py", lambda: emit_function(parts.halves))
-    forward, artifacts = compile_graph(parts.forward, cfg, watch, frugal=True, written=parts.written, fixed=static)
+    needed = {k for where, k in parts.halves.saved if where == "output"}
+    forward, artifacts = compile_graph(
+        parts.forward, cfg, watch, frugal=True, written=parts.written, fixed=static, needed=needed
+    )
     artifacts.function = emit_function(parts.halves)
 
     def backward(graph: torch.fx.GraphModule, watch: Watch) -> Compiled:
@@ -194,10 +197,12 @@ def compile_graph(
     frugal: bool = False,
     written: Mapping[int, int] = MappingProxyType({}),
     fixed: Collection[int] = (),
+    needed: Collection[int] = (),
 ) -> tuple[Compiled, Artifacts]:
     """Compile one functional graph. The result takes the graph's placeholders, one argument each (`boxed`: one list of them, which it
     empties, so that each is freed after its last use), and returns a tuple. `frugal`: as for `schedule`. `written`: positions of placeholders
-    → of outputs that it writes into them; None is returned there. `fixed`: positions of placeholders that seldom move in memory.
+    → of outputs that it writes into them; None is returned there. `fixed`: positions of placeholders that seldom move in memory;
+    `needed`: of outputs that a backward reads.
     """
     target = target_of(graph, cfg)
     with watch.stage("lower"):
@@ -210,7 +215,7 @@ def compile_graph(
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled graph: {error}") from error
     if cfg.cudagraphs and (recorder := target.recorder()) is not None:
-        call = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed)
+        call = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)
     return call, artifacts
 
 
@@ -222,6 +227,7 @@ def _recorded(
     fixed: Collection[int],
     cfg: Config,
     boxed: bool,
+    needed: Collection[int],
 ) -> Compiled:
     """The compiled graph, whose calls are recorded and replayed. Raises `UnsupportedError` with `strict` where that cannot be."""
     from .graphs.eligible import slots_of, why_not
@@ -233,7 +239,7 @@ def _recorded(
             raise UnsupportedError(f"a compiled graph cannot be recorded: {reason}")
         return call
     share = cfg.cudagraphs_share_memory
-    region = Region(call, slots_of(graph, fixed), recorder, boxed=boxed, strict=cfg.strict, share=share)
+    region = Region(call, slots_of(graph, fixed), recorder, boxed=boxed, strict=cfg.strict, share=share, needed=needed)
     return region.run if boxed else region
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..torch_compat import WeakStorage, no_modes, storage_at, storage_uses, tensor_uses
+from ..torch_compat import WeakStorage, no_modes, reinterpret_tensor, storage_at, storage_uses, tensor_uses
 
 _numbers = itertools.count()
 
@@ -105,6 +105,18 @@ class Block:
         self.own = self.own._replace(unused=self.uses())
         self.alone = self.weak.uses() == len(self.places) + 1 and all(map(Place.says_all, self.own.tensors))
 
+    def can_be_copied(self) -> bool:
+        """Whether the results in it can be given out in other memory: all are of one dtype, and nobody else knows the memory."""
+        return (
+            self.alone and len({p.dtype for p in self.places}) == 1 and self.size % self.places[0].dtype.itemsize == 0
+        )
+
+    def elements(self) -> torch.Tensor:
+        """All of the memory, in the dtype of the results: of those that `can_be_copied`."""
+        assert self.own is not None
+        place, size = self.places[0], self.size // self.places[0].dtype.itemsize
+        return reinterpret_tensor(self.own.tensors[0], (size,), (1,), -place.offset)
+
     def uses(self) -> int:
         """How many tensors and names in Python use the memory, beside the recording's own."""
         own = self.own
@@ -130,10 +142,14 @@ class Block:
 
 
 class Results:
-    """The blocks of one recording, and the region that it belongs to; `gone` with the recording."""
+    """The blocks of one recording, and the region that it belongs to; `gone` with the recording.
+
+    small  positions of the results in a block, by its number, that another recording could give out as copies.
+    """
 
     def __init__(self, blocks: Sequence[Block], region: weakref.ref[Any], inference: bool) -> None:
         self.blocks, self.region, self.inference, self.gone = list(blocks), region, inference, False
+        self.small: dict[int, frozenset[int]] = {}
 
     def record_anew(self) -> None:
         """Let the region forget what it has recorded."""
@@ -142,6 +158,13 @@ class Results:
 
     def in_use(self) -> bool:
         return any(b.uses() for b in self.blocks)
+
+
+class Way(NamedTuple):
+    """Blocks that somebody uses, of one recording's results."""
+
+    results: Results
+    blocks: list[Block]
 
 
 class Pool:
@@ -171,13 +194,14 @@ class Pool:
 
     def in_the_way(
         self, spared: frozenset[int], given: Mapping[int, tuple[int, ...]], args: Sequence[Any]
-    ) -> list[Results]:
+    ) -> list[Way]:
         """Results in use that a replay may overwrite: all but those in blocks that are `spared`, and those in blocks at an address that is
         `given` to it with some of its arguments, if nothing else uses them.
         """
         found = []
         for results in self.recent[:]:
             idle = True
+            blocks = []
             for block in results.blocks:
                 if not (n := block.uses()):
                     continue
@@ -186,8 +210,9 @@ class Pool:
                     continue
                 where = given.get(block.address)
                 if where is None or n != len(where) or any(_references(args, k) != _ALONE for k in where):
-                    found.append(results)
-                    break
+                    blocks.append(block)
+            if blocks:
+                found.append(Way(results, blocks))
             if idle:
                 self.recent.remove(results)
         return found

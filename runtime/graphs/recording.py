@@ -8,7 +8,7 @@ does: views, gradients and what autograd saved count alike.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +17,10 @@ import torch
 from ..dispatch.overlap import overlaps_itself
 from ..dispatch.regions import Layout
 from ..torch_compat import copy_all, reinterpret_tensor, same_addresses
-from .memory import Block, Loan, Place, Pool, Results
+from .memory import Block, Loan, Place, Pool, Results, Way
+
+SMALL = 64 << 10
+"""Bytes of a recording's results, in all, that may be given out as copies."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 """A function of a list of arguments, which it may empty: then what only the list holds is freed while it runs."""
@@ -68,6 +71,9 @@ class Slot:
 class Recording:
     """A region recorded for `args`, of which those at `copied` are copied to memory of the recording first. The list is as before.
 
+    fresh   positions of results that are given out as copies, in memory of nobody's recording, where they are small.
+    needed  positions of results that are not: a backward reads them where they are.
+
     Nothing has run yet: the results hold nothing before the first `replay`.
     """
 
@@ -82,6 +88,8 @@ class Recording:
         region: weakref.ref[Any],
         *,
         shared: bool,
+        fresh: Collection[int] = (),
+        needed: Collection[int] = (),
     ) -> None:
         self.pool = pool
         self.state = (recorder.place(), torch.is_inference_mode_enabled())
@@ -103,12 +111,33 @@ class Recording:
         lost = {k for where in self.given.values() for k in where}
         known = [(k, buffers.get(k, a)) for k, a in enumerate(args) if k not in lost]
         blocks: dict[int, Block] = {}
-        self.results = [_maker(r, known, blocks) for r in results]
+        self.results: list[_Maker] = [_maker(r, known, blocks) for r in results]
         del results, known, loan
         self.own = Results([b for b in blocks.values() if b.size], region, self.state[1])
         for block in self.own.blocks:
             block.count()
+        self.fresh: list[Block] = []
+        self._give_copies({*fresh}, needed)
         pool.add(self, self.own)
+
+    def _give_copies(self, fresh: set[int], needed: Collection[int]) -> None:
+        """Make copies of the results that should be, and note which others could be: whole blocks of memory, so that what shared it still does."""
+        places: dict[int, dict[int, _Home]] = {}
+        for k, r in enumerate(self.results):
+            if isinstance(r, _Home):
+                places.setdefault(r.block.number, {})[k] = r
+        left = SMALL
+        can = [b for b in self.own.blocks if b.can_be_copied() and places[b.number].keys().isdisjoint(needed)]
+        for block in sorted(can, key=lambda b: not fresh.issuperset(places[b.number])):  # those first that should
+            if block.size > left:
+                continue
+            if not fresh.issuperset(places[block.number]):
+                self.own.small[block.number] = frozenset(places[block.number])
+                continue
+            left -= block.size
+            for k, r in places[block.number].items():
+                self.results[k] = _Copy(len(self.fresh), r.shape, r.stride, block.places[r.k].offset)
+            self.fresh.append(block)
 
     def fits(self, args: Sequence[Any], state: State) -> bool:
         """Whether it was recorded for these sizes and addresses."""
@@ -119,7 +148,7 @@ class Recording:
             and all(args[k].shape == shape and args[k].stride() == stride for k, shape, stride in self.shapes)
         )
 
-    def in_the_way(self, args: Sequence[Any]) -> list[Results]:
+    def in_the_way(self, args: Sequence[Any]) -> list[Way]:
         """Results that somebody uses and a replay might overwrite. Only the list may hold arguments that this was given to overwrite."""
         return self.pool.in_the_way(self.spared, self.given, args)
 
@@ -129,7 +158,12 @@ class Recording:
             copy_all(self.buffers, [without_repeats(args[k]) for k in self.copied])
         self.run()
         self.pool.used(self.own)
-        return tuple(r.make(args) for r in self.results)
+        copies: list[torch.Tensor] = []
+        if self.fresh:
+            there = [b.elements() for b in self.fresh]
+            copies = [torch.empty_like(t) for t in there]
+            copy_all(copies, there)
+        return tuple(r.make(args, copies) for r in self.results)
 
 
 @dataclass(frozen=True)
@@ -141,10 +175,23 @@ class _Home:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
-    def make(self, args: Sequence[Any]) -> torch.Tensor:
+    def make(self, args: Sequence[Any], copies: Sequence[torch.Tensor]) -> torch.Tensor:
         own = self.block.own
         assert own is not None
         return reinterpret_tensor(own.tensors[self.k], self.shape, self.stride, 0)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A result in a copy of the memory that the recording writes."""
+
+    n: int  # among the copies
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def make(self, args: Sequence[Any], copies: Sequence[torch.Tensor]) -> torch.Tensor:
+        return reinterpret_tensor(copies[self.n], self.shape, self.stride, self.offset)
 
 
 @dataclass(frozen=True)
@@ -153,7 +200,7 @@ class _Argument:
 
     k: int
 
-    def make(self, args: Sequence[Any]) -> Any:
+    def make(self, args: Sequence[Any], copies: Sequence[torch.Tensor]) -> Any:
         return args[self.k]
 
 
@@ -165,7 +212,7 @@ class _View:
     place: Place
     after: int
 
-    def make(self, args: Sequence[Any]) -> torch.Tensor:
+    def make(self, args: Sequence[Any], copies: Sequence[torch.Tensor]) -> torch.Tensor:
         t, there = args[self.k], self.place
         if t.dtype == there.dtype:
             return reinterpret_tensor(t, there.shape, there.stride, self.after // t.itemsize)
@@ -177,13 +224,14 @@ class _View:
 class _Constant:
     value: Any
 
-    def make(self, args: Sequence[Any]) -> Any:
+    def make(self, args: Sequence[Any], copies: Sequence[torch.Tensor]) -> Any:
         return self.value
 
 
-def _maker(
-    result: Any, known: Sequence[tuple[int, Any]], blocks: dict[int, Block]
-) -> _Home | _Argument | _View | _Constant:
+_Maker = _Home | _Copy | _Argument | _View | _Constant
+
+
+def _maker(result: Any, known: Sequence[tuple[int, Any]], blocks: dict[int, Block]) -> _Maker:
     """How to make a result again: `known` are the arguments that it may be or share memory with, `blocks` those of other results by storage."""
     if not isinstance(result, torch.Tensor):
         return _Constant(result)

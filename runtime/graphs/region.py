@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
 
 from ...errors import OpforgeError, UnsupportedError, first_line
 from ..observe import counters
-from .memory import Pool, Results
+from .memory import Pool, Way
 from .recording import Boxed, Recorder, Recording, Slot, State, can_copy
 
 WARM_UPS = 1  # calls that load kernels and libraries before anything is recorded
@@ -35,8 +35,12 @@ class Region:
     Its recordings share memory with those of other regions, as long as that goes well: when results are in use and another region would
     overwrite them, or this one, the next ones are made `apart`, each in memory of its own.
 
+    A result that was held when the region was called again, or another one that shares its memory, is given out as a copy from then on, where
+    it is small.
+
     boxed   `call` takes a list, which it may empty, and is called by `run`.
     strict  raise `UnsupportedError` where nothing can be recorded.
+    needed  positions of results that are never copied: a backward reads them where they are.
     """
 
     def __init__(
@@ -48,10 +52,12 @@ class Region:
         boxed: bool = False,
         strict: bool = False,
         share: bool = True,
+        needed: Collection[int] = (),
     ) -> None:
         self.call: Boxed = call if boxed else lambda args: call(*args)
         self.slots, self.recorder, self.strict = list(slots), recorder, strict
         self.apart = not (share and recorder.shares())
+        self.needed, self.fresh = frozenset(needed), set[int]()
         self.recordings: list[Recording] = []
         self.copied: list[int] = []
         self.off = ""
@@ -84,11 +90,24 @@ class Region:
         made = self._record(args, state, ways)
         return None if made is None else made.replay(args)
 
-    def _record(self, args: list[Any], state: State, ways: Sequence[Sequence[Results]]) -> Recording | None:
+    def _record(self, args: list[Any], state: State, ways: Sequence[Sequence[Way]]) -> Recording | None:
         """A new recording for these arguments, or None; `ways`: of each one that fits what is in its way."""
         self._calls += 1
         self._follow(args)
-        if self._calls <= WARM_UPS or (ways and not self.apart and self._part(ways)):
+        if self._calls <= WARM_UPS:
+            return None
+        if (regions := _to_copy(ways)) is not None:
+            for region, positions in regions:
+                region.fresh |= positions
+                region.recordings.clear()
+            if any(region is not self for region, _ in regions):
+                # As where they part: what they gave out is gone before long, and their recordings and these are made in one memory.
+                for region, _ in regions:
+                    region._calls = 0
+                self.recordings.clear()
+                return None
+            ways = [] if regions else ways
+        elif not self.apart and self._part(ways):
             return None
         if len(ways) >= VERSIONS:
             self._refuse(f"results of {len(ways)} calls are held while it is called again")
@@ -108,6 +127,8 @@ class Region:
                 pool,
                 weakref.ref(self),
                 shared=not self.apart,
+                fresh=self.fresh,
+                needed=self.needed,
             )
         except (OpforgeError, RuntimeError) as error:
             # The pool has grown for it, and may be unusable: those that share it are recorded anew in another one, so that it goes.
@@ -120,9 +141,11 @@ class Region:
         self.recordings.insert(0, made)
         return made
 
-    def _part(self, ways: Sequence[Sequence[Results]]) -> bool:
+    def _part(self, ways: Sequence[Sequence[Way]]) -> bool:
         """Part the regions whose results are in the way from those that share memory. Whether to wait until they are gone."""
-        regions = [results.region() for way in ways for results in way]
+        regions = [way.results.region() for some in ways for way in some]
+        if not regions:
+            return False
         if all(region is self for region in regions):
             self.apart = True
             return False
@@ -168,3 +191,22 @@ class Region:
         counters.count_unrecorded(reason)
         if self.strict:
             raise UnsupportedError(f"a compiled graph is not recorded as a CUDA graph: {reason}") from error
+
+
+def _to_copy(ways: Sequence[Sequence[Way]]) -> list[tuple[Region, frozenset[int]]] | None:
+    """Regions that can give out as copies, from now on, all of their results that are in the way: with the positions of these. None where some
+    cannot, or nothing is in the way. Of recordings that are forgotten no more results come, so nothing need be done.
+    """
+    found: list[tuple[Region, frozenset[int]]] = []
+    for way in (way for some in ways for way in some):
+        region = way.results.region()
+        if region is None or not any(r.own is way.results for r in region.recordings):
+            continue
+        for block in way.blocks:
+            if (positions := way.results.small.get(block.number)) is None:
+                return None
+            found.append((region, positions))
+    return found if ways else None
+
+
+__all__ = ["Region"]

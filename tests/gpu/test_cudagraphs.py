@@ -40,6 +40,37 @@ def test_inference_replays() -> None:
     assert stats["unrecorded"] == {}
 
 
+@pytest.mark.parametrize("held", [1, 100])
+def test_losses_that_are_held(held: int) -> None:
+    """Until the next one, or for good: they are copies, and no other memory is recorded for them."""
+
+    def train(wrap: Callable[[Any], Any]) -> list[float]:
+        net = model()
+        run = wrap(lambda x: F.mse_loss(net(x), x))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        generator = torch.Generator("cuda").manual_seed(1)
+        x = torch.empty(32, 64, device="cuda")
+        kept: list[Tensor] = []
+        values = []
+        for _ in range(20):
+            x.normal_(generator=generator)
+            kept.append(run(x))
+            values.append(kept[-1].item())
+            del kept[:-held]
+            optimizer.zero_grad()
+            kept[-1].backward()
+            optimizer.step()
+        assert [t.item() for t in kept] == values[-held:]
+        return values
+
+    want = train(lambda f: f)
+    got = train(lambda f: recorded(f, strict=True))
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-3, atol=1e-4)
+    stats = opforge.stats()
+    assert stats["unrecorded"] == {}
+    assert 2 <= stats["recordings"] <= 8
+
+
 @pytest.mark.parametrize("late_zero", [False, True])
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_training_is_as_without(late_zero: bool, rounds: int) -> None:

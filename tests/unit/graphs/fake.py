@@ -147,7 +147,8 @@ class FakeRecorder:
                 ctypes.memset(address, self.device.random.randrange(256), size)
             for home, value in zip(homes, new, strict=True):
                 if home is not None:
-                    home.copy_(value)
+                    once = tuple(slice(None) if step else slice(1) for step in home.stride())
+                    home[once].copy_(value[once])
 
         return replay, results
 

@@ -6,6 +6,7 @@ import gc
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import opforge
+from opforge.runtime.graphs import recording
 from opforge.runtime.graphs import region as regions
 from opforge.runtime.graphs.memory import Block, Place
 from opforge.runtime.graphs.recording import Slot
@@ -55,7 +57,7 @@ class Step:
 
     def __init__(self, device: FakeDevice, **options: Any) -> None:
         self.recorders = [FakeRecorder(device), FakeRecorder(device)]
-        self.forward = Region(forward, [TENSOR, FIXED], self.recorders[0], **options)
+        self.forward = Region(forward, [TENSOR, FIXED], self.recorders[0], needed=[1, 2, 3], **options)
         self.backward = Region(backward, [FIXED, FIXED, FIXED, FIXED, TENSOR], self.recorders[1], boxed=True, **options)
 
     def __call__(self, x: Tensor, w: Tensor, g: Tensor) -> Sequence[Tensor]:
@@ -108,9 +110,15 @@ def test_regions_share_temporary_memory() -> None:
     assert all(len(region.recordings) == 1 for region in found)
 
 
-def test_gradients_that_stay_send_their_backward_apart() -> None:
-    """A forward would overwrite gradients of the step before, which are dropped only after it: they get memory of their own."""
-    step, (x, w, g) = Step(FakeDevice()), data()
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is so small that it is given out as a copy."""
+    monkeypatch.setattr(recording, "SMALL", 0)
+
+
+def with_gradients_that_stay(step: Step) -> None:
+    """Those of the step before are dropped after the next forward."""
+    x, w, g = data()
     gradients: Sequence[Tensor] = ()
     for _ in range(8):
         want = eager(x, w, g)
@@ -122,10 +130,95 @@ def test_gradients_that_stay_send_their_backward_apart() -> None:
         gradients = step.backward.run(kept)
         del y
         close(gradients, want[1:])
-    assert step.backward.apart
     assert not step.forward.apart
     assert sum(step.recorded()) <= 4
     assert step.recorders[0].replayed >= 5
+    assert opforge.stats()["unrecorded"] == {}
+
+
+@pytest.mark.usefixtures("large")
+def test_gradients_that_stay_send_their_backward_apart() -> None:
+    """A forward would overwrite them: they get memory of their own."""
+    step = Step(FakeDevice())
+    with_gradients_that_stay(step)
+    assert step.backward.apart
+
+
+def test_small_gradients_that_stay_are_copies() -> None:
+    step = Step(FakeDevice())
+    with_gradients_that_stay(step)
+    assert not step.backward.apart
+    assert step.backward.fresh == {0, 1}
+
+
+@pytest.mark.parametrize("small", [0, recording.SMALL])
+def test_a_loss_that_is_held_until_the_next_step(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is copied, and both go on sharing memory."""
+    monkeypatch.setattr(recording, "SMALL", small)
+    device = FakeDevice()
+    step, (x, w, g) = Step(device), data()
+    y = None
+    for _ in range(8):
+        x.normal_()
+        want = eager(x, w, g)
+        y, *kept = step.forward(x, w)
+        kept += [w, g]
+        close([y, *step.backward.run(kept)], want)
+    assert y is not None
+    assert step.forward.apart == (small == 0)
+    assert step.forward.fresh == (set() if small == 0 else {0})
+    assert opforge.stats()["unrecorded"] == {}
+    if small:
+        assert step.recorded() == [2, 2]
+        assert len(device.pools) == 1
+        (segments,) = (pool.segments for pool in device.pools)
+        assert not any(s.data_ptr() <= y.data_ptr() < s.data_ptr() + s.numel() for s in segments)
+
+
+def test_losses_of_all_steps() -> None:
+    """More than there are versions of a recording."""
+    step, (x, w, g) = Step(FakeDevice(), strict=True), data()
+    losses = []
+    for _ in range(3 * regions.VERSIONS):
+        x.normal_()
+        y, *kept = step.forward(x, w)
+        losses.append((y, eager(x, w, g)[0]))
+        step.backward.run([*kept, w, g])
+        del kept
+    for y, want in losses:
+        torch.testing.assert_close(y, want)
+    assert step.recorded()[0] == 2
+    assert opforge.stats()["unrecorded"] == {}
+
+
+def test_what_the_backward_reads_stays_where_it_is() -> None:
+    """A held result that is also kept is no copy: the backward would be recorded for each."""
+    step, (x, w, g) = Step(FakeDevice()), data()
+    a = None
+    for _ in range(6):
+        y, *kept = step.forward(x, w)
+        a = kept[0]
+        close(step.backward.run([*kept, w, g]), eager(x, w, g)[1:])
+        del y, kept
+    assert a is not None
+    assert step.forward.apart
+    assert step.forward.fresh == set()
+
+
+def test_small_is_counted_in_all() -> None:
+    """Of three held results, of which two are small enough together, one stays where it was: versions are recorded for it."""
+    n = recording.SMALL // 10
+    region = Region(lambda x: (x + 1, x + 2, x + 3), [TENSOR], FakeRecorder())
+    x = torch.zeros(n)  # four tenths
+    held: tuple[Any, ...] = ()
+    for k in range(8):
+        x.fill_(k)
+        got = region(x)
+        assert [t.eq(k + d).all() for d, t in enumerate(got, 1)] == [True] * 3
+        assert all(t.eq(k - 1 + d).all() for d, t in enumerate(held, 1))
+        held = tuple(got)
+    assert region.apart
+    assert [len(r.fresh) for r in region.recordings] == [2, 2]
     assert opforge.stats()["unrecorded"] == {}
 
 
@@ -297,6 +390,12 @@ def play(seed: int, choices: Sequence[tuple[int, int]]) -> None:
     """Calls, backwards, drops and failures of several steps on one device, in any order: nothing that is held ever changes."""
     device = FakeDevice(seed)
     rng = random.Random(seed)
+    small = rng.choice([0, 600, recording.SMALL])
+    with patch.object(recording, "SMALL", small):
+        _play(device, rng, choices)
+
+
+def _play(device: FakeDevice, rng: random.Random, choices: Sequence[tuple[int, int]]) -> None:
     steps = [Step(device, share=False), Step(device), Step(device)]
     lone = Region(lambda x: (x.sum(0), x * 2), [TENSOR], FakeRecorder(device))
     inputs = [data() for _ in range(2)]

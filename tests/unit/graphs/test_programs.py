@@ -70,6 +70,41 @@ def test_training_steps(recorders: list[FakeRecorder], late_zero: bool) -> None:
     assert sum(r.recorded for r in recorders) <= 8
 
 
+@pytest.mark.parametrize("held", [1, 100])
+def test_losses_that_are_held(recorders: list[FakeRecorder], held: int) -> None:
+    """Until the next one, or for good: none is overwritten, and both graphs go on sharing memory."""
+
+    def steps(wrap: Callable[[Any], Any]) -> list[float]:
+        torch.manual_seed(0)
+        model = mlp()
+        run = wrap(lambda x, y: F.mse_loss(model(x), y))
+        x, y = torch.randn(8, 6), torch.randn(8, 3)
+        losses: list[Tensor] = []
+        kept, values = [], []
+        for _ in range(12):
+            x.normal_()
+            kept.append(run(x, y))
+            values.append(kept[-1].item())
+            del kept[:-held]
+            kept[-1].backward()
+            for p in model.parameters():
+                assert p.grad is not None
+                p.data -= 0.05 * p.grad
+                p.grad = None
+        for loss, value in zip(kept, values[-held:], strict=True):
+            assert loss.item() == value
+            assert loss.requires_grad
+            losses.append(loss)
+        return values
+
+    want = steps(lambda f: f)
+    got = steps(compiled)
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want))
+    assert opforge.stats()["unrecorded"] == {}
+    assert all(r.recorded <= 3 and r.replayed >= 10 for r in recorders)
+    assert len(recorders[0].device.pools) == 1
+
+
 def test_gradients_that_add_up(recorders: list[FakeRecorder]) -> None:
     torch.manual_seed(0)
     model = mlp()

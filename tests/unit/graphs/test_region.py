@@ -13,6 +13,7 @@ from torch import Tensor
 
 import opforge
 from opforge.errors import UnsupportedError
+from opforge.runtime.graphs import recording
 from opforge.runtime.graphs import region as regions
 from opforge.runtime.graphs.recording import Slot, can_copy
 from opforge.runtime.graphs.region import Region
@@ -44,7 +45,8 @@ def test_the_first_call_runs_the_second_records_the_rest_replay() -> None:
     assert opforge.stats()["recordings"] == 1
 
 
-def test_results_that_are_held_are_not_overwritten() -> None:
+def test_results_that_are_held_are_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "SMALL", 0)
     region, recorder = made(lambda x: (x + 1, x - 1), TENSOR)
     x = torch.zeros(3)
     held = []
@@ -57,6 +59,82 @@ def test_results_that_are_held_are_not_overwritten() -> None:
     assert recorder.recorded == regions.VERSIONS
     (reason,) = opforge.stats()["unrecorded"]
     assert "are held" in reason
+
+
+def test_small_results_that_are_held_are_copies() -> None:
+    """From the second recording on, for as long as somebody wants them; the others stay where they are written."""
+    region, recorder = made(lambda x: (x + 1, x - 1, x[:1] * 2), TENSOR, strict=True)
+    x = torch.zeros(3)
+    held = []
+    for n in range(20):
+        x.fill_(n)
+        up, down, double = region(x)
+        assert double.eq(2 * n).all()
+        held += [(n + 1, up), (n - 1, down)]
+        for value, t in held:
+            assert t.eq(value).all()
+        del double
+    assert recorder.recorded == 2
+    assert region.fresh == {0, 1}
+    assert opforge.stats()["unrecorded"] == {}
+
+
+def test_copies_are_laid_out_as_the_results_and_share_memory_as_they_do() -> None:
+    def f(x: Tensor) -> Sequence[Tensor]:
+        y, z = x * 2, (x + 1).sum(0)
+        return y.t(), y[1:, ::2], y[0], z.expand(4, 3), torch.arange(3) + x[0].long(), x[:0] + 1
+
+    region, recorder = made(f, TENSOR)
+    x = torch.zeros(2, 3)
+    held = []
+    for n in range(6):
+        x.fill_(n)
+        got, want = region(x), f(x)
+        held.append((got, [t.clone() for t in want]))
+        for a, b in zip(got, want, strict=True):
+            assert torch.equal(a, b)
+            assert (a.stride(), a.storage_offset(), a.dtype) == (b.stride(), b.storage_offset(), b.dtype)
+            assert a.untyped_storage().nbytes() == b.untyped_storage().nbytes()
+            if n:  # not the call that ran as it is
+                assert (a._version, a._base, a.requires_grad, a.is_inference()) == (0, None, False, False)
+        got[0][0, 1] = -1.0
+        assert got[1][0, 0] == -1
+        assert got[2].ne(-1).all()
+        got[0][0, 1] = 2.0 * n
+    for some, copies in held:
+        for a, b in zip(some, copies, strict=True):
+            assert torch.equal(a, b)
+    assert region.fresh == {0, 1, 2, 3, 4}
+    assert recorder.recorded == 2
+
+
+def test_copies_in_inference_mode_are_inference_tensors() -> None:
+    region, _ = made(lambda x: (x + 1,), TENSOR)
+    x = torch.zeros(3)
+    held = []
+    with torch.inference_mode():
+        for _ in range(4):
+            held += region(x)
+    assert region.fresh == {0}
+    assert all(t.is_inference() for t in held)
+
+
+def test_memory_of_several_dtypes_is_not_copied() -> None:
+    def f(x: Tensor) -> Sequence[Tensor]:
+        y = x + 1
+        return y, y.view(torch.int32)
+
+    region, recorder = made(f, TENSOR)
+    x = torch.zeros(3)
+    held = []
+    for n in range(3):
+        x.fill_(n)
+        held.append((n, region(x)))
+    for n, (y, bits) in held:
+        assert y.eq(n + 1).all()
+        assert y.data_ptr() == bits.data_ptr()
+    assert region.fresh == set()
+    assert recorder.recorded == 2  # versions
 
 
 @pytest.mark.parametrize(
