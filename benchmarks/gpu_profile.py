@@ -2,13 +2,16 @@
 
     python benchmarks/gpu_profile.py adamw                            eager, Inductor and opforge
     python benchmarks/gpu_profile.py gpt2,vit --backend opforge-reduce
+    python benchmarks/gpu_profile.py adamw --backend opforge --host   and the Python functions that take the host's time
 
 `busy` is the time of all kernels, `step` the time from event to event around it: what is not busy waits for the host.
 """
 
+import cProfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -23,7 +26,24 @@ from programs.gpu_models import PROGRAMS, GpuProgram
 STEPS = 3
 
 
-def profiled(p: GpuProgram, name: str, rows: int) -> str:
+def host_functions(step: Callable[[], Any], rows: int) -> list[str]:
+    """Python functions, and C functions that they call, by their own time in a step. The profiler makes calls slower than work."""
+    profiler = cProfile.Profile()
+    torch.cuda.synchronize()
+    profiler.enable()
+    for _ in range(STEPS):
+        step()
+    profiler.disable()
+    torch.cuda.synchronize()
+    found = sorted(profiler.getstats(), key=lambda e: -e.inlinetime)
+    names = [e.code if isinstance(e.code, str) else f"{e.code.co_filename}:{e.code.co_name}" for e in found]
+    return [
+        f"{e.inlinetime * 1e6 / STEPS:10.1f} µs {e.callcount / STEPS:7.1f} x  {name[-110:]}"
+        for e, name in zip(found[:rows], names, strict=False)
+    ]
+
+
+def profiled(p: GpuProgram, name: str, rows: int, host: bool) -> str:
     """A table of the kernels of a step, the longest first, as text."""
     torch._dynamo.reset()
     with fresh_caches(name) as folder, torch.set_grad_enabled(p.kind == "train"):
@@ -42,6 +62,7 @@ def profiled(p: GpuProgram, name: str, rows: int) -> str:
             for _ in range(STEPS):
                 running.step()
             torch.cuda.synchronize()
+        functions = host_functions(running.step, rows) if host else []
     events = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
     busy_us = sum(e.self_device_time_total for e in events) / STEPS
     lines = [
@@ -49,13 +70,14 @@ def profiled(p: GpuProgram, name: str, rows: int) -> str:
     ]
     for e in events[:rows]:
         lines.append(f"{e.self_device_time_total / STEPS:10.1f} µs {e.count / STEPS:7.1f} x  {e.key[:110]}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *functions])
 
 
 def main(
     only: Annotated[str, typer.Argument(help="names of programs, with commas between")],
     backend: Annotated[str, typer.Option(help=f"columns, of eager, {', '.join(MODES)}")] = "eager,inductor,opforge",
     rows: Annotated[int, typer.Option(help="kernels shown of each")] = 25,
+    host: Annotated[bool, typer.Option("--host", help="also Python functions by their own time")] = False,
     out: Annotated[Path | None, typer.Option(help="folder for the tables; printed only without it")] = None,
 ) -> None:
     """The kernels of a step by device time."""
@@ -71,7 +93,7 @@ def main(
             backends.load(base)
     for name in only.split(","):
         for column in backend.split(","):
-            text = profiled(PROGRAMS[name], column, rows)
+            text = profiled(PROGRAMS[name], column, rows, host)
             print(text, flush=True)
             if out is not None:
                 out.mkdir(parents=True, exist_ok=True)
