@@ -94,6 +94,10 @@ def works(plan: Plan, gpu: int, table: bool) -> list[Work]:
         found = [work for _, work in works_of(plan, render_triton(plan, capability=gpu))]
     finally:
         triton_group.FEW, triton_unit.MEMBERS = few, most
+    for reason in {w for w in found if isinstance(w, str)}:
+        console.print(f"not measured: {reason}")
+    if not found:
+        console.print(f"[red]no kernels in a plan of {len(plan.steps)} steps")
     return [replace(w, tried=tuple(configurations(w.kernel, table))) for w in found if isinstance(w, Work)]
 
 
@@ -130,6 +134,8 @@ def main(
                         totals[key] = totals.get(key, 0.0) + us
                 if not table and work.group is not None:
                     moved = 28 * sum(work.group.points)
+            if not totals:
+                continue
             first = next(iter(totals))
             for key, us in sorted(totals.items(), key=lambda item: item[1])[:shown]:
                 mark = " <- of the table" if key == first else ""
