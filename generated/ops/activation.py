@@ -59,7 +59,7 @@ def elu(b, self, alpha=1, scale=1, input_scale=1):
 
 # spec: aten.celu
 def celu(b, self, alpha=1.0):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(is_float(dtype(self)) and alpha != 0, "is_float(dtype(self)) and alpha != 0")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self > 0, self, alpha * s.expm1(self / alpha)))

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, gt, is_float, is_int, numel, opmath, rank, shape, to
+from ...runtime.lower.names import dtype, ge, gt, is_float, numel, opmath, rank, shape, to
 
 
 # spec: aten.mse_loss
@@ -28,6 +28,7 @@ def mse_loss_backward(b, grad_output, self, target, reduction):
 
 # spec: aten.smooth_l1_loss
 def smooth_l1_loss(b, self, target, reduction=1, beta=1.0):
+    b.native_if(ge(beta, 0), "beta >= 0")
     apart = b.call("aten.abs.default", self - target)
     loss = (
         b.call(
@@ -74,9 +75,27 @@ def soft_margin_loss(b, self, target, reduction=1):
 
 # spec: aten.binary_cross_entropy
 def binary_cross_entropy(b, self, target, weight=None, reduction=1):
-    yes = b.call("aten.clamp_min.default", b.call("aten.log.default", self), -100.0)
-    no = b.call("aten.clamp_min.default", b.call("aten.log1p.default", b.call("aten.neg.default", self)), -100.0)
-    loss = (target - 1.0) * no - target * yes
+    b.native_if(
+        is_float(dtype(self)) and is_float(dtype(target)) and shape(self) == shape(target),
+        "is_float(dtype(self)) and is_float(dtype(target)) and (shape(self) == shape(target))",
+    )
+    x = b.demanded(
+        self,
+        b.call("aten.logical_and.default", b.call("aten.ge.Scalar", self, 0.0), b.call("aten.le.Scalar", self, 1.0)),
+        "RuntimeError",
+        "all elements of input should be between 0 and 1",
+    )
+    y = b.demanded(
+        target,
+        b.call(
+            "aten.logical_and.default", b.call("aten.ge.Scalar", target, 0.0), b.call("aten.le.Scalar", target, 1.0)
+        ),
+        "RuntimeError",
+        "all elements of target should be between 0 and 1",
+    )
+    yes = b.call("aten.clamp_min.default", b.call("aten.log.default", x), -100.0)
+    no = b.call("aten.clamp_min.default", b.call("aten.log1p.default", b.call("aten.neg.default", x)), -100.0)
+    loss = (y - 1.0) * no - y * yes
     if weight is not None:
         loss = loss * weight
     return (
@@ -109,7 +128,10 @@ def binary_cross_entropy_with_logits(b, self, target, weight=None, pos_weight=No
 
 # spec: aten.nll_loss_forward
 def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
-    b.native_if(is_float(dtype(self)) and is_int(dtype(target)), "is_float(dtype(self)) and (is_int(dtype(target)))")
+    b.native_if(
+        is_float(dtype(self)) and dtype(target) in ["int64", "uint8"],
+        'is_float(dtype(self)) and dtype(target) in ["int64", "uint8"]',
+    )
     b.raises("IndexError")
     d = rank(self) - 1
     live = b.call("aten.ne.Scalar", target, ignore_index)
@@ -140,7 +162,7 @@ def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
 
 # spec: aten.nll_loss2d_forward
 def nll_loss2d_forward(b, self, target, weight, reduction, ignore_index):
-    b.native_if(is_int(dtype(target)), "is_int(dtype(target))")
+    b.native_if(dtype(target) in ["int64", "uint8"], 'dtype(target) in ["int64", "uint8"]')
     b.raises("IndexError")
     kind = opmath(dtype(self))
     live = b.call("aten.ne.Scalar", target, ignore_index)

@@ -103,18 +103,13 @@ _TABLE = {
         inside(coords: list[index], shape: list[index]) -> elem
         steps(start: number, end: number, step: number) -> index
         sliced(start: optional[index], end: optional[index], n: index) -> list[index]
-        within(x: index, lo: index, hi: index) -> elem
-        inside(coords: list[index], shape: list[index]) -> elem
-        steps(start: number, end: number, step: number) -> index
-        sliced(start: optional[index], end: optional[index], n: index) -> list[index]
     """,
     "builder": """
         index_of(x: elem, n: index) -> index
         place_of(x: elem, n: index) -> index
-        first_of(conds: list[elem], values: list[elem]) -> elem
-        place_of(x: elem, n: index) -> index
         guarded(cond: elem, value: elem, other: elem) -> elem
         first_of(conds: list[elem], values: list[elem]) -> elem
+        demanded(t: tensor, holds: tensor, error: str, says: str) -> tensor
     """,
 }
 

@@ -222,8 +222,8 @@ class Values:
         live = ["xmask"] + ([self.inner_mask] if self.is_deep(n) else [])
         if not (n.args[2].op == "const" and n.args[2].attr):
             live.append(args[2])
-        error, place = n.attr
-        return f"tp.bounded({args[0]}, {args[1]}, {' & '.join(live)}, {f'{error}: index out of range in {place}'!r})"
+        error, message = n.attr
+        return f"tp.bounded({args[0]}, {args[1]}, {' & '.join(live)}, {f'{error}: {message}'!r})"
 
     def bitcast(self, n: Node, arg: str) -> str:
         source, target = n.args[0].dtype, n.dtype

@@ -136,9 +136,9 @@ def conform(
 
 
 def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:
-    """Raise what the check `number` (from 1) of a kernel says: an exception type and the place of the operator."""
-    error, place = faults[number - 1]
-    raise _ERRORS[error](f"index out of range in {place}")
+    """Raise what the check `number` (from 1) of a kernel says: an exception type and its message."""
+    error, message = faults[number - 1]
+    raise _ERRORS[error](message)
 
 
 __all__ = [

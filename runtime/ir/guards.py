@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable
 
 from .nodes import Node, Size, const, index_node, rebuild
@@ -11,7 +12,16 @@ def bounded(value: Node, n: Size, error: str, place: str = "") -> Node:
     """An int64 position that data brings, as one of 0..n-1. One that is not is 0 and a fault: the graph raises the exception called
     `error` (a builtin) with `place` in its message. `n` must not be 0.
     """
-    return Node("bounded", (value, index_node(n), const(True, "bool")), "int64", (error, place))
+    message = f"index out of range in {place}"
+    return Node("bounded", (value, index_node(n), const(True, "bool")), "int64", (error, message))
+
+
+def demanded(value: Node, holds: Node, error: str, message: str) -> Node:
+    """`value`, a float, where `holds`; elsewhere nan and a fault, as of a position that is out of range."""
+    wrong = Node("where", (holds, const(0, "int64"), const(2, "int64")), "int64")
+    check = Node("bounded", (wrong, index_node(2), const(True, "bool")), "int64", (error, message))
+    kept = Node("eq", (check, const(0, "int64")), "bool")
+    return Node("where", (kept, value, const(math.nan, value.dtype)), value.dtype)
 
 
 def masked(node: Node, mask: Node, anywhere: Container[Node] = ()) -> Node:
@@ -39,7 +49,7 @@ def masked(node: Node, mask: Node, anywhere: Container[Node] = ()) -> Node:
 
 
 def checks(roots: Iterable[Node]) -> dict[tuple[str, str], int]:
-    """What the faults of some expressions say (exception type and place), numbered from 1 in the order of their evaluation."""
+    """What the faults of some expressions say (exception type and message), numbered from 1 in the order of their evaluation."""
     found: dict[tuple[str, str], int] = {}
     seen: set[Node] = set()
     for root in roots:
@@ -50,4 +60,4 @@ def checks(roots: Iterable[Node]) -> dict[tuple[str, str], int]:
     return found
 
 
-__all__ = ["bounded", "checks", "masked"]
+__all__ = ["bounded", "checks", "demanded", "masked"]

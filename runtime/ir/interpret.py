@@ -185,7 +185,7 @@ class _Interpreter:
             value, size, live = args
             good = (value >= 0) & (value < size)
             if bool((live & ~good).any()):
-                raise getattr(builtins, n.attr[0])(f"index out of range in {n.attr[1]}")
+                raise getattr(builtins, n.attr[0])(n.attr[1])
             return torch.where(good, value, 0)
         if n.op == "to_dtype":
             return args[0].to(self.dtype(n.dtype))

@@ -26,7 +26,7 @@ class Node:
 
     op      a name of `scalars.yaml`, or `const` (attr: the value), `index` (attr: an Expr; int64), `load` (attr: `LoadAt`;
             args: () or (mask,), a masked load gives 0 where the mask is false and touches no memory there), or `bounded`
-            (args: value, n, live; attr: exception type, place): `value` where 0 <= value < n, else 0 and, where `live`, a fault.
+            (args: value, n, live; attr: exception type, message): `value` where 0 <= value < n, else 0 and, where `live`, a fault.
     dtype   of the result, as a string.
     """
 

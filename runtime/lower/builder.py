@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ..ir.facts import positive_for_sizes
-from ..ir.guards import bounded, checks, masked
+from ..ir.guards import bounded, checks, demanded, masked
 from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
 from ..ir.index import size as canonical
 from ..ir.nodes import (
@@ -277,6 +277,14 @@ class Builder:
                 raise UnsupportedError("a position in a dimension that may have no elements")
             value = bounded(value, n, self._error or "IndexError", self.place)
         return indirect(value, 0, n - 1 if isinstance(n, int) else None)
+
+    def demanded(self, t: Tensor, holds: Tensor, error: str, says: str) -> Tensor:
+        """`t`, of floats; where `holds`, of the same sizes, does not hold somewhere the graph raises `error` when it runs."""
+        if not self.checks or self._error == "nothing":
+            return t
+        at = self.coords(t.shape)
+        value = demanded(self.at(t, at), self.at(holds, at), error, f"{says}: {self.place}")
+        return self.define(t.shape, value, t.dtype)
 
     def first_of(self, conditions: Sequence[Any], values: Sequence[Any]) -> Any:
         """The value of the first condition that holds, reading nothing else; 0 when none holds."""

@@ -241,8 +241,14 @@ def broadcast(*shapes: Sequence[Size]) -> list[Size]:
 
 
 def broadcasted(i: Sequence[Size], shape_: Sequence[Size]) -> list[Size]:
-    """Coordinates for an operand of `shape_` from those of the common shape."""
+    """Coordinates for an operand of `shape_` from those of the common shape. Raises UnsupportedError where it does not broadcast to that."""
+    if len(shape_) > len(i):
+        raise UnsupportedError(f"{list(shape_)} has more dimensions than what it is broadcast to")
     tail = i[len(i) - len(shape_) :]
+    for x, n in zip(tail, shape_, strict=True):
+        extent = 1 if isinstance(x, int) else n if x.var is None else x.var.extent
+        if n != 1 and isinstance(n, int) and isinstance(extent, int) and n != extent:
+            raise UnsupportedError(f"{n} elements are not broadcast to {extent}")
     return [0 if n == 1 else x for x, n in zip(tail, shape_, strict=True)]
 
 

@@ -200,7 +200,7 @@ def test_no_position_of_an_empty_dimension() -> None:
 
 def test_text_reads_back() -> None:
     program = program_of(taken, [torch.randn(11), torch.arange(4)])
-    assert 'bounded{("IndexError", "taken: x[k]", )}' in dump(program)
+    assert 'bounded{("IndexError", "index out of range in taken: x[k]", )}' in dump(program)
     assert parse(dump(program)).items == program.items
 
 
