@@ -103,6 +103,7 @@ __all__ = [
     "registered_effect",
     "reinterpret_tensor",
     "same_addresses",
+    "saved_objects",
     "saving_is_hooked",
     "selective_context",
     "shares_version",
@@ -138,6 +139,13 @@ def python_source(expr: object) -> str:
 
     text: str = PythonPrinter().doprint(expr)
     return text
+
+
+def saved_objects(ctx: object) -> list[Any]:
+    """What an autograd function has saved, without a look at versions; not for what hooks have packed. Raises where autograd has freed it.
+    [2.11, 2.13]
+    """
+    return [kept.data for kept in ctx._raw_saved_tensors]  # type: ignore[attr-defined]
 
 
 def saving_is_hooked() -> bool:

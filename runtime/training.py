@@ -13,13 +13,15 @@ from torch import fx
 from ..errors import ConfigError, UnsupportedError
 from .config import Config, current
 from .dispatch.joint import Gradients
+from .dispatch.operators import op_info
 from .dispatch.trace import Traced
 from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
 from .execute.given import saved_inputs
 from .lower.graph import repeats
 from .partition import Partition, partition
-from .partition.partial import tangents_with, without_tangents
+from .partition.partial import needed_for, tangents_with, without_tangents
 from .partition.split import Halves as Cut
+from .torch_compat import OpOverload
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,21 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
     arguments = len(placeholders) - len(tangents)
     results = traced.meta.num_outputs
 
-    def cut(also: Collection[int]) -> Partition | Cut:
+    def cut() -> Partition | Cut:
         return partition(
             traced.graph,
             arguments,
             results,
             policy=cfg.partition,  # type: ignore[arg-type]  # its choices are the policies
             budget=cfg.activation_memory_budget,
-            never_saved_raw={*gradients.overwritten, *gradients.unkept, *also},
+            never_saved_raw={*gradients.overwritten, *gradients.unkept},
             lent=gradients.lent,
             measure=lambda parts: _peak(parts, results, cfg),
         )
 
-    parts = cut(())
-    if len(tangents) > 1 and (lasting := _read_beyond(parts, gradients)):
-        parts = cut(lasting)
+    parts = cut()
+    while len(tangents) > 1 and _keep_made_from_inputs(traced.graph, parts, gradients):
+        parts = cut()
     returned, kept, saved = _trim(parts, results)
     inside = {k for r in gradients.wrapped_results for k in r.dense}
     read = {*gradients.tangents, *gradients.watched_results, *inside, *(k for where, k in saved if where == "output")}
@@ -93,12 +95,26 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
     return Split(parts.forward, parts.backward, halves, written)
 
 
-def _read_beyond(parts: Partition | Cut, gradients: Gradients) -> set[int]:
-    """Saved inputs from which our backward computes something of a tangent for which eager's does not read them: the caller may write to
-    them then, so they are not to be saved as they are.
+def _keep_made_from_inputs(joint: fx.GraphModule, parts: Partition | Cut, gradients: Gradients) -> bool:
+    """Mark what is computed again, from an input that is saved, for a tangent for which eager's backward does not read that input: the caller
+    may have written to it by then. Whether something was marked that was not.
     """
-    ours = zip(parts.origins, tangents_with(parts.backward), strict=False)
-    return {k for (what, k), needed in ours if what == "primal" and needed & ~gradients.read_for.get(("input", k), -1)}
+    placeholders = [n for n in parts.backward.graph.nodes if n.op == "placeholder"]
+    known = {n.name: n for n in joint.graph.nodes if n.op == "call_function"}
+    needed = needed_for(parts.backward)
+    marked = False
+    for (what, k), source in zip(parts.origins, placeholders, strict=False):
+        beyond = needed[source] & ~gradients.read_for.get(("input", k), -1) if what == "primal" else 0
+        work = list(source.users) if beyond else []
+        while work:
+            node = work.pop()
+            if not needed.get(node, 0) & beyond:
+                continue
+            if isinstance(node.target, OpOverload) and op_info(node.target).kind == "view":
+                work += node.users
+            elif node.name in known and not known[node.name].meta.keys() & {"must_save", "recompute"}:
+                marked = known[node.name].meta["must_save"] = True
+    return marked
 
 
 def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], list[tuple[str, int]]]:

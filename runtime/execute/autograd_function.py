@@ -22,7 +22,7 @@ from ..dispatch.regions import Layout
 from ..dispatch.subclasses import Names, coerced, dense_tangent
 from ..torch_compat import in_transform, no_modes, saving_is_hooked
 from .batched import backward_by_rows
-from .given import Described, as_described, as_given, current, described
+from .given import Described, as_described, as_given, as_kept, described
 from .support import restride
 
 Compiled = Callable[..., Any]
@@ -122,8 +122,8 @@ def bind_halves(
         "Tensor": torch.Tensor,
         "math": math,
         "coerced": coerced,
+        "as_kept": as_kept,
         "counter_of": counter_of,
-        "current": current,
         "given": tuple((k, d) for k, d in enumerate(halves.given) if d is not None),
         "dense_tangent": dense_tangent,
         "described": described,
@@ -173,14 +173,18 @@ def _forward(halves: Halves, values: Names) -> list[str]:
     sizes: list[str] = []
     guarded = _guarded(halves)
     for place, tensor in zip(halves.saved, halves.saved_is_tensor, strict=True):
-        # What only some tangents need is saved without its version counter: whether a write to it matters is known in the backward.
-        (tensors if tensor else sizes).append(_variable(*place) + (".data" if place in guarded else ""))
+        (tensors if tensor else sizes).append(_variable(*place))
     if tensors or halves.gradients.once:
         lines.append(f"ctx.save_for_backward({', '.join(tensors or ['nothing'])})")
     if tensors:
         lines.append(f"ctx.hooked = described(({', '.join(tensors)},)) if saving_is_hooked() else None")
-    if lent := [f"({n}, ref({_variable(*place)}))" for n, place in enumerate(halves.saved) if _is_lent(halves, n)]:
-        lines.append(f"ctx.lent = ({', '.join(lent)},)")
+    if guarded:
+        # Whether a write to what only some tangents need matters is known in the backward.
+        versions = [
+            f"({t}._version{_bump(halves, p)}, {guarded.get(p, -1)})"
+            for t, p in zip(tensors, halves.saved, strict=False)
+        ]
+        lines.append(f"ctx.versions = ({', '.join(versions)},)")
     if later := _given_later(halves):
         known = [f"({n}, described(({_variable(*halves.saved[n])},))[0])" for n in later]
         lines.append(f"ctx.given = ({', '.join(known)},)")
@@ -222,12 +226,10 @@ def _guarded(halves: Halves) -> dict[tuple[str, int], int]:
     return found
 
 
-def _is_lent(halves: Halves, n: int) -> bool:
-    """Whether the saved value at position `n` is an input that is saved as an alias of its memory: autograd keeps the tensor object, and
-    sees when the caller gives it other memory.
-    """
-    where, _ = halves.saved[n]
-    return where == "input" and halves.saved[n] in _guarded(halves)
+def _bump(halves: Halves, place: tuple[str, int]) -> str:
+    """What is added to the version of an argument that the wrapper is about to write."""
+    where, k = place
+    return " + 1" if where == "input" and k in halves.gradients.bumped else ""
 
 
 def _given_later(halves: Halves) -> list[int]:
@@ -243,25 +245,15 @@ def _watched(halves: Halves) -> list[tuple[str, str, int]]:
     """Tensors that eager's backward needs and autograd does not watch for ours: their variables in the forward, what is added to their
     version because the wrapper is about to write them, and the tangents for which they are needed, as bits.
     """
-    guarded = _guarded(halves)
-    saved = {place for place in halves.saved if place not in guarded}
+    saved = {*halves.saved}
     inputs = [k for k in halves.gradients.watched_inputs if ("input", k) not in saved]
     results = [k for k in halves.gradients.watched_results if ("output", k) not in saved]
-    bumped = halves.gradients.bumped
     made = halves.gradients.wrapped_results
     wrappers = [(f"v{k}", f" + {n}" if n else "") for k, n in halves.gradients.watched_wrappers]
     wrappers += [(f"w{k}", "") for k, r in enumerate(made) if r.watched]
     places = [("input", k) for k in inputs] + [("output", k) for k in results]
-    places += [place for place in guarded if place not in places]
     read_for = halves.gradients.read_for if halves.partial else {}
-    dense = [
-        (
-            _variable(*place),
-            " + 1" if place[0] == "input" and place[1] in bumped else "",
-            guarded.get(place, read_for.get(place, -1)),
-        )
-        for place in places
-    ]
+    dense = [(_variable(*place), _bump(halves, place), read_for.get(place, -1)) for place in places]
     return dense + [(variable, after, -1) for variable, after in wrappers]
 
 
@@ -289,6 +281,8 @@ def _backward(halves: Halves, values: Names) -> list[str]:
     # for autograd too, unless the caller retains the graph.
     tensors = any(halves.saved_is_tensor)
     saved = ["*ctx.saved_tensors"] if tensors else []
+    if _guarded(halves):
+        saved = ["*(as_kept(ctx, ~missing) if ctx.hooked is None else ctx.saved_tensors)"]
     saved += ["*ctx.sizes"] if not all(halves.saved_is_tensor) else []
     if halves.gradients.once and not tensors:
         lines.append("ctx.saved_tensors")  # raises where autograd has freed the graph
@@ -299,8 +293,7 @@ def _backward(halves: Halves, values: Names) -> list[str]:
             "if ctx.hooked is not None:",
             f"    arguments[:{count}] = as_described(arguments[:{count}], ctx.hooked)",
         ]
-        otherwise = ["current(arguments, ctx.lent)"] if any(_is_lent(halves, n) for n in range(count)) else []
-        otherwise += ["as_given(arguments, given)"] if any(halves.given) else []
+        otherwise = ["as_given(arguments, given)"] if any(halves.given) else []
         otherwise += ["as_given(arguments, ctx.given)"] if _given_later(halves) else []
         lines += ["else:", *(f"    {line}" for line in otherwise)] if otherwise else []
     if tensors or halves.gradients.once:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from ..dispatch.joint import written_since
+from ..torch_compat import saved_objects
 from .support import laid_out
 
 Described = tuple[torch.device, torch.dtype, torch.Size, tuple[int, ...]]
@@ -44,14 +47,15 @@ def saved_inputs(saved: Sequence[tuple[str, int]], values: Sequence[object]) -> 
     return tuple(found)
 
 
-def current(arguments: list[torch.Tensor], lent: Sequence[tuple[int, Callable[[], torch.Tensor | None]]]) -> None:
-    """Put what an input holds now in the place of the memory that it had in the forward: autograd saves inputs as objects, so its formulas
-    see `x.data = y`. `lent` has the positions in `arguments` and references to the inputs; who is gone cannot have changed.
+def as_kept(ctx: Any, given: int) -> list[torch.Tensor]:
+    """What `save_for_backward` keeps, as objects, for a call with the tangents `given` (bits): `ctx.versions` has the version that each had and
+    the tangents that need it. Raises RuntimeError, as eager does, where one was written to since and is needed, and where autograd has freed them.
     """
-    for k, reference in lent:
-        t = reference()
-        if t is not None:
-            arguments[k] = t.data
+    tensors = saved_objects(ctx)
+    for t, (version, needed) in zip(tensors, ctx.versions, strict=True):
+        if needed & given and t._version != version:
+            raise written_since(t, version)
+    return tensors
 
 
 def as_given(arguments: list[torch.Tensor], given: Sequence[tuple[int, Described]]) -> None:

@@ -156,7 +156,9 @@ def _read_whole(f: Facts, v: int) -> bool:
 
 
 def _regions(f: Facts, rules: Rules) -> None:
-    """Checkpointed regions: their nodes are computed again and not kept, but for what leaves the region and what cannot run twice."""
+    """Checkpointed regions: their nodes are computed again and not kept, but for what leaves the region and what cannot run twice. What is
+    pinned outside of them is not computed again.
+    """
     leaving = set()
     for v, tag in enumerate(f.tag):
         if tag is None or f.backward[v] or not f.tensor[v]:
@@ -166,7 +168,10 @@ def _regions(f: Facts, rules: Rules) -> None:
             root = f.root[v]
             leaving.add(root if f.tag[root] == tag and f.tensor[root] else v)
     for v, tag in enumerate(f.tag):
-        if tag is None or f.backward[v] or f.kind[v] <= OpClass.SYMBOL:
+        if f.backward[v] or f.kind[v] <= OpClass.SYMBOL:
+            continue
+        if tag is None:
+            rules.banned[v] = rules.banned[v] or (f.pinned[v] and f.kind[v] is not OpClass.VIEW)
             continue
         whole = f.inputs[v][0] if f.kind[v] is OpClass.PART else v
         once = f.kind[whole] >= OpClass.FIXED or (f.pinned[v] and f.kind[v] is not OpClass.VIEW)

@@ -38,7 +38,7 @@ class Facts:
     root        what a view views in the end; itself for anything else.
     level       heavy nodes on the longest path to it: consumers of a higher level run after some heavy kernel, so never in one with it.
     tag         the checkpointed region, or None.
-    pinned      whether a region's policy wants it kept (of a view: what it views).
+    pinned      whether a region's policy wants it kept (of a view: what it views), or what it is made of may be written to.
     output      whether it is an output of the forward that may be kept as it is.
     lent        whether it is an output of the forward that its caller may write to before the backward.
     raw         whether it is an input that is overwritten after the forward.

@@ -44,6 +44,12 @@ def without_tangents(backward: fx.GraphModule, missing: Collection[int], unreach
 
 def tangents_with(backward: fx.GraphModule) -> tuple[int, ...]:
     """For each placeholder of `backward` that is no tangent those tangents, as bits, from which and it something is computed."""
+    needed = needed_for(backward)
+    return tuple(needed[n] for n in backward.graph.nodes if n.op == "placeholder" and not n.meta.get("tangent"))
+
+
+def needed_for(backward: fx.GraphModule) -> dict[fx.Node, int]:
+    """For what is computed without tangents, and what for: the tangents, as bits, from which and it something is computed."""
     placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
     tangents = [n for n in placeholders if n.meta.get("tangent")]
     above: dict[fx.Node, int] = {n: 1 << k for k, n in enumerate(tangents)}
@@ -58,7 +64,7 @@ def tangents_with(backward: fx.GraphModule) -> tuple[int, ...]:
         for user in node.users:  # what no tangent comes to, and is returned, every call computes
             found |= -1 if user.op == "output" else above[user] or meets[user]
         meets[node] = found
-    return tuple(meets[n] for n in placeholders if n not in above)
+    return {n: meets[n] for n in backward.graph.nodes if n.op != "output" and not above.get(n, 0)}
 
 
 def _alike(a: object, b: fx.Node) -> bool:

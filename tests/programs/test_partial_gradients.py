@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 
@@ -126,8 +127,13 @@ REPLACED: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("way", REPLACED)
 @pytest.mark.parametrize(
     "program",
-    [lambda x, w: (x * w,), lambda x, w: (x * w, x.exp()), lambda x, w: (x @ w, x.exp() + w)],
-    ids=["one", "several", "library"],
+    [
+        lambda x, w: (x * w,),
+        lambda x, w: (x * w, x.exp()),
+        lambda x, w: (x @ w, x.exp() + w),
+        lambda x, w: (x * w, w.exp() + x),
+    ],
+    ids=["one", "several", "library", "kept for another"],
 )
 def test_data_that_replaces_an_inputs_own(program: Program, way: str, dynamic: bool) -> None:
     """Autograd saves inputs as objects: its formulas read what `.data =` put there since the forward, in its own layout."""
@@ -151,6 +157,24 @@ def test_data_of_another_type_is_refused(other: Tensor, dynamic: bool) -> None:
         w.data = other
         with pytest.raises(RuntimeError, match=r"before the backward its data was\s+replaced"):
             first.sum().backward()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("hooked", [False, True], ids=["", "hooks"])
+def test_data_of_a_tensor_that_nobody_else_holds(hooked: bool, dynamic: bool) -> None:
+    """Autograd holds the object: that the program has dropped it since changes nothing, nor do hooks that give it back."""
+    program = lambda x, w: (x * w, x.exp() * w)  # noqa: E731
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else contextlib.nullcontext()
+    for chosen in ((0,), (1,), (0, 1)):
+        found = []
+        for run in (program, torch.compile(program, backend="opforge", dynamic=dynamic)):
+            x, w = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
+            with hooks:
+                results = run(x, w)
+            w.data = torch.full((3,), 5.0)
+            del w
+            found.append(torch.autograd.grad([results[k].sum() for k in chosen], x))
+        torch.testing.assert_close(found[1], found[0])
 
 
 def test_what_hooks_have_copied_may_be_written() -> None:
