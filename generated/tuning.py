@@ -35,14 +35,29 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Of a product with what is beside it, for `operands` "half" (of 16 bits), "tf32" or "ieee" (of float32, rounded to 10 bits or as they are)."""
+
+    operands: str
+    rows: int
+    columns: int
+    steps: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
-    """The table of a GPU: what measured it, and by kind of kernel rules, of which the first that fits is taken."""
+    """The table of a GPU: what measured it, by kind of kernel rules, of which the first that fits is taken, and blocks of products, of which all
+    may be tried.
+    """
 
     name: str
     capability: int
     machine: str
     command: str
     rules: dict[str, tuple[Rule, ...]]
+    tiles: tuple[Block, ...]
 
 
 #: By compute capability.
@@ -94,5 +109,24 @@ TUNING: dict[int, Tuning] = {
             "group": (Rule(x=1024, r=64, programs=2048, warps=1),),
             "table": (Rule(x=1024, r=4, programs=2640, warps=4),),
         },
+        (
+            Block(operands="half", rows=128, columns=256, steps=64, warps=8, stages=3),
+            Block(operands="half", rows=128, columns=128, steps=64, warps=8, stages=4),
+            Block(operands="half", rows=128, columns=128, steps=64, warps=4, stages=4),
+            Block(operands="half", rows=256, columns=128, steps=64, warps=8, stages=3),
+            Block(operands="half", rows=64, columns=256, steps=64, warps=4, stages=4),
+            Block(operands="half", rows=128, columns=64, steps=64, warps=4, stages=4),
+            Block(operands="half", rows=64, columns=128, steps=64, warps=4, stages=4),
+            Block(operands="half", rows=64, columns=64, steps=64, warps=4, stages=5),
+            Block(operands="half", rows=64, columns=32, steps=128, warps=4, stages=4),
+            Block(operands="tf32", rows=128, columns=256, steps=32, warps=8, stages=3),
+            Block(operands="tf32", rows=128, columns=128, steps=32, warps=8, stages=4),
+            Block(operands="tf32", rows=128, columns=64, steps=32, warps=4, stages=4),
+            Block(operands="tf32", rows=64, columns=128, steps=32, warps=4, stages=4),
+            Block(operands="tf32", rows=64, columns=64, steps=64, warps=4, stages=4),
+            Block(operands="ieee", rows=128, columns=128, steps=16, warps=8, stages=3),
+            Block(operands="ieee", rows=128, columns=64, steps=16, warps=8, stages=3),
+            Block(operands="ieee", rows=64, columns=64, steps=16, warps=4, stages=3),
+        ),
     ),
 }

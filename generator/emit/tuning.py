@@ -27,6 +27,7 @@ class Table:
     machine: str
     command: str
     rules: dict[str, list[dict[str, Any]]]
+    tiles: list[dict[str, Any]]
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
@@ -47,27 +48,38 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
             names = ", ".join(f"'{kind}'" for kind in lacking)
             message = f"tuning '{entry.id}' lacks a last rule without conditions, of kernel {names}"
             diags.error(entry.pos("tuning"), message)
+        for k, tile in enumerate(entry["tiles"]):
+            _check_powers(entry, ("tiles", k), tile, ("operands", "stages"), diags)
         capability = gpus.get(entry.id, {}).get("capability", 0)
-        tables.append(Table(entry.id, capability, entry["doc"], entry["machine"], entry["command"], rules))
+        tables.append(
+            Table(entry.id, capability, entry["doc"], entry["machine"], entry["command"], rules, entry["tiles"])
+        )
     return tuple(sorted(tables, key=lambda t: t.capability))
 
 
 def _check_rule(entry: Entry, k: int, diags: Diagnostics) -> None:
     rule = entry["blocks"][k]
-    for key, value in rule.items():
-        if key in ("kernel", *CONDITIONS, *_COUNTS) or value & (value - 1) == 0:
-            continue
-        below = 1 << (value.bit_length() - 1)
-        diags.error(
-            entry.pos("blocks", k, key),
-            f"'{key}' must be a power of two, found {value} (the nearest are {below} and {2 * below})",
-        )
+    _check_powers(entry, ("blocks", k), rule, ("kernel", *CONDITIONS, *_COUNTS), diags)
     for before, other in enumerate(entry["blocks"][:k]):
         same = other["kernel"] == rule["kernel"]
         if same and all(key in rule and rule[key] <= other[key] for key in CONDITIONS if key in other):
             also = [(entry.pos("blocks", before), "this one holds wherever it would")]
             diags.error(entry.pos("blocks", k), f"this rule for '{rule['kernel']}' is never reached", also=also)
             return
+
+
+def _check_powers(
+    entry: Entry, path: tuple[str | int, ...], sizes: dict[str, Any], others: tuple[str, ...], diags: Diagnostics
+) -> None:
+    """All sizes but the others must be powers of two."""
+    for key, value in sizes.items():
+        if key in others or value & (value - 1) == 0:
+            continue
+        below = 1 << (value.bit_length() - 1)
+        diags.error(
+            entry.pos(*path, key),
+            f"'{key}' must be a power of two, found {value} (the nearest are {below} and {2 * below})",
+        )
 
 
 def emit(model: Model) -> dict[str, str]:
