@@ -27,6 +27,8 @@ SPEC = """\
   - {kernel: attention, x: 64, r: 64, programs: 108, least: 16, warps: 4}
   - {kernel: group, x: 1024, r: 16, programs: 864, warps: 1}
   - {kernel: table, x: 512, r: 8, programs: 1728, warps: 2}
+  tiles:
+  - {operands: half, rows: 128, columns: 64, steps: 32, warps: 4, stages: 3}
 """
 EXPECTED = """\
 #: By compute capability.
