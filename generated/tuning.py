@@ -36,7 +36,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Of a product with what is beside it, for `operands` "half" (of 16 bits), "tf32" or "ieee" (of float32, rounded to 10 bits or as they are)."""
+    """Of a product with what is beside it, for `operands` "half" (of 16 bits), "tf32" or "ieee" (of float32, rounded to 10 bits or as they are);
+    `descriptors`: operands are loaded in blocks that descriptors tell.
+    """
 
     operands: str
     rows: int
@@ -44,6 +46,7 @@ class Block:
     steps: int
     warps: int
     stages: int
+    descriptors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +122,16 @@ TUNING: dict[int, Tuning] = {
             Block(operands="half", rows=64, columns=128, steps=64, warps=4, stages=4),
             Block(operands="half", rows=64, columns=64, steps=64, warps=4, stages=5),
             Block(operands="half", rows=64, columns=32, steps=128, warps=4, stages=4),
+            Block(operands="half", rows=128, columns=256, steps=64, warps=8, stages=3, descriptors=True),
+            Block(operands="half", rows=128, columns=128, steps=64, warps=8, stages=4, descriptors=True),
+            Block(operands="half", rows=128, columns=128, steps=64, warps=4, stages=4, descriptors=True),
+            Block(operands="half", rows=256, columns=128, steps=64, warps=8, stages=3, descriptors=True),
             Block(operands="tf32", rows=128, columns=256, steps=32, warps=8, stages=3),
             Block(operands="tf32", rows=128, columns=128, steps=32, warps=8, stages=4),
             Block(operands="tf32", rows=128, columns=64, steps=32, warps=4, stages=4),
             Block(operands="tf32", rows=64, columns=128, steps=32, warps=4, stages=4),
             Block(operands="tf32", rows=64, columns=64, steps=64, warps=4, stages=4),
+            Block(operands="tf32", rows=128, columns=128, steps=32, warps=8, stages=4, descriptors=True),
             Block(operands="ieee", rows=128, columns=128, steps=16, warps=8, stages=3),
             Block(operands="ieee", rows=128, columns=64, steps=16, warps=8, stages=3),
             Block(operands="ieee", rows=64, columns=64, steps=16, warps=4, stages=3),

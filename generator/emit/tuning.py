@@ -49,7 +49,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
             message = f"tuning '{entry.id}' lacks a last rule without conditions, of kernel {names}"
             diags.error(entry.pos("tuning"), message)
         for k, tile in enumerate(entry["tiles"]):
-            _check_powers(entry, ("tiles", k), tile, ("operands", "stages"), diags)
+            _check_powers(entry, ("tiles", k), tile, ("operands", "stages", "descriptors"), diags)
         capability = gpus.get(entry.id, {}).get("capability", 0)
         tables.append(
             Table(entry.id, capability, entry["doc"], entry["machine"], entry["command"], rules, entry["tiles"])

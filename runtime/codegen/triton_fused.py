@@ -8,9 +8,10 @@ result would be, so that what is made of them is the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ..ir.index import Var
-from ..ir.nodes import Buffer, Node, load
+from ..ir.index import Expr, Var, of
+from ..ir.nodes import ITEMSIZE, Buffer, Node, load
 from ..schedule.memory import flat_index
 from ..schedule.operands import count
 from ..schedule.plan import Kernel, Tile
@@ -19,6 +20,9 @@ from ..schedule.products import SUM, Fused, fused_of
 from .triton_coarse import coarse
 from .triton_functions import Functions
 from .triton_values import HALF, TYPES
+
+ALIGNED = 16  # bytes: the lines of a matrix whose blocks descriptors tell begin at multiples of it
+SIDES = ("left", "right")
 
 
 def fused_kernel(kernel: Kernel, layouts: Mapping[str, Buffer]) -> tuple[Fused, Tile]:
@@ -44,18 +48,62 @@ def _blocks(v: Var, size: int) -> int:
     return -(-count((v,)) // size)
 
 
+@dataclass(frozen=True)
+class _Described:
+    """An operand that lies in memory as a matrix: the buffer, where the batch begins, elements from one line to the next, and whether the
+    steps of the sums are along its lines.
+    """
+
+    buffer: str
+    start: Expr
+    line: int
+    along: bool
+
+
+def described_operands(found: Fused, layouts: Mapping[str, Buffer]) -> tuple[_Described | None, _Described | None]:
+    """The left operand and the right one, where their blocks can be told by descriptors: lines of neighbours, at addresses of whole vectors."""
+    return tuple(  # type: ignore[return-value]
+        _described(found, v, n, {**layouts, **{b.name: b for b, _ in found.views}})
+        for v, n in ((found.row, found.left), (found.column, found.right))
+    )
+
+
+def _described(found: Fused, outer: Var, value: Node, layouts: Mapping[str, Buffer]) -> _Described | None:
+    if value.op != "load" or value.args:
+        return None
+    where = flat_index(value.attr.index, layouts[value.attr.buffer])
+    vector = ALIGNED // ITEMSIZE[value.dtype]
+    steps = [where.coefficient(v) for v in (outer, found.depth)]
+    if any(s is None or not s.is_const for s in steps):
+        return None
+    across, along = (int(s) for s in steps if s is not None)
+    start = where - of(outer) * across - of(found.depth) * along
+    # Each term of where a batch begins is a multiple of a vector.
+    if any(c % vector for _, c in start.terms) or {*start.atoms()} - {*found.batch}:
+        return None
+    for inner, line, size, other in ((along, across, found.depth, True), (across, along, outer, False)):
+        if inner == 1 and line % vector == 0 and line >= count((size,)):
+            return _Described(value.attr.buffer, start, line, other)
+    return None
+
+
 class _Renderer(Functions):
     def __init__(
         self, found: Fused, tile: Tile, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool
     ) -> None:
         super().__init__(kernel, layouts, name, wide, found.batch, found.views)
         self.found, self.tile = found, tile
+        self.described = described_operands(found, layouts) if tile.descriptors else (None, None)
 
     def render(self) -> list[str]:
         f = self.found
-        left = self._operand("left", f.row, f.left)
-        right = self._operand("right", f.column, f.right)
-        return [*left, "", "", *right, "", "", *self._end(), "", "", *self._kernel()]
+        lines: list[str] = []
+        for side, v, value, told in (
+            ("left", f.row, f.left, self.described[0]),
+            ("right", f.column, f.right, self.described[1]),
+        ):
+            lines += [*self._operand(side, v, value), "", ""] if told is None else []
+        return [*lines, *self._end(), "", "", *self._kernel()]
 
     def _operand(self, side: str, outer: Var, value: Node) -> list[str]:
         """A block of an operand; 0 beyond the steps of the sums."""
@@ -120,13 +168,20 @@ class _Renderer(Functions):
             f"cindex = (column * XBLOCK + tl.arange(0, XBLOCK)){self.long}",
             f"cmask = {self._there('cindex', f.column, 'XBLOCK', '[XBLOCK]')}",
             "sums = tl.zeros([ROWS, XBLOCK], tl.float32)",
+            *(
+                line
+                for k, (v, block) in enumerate(((f.row, "ROWS"), (f.column, "XBLOCK")))
+                for line in self._descriptor(k, v, block)
+            ),
             f"for roffset in tl.range(0, {depth}, RBLOCK, num_stages={tile.stages}):",
         ]
         inside = [
             f"dindex = (roffset + tl.arange(0, RBLOCK)[None, :]){self.long}",
             f"dmask = {self._there('dindex', f.depth, 'RBLOCK', '[1, RBLOCK]')}",
-            f"left = {self.name}_left({given}, batch, xindex, xmask, dindex, dmask, ROWS, RBLOCK)",
-            f"right = {self.name}_right({given}, batch, cindex[:, None], cmask[:, None], dindex, dmask, XBLOCK, RBLOCK)",
+            self._block(0, "row * ROWS")
+            or f"left = {self.name}_left({given}, batch, xindex, xmask, dindex, dmask, ROWS, RBLOCK)",
+            self._block(1, "column * XBLOCK")
+            or f"right = {self.name}_right({given}, batch, cindex[:, None], cmask[:, None], dindex, dmask, XBLOCK, RBLOCK)",
             f'sums = tp.dot(left, tl.trans(right), sums, "{self._precision()}")',
         ]
         body += [f"    {line}" for line in inside]
@@ -134,6 +189,35 @@ class _Renderer(Functions):
         body.append(f"{self.name}_end({given}, {end})")
         taken = ", ".join([*self.buffers, "XBLOCK: tl.constexpr", "RBLOCK: tl.constexpr"])
         return ["@triton.jit", f"def {self.name}({taken}):", *(f"    {line}" for line in body)]
+
+    def _descriptor(self, k: int, outer: Var, block: str) -> list[str]:
+        """What tells the blocks of an operand."""
+        told = self.described[k]
+        if told is None:
+            return []
+        side = SIDES[k]
+        v, digits = self.values([], (), ())
+        start = v.expr(told.start)
+        sizes = [str(count((outer,))), str(count((self.found.depth,)))]
+        blocks = [block, "RBLOCK"]
+        if not told.along:
+            sizes, blocks = sizes[::-1], blocks[::-1]
+        buffer = {b.name: name for b, name in self.views}.get(told.buffer, told.buffer)
+        made = f"tl.make_tensor_descriptor({buffer} + ({start}), [{', '.join(sizes)}], [{told.line}, 1], [{', '.join(blocks)}])"
+        return [*digits, f"{side}_blocks = {made}"]
+
+    def _block(self, k: int, first: str) -> str:
+        """The block of an operand that a descriptor tells, or nothing."""
+        told = self.described[k]
+        if told is None:
+            return ""
+        side = SIDES[k]
+        load = (
+            f"{side}_blocks.load([{first}, roffset])"
+            if told.along
+            else f"tl.trans({side}_blocks.load([roffset, {first}]))"
+        )
+        return f"{side} = {load}"
 
     def _precision(self) -> str:
         """Products of 16-bit values are exact in either."""
@@ -145,4 +229,4 @@ class _Renderer(Functions):
         return f"tl.full({shape}, True, tl.int1) if {n} % {block} == 0 else {index} < {n}"
 
 
-__all__ = ["fused_kernel", "points_of", "render_fused"]
+__all__ = ["described_operands", "fused_kernel", "points_of", "render_fused"]

@@ -103,7 +103,7 @@ class Cuda:
         }
         files: dict[str, bytes | Path] = {}
         for name, (kernel, binary) in taken.items():
-            files |= {f"{name}.cubin": binary.cubin, f"{name}.py": kernel.source.encode()}
+            files |= {f"{name}.cubin": binary.cubin, f"{name}.py": (kernel.plain or kernel.source).encode()}
         symbols = {}
         programs: dict[str, Size] = {}
         groups = {group.name: group for group in rendered.grouped.values()}
@@ -168,7 +168,8 @@ class Cuda:
                 same = (symbol, *numbers)
                 if same not in known:
                     passed = how[1] - len(numbers)
-                    known[same] = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers)
+                    scratch = meta.get("scratch", 0)
+                    known[same] = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers, scratch)
                 loaded[name] = known[same]
         return loaded
 

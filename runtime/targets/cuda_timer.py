@@ -86,7 +86,8 @@ class CudaBench:
             table = torch.tensor([*numbers, *addresses], device="cuda")
             self.stack.callback(table.data_ptr)  # it lives as long
             numbers, addresses = [len(self.work.group.kernels)], [table.data_ptr()]
-        launch = launcher(loaded, lambda: loaded, one.name, len(addresses), 0, torch.cuda.current_device(), numbers)
+        device, scratch = torch.cuda.current_device(), binary.meta.get("scratch", 0)
+        launch = launcher(loaded, lambda: loaded, one.name, len(addresses), 0, device, numbers, scratch)
         run = functools.partial(launch, self.work.programs(one), *addresses)
         run()
         torch.cuda.synchronize()

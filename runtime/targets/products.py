@@ -17,7 +17,7 @@ from ..build.cache import Cache, key
 from ..build.triton_job import Binary, Job
 from ..build.triton_pool import compile_kernels, job_key
 from ..codegen.triton_blocks import tuning_of
-from ..codegen.triton_fused import fused_kernel
+from ..codegen.triton_fused import described_operands, fused_kernel
 from ..codegen.triton_launch import launch
 from ..codegen.triton_unit import TritonKernel, render_triton
 from ..config import Config
@@ -57,15 +57,17 @@ def tiles_of(kernel: Kernel, layouts: Layouts, capability: int) -> list[Tile]:
     """Those of the table of a GPU (by compute capability, times ten) that are not far larger than the product."""
     found, _ = fused_kernel(replace(kernel, tile=Tile(16, 16, 16, 1, 1)), layouts)
     how = "half" if found.dtype in HALF else precision()
+    of_float32 = "ieee" if how == "ieee" else "tf32"
+    described = any(described_operands(found, layouts))
     sizes = [count((v,)) for v in (found.row, found.column, found.depth)]
 
     def fits(block: Block) -> bool:
         return all(b <= MOST * n for b, n in zip((block.rows, block.columns, block.steps), sizes, strict=True))
 
     return [
-        Tile(b.rows, b.columns, b.steps, b.warps, b.stages, precision="ieee" if how == "ieee" else "tf32")
+        Tile(b.rows, b.columns, b.steps, b.warps, b.stages, precision=of_float32, descriptors=b.descriptors)
         for b in tuning_of(capability).tiles
-        if b.operands == how and fits(b)
+        if b.operands == how and fits(b) and (described or not b.descriptors)
     ]
 
 
@@ -175,7 +177,7 @@ class Races:
         counters.count_tuned("measured")
         us = {str(k): round(t, 3) for (k, _), t in zip(tried, times, strict=True)}
         best = min(zip(times, (k for k, _ in tried), strict=True), default=None)
-        said = ", ".join(f"{_said(race.tiles[int(k)])} {t}" for k, t in us.items())
+        said = ", ".join(f"{_said(race.tiles[int(k)])}: {t}" for k, t in us.items())
         report.append(f"{race.kernels[0].kernel.name}: parts {whole:.2f}; {said}")
         won = best is not None and best[0] < BETTER * whole
         gain = whole - best[0] if best is not None else 0.0
@@ -237,7 +239,7 @@ def _parts(race: Race, binaries: Sequence[Binary | BuildError], bench: Bench) ->
 
 
 def _said(tile: Tile) -> str:
-    return f"{tile.rows}x{tile.columns}x{tile.steps} {tile.warps} {tile.stages}"
+    return f"{tile.rows}x{tile.columns}x{tile.steps} {tile.warps} warps {tile.stages} stages{' tma' if tile.descriptors else ''}"
 
 
 __all__ = ["Race", "Races", "precision", "race_of", "tiles_of"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.gpu
 BF, HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
 INF, NAN = float("inf"), float("nan")
 TILE = Tile(64, 32, 32, 4, 3)
+TOLD = replace(TILE, rows=128, columns=64, steps=64, descriptors=True)
 Program = Callable[..., Any]
 
 
@@ -168,9 +170,10 @@ def judge(program: Program, inputs: list[Tensor], found: tuple[Tensor, ...]) -> 
         assert_as_accurate(one, eager, exact)
 
 
+@pytest.mark.parametrize("tile", [TILE, TOLD], ids=["", "descriptors"])
 @pytest.mark.parametrize("name", CASES)
-def test_as_accurate_as_eager(name: str, forced: Callable[[Tile], None], tmp_path: Path) -> None:
-    forced(TILE)
+def test_as_accurate_as_eager(name: str, tile: Tile, forced: Callable[[Tile], None], tmp_path: Path) -> None:
+    forced(tile)
     program, make = CASES[name]
     torch.manual_seed(0)
     inputs = make()
@@ -197,7 +200,9 @@ def test_infinities_and_nans_spread_as_in_eager(
 def test_every_tile(tile: Any, forced: Callable[[Tile], None], tmp_path: Path) -> None:
     how = "tf32" if tile.operands == "tf32" else "ieee"
     torch.set_float32_matmul_precision("high" if how == "tf32" else "highest")
-    forced(Tile(tile.rows, tile.columns, tile.steps, tile.warps, tile.stages, precision=how))
+    forced(
+        Tile(tile.rows, tile.columns, tile.steps, tile.warps, tile.stages, precision=how, descriptors=tile.descriptors)
+    )
     torch.manual_seed(0)
     inputs = given((1030, 520), (776, 520), (776,), dtype=BF if tile.operands == "half" else FLOAT)
     found, stats = compiled(gelu, inputs, tmp_path)
@@ -215,8 +220,9 @@ def test_thin_products_are_right(sizes: tuple[int, int, int], forced: Callable[[
     judge(gelu, inputs, found)
 
 
-def test_graphs(forced: Callable[[Tile], None], tmp_path: Path) -> None:
-    forced(TILE)
+@pytest.mark.parametrize("tile", [TILE, TOLD], ids=["", "descriptors"])
+def test_graphs(tile: Tile, forced: Callable[[Tile], None], tmp_path: Path) -> None:
+    forced(tile)
     inputs = linear_of(200, 72, 136)()
     found, stats = compiled(gelu, inputs, tmp_path, cudagraphs=True)
     assert not stats["externs"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ pytest.importorskip("triton")
 
 from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.codegen.triton_unit import render_triton
-from opforge.runtime.schedule.operands import Layouts
-from opforge.runtime.schedule.plan import ExternStep, Kernel, Plan, Tile
+from opforge.runtime.schedule.plan import ExternStep, Plan, Tile
+from opforge.runtime.schedule.products import Choose
 from opforge.runtime.targets import cuda
 from tests.support.gpu_plan import planned
 from tests.support.loops import Ran, agree
@@ -26,9 +27,10 @@ SMALL = Tile(32, 16, 32, 4, 2, near=2)
 INF, NAN = float("inf"), float("nan")
 
 
-def most(kernels: Sequence[Kernel], _: Layouts) -> list[tuple[float, Tile] | None]:
+def most(name: str) -> Choose:
     """As much as can be in one kernel."""
-    return [(float(len(k.parts)), SMALL) for k in kernels]
+    tile = replace(SMALL, descriptors=name.endswith(TOLD))
+    return lambda kernels, _: [(float(len(k.parts)), tile) for k in kernels]
 
 
 def half(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -114,13 +116,33 @@ CASES: dict[str, Case] = {
         for bad in (INF, -INF, NAN)
     },
 }  # fmt: skip
+TOLD = ", blocks told by descriptors"
+CASES |= {
+    name + TOLD: CASES[name]
+    for name in (
+        *(
+            "gelu",
+            "gelu of float32",
+            "one block",
+            "transposed",
+            "scaled batches",
+            "two dimensions of batches",
+            "8 bits",
+        ),
+        *("one matrix for all batches", "8 bits, gelu", "cast before", "nan in operand 0", "nan in operand 1"),
+    )
+}
+CASES["slices of whole vectors" + TOLD] = (
+    lambda x, y: (x[8:, 8:] @ y[:40, 16:]).relu(),
+    lambda: [half(70, 48), half(48, 64)],
+)
 
 
 @pytest.fixture(scope="module")
 def plans() -> dict[str, tuple[Plan, list[Tensor]]]:
     torch.manual_seed(0)
     made = {name: make() for name, (_, make) in CASES.items()}
-    return {name: (planned(fn, made[name], choose=most), made[name]) for name, (fn, _) in CASES.items()}
+    return {name: (planned(fn, made[name], choose=most(name)), made[name]) for name, (fn, _) in CASES.items()}
 
 
 def is_whole(plan: Plan) -> bool:
@@ -156,7 +178,10 @@ def test_right(ran: dict[str, Ran], name: str) -> None:
     agree(ran[name])
 
 
-@pytest.mark.parametrize("name", ["gelu", "gelu of float32", "8 bits, gelu", "heads", "slices", "odd sizes"])
+@pytest.mark.parametrize(
+    "name", ["gelu", "gelu of float32", "8 bits, gelu", "heads", "slices", "odd sizes", "gelu" + TOLD, "8 bits" + TOLD]
+)
 def test_compiles_for_sm90(plans: dict[str, tuple[Plan, list[Tensor]]], name: str, tmp_path: Path) -> None:
     for kernel in render_triton(plans[name][0]).kernels.values():
+        assert ("make_tensor_descriptor" in kernel.source) == name.endswith(TOLD)
         assert compile_job(cuda.job_of(kernel, 90), tmp_path).cubin[:4] == b"\x7fELF"
