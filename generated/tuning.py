@@ -36,11 +36,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Of a product with what is beside it, for `operands` "half" (of 16 bits), "tf32" or "ieee" (of float32, rounded to 10 bits or as they are);
-    `descriptors`: operands are loaded in blocks that descriptors tell.
-    """
+    """Of a product with what is beside it; `descriptors`: operands are loaded in blocks that descriptors tell."""
 
-    operands: str
     rows: int
     columns: int
     steps: int
@@ -50,9 +47,28 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedProduct:
+    """Products that are one kernel with what is after them: with at most `depth` steps, `elements` (0: no limit) and `cost` (0: no limit) of what is
+    computed of an element, and at `least` so many elements. `odd`: the lines of both operands are no multiples of 16 bytes
+    apart; else those of both are.
+    """
+
+    depth: int
+    rows: int
+    columns: int
+    steps: int
+    warps: int
+    stages: int
+    odd: bool = False
+    cost: int = 0
+    elements: int = 0
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
-    """The table of a GPU: what measured it, by kind of kernel rules, of which the first that fits is taken, and blocks of products, of which all
-    may be tried.
+    """The table of a GPU: what measured it, by kind of kernel rules, of which the first that fits is taken; blocks of products, of which all
+    may be tried, the percent that one must save, and rules for products that are not measured.
     """
 
     name: str
@@ -61,6 +77,8 @@ class Tuning:
     command: str
     rules: dict[str, tuple[Rule, ...]]
     tiles: tuple[Block, ...]
+    margin: int
+    fused: tuple[FusedProduct, ...]
 
 
 #: By compute capability.
@@ -113,28 +131,23 @@ TUNING: dict[int, Tuning] = {
             "table": (Rule(x=1024, r=4, programs=2640, warps=4),),
         },
         (
-            Block(operands="half", rows=128, columns=256, steps=64, warps=8, stages=3),
-            Block(operands="half", rows=128, columns=128, steps=64, warps=8, stages=4),
-            Block(operands="half", rows=128, columns=128, steps=64, warps=4, stages=4),
-            Block(operands="half", rows=256, columns=128, steps=64, warps=8, stages=3),
-            Block(operands="half", rows=64, columns=256, steps=64, warps=4, stages=4),
-            Block(operands="half", rows=128, columns=64, steps=64, warps=4, stages=4),
-            Block(operands="half", rows=64, columns=128, steps=64, warps=4, stages=4),
-            Block(operands="half", rows=64, columns=64, steps=64, warps=4, stages=5),
-            Block(operands="half", rows=64, columns=32, steps=128, warps=4, stages=4),
-            Block(operands="half", rows=128, columns=256, steps=64, warps=8, stages=3, descriptors=True),
-            Block(operands="half", rows=128, columns=128, steps=64, warps=8, stages=4, descriptors=True),
-            Block(operands="half", rows=128, columns=128, steps=64, warps=4, stages=4, descriptors=True),
-            Block(operands="half", rows=256, columns=128, steps=64, warps=8, stages=3, descriptors=True),
-            Block(operands="tf32", rows=128, columns=256, steps=32, warps=8, stages=3),
-            Block(operands="tf32", rows=128, columns=128, steps=32, warps=8, stages=4),
-            Block(operands="tf32", rows=128, columns=64, steps=32, warps=4, stages=4),
-            Block(operands="tf32", rows=64, columns=128, steps=32, warps=4, stages=4),
-            Block(operands="tf32", rows=64, columns=64, steps=64, warps=4, stages=4),
-            Block(operands="tf32", rows=128, columns=128, steps=32, warps=8, stages=4, descriptors=True),
-            Block(operands="ieee", rows=128, columns=128, steps=16, warps=8, stages=3),
-            Block(operands="ieee", rows=128, columns=64, steps=16, warps=8, stages=3),
-            Block(operands="ieee", rows=64, columns=64, steps=16, warps=4, stages=3),
+            Block(rows=128, columns=256, steps=64, warps=8, stages=3),
+            Block(rows=128, columns=128, steps=64, warps=8, stages=4),
+            Block(rows=128, columns=64, steps=64, warps=4, stages=4),
+            Block(rows=64, columns=128, steps=64, warps=4, stages=4),
+            Block(rows=64, columns=64, steps=64, warps=4, stages=5),
+            Block(rows=64, columns=32, steps=128, warps=4, stages=4),
+            Block(rows=128, columns=256, steps=64, warps=8, stages=3, descriptors=True),
+            Block(rows=128, columns=128, steps=64, warps=8, stages=4, descriptors=True),
+            Block(rows=256, columns=128, steps=64, warps=8, stages=3, descriptors=True),
+        ),
+        7,
+        (
+            FusedProduct(depth=512, elements=262144, rows=64, columns=32, steps=128, warps=4, stages=4),
+            FusedProduct(odd=True, depth=1024, least=8388608, rows=128, columns=128, steps=64, warps=8, stages=4),
+            FusedProduct(cost=9, depth=128, least=4194304, rows=64, columns=128, steps=64, warps=4, stages=4),
+            FusedProduct(cost=4, depth=512, least=4194304, rows=128, columns=256, steps=64, warps=8, stages=3),
+            FusedProduct(cost=4, depth=1024, least=8388608, rows=128, columns=256, steps=64, warps=8, stages=3),
         ),
     ),
 }

@@ -58,11 +58,11 @@ bound = _bound_interpreted if triton.knobs.runtime.interpret else _bound
 
 # ---- Matrix products --------------------------------------------------------------------------------------------------------
 @triton.jit
-def dot(a, b, acc, precision: tl.constexpr = None):
-    """acc + a @ b, in float32: products of 16-bit values are exact there; those of float32 are what `precision` says."""
+def dot(a, b, acc):
+    """acc + a @ b, in float32: products of 16-bit values are exact there."""
     if INTERPRETED:  # the interpreter multiplies the bits of bfloat16
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    return tl.dot(a, b, acc, input_precision=precision)
+    return tl.dot(a, b, acc)
 
 
 # ---- Arithmetic ---------------------------------------------------------------------------------------------------------

@@ -15,11 +15,14 @@ PATH = "generated/tuning.py"
 #: What says which kernels a rule is for; all other keys are sizes.
 CONDITIONS = ("strided", "loads", "bytes", "sums", "row", "buffers", "block")
 _COUNTS = ("programs",)  # sizes that need not be powers of two
+_OF_PRODUCTS = ("odd", "cost", "depth", "elements", "least", "stages")  # the same, of products
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its target, compute capability, what measured it, and the rules of each kind of kernel in the order of the file."""
+    """One table: its target, compute capability, what measured it, the rules of each kind of kernel in the order of the file, and what it says of
+    products.
+    """
 
     name: str
     capability: int
@@ -28,6 +31,8 @@ class Table:
     command: str
     rules: dict[str, list[dict[str, Any]]]
     tiles: list[dict[str, Any]]
+    margin: int
+    fused: list[dict[str, Any]]
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
@@ -49,10 +54,22 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
             message = f"tuning '{entry.id}' lacks a last rule without conditions, of kernel {names}"
             diags.error(entry.pos("tuning"), message)
         for k, tile in enumerate(entry["tiles"]):
-            _check_powers(entry, ("tiles", k), tile, ("operands", "stages", "descriptors"), diags)
+            _check_powers(entry, ("tiles", k), tile, ("stages", "descriptors"), diags)
+        for k, rule in enumerate(entry["fused"]):
+            _check_powers(entry, ("fused", k), rule, _OF_PRODUCTS, diags)
         capability = gpus.get(entry.id, {}).get("capability", 0)
         tables.append(
-            Table(entry.id, capability, entry["doc"], entry["machine"], entry["command"], rules, entry["tiles"])
+            Table(
+                entry.id,
+                capability,
+                entry["doc"],
+                entry["machine"],
+                entry["command"],
+                rules,
+                entry["tiles"],
+                entry["margin"],
+                entry["fused"],
+            )
         )
     return tuple(sorted(tables, key=lambda t: t.capability))
 

@@ -19,7 +19,7 @@ from ..schedule.planned import factors
 from ..schedule.products import SUM, Fused, fused_of
 from .triton_coarse import coarse
 from .triton_functions import Functions
-from .triton_values import HALF, TYPES
+from .triton_values import TYPES
 
 ALIGNED = 16  # bytes: the lines of a matrix whose blocks descriptors tell begin at multiples of it
 SIDES = ("left", "right")
@@ -49,7 +49,7 @@ def _blocks(v: Var, size: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Described:
+class Described:
     """An operand that lies in memory as a matrix: the buffer, where the batch begins, elements from one line to the next, and whether the
     steps of the sums are along its lines.
     """
@@ -60,7 +60,7 @@ class _Described:
     along: bool
 
 
-def described_operands(found: Fused, layouts: Mapping[str, Buffer]) -> tuple[_Described | None, _Described | None]:
+def described_operands(found: Fused, layouts: Mapping[str, Buffer]) -> tuple[Described | None, Described | None]:
     """The left operand and the right one, where their blocks can be told by descriptors: lines of neighbours, at addresses of whole vectors."""
     return tuple(  # type: ignore[return-value]
         _described(found, v, n, {**layouts, **{b.name: b for b, _ in found.views}})
@@ -68,22 +68,42 @@ def described_operands(found: Fused, layouts: Mapping[str, Buffer]) -> tuple[_De
     )
 
 
-def _described(found: Fused, outer: Var, value: Node, layouts: Mapping[str, Buffer]) -> _Described | None:
+def are_odd(found: Fused, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether both operands lie in memory as matrices whose lines are not whole vectors apart."""
+    known = {**layouts, **{b.name: b for b, _ in found.views}}
+    for v, value in ((found.row, found.left), (found.column, found.right)):
+        if (steps := _steps(found, v, value, known)) is None:
+            return False
+        across, along, _ = steps
+        if 1 not in (across, along) or max(across, along) % (ALIGNED // ITEMSIZE[value.dtype]) == 0:
+            return False
+    return True
+
+
+def _steps(found: Fused, outer: Var, value: Node, layouts: Mapping[str, Buffer]) -> tuple[int, int, Expr] | None:
+    """Of an operand in memory: elements from one row or column to the next, from one step of the sums to the next, and where a batch begins."""
     if value.op != "load" or value.args:
         return None
     where = flat_index(value.attr.index, layouts[value.attr.buffer])
-    vector = ALIGNED // ITEMSIZE[value.dtype]
     steps = [where.coefficient(v) for v in (outer, found.depth)]
     if any(s is None or not s.is_const for s in steps):
         return None
     across, along = (int(s) for s in steps if s is not None)
     start = where - of(outer) * across - of(found.depth) * along
+    return None if {*start.atoms()} - {*found.batch} else (across, along, start)
+
+
+def _described(found: Fused, outer: Var, value: Node, layouts: Mapping[str, Buffer]) -> Described | None:
+    if (steps := _steps(found, outer, value, layouts)) is None:
+        return None
+    across, along, start = steps
+    vector = ALIGNED // ITEMSIZE[value.dtype]
     # Each term of where a batch begins is a multiple of a vector.
-    if any(c % vector for _, c in start.terms) or {*start.atoms()} - {*found.batch}:
+    if any(c % vector for _, c in start.terms):
         return None
     for inner, line, size, other in ((along, across, found.depth, True), (across, along, outer, False)):
         if inner == 1 and line % vector == 0 and line >= count((size,)):
-            return _Described(value.attr.buffer, start, line, other)
+            return Described(value.attr.buffer, start, line, other)
     return None
 
 
@@ -126,8 +146,7 @@ class _Renderer(Functions):
         v.coarse = coarse(f.ends)
         if f.plus is not None:
             lines.append(f"{SUM} = {SUM} + ({v.node(f.plus)}).to(tl.float32)")
-        if f.dtype in HALF:
-            lines.append(f"{SUM} = tp.to_dtype({SUM}, {TYPES[f.dtype]})")
+        lines.append(f"{SUM} = tp.to_dtype({SUM}, {TYPES[f.dtype]})")
         v.local[SUM] = SUM
         v.deep_tiles.add(SUM)
         stores: list[str] = []
@@ -182,7 +201,7 @@ class _Renderer(Functions):
             or f"left = {self.name}_left({given}, batch, xindex, xmask, dindex, dmask, ROWS, RBLOCK)",
             self._block(1, "column * XBLOCK")
             or f"right = {self.name}_right({given}, batch, cindex[:, None], cmask[:, None], dindex, dmask, XBLOCK, RBLOCK)",
-            f'sums = tp.dot(left, tl.trans(right), sums, "{self._precision()}")',
+            "sums = tp.dot(left, tl.trans(right), sums)",
         ]
         body += [f"    {line}" for line in inside]
         end = "batch, xindex, xmask, cindex[None, :], cmask[None, :], sums, ROWS, XBLOCK"
@@ -219,14 +238,10 @@ class _Renderer(Functions):
         )
         return f"{side} = {load}"
 
-    def _precision(self) -> str:
-        """Products of 16-bit values are exact in either."""
-        return "tf32" if self.found.dtype in HALF else self.tile.precision
-
     def _there(self, index: str, v: Var, block: str, shape: str) -> str:
         """Which places of a block there are: all of them, where whole blocks make up the loop."""
         n = count((v,))
         return f"tl.full({shape}, True, tl.int1) if {n} % {block} == 0 else {index} < {n}"
 
 
-__all__ = ["described_operands", "fused_kernel", "points_of", "render_fused"]
+__all__ = ["Described", "are_odd", "described_operands", "fused_kernel", "points_of", "render_fused"]

@@ -76,7 +76,6 @@ class Tile:
     warps   of a program.
     stages  steps whose operands are on their way.
     near    blocks of rows that run side by side, so that the columns which they read are in the cache.
-    precision  of products of float32: "tf32" (operands are rounded to 10 bits) or "ieee".
     descriptors  operands that lie in memory as matrices are loaded in blocks, which are told by descriptors.
     """
 
@@ -86,7 +85,6 @@ class Tile:
     warps: int
     stages: int
     near: int = 8
-    precision: str = "ieee"
     descriptors: bool = False
 
 

@@ -36,7 +36,8 @@ from ..schedule.products import Choose
 from ..schedule.rows import copied_outputs
 from .advice import advise
 from .base import Built
-from .products import Races, precision
+from .product_rules import by_table
+from .products import Races
 from .tune import Timer, Work, tuned, works_of
 
 PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
@@ -70,8 +71,6 @@ class Cuda:
 
     def parts(self) -> dict[str, str]:
         found = {"target": f"sm_{capability(self.index)} x {processors(self.index)}"} | compiler_identity()
-        # Products of float32 are what eager's are.
-        found["precision"] = precision()
         # What was measured holds for this very device.
         return found | {"device": self.name()} if self.cfg.max_autotune else found
 
@@ -82,8 +81,8 @@ class Cuda:
         return prepared(program, processors(self.index))
 
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        races = self.races(watch) if self.cfg.max_autotune else None
-        return scheduled(program, self.cfg, processors(self.index), frugal, races)
+        choose = self.races(watch) if self.cfg.max_autotune else by_table(capability(self.index))
+        return scheduled(program, self.cfg, processors(self.index), frugal, choose)
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed, capability=capability(self.index))

@@ -12,7 +12,7 @@ import torch
 
 from ...errors import BuildError, first_line
 from ...generated.ops import OUT
-from ...generated.tuning import Block
+from ...generated.tuning import Block, FusedProduct
 from ..build.cache import Cache, key
 from ..build.triton_job import Binary, Job
 from ..build.triton_pool import compile_kernels, job_key
@@ -25,9 +25,9 @@ from ..ir.nodes import ITEMSIZE
 from ..observe import counters
 from ..observe.watch import Watch
 from ..schedule.memory import nbytes, step_reads, step_writes
-from ..schedule.operands import HALF, Layouts, count
+from ..schedule.operands import Layouts, count
 from ..schedule.plan import ExternStep, Kernel, KernelStep, Place, Plan, Step, Tile
-from .tune import BETTER, Bench, Memory, Timer, Work, median_times
+from .tune import Bench, Memory, Timer, Work, median_times
 
 MOST = 2  # times the points of a loop that a block may have
 
@@ -48,16 +48,14 @@ class Race:
     layouts: Layouts
 
 
-def precision() -> str:
-    """How eager multiplies matrices of float32 on a GPU now: "tf32" (operands rounded to 10 bits) or "ieee"."""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+def tile_of(block: Block | FusedProduct, descriptors: bool = False) -> Tile:
+    """A block of a table, as a plan has it."""
+    return Tile(block.rows, block.columns, block.steps, block.warps, block.stages, descriptors=descriptors)
 
 
 def tiles_of(kernel: Kernel, layouts: Layouts, capability: int) -> list[Tile]:
     """Those of the table of a GPU (by compute capability, times ten) that are not far larger than the product."""
     found, _ = fused_kernel(replace(kernel, tile=Tile(16, 16, 16, 1, 1)), layouts)
-    how = "half" if found.dtype in HALF else precision()
-    of_float32 = "ieee" if how == "ieee" else "tf32"
     described = any(described_operands(found, layouts))
     sizes = [count((v,)) for v in (found.row, found.column, found.depth)]
 
@@ -65,9 +63,7 @@ def tiles_of(kernel: Kernel, layouts: Layouts, capability: int) -> list[Tile]:
         return all(b <= MOST * n for b, n in zip((block.rows, block.columns, block.steps), sizes, strict=True))
 
     return [
-        Tile(b.rows, b.columns, b.steps, b.warps, b.stages, precision=of_float32, descriptors=b.descriptors)
-        for b in tuning_of(capability).tiles
-        if b.operands == how and fits(b) and (described or not b.descriptors)
+        tile_of(b, b.descriptors) for b in tuning_of(capability).tiles if fits(b) and (described or not b.descriptors)
     ]
 
 
@@ -139,7 +135,11 @@ class Races:
                 chosen[k] = found
         if report:
             self.watch.text("products.txt", lambda: "\n".join(report))
-        return [None if k is None or r is None else _choice(chosen.get(k), r) for k, r in zip(keys, races, strict=True)]
+        margin = tuning_of(self.capability).margin
+        return [
+            None if k is None or r is None else _choice(chosen.get(k), r, margin)
+            for k, r in zip(keys, races, strict=True)
+        ]
 
     def _compiled(self, races: Sequence[Race]) -> list[tuple[list[Binary | BuildError], list[Binary | BuildError]]]:
         """The binaries of each race's tiles, and of the kernels among its parts."""
@@ -176,12 +176,9 @@ class Races:
             return None
         counters.count_tuned("measured")
         us = {str(k): round(t, 3) for (k, _), t in zip(tried, times, strict=True)}
-        best = min(zip(times, (k for k, _ in tried), strict=True), default=None)
         said = ", ".join(f"{_said(race.tiles[int(k)])}: {t}" for k, t in us.items())
         report.append(f"{race.kernels[0].kernel.name}: parts {whole:.2f}; {said}")
-        won = best is not None and best[0] < BETTER * whole
-        gain = whole - best[0] if best is not None else 0.0
-        return {"tile": best[1] if won and best is not None else -1, "gain": gain, "parts": whole, "us": us}
+        return {"parts": whole, "us": us}
 
     def _key(self, race: Race) -> str:
         jobs = [self.job_of(w.kernel) for w in (*race.kernels, *_kernels(race))]
@@ -194,7 +191,6 @@ class Races:
                 "memory": repr(list(race.memory.values())),
                 "device": self.device,
                 "torch": torch.__version__,
-                "precision": precision(),
             }
         )
 
@@ -212,10 +208,13 @@ def _shapes(step: ExternStep, race: Race) -> list[object]:
     ]
 
 
-def _choice(found: Mapping[str, Any] | None, race: Race) -> tuple[float, Tile] | None:
-    if found is None or not 0 <= found["tile"] < len(race.tiles):
+def _choice(found: Mapping[str, Any] | None, race: Race, margin: int) -> tuple[float, Tile] | None:
+    """What is gained by the fastest tile, and that, where it takes so many percent less than the parts."""
+    if found is None or not found["us"]:
         return None
-    return found["gain"], race.tiles[found["tile"]]
+    number, best = min(found["us"].items(), key=lambda one: one[1])
+    parts = found["parts"]
+    return (parts - best, race.tiles[int(number)]) if best * 100 <= parts * (100 - margin) else None
 
 
 def _parts(race: Race, binaries: Sequence[Binary | BuildError], bench: Bench) -> Callable[[], None]:
@@ -242,4 +241,4 @@ def _said(tile: Tile) -> str:
     return f"{tile.rows}x{tile.columns}x{tile.steps} {tile.warps} warps {tile.stages} stages{' tma' if tile.descriptors else ''}"
 
 
-__all__ = ["Race", "Races", "precision", "race_of", "tiles_of"]
+__all__ = ["Race", "Races", "race_of", "tile_of", "tiles_of"]

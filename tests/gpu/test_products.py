@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from opforge.generated.tuning import TUNING
 from opforge.runtime.schedule.operands import Layouts
 from opforge.runtime.schedule.plan import Kernel, Tile
 from opforge.runtime.targets.cuda import Cuda
+from opforge.runtime.targets.products import tile_of
 from tests.support.accuracy import assert_as_accurate
 
 pytestmark = pytest.mark.gpu
 
-BF, HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
+BF, HALF = torch.bfloat16, torch.float16
 INF, NAN = float("inf"), float("nan")
 TILE = Tile(64, 32, 32, 4, 3)
 TOLD = replace(TILE, rows=128, columns=64, steps=64, descriptors=True)
@@ -107,7 +108,6 @@ SIZES = [
 CASES: dict[str, tuple[Program, Callable[[], list[Tensor]]]] = {
     **{f"gelu {m}x{k}x{n}": (gelu, linear_of(m, k, n)) for m, k, n in SIZES},
     **{f"gelu {m}x{k}x{n} float16": (gelu, linear_of(m, k, n, HALF)) for m, k, n in SIZES[::3]},
-    **{f"gelu {m}x{k}x{n} float32": (gelu, linear_of(m, k, n, FLOAT)) for m, k, n in SIZES[::3]},
     "gelu by tanh": (gelu_tanh, linear_of(200, 72, 136)),
     "silu": (silu, lambda: given((200, 72), (72, 136))),
     "residual": (residual, lambda: given((200, 72), (136, 72), (136,), (200, 136))),
@@ -118,7 +118,6 @@ CASES: dict[str, tuple[Program, Callable[[], list[Tensor]]]] = {
     "expanded": (scaled, lambda: [given((1, 72))[0].expand(200, 72), given((72, 136))[0]]),
     "slices": (slices, lambda: given((200, 73), (72, 300))),
     "batches": (scaled, lambda: given((5, 70, 72), (5, 72, 136))),
-    "batches of float32": (scaled, lambda: given((5, 70, 72), (5, 72, 136), dtype=FLOAT)),
     "batches of one matrix": (scaled, lambda: [given((5, 70, 72))[0], given((72, 136))[0].expand(5, 72, 136)]),
     "dimensions of batches": (scaled, lambda: given((2, 3, 70, 72), (3, 72, 136))),
     "sum of a row": (added, lambda: given((136,), (200, 72), (72, 136))),
@@ -136,7 +135,7 @@ ONE_LEFT = ("gate",)
 
 
 @pytest.fixture
-def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Tile], None]]:
+def forced(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tile], None]:
     """Says that every product is fused with as much as can be, with one tile."""
 
     def force(tile: Tile) -> None:
@@ -145,8 +144,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Tile], None]]:
 
         monkeypatch.setattr(Cuda, "races", lambda self, watch: choose)
 
-    yield force
-    torch.set_float32_matmul_precision("highest")
+    return force
 
 
 def compiled(program: Program, inputs: list[Tensor], folder: Path, **options: Any) -> tuple[tuple[Tensor, ...], Any]:
@@ -198,13 +196,9 @@ def test_infinities_and_nans_spread_as_in_eager(
 
 @pytest.mark.parametrize("tile", TUNING[90].tiles, ids=str)
 def test_every_tile(tile: Any, forced: Callable[[Tile], None], tmp_path: Path) -> None:
-    how = "tf32" if tile.operands == "tf32" else "ieee"
-    torch.set_float32_matmul_precision("high" if how == "tf32" else "highest")
-    forced(
-        Tile(tile.rows, tile.columns, tile.steps, tile.warps, tile.stages, precision=how, descriptors=tile.descriptors)
-    )
+    forced(tile_of(tile, tile.descriptors))
     torch.manual_seed(0)
-    inputs = given((1030, 520), (776, 520), (776,), dtype=BF if tile.operands == "half" else FLOAT)
+    inputs = given((1030, 520), (776, 520), (776,))
     found, stats = compiled(gelu, inputs, tmp_path)
     assert not stats["externs"]
     judge(gelu, inputs, found)
