@@ -55,8 +55,12 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
             diags.error(entry.pos("tuning"), message)
         for k, tile in enumerate(entry["tiles"]):
             _check_powers(entry, ("tiles", k), tile, ("stages", "descriptors"), diags)
-        for k, rule in enumerate(entry["fused"]):
-            _check_powers(entry, ("fused", k), rule, _OF_PRODUCTS, diags)
+        if entry["margin"] >= 100:
+            diags.error(
+                entry.pos("margin"), f"'margin' is in percent, and must be less than 100, found {entry['margin']}"
+            )
+        for k in range(len(entry["fused"])):
+            _check_fused(entry, k, diags)
         capability = gpus.get(entry.id, {}).get("capability", 0)
         tables.append(
             Table(
@@ -82,6 +86,18 @@ def _check_rule(entry: Entry, k: int, diags: Diagnostics) -> None:
         if same and all(key in rule and rule[key] <= other[key] for key in CONDITIONS if key in other):
             also = [(entry.pos("blocks", before), "this one holds wherever it would")]
             diags.error(entry.pos("blocks", k), f"this rule for '{rule['kernel']}' is never reached", also=also)
+            return
+
+
+def _check_fused(entry: Entry, k: int, diags: Diagnostics) -> None:
+    rule = entry["fused"][k]
+    _check_powers(entry, ("fused", k), rule, _OF_PRODUCTS, diags)
+    for before, other in enumerate(entry["fused"][:k]):
+        most = all(key in rule and rule[key] <= other[key] for key in ("cost", "depth", "elements") if key in other)
+        least = all(rule.get(key, 0) >= other.get(key, 0) for key in ("least", "rows", "columns"))
+        if most and least and rule.get("odd") == other.get("odd"):
+            also = [(entry.pos("fused", before), "this one holds wherever it would")]
+            diags.error(entry.pos("fused", k), "this rule for products is never reached", also=also)
             return
 
 
