@@ -223,6 +223,46 @@ def test_graphs(tile: Tile, forced: Callable[[Tile], None], tmp_path: Path) -> N
     judge(gelu, inputs, found)
 
 
+def wide(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w).float()
+
+
+BY_TABLE: dict[str, tuple[Program, Callable[[], list[Tensor]]]] = {
+    "small": (gelu, linear_of(512, 512, 512)),
+    "smaller": (gelu, linear_of(64, 128, 256, HALF)),
+    "odd": (gelu, linear_of(4095, 1001, 3003)),
+    "flat batches": (scaled, lambda: given((64, 512, 64), (64, 64, 1024))),
+    "batches": (scaled, lambda: given((16, 512, 512), (16, 512, 512), dtype=HALF)),
+    "logits": (wide, lambda: given((1024, 1024), (8192, 1024))),
+}
+
+
+@pytest.mark.parametrize("name", BY_TABLE)
+def test_what_the_table_says_without_measuring(name: str, tmp_path: Path) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the table is of another GPU")
+    program, make = BY_TABLE[name]
+    torch.manual_seed(0)
+    inputs = make()
+    found, stats = compiled(program, inputs, tmp_path, max_autotune=False)
+    assert not stats["externs"], "a product is not fused"
+    assert not stats["tuned"]
+    judge(program, inputs, found)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_products_of_float32_are_the_library_s(precision: str, tmp_path: Path) -> None:
+    torch.set_float32_matmul_precision(precision)
+    try:
+        torch.manual_seed(0)
+        inputs = linear_of(512, 520, 512, torch.float32)()
+        found, stats = compiled(gelu, inputs, tmp_path)
+        assert sum(stats["externs"].values()) == 1
+        judge(gelu, inputs, found)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_chosen_by_measurement_and_remembered(tmp_path: Path) -> None:
     """Whatever is faster is right; a second graph with the same product takes the answer from the cache."""
     inputs = linear_of(4096, 256, 1024)()
