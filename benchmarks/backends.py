@@ -16,11 +16,12 @@ Fn = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Backend:
-    """One system. `module` is what it imports at first use (timed apart); `backend` is torch.compile's argument."""
+    """One system. `module` is what it imports at first use (timed apart); `backend` and `mode` are torch.compile's arguments."""
 
     name: str
     module: str | None
     backend: Any | None
+    mode: str | None = None
 
 
 def pass_through(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Fn:
@@ -41,6 +42,7 @@ BACKENDS = {
         Backend("eager", None, None),
         Backend("dynamo", None, pass_through),
         Backend("inductor", "torch._inductor.compile_fx", "inductor"),
+        Backend("inductor-max", "torch._inductor.compile_fx", "inductor", "max-autotune-no-cudagraphs"),
         Backend("opforge", "opforge", "opforge"),
         Backend("opforge-max", "opforge", tuned),
     )
@@ -59,10 +61,11 @@ def own_entry(fn: Fn, label: str) -> Fn:
 
 def compile_with(name: str, fn: Fn) -> Fn:
     """`fn` under the backend `name` (static shapes); the eager function itself for "eager"."""
-    backend = BACKENDS[name].backend
-    return (
-        fn if backend is None else torch.compile(own_entry(fn, name.replace("-", "_")), backend=backend, dynamic=False)
-    )
+    system = BACKENDS[name]
+    if system.backend is None:
+        return fn
+    entry = own_entry(fn, name.replace("-", "_"))
+    return torch.compile(entry, backend=system.backend, mode=system.mode, dynamic=False)
 
 
 def timed_backend(name: str, inside: list[float]) -> Fn | None:
@@ -87,7 +90,7 @@ def load(name: str) -> None:
     module = BACKENDS[name].module
     if module is not None:
         importlib.import_module(module)
-    if name == "inductor":
+    if name.startswith("inductor"):
         from torch._inductor.graph import GraphLowering
 
         GraphLowering.save_output_code = staticmethod(_count_inductor_kernels)
@@ -109,11 +112,11 @@ def field(stats: Any, name: str, default: Any = None) -> Any:
 
 def counts(name: str) -> dict[str, Any]:
     """Kernels, extern calls and fallbacks that the backend has made so far in this process."""
-    if name == "inductor":
+    if name.startswith("inductor"):
         from torch._dynamo.utils import counters
 
         return {"kernels": _inductor_kernels[0], "externs": counters["inductor"]["extern_calls"]}
-    if name == "opforge":
+    if name.startswith("opforge"):
         stats = importlib.import_module("opforge").stats()
         return {
             "kernels": field(stats, "kernels", 0),

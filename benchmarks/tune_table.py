@@ -11,7 +11,7 @@ from math import exp, log
 import torch
 
 from opforge.generated.targets import GPU_TARGETS
-from opforge.generated.tuning import Rule, Tuning
+from opforge.generated.tuning import Block, Rule, Tuning
 from opforge.runtime.codegen.triton_blocks import MOST_WARPS, kind_of
 from opforge.runtime.codegen.triton_launch import Launch
 from opforge.runtime.codegen.triton_unit import TritonKernel
@@ -95,4 +95,12 @@ def table_text(tuning: Tuning, samples: Sequence[Sample], capability: int) -> st
             by, gain = best(some)
             what = f"{gain:.2f} times as fast as before" if gain > 1 else "as before"
             lines += [f"  # kernels: {len(some)}, {what}", rule_text(kind, scaled(rule, by))]
-    return "\n".join(lines)
+    lines += [f"  # products: as for {tuning.name}", "  tiles:", *map(product_text, tuning.tiles)]
+    # Nothing is fused without being measured where nobody has measured: `max_autotune` and benchmarks/products.py say where it is worth it.
+    return "\n".join([*lines, f"  margin: {tuning.margin}", "  fused: []"])
+
+
+def product_text(block: Block) -> str:
+    """A block of products, as a line of a spec."""
+    sizes = f"rows: {block.rows}, columns: {block.columns}, steps: {block.steps}, warps: {block.warps}, stages: {block.stages}"
+    return f"  - {{{sizes}{', descriptors: true' if block.descriptors else ''}}}"

@@ -35,14 +35,50 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Of a product with what is beside it; `descriptors`: operands are loaded in blocks that descriptors tell."""
+
+    rows: int
+    columns: int
+    steps: int
+    warps: int
+    stages: int
+    descriptors: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FusedProduct:
+    """Products that are one kernel with what is after them: with at most `depth` steps, `elements` (0: no limit) and `cost` (0: no limit) of what is
+    computed of an element, and at `least` so many elements. `odd`: the lines of both operands are no multiples of 16 bytes
+    apart; else those of both are.
+    """
+
+    depth: int
+    rows: int
+    columns: int
+    steps: int
+    warps: int
+    stages: int
+    odd: bool = False
+    cost: int = 0
+    elements: int = 0
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
-    """The table of a GPU: what measured it, and by kind of kernel rules, of which the first that fits is taken."""
+    """The table of a GPU: what measured it, by kind of kernel rules, of which the first that fits is taken; blocks of products, of which all
+    may be tried, the percent that one must save, and rules for products that are not measured.
+    """
 
     name: str
     capability: int
     machine: str
     command: str
     rules: dict[str, tuple[Rule, ...]]
+    tiles: tuple[Block, ...]
+    margin: int
+    fused: tuple[FusedProduct, ...]
 
 
 #: By compute capability.
@@ -94,5 +130,24 @@ TUNING: dict[int, Tuning] = {
             "group": (Rule(x=1024, r=64, programs=2048, warps=1),),
             "table": (Rule(x=1024, r=4, programs=2640, warps=4),),
         },
+        (
+            Block(rows=128, columns=256, steps=64, warps=8, stages=3),
+            Block(rows=128, columns=128, steps=64, warps=8, stages=4),
+            Block(rows=128, columns=64, steps=64, warps=4, stages=4),
+            Block(rows=64, columns=128, steps=64, warps=4, stages=4),
+            Block(rows=64, columns=64, steps=64, warps=4, stages=5),
+            Block(rows=64, columns=32, steps=128, warps=4, stages=4),
+            Block(rows=128, columns=256, steps=64, warps=8, stages=3, descriptors=True),
+            Block(rows=128, columns=128, steps=64, warps=8, stages=4, descriptors=True),
+            Block(rows=256, columns=128, steps=64, warps=8, stages=3, descriptors=True),
+        ),
+        7,
+        (
+            FusedProduct(depth=512, elements=262144, rows=64, columns=32, steps=128, warps=4, stages=4),
+            FusedProduct(odd=True, depth=1024, least=8388608, rows=128, columns=128, steps=64, warps=8, stages=4),
+            FusedProduct(cost=9, depth=128, least=4194304, rows=64, columns=128, steps=64, warps=4, stages=4),
+            FusedProduct(cost=4, depth=512, least=4194304, rows=128, columns=256, steps=64, warps=8, stages=3),
+            FusedProduct(cost=4, depth=1024, least=8388608, rows=128, columns=256, steps=64, warps=8, stages=3),
+        ),
     ),
 }

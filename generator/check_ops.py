@@ -198,9 +198,9 @@ class Checker:
             product=self.factors(),
         )
 
-    def factors(self) -> tuple[tuple[str, tuple[int, int]], ...]:
-        """For the overloads of an extern that is a product: the positions of both matrices among the arguments."""
-        found: list[tuple[str, tuple[int, int]]] = []
+    def factors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """For the overloads of an extern that is a product: the positions of both matrices, and of what is added, among the arguments."""
+        found: list[tuple[str, tuple[int, ...]]] = []
         wanted = [str(name) for name in self.entry.get("product") or ()]
         for schema in self.schemas if wanted and self.kind == "extern" else ():
             names = [a.name for a in schema.args]
@@ -208,7 +208,7 @@ class Checker:
                 if name not in names:
                     self.error(("product", k), f"'{schema.id}' has no argument '{name}'; there is {one_of(names)}")
             if set(wanted) <= set(names):
-                found.append((schema.id, (names.index(wanted[0]), names.index(wanted[1]))))
+                found.append((schema.id, tuple(map(names.index, wanted))))
         return tuple(found)
 
     def out_variants(self) -> tuple[tuple[str, str], ...]:

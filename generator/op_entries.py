@@ -51,4 +51,4 @@ class OpEntry:
     why: str
     out: tuple[tuple[str, str], ...] = ()
     row_bytes: int = 0
-    product: tuple[tuple[str, tuple[int, int]], ...] = ()
+    product: tuple[tuple[str, tuple[int, ...]], ...] = ()

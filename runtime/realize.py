@@ -75,7 +75,7 @@ def realize(
             cached=True,
         )
         if watch.dump:
-            plan = target.schedule(_prepared(lowered, target), frugal)
+            plan = target.schedule(_prepared(lowered, target), frugal, watch)
             _dump_code(plan, artifacts.cpp, artifacts.wrapper, watch)
     artifacts.program = lowered.program
     with watch.stage("load"):
@@ -124,7 +124,7 @@ def _build(
         with watch.stage("verify"):
             verify(program)
     with watch.stage("schedule"):
-        plan = target.schedule(program, frugal)
+        plan = target.schedule(program, frugal, watch)
     if cfg.debug_verify:
         with watch.stage("verify"):
             check(program, plan)

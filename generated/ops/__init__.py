@@ -728,7 +728,9 @@ ROW_BYTES: dict[str, int] = {
     "aten.bmm.default": 16,
     "aten.mm.default": 16,
 }
-PRODUCTS: dict[str, tuple[int, int]] = {
+PRODUCTS: dict[str, tuple[int, ...]] = {
+    "aten.addmm.default": (1, 2, 0),
+    "aten.baddbmm.default": (1, 2, 0),
     "aten.bmm.default": (0, 1),
     "aten.mm.default": (0, 1),
 }
@@ -1061,9 +1063,7 @@ OPS: dict[str, OpInfo] = {
     "aten.add": OpInfo("pointwise", "self + alpha * other", "arithmetic", ("aten.add.Scalar", "aten.add.Tensor")),
     "aten.addcdiv": OpInfo("pointwise", "self + value * tensor1 / tensor2", "arithmetic", ("aten.addcdiv.default",)),
     "aten.addcmul": OpInfo("pointwise", "self + value * tensor1 * tensor2", "arithmetic", ("aten.addcmul.default",)),
-    "aten.addmm.default, aten.baddbmm.default": OpInfo(
-        "extern", "Matrix products", "extern", ("aten.addmm.default", "aten.baddbmm.default")
-    ),
+    "aten.addmm.default": OpInfo("extern", "Matrix product, and a sum", "extern", ("aten.addmm.default",)),
     "aten.addr": OpInfo("composite", "beta * self + alpha * outer(vec1, vec2)", "arithmetic", ("aten.addr.default",)),
     "aten.all.default": OpInfo("reduction", "Whether no element is zero", "reduction", ("aten.all.default",)),
     "aten.all.dim, aten.all.dims": OpInfo(
@@ -1103,6 +1103,7 @@ OPS: dict[str, OpInfo] = {
     "aten.avg_pool3d_backward": OpInfo(
         "reduction", "Gradient of avg_pool3d", "backward_spatial", ("aten.avg_pool3d_backward.default",)
     ),
+    "aten.baddbmm.default": OpInfo("extern", "Matrix products, and a sum", "extern", ("aten.baddbmm.default",)),
     "aten.binary_cross_entropy": OpInfo(
         "composite",
         "Cross entropy of probabilities, logarithms limited to -100",

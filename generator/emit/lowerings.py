@@ -207,7 +207,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
     extern: dict[str, str] = {}
     out: dict[str, str] = {}
     rows: dict[str, int] = {}
-    products: dict[str, tuple[int, int]] = {}
+    products: dict[str, tuple[int, ...]] = {}
     for e in entries:
         for w in e.lowerings:
             lowerings[w.schema.id] = f"{module or e.family}:{function_name(w.schema)}"
@@ -254,7 +254,7 @@ def _table(families: dict[str, list[OpEntry]]) -> str:
         "ROW_BYTES: dict[str, int] = {",
         *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["rows"].items())),
         "}",
-        "PRODUCTS: dict[str, tuple[int, int]] = {",
+        "PRODUCTS: dict[str, tuple[int, ...]] = {",
         *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["products"].items())),
         "}",
         "OPS: dict[str, OpInfo] = {",

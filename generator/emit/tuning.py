@@ -15,11 +15,14 @@ PATH = "generated/tuning.py"
 #: What says which kernels a rule is for; all other keys are sizes.
 CONDITIONS = ("strided", "loads", "bytes", "sums", "row", "buffers", "block")
 _COUNTS = ("programs",)  # sizes that need not be powers of two
+_OF_PRODUCTS = ("odd", "cost", "depth", "elements", "least", "stages")  # the same, of products
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its target, compute capability, what measured it, and the rules of each kind of kernel in the order of the file."""
+    """One table: its target, compute capability, what measured it, the rules of each kind of kernel in the order of the file, and what it says of
+    products.
+    """
 
     name: str
     capability: int
@@ -27,6 +30,9 @@ class Table:
     machine: str
     command: str
     rules: dict[str, list[dict[str, Any]]]
+    tiles: list[dict[str, Any]]
+    margin: int
+    fused: list[dict[str, Any]]
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
@@ -47,27 +53,66 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
             names = ", ".join(f"'{kind}'" for kind in lacking)
             message = f"tuning '{entry.id}' lacks a last rule without conditions, of kernel {names}"
             diags.error(entry.pos("tuning"), message)
+        for k, tile in enumerate(entry["tiles"]):
+            _check_powers(entry, ("tiles", k), tile, ("stages", "descriptors"), diags)
+        if entry["margin"] >= 100:
+            diags.error(
+                entry.pos("margin"), f"'margin' is in percent, and must be less than 100, found {entry['margin']}"
+            )
+        for k in range(len(entry["fused"])):
+            _check_fused(entry, k, diags)
         capability = gpus.get(entry.id, {}).get("capability", 0)
-        tables.append(Table(entry.id, capability, entry["doc"], entry["machine"], entry["command"], rules))
+        tables.append(
+            Table(
+                entry.id,
+                capability,
+                entry["doc"],
+                entry["machine"],
+                entry["command"],
+                rules,
+                entry["tiles"],
+                entry["margin"],
+                entry["fused"],
+            )
+        )
     return tuple(sorted(tables, key=lambda t: t.capability))
 
 
 def _check_rule(entry: Entry, k: int, diags: Diagnostics) -> None:
     rule = entry["blocks"][k]
-    for key, value in rule.items():
-        if key in ("kernel", *CONDITIONS, *_COUNTS) or value & (value - 1) == 0:
-            continue
-        below = 1 << (value.bit_length() - 1)
-        diags.error(
-            entry.pos("blocks", k, key),
-            f"'{key}' must be a power of two, found {value} (the nearest are {below} and {2 * below})",
-        )
+    _check_powers(entry, ("blocks", k), rule, ("kernel", *CONDITIONS, *_COUNTS), diags)
     for before, other in enumerate(entry["blocks"][:k]):
         same = other["kernel"] == rule["kernel"]
         if same and all(key in rule and rule[key] <= other[key] for key in CONDITIONS if key in other):
             also = [(entry.pos("blocks", before), "this one holds wherever it would")]
             diags.error(entry.pos("blocks", k), f"this rule for '{rule['kernel']}' is never reached", also=also)
             return
+
+
+def _check_fused(entry: Entry, k: int, diags: Diagnostics) -> None:
+    rule = entry["fused"][k]
+    _check_powers(entry, ("fused", k), rule, _OF_PRODUCTS, diags)
+    for before, other in enumerate(entry["fused"][:k]):
+        most = all(key in rule and rule[key] <= other[key] for key in ("cost", "depth", "elements") if key in other)
+        least = all(rule.get(key, 0) >= other.get(key, 0) for key in ("least", "rows", "columns"))
+        if most and least and rule.get("odd") == other.get("odd"):
+            also = [(entry.pos("fused", before), "this one holds wherever it would")]
+            diags.error(entry.pos("fused", k), "this rule for products is never reached", also=also)
+            return
+
+
+def _check_powers(
+    entry: Entry, path: tuple[str | int, ...], sizes: dict[str, Any], others: tuple[str, ...], diags: Diagnostics
+) -> None:
+    """All sizes but the others must be powers of two."""
+    for key, value in sizes.items():
+        if key in others or value & (value - 1) == 0:
+            continue
+        below = 1 << (value.bit_length() - 1)
+        diags.error(
+            entry.pos(*path, key),
+            f"'{key}' must be a power of two, found {value} (the nearest are {below} and {2 * below})",
+        )
 
 
 def emit(model: Model) -> dict[str, str]:

@@ -37,7 +37,9 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Binary:
-    """A compiled kernel: the cubin, and what its launch needs: `name` of the function, bytes of `shared` memory, `warps`."""
+    """A compiled kernel: the cubin, and what its launch needs: `name` of the function, bytes of `shared` memory, `warps`, and bytes
+    of `scratch` memory of a program, if it has some.
+    """
 
     cubin: bytes
     meta: dict[str, Any]
@@ -70,9 +72,10 @@ def compile_job(job: Job, folder: Path) -> Binary:
     except Exception as error:  # Triton's errors have no common base
         raise BuildError(f"{type(error).__name__}: {error}") from error
     m = made.metadata
-    if m.global_scratch_size or m.profile_scratch_size:
-        raise BuildError("the kernel needs scratch memory, which is not supported")
-    return Binary(made.asm["cubin"], {"name": m.name, "shared": m.shared, "warps": m.num_warps})
+    if m.profile_scratch_size:
+        raise BuildError("the kernel needs scratch memory for a profile, which is not supported")
+    meta = {"name": m.name, "shared": m.shared, "warps": m.num_warps}
+    return Binary(made.asm["cubin"], meta | ({"scratch": m.global_scratch_size} if m.global_scratch_size else {}))
 
 
 def _module(job: Job, folder: Path) -> Any:

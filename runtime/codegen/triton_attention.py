@@ -11,16 +11,19 @@ values that nobody weighs are multiplied by 0 all the same, also those of column
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ..ir.index import Var
-from ..ir.nodes import Buffer, Node
-from ..schedule.attention import Attention, attention, count
+from ..ir.nodes import Buffer
+from ..schedule.attention import Attention, attention
+from ..schedule.operands import count
 from ..schedule.plan import Kernel
 from ..schedule.planned import factors
+from .triton_functions import Functions, rounded
+from .triton_fused import render_fused
 from .triton_live import Live, live_columns
 from .triton_product import contraction, render_product
-from .triton_values import HALF, TYPES, Scope, Values
+from .triton_values import HALF, TYPES
 
 LEAST_BLOCK = 16  # rows and columns of the matrix units
 MOST_ROWS = 128  # of a block: all blocks have a divisor of it
@@ -46,6 +49,8 @@ def widest(found: Attention) -> int:
 
 def render_matrices(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
     """The functions of a kernel that uses the matrix units; without imports."""
+    if kernel.tile is not None:
+        return render_fused(kernel, layouts, name, wide)
     if kernel.parts:
         return _Renderer(attention_of(kernel, layouts), kernel, layouts, name, wide).render()
     product = contraction(kernel)
@@ -63,17 +68,10 @@ def _blocks_of_rows(found: Attention) -> int:
     return -(-count(found.rows) // MOST_ROWS) * MOST_ROWS
 
 
-def _rounded(value: str, dtype: str) -> str:
-    """A block of float32 in a 16-bit dtype."""
-    return f"tp.to_bfloat16({value})" if dtype == "bfloat16" else f"({value}).to({TYPES[dtype]})"
-
-
-class _Renderer:
+class _Renderer(Functions):
     def __init__(self, found: Attention, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> None:
-        self.found, self.kernel, self.name, self.wide = found, kernel, name, wide
-        self.layouts = {**layouts, **{b.name: b for b, _ in found.views}}
-        self.buffers = (*kernel.reads, *kernel.writes)
-        self.long = ".to(tl.int64)" if wide else ""
+        super().__init__(kernel, layouts, name, wide, found.batch, found.views)
+        self.found = found
 
     def render(self) -> list[str]:
         f = self.found
@@ -84,49 +82,15 @@ class _Renderer:
             ("values", f.columns, f.width, f.values),
         )
         for side, outer, inner, value in sides:
-            lines += [*self._operand(side, outer, (inner,), value), "", ""]
+            lines += [*self.operand(side, outer, (inner,), value), "", ""]
         return [*lines, *self._logits(), "", "", *self._end(), "", "", *self._kernel()]
 
     # -- functions of a block ------------------------------------------------------------------------------------------
-    def _values(self, lines: list[str], outer: tuple[Var, ...], inner: tuple[Var, ...]) -> tuple[Values, list[str]]:
-        """The emitter of a function over blocks of `outer` by `inner`, and the lines that make its loop variables."""
-        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.wide)
-        v.inner, v.inner_mask, v.alike = frozenset(inner), "rmask0", frozenset(self.found.batch)
-        v.across, v.along, v.loops = outer, inner, ()
-        digits: list[str] = []
-        for loops, index in ((self.found.batch, "batch"), (outer, "xindex"), (inner, "rindex0")):
-            step = 1
-            for k, loop in reversed(list(enumerate(loops))):
-                text = index if step == 1 else f"{index} // {step}"
-                digits.append(f"{loop.name} = {text if k == 0 else f'({text}) % {loop.extent}'}")
-                v.loop_names[loop] = loop.name
-                step *= count((loop,))
-        return v, digits
-
-    def _function(self, side: str, v: Values, lines: Sequence[str], digits: Sequence[str], *more: str) -> list[str]:
-        given = [*self.buffers, "batch", "xindex", "xmask", "rindex0", "rmask0", *more]
-        used = "\n".join(lines)
-        views = [f"{b.name} = {buffer}" for b, buffer in self.found.views if b.name in used]
-        return [
-            "@triton.jit",
-            f"def {self.name}_{side}({', '.join(given)}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):",
-            *(f"    {line}" for line in (*digits, *views, *v.constants, *lines)),
-        ]
-
-    def _operand(self, side: str, outer: tuple[Var, ...], inner: tuple[Var, ...], value: Node) -> list[str]:
-        """A block of an operand; 0 outside of it."""
-        lines: list[str] = []
-        v, digits = self._values(lines, outer, inner)
-        # What is only loaded goes to the matrix units as it lies in memory.
-        made = v.load(value).removesuffix(".to(tl.float32)") if value.op == "load" else v.node(value)
-        lines.append(f"return tl.broadcast_to({made}, [XBLOCK, RBLOCK]).to({TYPES[value.dtype]})")
-        return self._function(side, v, lines, digits)
-
     def _logits(self) -> list[str]:
         """Logits of a block of scores; -inf beyond the columns."""
         f = self.found
         lines: list[str] = []
-        v, digits = self._values(lines, f.rows, f.columns)
+        v, digits = self.values(lines, f.rows, f.columns)
         name, dtype = f.score
         v.local[name] = name
         v.deep_tiles.add(name)
@@ -134,20 +98,20 @@ class _Renderer:
             lines.append(f"{name} = tp.to_dtype({name}, {TYPES[dtype]})")
         value = v.node(f.logits)
         lines.append(f'return tl.where(rmask0, tl.broadcast_to({value}, [XBLOCK, RBLOCK]), float("-inf"))')
-        return self._function("logits", v, lines, digits, name)
+        return self.function("logits", v, lines, digits, name)
 
     def _end(self) -> list[str]:
         """The weighted sums, divided and stored."""
         f = self.found
         lines: list[str] = []
-        v, digits = self._values(lines, f.rows, (f.width,))
+        v, digits = self.values(lines, f.rows, (f.width,))
         value = "tp.div(sums, total)"
         if f.empty is not None:
             v.local[f.top] = "top"
             value = f"tl.where({v.node(f.empty)}, sums * 0.0, {value})"
         where = f"{f.result.name} + tl.broadcast_to(xindex * 0 + {v.expr(f.place)}, [XBLOCK, RBLOCK])"
-        lines.append(f"tl.store({where}, {_rounded(value, f.result.dtype)}, xmask & rmask0)")
-        return self._function("end", v, lines, digits, "sums", "top", "total")
+        lines.append(f"tl.store({where}, {rounded(value, f.result.dtype)}, xmask & rmask0)")
+        return self.function("end", v, lines, digits, "sums", "top", "total")
 
     # -- the kernel ----------------------------------------------------------------------------------------------------
     def _kernel(self) -> list[str]:
@@ -179,7 +143,7 @@ class _Renderer:
             f"logits = {self.name}_logits({given}, batch, xindex, xmask, cindex[None, :], cmask[None, :], score, XBLOCK, RBLOCK)",
             f"sums, total, top, weights = tp.online_weights(sums, total, top, logits, {_one(f)})",
             self._block_of_values(),
-            f"sums = tp.dot({_rounded('weights', f.values.dtype)}, values, sums)",
+            f"sums = tp.dot({rounded('weights', f.values.dtype)}, values, sums)",
         ]
         body += [f"    {line}" for line in inside]
         body += self._rest(seen)

@@ -63,6 +63,8 @@ def _holds(rule: Rule, shape: Launch) -> bool:
 
 def blocks(shape: Launch, tuning: Tuning | None = None) -> Blocks:
     """XBLOCK, RBLOCK and the number of warps, by the table of a GPU."""
+    if shape.tile is not None:
+        return shape.tile
     rule = rule_of(shape, tuning or tuning_of())
     inner, outer = _extents(shape)
     x, r = power(outer), power(inner)

@@ -10,8 +10,10 @@ from math import gcd
 from ..ir.index import Expr, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
 from ..schedule.memory import flat_index
+from ..schedule.operands import count
 from ..schedule.plan import Kernel, Phase, Reduce, Scan
 from .triton_attention import attention_of, points, widest
+from .triton_fused import fused_kernel, points_of
 from .triton_online import fewer_passes
 from .triton_product import contraction
 from .triton_square import squared
@@ -36,6 +38,7 @@ class Launch:
     sums    nothing is stored along inner loops.
     loads   elements of one buffer that a point reads, at most.
     attention two products around a softmax: XBLOCK are rows, and RBLOCK the columns at a time; `product` is the elements of a row of operands.
+    tile    its XBLOCK, RBLOCK and warps, where the plan says them.
     product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
     """
 
@@ -54,12 +57,17 @@ class Launch:
     loads: int = 1
     product: int = 0
     attention: bool = False
+    tile: tuple[int, int, int] | None = None
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
     registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
     """
+    if kernel.tile is not None:
+        fused, tile = fused_kernel(kernel, layouts)
+        shape = tile.columns, tile.steps, tile.warps
+        return Launch(points_of(fused, tile), count((fused.depth,)), False, product=tile.rows, tile=shape)
     if kernel.parts:
         found = attention_of(kernel, layouts)
         return Launch(

@@ -27,6 +27,7 @@ class TritonKernel:
     """One kernel: a module's source, the types behind its pointers, and how it is compiled and launched.
 
     sizes  64-bit integers after the pointers.
+    plain  its source for addresses that are no multiples of 16, where it is another.
     """
 
     name: str
@@ -36,6 +37,7 @@ class TritonKernel:
     xblock: int
     rblock: int
     warps: int
+    plain: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,10 @@ class _Unit:
         pointers, sizes = same[1], len(k.symbols)
         if members is not None:
             pointers, sizes = (("i64",), 1) if members.table else (pointers * members.count, 2 * members.count)
-        made = TritonKernel(name, source, pointers, sizes, *tile)
+        plain = ""
+        if k.tile is not None and k.tile.descriptors:
+            plain = self.text(replace(k, tile=replace(k.tile, descriptors=False)), name, members)[0]
+        made = TritonKernel(name, source, pointers, sizes, *tile, plain)
         symbol = self.known.setdefault((same, tile) if members else same, name)
         self.unit.symbols[name] = symbol
         return self.unit.kernels.setdefault(symbol, made)

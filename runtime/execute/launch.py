@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...errors import BuildError
-from ..torch_compat import cuda_stream
+from ..torch_compat import cuda_stream, empty_strided_cuda
 
 _INVALID_CONTEXT = 201
 _MAX_THREADS = 0  # CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
@@ -23,9 +23,8 @@ _PLAIN_SHARED = 48 << 10  # bytes that a kernel may have without asking
 _BUFFER, _SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_*
 _STREAM, _ARGUMENTS = 32, 56  # bytes into a block of memory that starts with a CUlaunchConfig
 _TOGETHER = 16  # addresses, from which on it is cheaper to look at the bytes of all at once
-_SCRATCH = (
-    2  # addresses that Triton's kernels take after their arguments: of scratch memory, which these kernels do not have
-)
+# Addresses that each of Triton's kernels takes after its arguments: of its scratch memory, which few of these have, and of a profile's.
+_SCRATCH = 2
 
 Loaded = tuple[int, int, int]
 """A function, bytes of shared memory, threads."""
@@ -115,27 +114,50 @@ def launcher(
     sizes: int,
     device: int,
     numbers: Sequence[int] = (),
+    scratch: int = 0,
 ) -> Callable[..., None]:
     """A function that launches a kernel on the current stream: it takes the number of programs, addresses and sizes.
 
     first    for addresses that are all multiples of 16: the function, with its shared memory and its threads.
     other    loads that for other addresses.
     numbers  the same in every launch: further arguments of the kernel, after the sizes.
+    scratch  bytes of memory of each program (of a kernel without `numbers`), which every launch has for itself.
     """
     known: list[Launch] = []
+    count, behind = pointers + sizes + bool(scratch), _SCRATCH - bool(scratch)  # the address of that memory comes last
+    assert not (scratch and numbers), name
 
     def unaligned(*arguments: int) -> None:
         if not known:
-            known.append(_launch(other(), name, pointers + sizes, 0, device, unaligned, numbers))
+            known.append(_launch(other(), name, count, 0, device, unaligned, numbers, behind))
         known[0](*arguments)
 
-    return _launch(first, name, pointers + sizes, pointers, device, unaligned, numbers)
+    run = _launch(first, name, count, pointers, device, unaligned, numbers, behind)
+    if not scratch:
+        return run
+
+    def with_scratch(programs: int, *arguments: int) -> None:
+        # Work of one stream runs in order: what is freed here is not used again before the kernel is done.
+        space = empty_strided_cuda((programs * scratch,), (1,), torch.uint8)
+        run(programs, *arguments, space.data_ptr())
+
+    return with_scratch
 
 
 def _launch(
-    loaded: Loaded, name: str, count: int, aligned: int, device: int, unaligned: Launch, numbers: Sequence[int]
+    loaded: Loaded,
+    name: str,
+    count: int,
+    aligned: int,
+    device: int,
+    unaligned: Launch,
+    numbers: Sequence[int],
+    behind: int,
 ) -> Launch:
-    """Launches one function with `count` arguments, then `numbers`; where not all of the first `aligned` ones are, `unaligned` does."""
+    """Launches one function with `count` arguments, then `numbers`, then zeros, which are `behind`; where not all of the first `aligned` ones are
+    multiples of 16, `unaligned` does. The driver refuses a launch with more bytes of arguments than the function takes, as if it had too few
+    registers (error 701).
+    """
     function, shared, threads = loaded
     cuda = driver()
 
@@ -148,7 +170,7 @@ def _launch(
 
     return _maker(count, aligned)(  # type: ignore[no-any-return]
         free=[],
-        fresh=functools.partial(_Block, count, shared, threads, numbers, aligned),
+        fresh=functools.partial(_Block, count, shared, threads, numbers, aligned, behind),
         odd=int.from_bytes(struct.pack("q", 15) * aligned, "little"),
         pack=struct.Struct(f"Q{_ARGUMENTS - _STREAM - 8}x{count}q").pack_into,
         launch=cuda.cuLaunchKernelEx,
@@ -165,8 +187,10 @@ class _Block:
 
     __slots__ = ("addresses", "config", "extra", "grid", "keep", "memory")
 
-    def __init__(self, count: int, shared: int, threads: int, numbers: Sequence[int], aligned: int) -> None:
-        arguments = 8 * (count + len(numbers) + _SCRATCH)
+    def __init__(
+        self, count: int, shared: int, threads: int, numbers: Sequence[int], aligned: int, behind: int
+    ) -> None:
+        arguments = 8 * (count + len(numbers) + behind)
         self.memory = ctypes.create_string_buffer(_ARGUMENTS + arguments)
         struct.pack_into(f"{len(numbers)}q", self.memory, _ARGUMENTS + 8 * count, *numbers)
         struct.pack_into("7I", self.memory, 0, 1, 1, 1, threads, 1, 1, shared)

@@ -7,24 +7,34 @@ which is what the checker reads; `attention` finds in them what a kernel is writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ..ir.facts import covers, equal, flat, in_range
-from ..ir.index import Atom, Expr, Val, Var, expr, of
-from ..ir.nodes import Buffer, Extern, Node, Ref, contiguous_strides, load, rebuild
-from .kernels import kernel_checks
+from ..ir.facts import covers, equal, flat
+from ..ir.index import Atom, Expr, Val, Var, of
+from ..ir.nodes import Buffer, Extern, Node, load, rebuild
 from .memory import flat_index, step_reads, step_writes
-from .plan import CopyStep, ExternStep, Kernel, KernelStep, Phase, Reduce, Step, Store, ViewOf
+from .operands import (
+    HALF,
+    Factors,
+    Layouts,
+    as_one,
+    buffer_of,
+    count,
+    element_at,
+    has_values,
+    is_known,
+    is_plain,
+    operand,
+    strides_of,
+    touched,
+    view_of,
+)
+from .plan import CopyStep, ExternStep, Kernel, KernelStep, Phase, Reduce, Step, Store
 
-HALF = ("float16", "bfloat16")
 MOST_WIDTH = 256  # elements of a row of queries, keys or values: they stay in registers or shared memory
 LEAST_ROWS, LEAST_COLUMNS = 16, 32  # below, a block of the matrix units is mostly empty
 SHARE = 4  # of the device's processors, one in so many must get a block of rows
-
-Factors = Callable[[Extern], tuple[int, int] | None]
-"""Of a call that is a product of two matrices, or of batches of them: which arguments they are."""
-Layouts = Mapping[str, Buffer]
 
 
 @dataclass(frozen=True)
@@ -101,9 +111,9 @@ def _candidates(
     steps: Sequence[Step], k: int, step: Step, factors: Factors, maker: Callable[[str, int], int | None]
 ) -> list[list[int]]:
     """Steps that may be joined with `step`, the last product: with all that makes operands, or without."""
-    if not isinstance(step, ExternStep) or (at := factors(step.call)) is None:
+    if not isinstance(step, ExternStep) or (at := _pair(factors, step.call)) is None:
         return []
-    left, right = (_buffer(step.args[i]) for i in at)
+    left, right = (buffer_of(step.args[i]) for i in at)
     middle = maker(left, k)
     if middle is None or not isinstance(inner := steps[middle], KernelStep):
         return []
@@ -112,14 +122,20 @@ def _candidates(
         first = maker(name, middle)
         if first is None or not isinstance(product := steps[first], ExternStep):
             continue
-        if (operands := factors(product.call)) is None:
+        if (operands := _pair(factors, product.call)) is None:
             continue
-        makers = [maker(_buffer(product.args[i]), first) for i in operands] + [maker(right, k)]
+        makers = [maker(buffer_of(product.args[i]), first) for i in operands] + [maker(right, k)]
         makes = {i for i in makers if i is not None and _only_moves(steps[i])}
         found.append(sorted({first, middle, k} | makes))
         if makes:
             found.append([first, middle, k])
     return found
+
+
+def _pair(factors: Factors, call: Extern) -> tuple[int, ...] | None:
+    """The factors of a product to which nothing is added."""
+    at = factors(call)
+    return at if at is not None and len(at) == 2 else None
 
 
 def _is_worth(found: Attention, programs: int) -> bool:
@@ -131,23 +147,7 @@ def _is_worth(found: Attention, programs: int) -> bool:
 
 def _joined(parts: list[KernelStep | ExternStep]) -> Kernel:
     (middle,) = (s.kernel for s in parts if isinstance(s, KernelStep) and len(s.kernel.phases) > 1)
-    kernels = [s.kernel for s in parts if isinstance(s, KernelStep)]
-    written = {name for s in parts for name in step_writes(s)}
-    reads = dict.fromkeys(name for s in parts for name in step_reads(s) if name not in written)
-    origins = dict.fromkeys(
-        o for s in parts for o in (s.kernel.origins if isinstance(s, KernelStep) else (s.call.origin,)) if o
-    )
-    defines = tuple(name for k in kernels for name in k.defines)
-    return Kernel(
-        f"{middle.name}_products",
-        (),
-        (),
-        tuple(reads),
-        step_writes(parts[-1]),
-        defines=defines,
-        origins=tuple(origins),
-        parts=tuple(parts),
-    )
+    return as_one(f"{middle.name}_products", parts)
 
 
 # -- what three steps are ----------------------------------------------------------------------------------------------
@@ -155,17 +155,17 @@ def attention(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> Atte
     """The steps as such a kernel, or None."""
     calls = [s for s in parts if isinstance(s, ExternStep)]
     kernels = {s.kernel.writes[0]: s.kernel for s in parts if isinstance(s, KernelStep) and len(s.kernel.writes) == 1}
-    if len(calls) != 2 or len(calls) + len(kernels) != len(parts) or not all(map(_is_plain, kernels.values())):
+    if len(calls) != 2 or len(calls) + len(kernels) != len(parts) or not all(map(is_plain, kernels.values())):
         return None
     first, last = calls
     if any(not c.out or len(c.call.outs) != 1 for c in calls):
         return None
     (scores,), (result,) = (c.call.outs for c in calls)
-    at_first, at_last = factors(first.call), factors(last.call)
-    if at_first is None or at_last is None or not all(_is_known(layouts[n]) for s in parts for n in _touched(s)):
+    at_first, at_last = _pair(factors, first.call), _pair(factors, last.call)
+    if at_first is None or at_last is None or not all(is_known(layouts[n]) for s in parts for n in touched(s)):
         return None
-    left, right = (_view(first.args[i], layouts) for i in at_first)
-    probabilities, values = (_view(last.args[i], layouts) for i in at_last)
+    left, right = (view_of(first.args[i], layouts) for i in at_first)
+    probabilities, values = (view_of(last.args[i], layouts) for i in at_last)
     middle = kernels.pop(probabilities.buffer, None)
     softmax = None if middle is None else _softmax(middle, scores.name)
     if middle is None or softmax is None:
@@ -190,14 +190,14 @@ def attention(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> Atte
     if not all(1 < count((v,)) <= MOST_WIDTH for v in (depth, width)):
         return None
     stored = flat_index(softmax.store.index, layouts[probabilities.buffer])
-    if probabilities.shape != scores.shape or not equal(_at(probabilities, (*lead, row, column)), stored):
+    if probabilities.shape != scores.shape or not equal(element_at(probabilities, (*lead, row, column)), stored):
         return None
     views: list[tuple[Buffer, str]] = []
     passed = {scores.name, result.name, probabilities.buffer}
     if passed & {left.buffer, right.buffer, values.buffer}:
         return None
     operands = [
-        _operand(v, (*lead, *index), kernels, layouts, views)
+        operand(v, (*lead, *index), kernels, layouts, views)
         for v, index in (
             (left, (row, of(depth))),
             (right, (of(depth), column)),
@@ -213,7 +213,7 @@ def attention(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> Atte
         return None
     if given.dtype != half or result.dtype != half or scores.dtype not in (narrow[0].dtype, "float32"):
         return None
-    place = flat((*lead, row, of(width)), *_strides(layouts[result.name]))
+    place = flat((*lead, row, of(width)), *strides_of(layouts[result.name]))
     top, total = softmax.registers
     return Attention(
         *loops,
@@ -236,22 +236,6 @@ def attention(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> Atte
 _SCORE = "score"
 
 
-def _is_plain(kernel: Kernel) -> bool:
-    """Whether a kernel has independent points, loops of known extents, and nothing that may raise."""
-    return not (kernel.serial or kernel.scratch or kernel.walk or kernel.symbols or kernel.parts) and not kernel_checks(
-        kernel
-    )
-
-
-def _touched(step: Step) -> tuple[str, ...]:
-    return (*step_reads(step), *step_writes(step))
-
-
-def _is_known(b: Buffer) -> bool:
-    """Whether sizes, strides and offset are numbers, and there are elements."""
-    return all(isinstance(n, int) for n in (*b.shape, *(b.stride or ()), b.offset)) and 0 not in b.shape
-
-
 @dataclass(frozen=True)
 class _Softmax:
     """The three phases of a kernel: the index at which it reads a score, the value of a logit, and the registers of its rows."""
@@ -271,7 +255,7 @@ def _softmax(kernel: Kernel, scores: str) -> _Softmax | None:
         return None
     if (top.kind, total.kind, top.dtype, total.dtype) != ("max", "sum", "float32", "float32"):
         return None
-    if store.mode != "set" or store.mask is not None or any(_has_values(e) for e in store.index):
+    if store.mode != "set" or store.mask is not None or any(has_values(e) for e in store.index):
         return None
     logits, value = top.value, store.value
     raised = Node("exp", (Node("sub", (logits, load(top.name, (), "float32")), "float32"),), "float32")
@@ -302,62 +286,14 @@ def _over(loops: tuple[Var, ...], phase: Phase) -> Reduce | Store | None:
     value = rebuild(st.value, lambda _: None, mapping)
     if type(st) is Reduce:
         return Reduce(st.name, st.kind, value, st.dtype)
-    if type(st) is Store and st.mask is None and not any(_has_values(e) for e in st.index):
+    if type(st) is Store and st.mask is None and not any(has_values(e) for e in st.index):
         return Store(st.buffer, tuple(e.subst(mapping) for e in st.index), value, st.mode)
     return None
 
 
-def _has_values(e: Expr) -> bool:
-    return any(isinstance(a, Val) for a in e.atoms())
-
-
-# -- operands ----------------------------------------------------------------------------------------------------------
-def _buffer(given: object) -> str:
-    return given.buffer if isinstance(given, (Ref, ViewOf)) else ""
-
-
-def _view(given: object, layouts: Layouts) -> ViewOf:
-    if isinstance(given, ViewOf):
-        return given
-    assert isinstance(given, Ref)
-    b = layouts[given.buffer]
-    return ViewOf(b.name, b.shape, b.stride or contiguous_strides(b.shape), b.offset)
-
-
-def _strides(b: Buffer) -> tuple[tuple[int | Expr, ...], int | Expr]:
-    return b.stride or contiguous_strides(b.shape), b.offset
-
-
-def _at(view: ViewOf, index: Sequence[Expr]) -> Expr:
-    return flat(tuple(index), view.stride, view.offset)
-
-
-def _operand(
-    view: ViewOf,
-    index: tuple[Expr, ...],
-    makers: Mapping[str, Kernel],
-    layouts: Layouts,
-    views: list[tuple[Buffer, str]],
-) -> Node | None:
-    """An element of an operand: read where it lies, or where its maker reads it."""
-    base = layouts[view.buffer]
-    if not all(isinstance(n, int) for n in (*view.shape, *view.stride, view.offset)):
-        return None
-    if (maker := makers.get(view.buffer)) is not None:
-        at = _element(_at(view, index), base)
-        (store,) = maker.phases[0].body
-        mapping = None if at is None or not isinstance(store, Store) else _loops_at(store, at)
-        return None if mapping is None else rebuild(store.value, lambda _: None, mapping)
-    name = f"{view.buffer}_as{len(views)}"
-    if name in layouts:
-        return None
-    views.append((Buffer(name, view.shape, base.dtype, view.stride, view.offset), view.buffer))
-    return load(name, index, base.dtype)
-
-
 def _only_moves(step: Step) -> bool:
     """Whether a step is a kernel that only reads its elements from elsewhere, and may change their dtype."""
-    if not isinstance(step, KernelStep) or not _is_plain(step.kernel) or len(step.kernel.phases) != 1:
+    if not isinstance(step, KernelStep) or not is_plain(step.kernel) or len(step.kernel.phases) != 1:
         return False
     (phase,) = step.kernel.phases
     if any(v.extent != 1 for v in phase.inner) or len(phase.body) != 1:
@@ -368,38 +304,7 @@ def _only_moves(step: Step) -> bool:
     value = store.value
     while value.op == "to_dtype":
         value = value.args[0]
-    return value.op == "load" and not value.args and not any(_has_values(e) for e in value.attr.index)
-
-
-def _loops_at(store: Store, at: tuple[Expr, ...]) -> dict[Atom, int | Expr] | None:
-    """The loop variables of a store at an element: each is a digit of one of its coordinates."""
-    mapping: dict[Atom, int | Expr] = {}
-    for place, e in zip(store.index, at, strict=True):
-        steps = {v: int(c) for v in place.atoms() if isinstance(v, Var) and (c := place.coefficient(v)) and c.is_const}
-        rest = e
-        for v in sorted(steps, key=lambda v: (-steps[v], v.text)):
-            if v in mapping or steps[v] < 1:
-                return None
-            mapping[v], rest = rest // steps[v], rest % steps[v]
-    if not store.value.vars() <= mapping.keys():
-        return None
-    same = all(equal(place.subst(mapping), e) for place, e in zip(store.index, at, strict=True))
-    return (
-        mapping if same and all(in_range(expr(e), v.extent) for v, e in mapping.items() if isinstance(v, Var)) else None
-    )
-
-
-def _element(position: Expr, b: Buffer) -> tuple[Expr, ...] | None:
-    """Coordinates of the element at a position in the memory of a buffer."""
-    stride, offset = _strides(b)
-    rest, found = position - offset, [expr(0)] * len(b.shape)
-    steps = {k: s for k, s in enumerate(stride) if b.shape[k] != 1 and isinstance(s, int)}
-    for k in sorted(steps, key=lambda k: -steps[k]):
-        if steps[k] == 0:
-            return None
-        found[k], rest = rest // steps[k], rest % steps[k]
-    inside = all(in_range(e, n) for e, n in zip(found, b.shape, strict=True))
-    return tuple(found) if inside and equal(flat(tuple(found), stride, offset), position) else None
+    return value.op == "load" and not value.args and not any(has_values(e) for e in value.attr.index)
 
 
 def _narrow(n: Node) -> Node | None:
@@ -408,13 +313,4 @@ def _narrow(n: Node) -> Node | None:
     return inner if inner.dtype in HALF else None
 
 
-def count(loops: tuple[Var, ...]) -> int:
-    """Points of loops of known extents."""
-    total = 1
-    for v in loops:
-        assert isinstance(v.extent, int)
-        total *= v.extent
-    return total
-
-
-__all__ = ["Attention", "Factors", "attention", "count", "join_products"]
+__all__ = ["Attention", "attention", "join_products"]

@@ -69,6 +69,26 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """How a kernel goes through a product of matrices.
+
+    rows, columns, steps  of a block of the result, and of the sums at a time.
+    warps   of a program.
+    stages  steps whose operands are on their way.
+    near    blocks of rows that run side by side, so that the columns which they read are in the cache.
+    descriptors  operands that lie in memory as matrices are loaded in blocks, which are told by descriptors.
+    """
+
+    rows: int
+    columns: int
+    steps: int
+    warps: int
+    stages: int
+    near: int = 8
+    descriptors: bool = False
+
+
+@dataclass(frozen=True)
 class Kernel:
     """Loops over `outer` (independent of each other unless `serial`); for each outer point the phases run in order."""
 
@@ -88,6 +108,7 @@ class Kernel:
     parts: tuple[
         KernelStep | ExternStep, ...
     ] = ()  # the steps that it runs as one, and nothing else: what they pass on has no memory
+    tile: Tile | None = None  # of parts that are a product of matrices with what is beside it
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,20 @@ from ..observe.counters import uncounted
 from .memory import nbytes, step_reads, step_writes
 from .outputs import separate_outputs
 from .plan import Plan
+from .products import Choose
 from .schedule import schedule
 
 
-def plan_of(program: Program, cfg: Config, *, frugal: bool = False, recompute: float = 0, programs: int = 0) -> Plan:
-    """The schedule of a program with separate outputs; `frugal`, `recompute` and `programs` as for `schedule`."""
+def plan_of(
+    program: Program,
+    cfg: Config,
+    *,
+    frugal: bool = False,
+    recompute: float = 0,
+    programs: int = 0,
+    choose: Choose | None = None,
+) -> Plan:
+    """The schedule of a program with separate outputs; `frugal`, `recompute`, `programs` and `choose` as for `schedule`."""
     return schedule(
         program,
         costs=cost,
@@ -30,6 +39,7 @@ def plan_of(program: Program, cfg: Config, *, frugal: bool = False, recompute: f
         out_variants=has_out,
         row_bytes=row_bytes,
         factors=factors,
+        choose=choose,
     )
 
 
@@ -43,8 +53,8 @@ def row_bytes(call: Extern) -> int:
     return ROW_BYTES.get(call.target, 0)
 
 
-def factors(call: Extern) -> tuple[int, int] | None:
-    """Which arguments a call multiplies, if it is a product of matrices and nothing more."""
+def factors(call: Extern) -> tuple[int, ...] | None:
+    """Which arguments a call multiplies, if it is a product of matrices, and which one it adds, if any."""
     return PRODUCTS.get(call.target) if call.single and not call.kwargs else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..ir.facts import is_packed
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
-from .attention import Factors, join_products
+from .attention import join_products
 from .folds import fold_columns
 from .fuse import Fuser, Group
 from .in_place import computed_last, write_in_place
@@ -15,9 +15,11 @@ from .inline import inline, is_pointwise, is_view
 from .kernels import build_kernel, build_update
 from .layouts import followed
 from .memory import plan_memory, step_parts, step_reads, step_writes, strided_view
+from .operands import Factors
 from .order import least_memory
 from .outputs import separate_outputs
 from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
+from .products import Choose, fuse_products
 from .rows import wide_rows
 
 
@@ -32,6 +34,7 @@ def schedule(
     out_variants: Callable[[Extern], bool] = lambda _: False,
     row_bytes: Callable[[Extern], int] = lambda _: 0,
     factors: Factors = lambda _: None,
+    choose: Choose | None = None,
 ) -> Plan:
     """Schedule a verified program.
 
@@ -42,6 +45,7 @@ def schedule(
     out_variants  whether an extern call can write into memory that the plan gives it.
     row_bytes     at multiples of how many bytes the rows of an extern call's matrices should start, where `programs` are given.
     factors       which arguments of an extern call it multiplies, if it is a product of matrices that a kernel may compute, likewise.
+    choose        which products gain by a kernel that also computes what is beside them.
     """
     program = separate_outputs(program)
     items, views = inline(program, costs, recompute)
@@ -139,6 +143,8 @@ def schedule(
     read_later = held | {n for s in end for n in step_reads(s)} | {source for _, source in program.mutations}
     if programs and fusion:
         body = join_products(body, layouts, read_later, factors, programs)
+        if choose is not None:
+            body = fuse_products(body, layouts, read_later, factors, costs, choose)
     if frugal:
         body = least_memory(body, layouts, read_later)
     steps = [*body, *end]

@@ -13,16 +13,17 @@ AMPERE = 80  # the first capability, times ten, with TF32 and with arithmetic of
 
 def advise(program: Program, capability: int) -> None:
     """Warns of what slows the program down on a device of this capability (times ten)."""
-    for text in advice(program, capability, torch.get_float32_matmul_precision()):
+    # Not `get_float32_matmul_precision`: that raises once somebody has set the precision of this backend, or of all, by its name.
+    for text in advice(program, capability, tf32=torch.backends.cuda.matmul.fp32_precision == "tf32"):
         warn_once("advice", text, f"opforge: {text}")
 
 
-def advice(program: Program, capability: int, precision: str) -> list[str]:
-    """What there is to say; `precision` as `torch.get_float32_matmul_precision` gives it."""
+def advice(program: Program, capability: int, *, tf32: bool) -> list[str]:
+    """What there is to say; `tf32`: products of float32 may use these units."""
     made = [b.dtype for item in program.items if isinstance(item, Extern) and row_bytes(item) for b in item.outs]
     buffers = program.shapes().values()
     said = []
-    if capability >= AMPERE and precision == "highest" and "float32" in made:
+    if capability >= AMPERE and not tf32 and "float32" in made:
         said.append(
             "matrix products of float32 do not use this GPU's TensorFloat32 units, which are faster and round their operands to 10 bits; "
             'torch.set_float32_matmul_precision("high") allows them'

@@ -45,7 +45,7 @@ class Target(Protocol):
         """The program in the form that suits the target, before it is scheduled."""
         ...
 
-    def schedule(self, program: Program, frugal: bool) -> Plan:
+    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
         """The plan of a prepared program; `frugal` as for `schedule`."""
         ...
 

@@ -56,7 +56,7 @@ class Cpu:
     def prepare(self, program: Program) -> Program:
         return program
 
-    def schedule(self, program: Program, frugal: bool) -> Plan:
+    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
         return plan_of(program, self.cfg, frugal=frugal)
 
     def render(self, plan: Plan, boxed: bool) -> Unit:

@@ -32,9 +32,12 @@ from ..observe.watch import Watch
 from ..schedule.loop_order import in_memory_order
 from ..schedule.plan import KernelStep, Plan
 from ..schedule.planned import plan_of, row_bytes
+from ..schedule.products import Choose
 from ..schedule.rows import copied_outputs
 from .advice import advise
 from .base import Built
+from .product_rules import by_table
+from .products import Races
 from .tune import Timer, Work, tuned, works_of
 
 PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
@@ -77,8 +80,9 @@ class Cuda:
         start_workers(sum(isinstance(item, Nest) for item in program.items) // 4, self.cfg)
         return prepared(program, processors(self.index))
 
-    def schedule(self, program: Program, frugal: bool) -> Plan:
-        return scheduled(program, self.cfg, processors(self.index), frugal)
+    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
+        choose = self.races(watch) if self.cfg.max_autotune else by_table(capability(self.index))
+        return scheduled(program, self.cfg, processors(self.index), frugal, choose)
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed, capability=capability(self.index))
@@ -98,7 +102,7 @@ class Cuda:
         }
         files: dict[str, bytes | Path] = {}
         for name, (kernel, binary) in taken.items():
-            files |= {f"{name}.cubin": binary.cubin, f"{name}.py": kernel.source.encode()}
+            files |= {f"{name}.cubin": binary.cubin, f"{name}.py": (kernel.plain or kernel.source).encode()}
         symbols = {}
         programs: dict[str, Size] = {}
         groups = {group.name: group for group in rendered.grouped.values()}
@@ -119,17 +123,24 @@ class Cuda:
 
     def tuned(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> dict[str, TritonKernel]:
         """Those kernels that can be measured, with the blocks that are fastest."""
-        from .cuda_timer import CudaTimer  # only here
-
         works: dict[str, Work] = {}
         for name, work in works_of(plan, rendered):
             if isinstance(work, Work):
                 works[name] = work
             else:
                 counters.count_tuned(f"not measured: {work}")
-        timer = self.timer or CudaTimer(self.index)
         sm = capability(self.index)
-        return tuned(works, lambda one: job_of(one, sm), self.cfg, self.name(), timer, watch)
+        return tuned(works, lambda one: job_of(one, sm), self.cfg, self.name(), self._timer(), watch)
+
+    def races(self, watch: Watch) -> Races:
+        """What measures products of matrices with what is beside them."""
+        sm = capability(self.index)
+        return Races(lambda one: job_of(one, sm), self.cfg, self.name(), sm, self._timer(), watch)
+
+    def _timer(self) -> Timer:
+        from .cuda_timer import CudaTimer  # only here
+
+        return self.timer or CudaTimer(self.index)
 
     def name(self) -> str:
         """What the device calls itself."""
@@ -156,7 +167,8 @@ class Cuda:
                 same = (symbol, *numbers)
                 if same not in known:
                     passed = how[1] - len(numbers)
-                    known[same] = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers)
+                    scratch = meta.get("scratch", 0)
+                    known[same] = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers, scratch)
                 loaded[name] = known[same]
         return loaded
 
@@ -167,9 +179,11 @@ def prepared(program: Program, processors: int) -> Program:
     return partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors)
 
 
-def scheduled(program: Program, cfg: Config, processors: int, frugal: bool = False) -> Plan:
-    """The plan of a prepared program for a GPU of so many multiprocessors."""
-    plan = plan_of(program, cfg, frugal=frugal, recompute=RECOMPUTE, programs=processors)
+def scheduled(
+    program: Program, cfg: Config, processors: int, frugal: bool = False, choose: Choose | None = None
+) -> Plan:
+    """The plan of a prepared program for a GPU of so many multiprocessors; `choose` as for `schedule`."""
+    plan = plan_of(program, cfg, frugal=frugal, recompute=RECOMPUTE, programs=processors, choose=choose)
     plan.steps = [
         replace(s, kernel=in_memory_order(s.kernel, plan.layouts)) if isinstance(s, KernelStep) else s
         for s in plan.steps

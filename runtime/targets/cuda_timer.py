@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 
@@ -13,6 +13,9 @@ from ..build.triton_job import Binary
 from ..codegen.triton_blocks import WARP
 from ..codegen.triton_unit import TritonKernel
 from ..execute.launch import borrowed_function, launcher
+from ..execute.support import overload
+from ..ir.nodes import Buffer, Ref, Size, contiguous_strides
+from ..schedule.plan import ExternStep, ViewOf
 from ..torch_compat import no_modes
 from .tune import Memory, Work
 
@@ -38,16 +41,41 @@ class CudaTimer:
             memory = {
                 name: given[name].clone() if name in given else filled(m, generator) for name, m in work.memory.items()
             }
-            yield CudaBench(work, [memory[name].data_ptr() for name in work.pointers], stack)
+            yield CudaBench(work, memory, stack)
             torch.cuda.synchronize()
 
 
 class CudaBench:
-    """`Bench`: addresses of the memory; what is loaded goes with `stack`."""
+    """`Bench`: the memory by its names; what is loaded goes with `stack`."""
 
-    def __init__(self, work: Work, addresses: list[int], stack: ExitStack) -> None:
-        self.work, self.addresses, self.stack = work, addresses, stack
-        self.ahead = torch.empty(AHEAD, dtype=torch.uint8, device="cuda")
+    def __init__(
+        self, work: Work, memory: Mapping[str, torch.Tensor], stack: ExitStack, ahead: torch.Tensor | None = None
+    ) -> None:
+        self.work, self.memory, self.stack = work, memory, stack
+        self.addresses = [memory[name].data_ptr() for name in work.pointers]
+        self.ahead = torch.empty(AHEAD, dtype=torch.uint8, device="cuda") if ahead is None else ahead
+
+    def of(self, work: Work) -> CudaBench:
+        return CudaBench(work, self.memory, self.stack, self.ahead)
+
+    def call(self, step: ExternStep, target: str, layouts: Mapping[str, Buffer]) -> Callable[[], None]:
+        def strided(name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size) -> torch.Tensor:
+            *sizes, first = [n for n in (*shape, *stride, offset) if isinstance(n, int)]
+            return self.memory[name].as_strided(sizes[: len(shape)], sizes[len(shape) :], first)
+
+        def tensor(given: object) -> object:
+            if isinstance(given, ViewOf):
+                return strided(given.buffer, given.shape, given.stride, given.offset)
+            return whole(given.buffer) if isinstance(given, Ref) else given
+
+        def whole(name: str) -> torch.Tensor:
+            b = layouts[name]
+            return strided(name, b.shape, b.stride or contiguous_strides(b.shape), b.offset)
+
+        run = functools.partial(overload(target), *map(tensor, step.args), out=whole(step.out[0]))
+        run()
+        torch.cuda.synchronize()
+        return run
 
     def load(self, one: TritonKernel, binary: Binary) -> Callable[[], None]:
         shared, threads = binary.meta["shared"], WARP * binary.meta["warps"]
@@ -58,7 +86,8 @@ class CudaBench:
             table = torch.tensor([*numbers, *addresses], device="cuda")
             self.stack.callback(table.data_ptr)  # it lives as long
             numbers, addresses = [len(self.work.group.kernels)], [table.data_ptr()]
-        launch = launcher(loaded, lambda: loaded, one.name, len(addresses), 0, torch.cuda.current_device(), numbers)
+        device, scratch = torch.cuda.current_device(), binary.meta.get("scratch", 0)
+        launch = launcher(loaded, lambda: loaded, one.name, len(addresses), 0, device, numbers, scratch)
         run = functools.partial(launch, self.work.programs(one), *addresses)
         run()
         torch.cuda.synchronize()

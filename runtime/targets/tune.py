@@ -23,11 +23,11 @@ from ..codegen.triton_tiles import roots
 from ..codegen.triton_unit import TritonKernel, TritonUnit
 from ..config import Config
 from ..ir.index import Expr, Val
-from ..ir.nodes import ITEMSIZE
+from ..ir.nodes import ITEMSIZE, Buffer
 from ..observe import counters
 from ..observe.watch import Watch
 from ..schedule.memory import home, nbytes
-from ..schedule.plan import Kernel, Plan, Reduce
+from ..schedule.plan import ExternStep, Kernel, Plan, Reduce
 
 FIRST = 3  # calls that show which configurations are not worth more
 ROUNDS = 5  # interleaved samples of each configuration
@@ -90,6 +90,14 @@ class Bench(Protocol):
         """µs of one launch, of so many after each other."""
         ...
 
+    def of(self, work: Work) -> Bench:
+        """Another kernel's, over the same memory."""
+        ...
+
+    def call(self, step: ExternStep, target: str, layouts: Mapping[str, Buffer]) -> Callable[[], None]:
+        """What runs an eager kernel by the overload `target`, which writes its result into given memory; it has run once."""
+        ...
+
 
 class Timer(Protocol):
     """A device that measures."""
@@ -119,6 +127,8 @@ def works_of(
             done.add(symbol)
             group = groups.get(name)
             members = [kernels[m] for m in (group.kernels if group else (name,))]
+            if any(k.tile is not None for k in members):
+                continue  # its blocks were measured when it was chosen
             yield symbol, _why_not(members, plan, positions) or _work(unit.kernels[symbol], members, group, plan, wide)
 
 
@@ -287,25 +297,29 @@ def measured(
     work: Work, binaries: Sequence[Binary | BuildError], bench: Bench, rounds: int = ROUNDS
 ) -> list[tuple[TritonKernel, float]]:
     """The median time in µs of each configuration that compiles and runs, in their order; samples are interleaved. The others are counted."""
-    runs: list[tuple[TritonKernel, Callable[[], None], float]] = []
+    runs: list[tuple[TritonKernel, Callable[[], None]]] = []
     for one, binary in zip(work.tried, binaries, strict=True):
         try:
             if isinstance(binary, BuildError):
                 raise binary
-            run = bench.load(one, binary)
-            runs.append((one, run, bench.time(run, FIRST)))
+            runs.append((one, bench.load(one, binary)))
         except (BuildError, RuntimeError) as error:
             counters.count_dropped(first_line(error))
-    if not runs:
-        return []
-    least = min(us for _, _, us in runs)
-    kept = [(one, run, us) for one, run, us in runs if one is work.kernel or us <= SLOWER * least]
-    samples: list[list[float]] = [[] for _ in kept]
+    times = median_times([run for _, run in runs], bench, rounds)
+    return [(one, us) for (one, _), us in zip(runs, times, strict=True)]
+
+
+def median_times(runs: Sequence[Callable[[], None]], bench: Bench, rounds: int = ROUNDS) -> list[float]:
+    """The median time in µs of each of some launches; samples are interleaved. The first is always measured well, of the others those that are
+    not far slower than the fastest.
+    """
+    first = [bench.time(run, FIRST) for run in runs]
+    kept = [k for k, us in enumerate(first) if k == 0 or us <= SLOWER * min(first)]
+    samples: dict[int, list[float]] = {k: [] for k in kept}
     for _ in range(rounds):
-        for (_one, run, us), times in zip(kept, samples, strict=True):
-            times.append(bench.time(run, max(1, min(CALLS, int(SAMPLE / max(us, 1))))))
-    again = {id(one): statistics.median(times) for (one, _, _), times in zip(kept, samples, strict=True)}
-    return [(one, again.get(id(one), us)) for one, _, us in runs]
+        for k in kept:
+            samples[k].append(bench.time(runs[k], max(1, min(CALLS, int(SAMPLE / max(first[k], 1))))))
+    return [statistics.median(samples[k]) if k in samples else us for k, us in enumerate(first)]
 
 
-__all__ = ["Bench", "Memory", "Timer", "Work", "measured", "tuned", "works_of"]
+__all__ = ["Bench", "Memory", "Timer", "Work", "measured", "median_times", "tuned", "works_of"]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import opforge
+from tests.support.accuracy import assert_as_accurate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:flex_attention called")]
 
@@ -223,18 +224,3 @@ def compiled(program: Program, given: list[Tensor], graphs: bool) -> tuple[Tenso
     stats = opforge.stats()
     assert stats["fallbacks"] == {}
     return found, stats
-
-
-def assert_as_accurate(found: Tensor, eager: Tensor, exact: Tensor) -> None:
-    """At most twice eager's error, and the same values that are not finite."""
-    assert (found.dtype, found.shape, found.stride()) == (eager.dtype, eager.shape, eager.stride())
-    odd = ~torch.isfinite(eager)
-    assert torch.equal(torch.isnan(found), torch.isnan(eager))
-    assert torch.equal(found[odd].nan_to_num(0), eager[odd].nan_to_num(0))
-    if odd.all():
-        return
-    truth = exact[~odd]
-    ours, theirs = ((t.double()[~odd] - truth).abs() for t in (found, eager))
-    floor = 2 * torch.finfo(found.dtype).eps * float(truth.abs().max())
-    assert float(ours.max()) <= max(2 * float(theirs.max()), floor)
-    assert float(ours.square().mean()) <= 4 * float(theirs.square().mean()) + floor**2 / 100

@@ -16,18 +16,23 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.schedule.products import Choose
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 PROCESSORS = 132
 
 
-def planned(fn: Callable[..., Any], inputs: Sequence[Tensor], processors: int = PROCESSORS) -> Plan:
-    """The checked plan of a function, with the rewrites for a GPU. With few processors, few long rows are not cut into parts."""
+def planned(
+    fn: Callable[..., Any], inputs: Sequence[Tensor], processors: int = PROCESSORS, choose: Choose | None = None
+) -> Plan:
+    """The checked plan of a function, with the rewrites for a GPU. With few processors, few long rows are not cut into parts. `choose`: which
+    products are computed with what is beside them.
+    """
     with torch.no_grad():
         traced = trace(fn, list(inputs))
     rewrite(traced.graph, RULES, device="cuda")
     program = prepared(separate_outputs(lower(traced.graph).program), processors)
-    plan = scheduled(program, Config(), processors)
+    plan = scheduled(program, Config(), processors, choose=choose)
     check(program, plan)
     return plan
 

@@ -81,6 +81,8 @@ def blocks(
         n if isinstance(n, int) else evaluate(n, {a: sizes[a.name] for a in n.atoms()})
         for n in (shape.outer, shape.inner)
     )
+    if shape.tile is not None:
+        return -(-outer // shape.tile[0]), *shape.tile[:2]
     if shape.product:
         return -(-outer // 32), 32, 32
     r = 1 << max(inner - 1, 0).bit_length() if shape.persistent else 256

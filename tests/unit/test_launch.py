@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from opforge.runtime.execute import launch
 from opforge.runtime.execute.launch import Loaded, launcher
@@ -24,6 +25,7 @@ class Driver:
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
         self.codes: list[int] = []
+        self.zeros = 2  # arguments at the end, of scratch memory and of a profile's
         self.meanwhile: Callable[[], None] = lambda: None
         prototype = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
         self.cuLaunchKernelEx = prototype(self.launch)
@@ -38,8 +40,9 @@ class Driver:
         length = ctypes.c_size_t.from_address(size_at).value
         self.meanwhile()
         arguments = struct.unpack(f"{length // 8}q", ctypes.string_at(at, length))
-        assert (y, z, by, bz, attributes, count, arguments[-2:]) == (1, 1, 1, 1, 0, 0, (0, 0))
-        self.launches.append((function, x, bx, shared, stream, *arguments[:-2]))
+        own = len(arguments) - self.zeros
+        assert (y, z, by, bz, attributes, count, {*arguments[own:]}) == (1, 1, 1, 1, 0, 0, {0})
+        self.launches.append((function, x, bx, shared, stream, *arguments[:own]))
         return self.codes.pop() if self.codes else 0
 
     def cuGetErrorString(self, code: int, text: Any) -> int:
@@ -143,3 +146,24 @@ def test_one_odd_address_of_many(driver: Driver) -> None:
         wanted = FIRST if odd is None else OTHER
         assert driver.launches[-1] == (wanted[0], 3, wanted[2], wanted[1], STREAM, *arguments, 5, 7)
     assert len(driver.launches) == 4
+
+
+def test_scratch_memory(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each launch has its own; its address takes the place of one of the zeros, also in a launch of the other function."""
+    asked: list[int] = []
+
+    def empty(shape: tuple[int], *_: object) -> torch.Tensor:
+        asked.append(shape[0])
+        return torch.empty(shape[0], dtype=torch.uint8)
+
+    monkeypatch.setattr(launch, "empty_strided_cuda", empty)
+    driver.zeros = 1
+    run = launcher(FIRST, lambda: OTHER, "k", 2, 1, 0, scratch=256)
+    run(3, AT, AT, 5)
+    run(4, AT, AT + 4, 6)
+    assert asked == [768, 1024]
+    assert [one[:-1] for one in driver.launches] == [
+        (0xF00, 3, 128, 4096, STREAM, AT, AT, 5),
+        (0xBA0, 4, 64, 0, STREAM, AT, AT + 4, 6),
+    ]
+    assert all(one[-1] for one in driver.launches)

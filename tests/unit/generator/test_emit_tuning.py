@@ -27,6 +27,13 @@ SPEC = """\
   - {kernel: attention, x: 64, r: 64, programs: 108, least: 16, warps: 4}
   - {kernel: group, x: 1024, r: 16, programs: 864, warps: 1}
   - {kernel: table, x: 512, r: 8, programs: 1728, warps: 2}
+  tiles:
+  - {rows: 128, columns: 64, steps: 32, warps: 4, stages: 3}
+  - {rows: 64, columns: 64, steps: 32, warps: 4, stages: 3, descriptors: true}
+  margin: 5
+  fused:
+  - {odd: true, depth: 100, least: 3000, rows: 64, columns: 32, steps: 32, warps: 4, stages: 4}
+  - {cost: 3, depth: 100, elements: 3000, rows: 64, columns: 32, steps: 32, warps: 4, stages: 4}
 """
 EXPECTED = """\
 #: By compute capability.
@@ -57,6 +64,15 @@ TUNING: dict[int, Tuning] = {
             "group": (Rule(x=1024, r=16, programs=864, warps=1),),
             "table": (Rule(x=512, r=8, programs=1728, warps=2),),
         },
+        (
+            Block(rows=128, columns=64, steps=32, warps=4, stages=3),
+            Block(rows=64, columns=64, steps=32, warps=4, stages=3, descriptors=True),
+        ),
+        5,
+        (
+            FusedProduct(odd=True, depth=100, least=3000, rows=64, columns=32, steps=32, warps=4, stages=4),
+            FusedProduct(cost=3, depth=100, elements=3000, rows=64, columns=32, steps=32, warps=4, stages=4),
+        ),
     ),
 }
 """
