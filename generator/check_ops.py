@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "create": (("shape", "at"), ("dtype", "with")),
     "reduction": (("shape", "over", "reduce", "at"), ("dtype", "with", "finish")),
     "scan": (("shape", "scan", "dim", "at"), ("dtype", "with")),
-    "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with")),
+    "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with", "finish")),
     "composite": (("body",), ("raises",)),
     "extern": (("why",), ("out", "row_bytes", "product")),
     "decomposed": ((), ()),

@@ -14,6 +14,7 @@ LOWERINGS = Lowerings(
         "aten.__rshift__.Tensor": "compare:__rshift___Tensor",
         "aten._adaptive_avg_pool2d.default": "pool:_adaptive_avg_pool2d",
         "aten._adaptive_avg_pool2d_backward.default": "backward_spatial:_adaptive_avg_pool2d_backward",
+        "aten._adaptive_avg_pool3d.default": "pool:_adaptive_avg_pool3d",
         "aten._foreach_abs.default": "foreach:_foreach_abs",
         "aten._foreach_acos.default": "foreach:_foreach_acos",
         "aten._foreach_add.List": "foreach:_foreach_add_List",
@@ -101,6 +102,8 @@ LOWERINGS = Lowerings(
         "aten._to_copy.default": "compare:_to_copy",
         "aten._unsafe_index.Tensor": "index:_unsafe_index_Tensor",
         "aten._unsafe_index_put.default": "index:_unsafe_index_put",
+        "aten._unsafe_masked_index.default": "index:_unsafe_masked_index",
+        "aten._unsafe_masked_index_put_accumulate.default": "index:_unsafe_masked_index_put_accumulate",
         "aten._unsafe_view.default": "view:_unsafe_view",
         "aten._upsample_nearest_exact1d.default": "resample:_upsample_nearest_exact1d",
         "aten._upsample_nearest_exact1d_backward.default": "backward_spatial:_upsample_nearest_exact1d_backward",
@@ -113,6 +116,8 @@ LOWERINGS = Lowerings(
         "aten.abs.default": "arithmetic:abs_default",
         "aten.acos.default": "math:acos",
         "aten.acosh.default": "math:acosh",
+        "aten.adaptive_max_pool2d.default": "pool_indices:adaptive_max_pool2d",
+        "aten.adaptive_max_pool3d.default": "pool_indices:adaptive_max_pool3d",
         "aten.add.Scalar": "arithmetic:add_Scalar",
         "aten.add.Tensor": "arithmetic:add_Tensor",
         "aten.addcdiv.default": "arithmetic:addcdiv",
@@ -259,6 +264,7 @@ LOWERINGS = Lowerings(
         "aten.index_fill.int_Scalar": "index:index_fill_int_Scalar",
         "aten.index_fill.int_Tensor": "index:index_fill_int_Tensor",
         "aten.index_put.default": "index:index_put",
+        "aten.index_reduce.default": "index:index_reduce",
         "aten.index_select.default": "index:index_select",
         "aten.isinf.default": "compare:isinf",
         "aten.isnan.default": "compare:isnan",
@@ -298,6 +304,7 @@ LOWERINGS = Lowerings(
         "aten.lt.Tensor": "compare:lt_Tensor",
         "aten.masked_fill.Scalar": "compare:masked_fill_Scalar",
         "aten.masked_fill.Tensor": "compare:masked_fill_Tensor",
+        "aten.masked_scatter.default": "index:masked_scatter",
         "aten.max.default": "reduction:max_default",
         "aten.max.dim": "reduction:max_dim",
         "aten.max_pool2d.default": "pool:max_pool2d",
@@ -306,6 +313,8 @@ LOWERINGS = Lowerings(
         "aten.max_pool3d.default": "pool:max_pool3d",
         "aten.max_pool3d_with_indices.default": "pool_indices:max_pool3d_with_indices",
         "aten.max_pool3d_with_indices_backward.default": "backward_spatial:max_pool3d_with_indices_backward",
+        "aten.max_unpool2d.default": "pool_indices:max_unpool2d",
+        "aten.max_unpool3d.default": "pool_indices:max_unpool3d",
         "aten.maximum.default": "arithmetic:maximum",
         "aten.mean.default": "reduction:mean",
         "aten.mean.dim": "reduction:mean_dim",
@@ -386,6 +395,7 @@ LOWERINGS = Lowerings(
         "aten.scatter.reduce": "index:scatter_reduce",
         "aten.scatter.src": "index:scatter_src",
         "aten.scatter.value": "index:scatter_value",
+        "aten.scatter.value_reduce": "index:scatter_value_reduce",
         "aten.scatter_add.default": "index:scatter_add",
         "aten.scatter_reduce.two": "index:scatter_reduce_two",
         "aten.select.int": "view:select_int",
@@ -508,7 +518,6 @@ OPERATORS: dict[str, str] = {
     "|": "aten.bitwise_or.Tensor",
 }
 EXTERN: dict[str, str] = {
-    "aten._adaptive_avg_pool3d.default": "two results of one window",
     "aten._adaptive_avg_pool3d_backward.default": "the eager kernel goes through windows in an order of its own",
     "aten._add_relu.Scalar": "not worth loop code yet",
     "aten._add_relu.Tensor": "not worth loop code yet",
@@ -772,8 +781,6 @@ EXTERN: dict[str, str] = {
     "aten._triton_scaled_dot_attention.default": "a call of a library, chosen by torch for its device",
     "aten._unique.default": "a data-dependent loop, or an answer that the program waits for",
     "aten._unique2.default": "the size is not known before the kernel runs",
-    "aten._unsafe_masked_index.default": "not worth loop code yet",
-    "aten._unsafe_masked_index_put_accumulate.default": "not worth loop code yet",
     "aten._upsample_bicubic2d_aa.default": "the library kernel is good",
     "aten._upsample_bicubic2d_aa.vec": "the library kernel is good",
     "aten._upsample_bicubic2d_aa_backward.default": "the eager kernel goes through windows in an order of its own",
@@ -794,9 +801,7 @@ EXTERN: dict[str, str] = {
     "aten._weight_int4pack_mm_with_scales_and_zeros.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
     "aten._weight_int8pack_mm.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
     "aten.adaptive_avg_pool3d_backward.grad_input": "a graph holds no writes; one that needs such a call runs eagerly",
-    "aten.adaptive_max_pool2d.default": "two results of one window",
     "aten.adaptive_max_pool2d_backward.default": "the eager kernel goes through windows in an order of its own",
-    "aten.adaptive_max_pool3d.default": "the eager kernel goes through windows in an order of its own",
     "aten.adaptive_max_pool3d_backward.default": "the eager kernel goes through windows in an order of its own",
     "aten.addbmm.default": "a BLAS call is faster than loops",
     "aten.addmm.default": "a BLAS call is faster than loops",
@@ -882,7 +887,7 @@ EXTERN: dict[str, str] = {
     "aten.fake_quantize_per_tensor_affine_cachemask.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
     "aten.fft_fftfreq.default": "made once; the size is that of a filter",
     "aten.fft_rfftfreq.default": "made once; the size is that of a filter",
-    "aten.fractional_max_pool2d.default": "two results of one window",
+    "aten.fractional_max_pool2d.default": "the windows follow from roundings of eager's own",
     "aten.fractional_max_pool2d_backward.default": "the eager kernel goes through windows in an order of its own",
     "aten.fractional_max_pool3d.default": "the eager kernel goes through windows in an order of its own",
     "aten.fractional_max_pool3d_backward.default": "the eager kernel goes through windows in an order of its own",
@@ -913,7 +918,6 @@ EXTERN: dict[str, str] = {
     "aten.igamma.default": "not worth loop code yet",
     "aten.igammac.default": "not worth loop code yet",
     "aten.imag.default": "no complex dtypes in loop code",
-    "aten.index_reduce.default": "not worth loop code yet",
     "aten.indices.default": "loop code knows dense tensors only",
     "aten.indices_copy.default": "loop code knows dense tensors only",
     "aten.int_repr.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
@@ -961,14 +965,11 @@ EXTERN: dict[str, str] = {
     "aten.lstm.input": "a library call is faster than loops",
     "aten.lstm_mps_backward.default": "a call of a library, chosen by torch for its device",
     "aten.lu_unpack.default": "LAPACK",
-    "aten.masked_scatter.default": "needs a scan of the mask first",
     "aten.masked_scatter_backward.default": "needs a scan of the mask first",
     "aten.masked_select.default": "the size is not known before the kernel runs",
     "aten.matmul.default": "a BLAS call is faster than loops",
     "aten.matmul_backward.default": "a library call is faster than loops",
     "aten.max_pool2d_backward.default": "the eager kernel goes through windows in an order of its own",
-    "aten.max_unpool2d.default": "two results of one window",
-    "aten.max_unpool3d.default": "the eager kernel goes through windows in an order of its own",
     "aten.median.default": "sorting is not a loop nest",
     "aten.median.dim": "sorting is not a loop nest",
     "aten.miopen_batch_norm.default": "a call of a library, chosen by torch for its device",
@@ -1097,7 +1098,6 @@ EXTERN: dict[str, str] = {
     "aten.row_indices.default": "loop code knows dense tensors only",
     "aten.row_indices_copy.default": "loop code knows dense tensors only",
     "aten.rrelu_with_noise_functional.default": "eager's stream (random=\"eager\", a generator of the caller's own, or arguments for which specs/random.yaml has no body)",
-    "aten.scatter.value_reduce": "not worth loop code yet",
     "aten.searchsorted.Scalar": "a data-dependent loop",
     "aten.searchsorted.Tensor": "a data-dependent loop",
     "aten.segment_reduce.default": "not worth loop code yet",
@@ -1451,7 +1451,10 @@ OPS: dict[str, OpInfo] = {
         ),
     ),
     "aten._adaptive_avg_pool2d": OpInfo(
-        "reduction", "Mean of equal windows", "pool", ("aten._adaptive_avg_pool2d.default",)
+        "reduction",
+        "Mean of windows that cover a dimension, of equal size where that can be",
+        "pool",
+        ("aten._adaptive_avg_pool2d.default",),
     ),
     "aten._adaptive_avg_pool2d_backward": OpInfo(
         "gather",
@@ -1459,18 +1462,13 @@ OPS: dict[str, OpInfo] = {
         "backward_spatial",
         ("aten._adaptive_avg_pool2d_backward.default",),
     ),
-    "aten._adaptive_avg_pool3d, aten.adaptive_max_pool2d, aten.fractional_max_pool2d, aten.max_unpool2d": OpInfo(
-        "extern",
-        "Pooling with positions",
-        "extern",
-        (
-            "aten._adaptive_avg_pool3d.default",
-            "aten.adaptive_max_pool2d.default",
-            "aten.fractional_max_pool2d.default",
-            "aten.max_unpool2d.default",
-        ),
+    "aten._adaptive_avg_pool3d": OpInfo(
+        "reduction",
+        "Mean of windows that cover a dimension, of equal size where that can be",
+        "pool",
+        ("aten._adaptive_avg_pool3d.default",),
     ),
-    "aten._adaptive_avg_pool3d_backward, aten._cdist_backward, aten._grid_sampler_2d_cpu_fallback, aten._grid_sampler_2d_cpu_fallback_backward, aten._pdist_backward, aten._upsample_bicubic2d_aa_backward, aten._upsample_bilinear2d_aa_backward, aten._upsample_lanczos2d_aa.default, aten._upsample_lanczos2d_aa_backward, aten.adaptive_max_pool2d_backward, aten.adaptive_max_pool3d, aten.adaptive_max_pool3d_backward, aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d, aten.fractional_max_pool3d_backward, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, aten.max_pool2d_backward, aten.max_unpool3d, aten.upsample_bicubic2d_backward, aten.upsample_trilinear3d_backward": OpInfo(
+    "aten._adaptive_avg_pool3d_backward, aten._cdist_backward, aten._grid_sampler_2d_cpu_fallback, aten._grid_sampler_2d_cpu_fallback_backward, aten._pdist_backward, aten._upsample_bicubic2d_aa_backward, aten._upsample_bilinear2d_aa_backward, aten._upsample_lanczos2d_aa.default, aten._upsample_lanczos2d_aa_backward, aten.adaptive_max_pool2d_backward, aten.adaptive_max_pool3d_backward, aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d, aten.fractional_max_pool3d_backward, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, aten.max_pool2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_trilinear3d_backward": OpInfo(
         "extern",
         "Poolings, resampling and their gradients",
         "extern_rest",
@@ -1485,7 +1483,6 @@ OPS: dict[str, OpInfo] = {
             "aten._upsample_lanczos2d_aa.default",
             "aten._upsample_lanczos2d_aa_backward.default",
             "aten.adaptive_max_pool2d_backward.default",
-            "aten.adaptive_max_pool3d.default",
             "aten.adaptive_max_pool3d_backward.default",
             "aten.fractional_max_pool2d_backward.default",
             "aten.fractional_max_pool3d.default",
@@ -1493,7 +1490,6 @@ OPS: dict[str, OpInfo] = {
             "aten.grid_sampler_2d_backward.default",
             "aten.grid_sampler_3d_backward.default",
             "aten.max_pool2d_backward.default",
-            "aten.max_unpool3d.default",
             "aten.upsample_bicubic2d_backward.default",
             "aten.upsample_trilinear3d_backward.default",
         ),
@@ -1577,7 +1573,7 @@ OPS: dict[str, OpInfo] = {
             "aten.vstack.default",
         ),
     ),
-    "aten._add_relu, aten._aminmax, aten._chunk_cat, aten._foreach_addcdiv, aten._foreach_addcmul, aten._foreach_powsum, aten._fused_rms_norm_backward, aten._index_put_impl, aten._is_all_true, aten._is_any_true, aten._logcumsumexp, aten._masked_scale, aten._masked_softmax, aten._masked_softmax_backward, aten._stack, aten._unsafe_masked_index, aten._unsafe_masked_index_put_accumulate, aten.frexp, aten.glu_backward_jvp, aten.glu_jvp, aten.hash_tensor, aten.index_reduce, aten.linalg__powsum, aten.linspace, aten.logspace, aten.native_norm, aten.norm, aten.round, aten.scatter, aten.special_bessel_j0, aten.special_bessel_j1, aten.special_bessel_y0, aten.special_bessel_y1, aten.special_chebyshev_polynomial_t, aten.special_chebyshev_polynomial_u, aten.special_chebyshev_polynomial_v, aten.special_chebyshev_polynomial_w, aten.special_hermite_polynomial_h, aten.special_hermite_polynomial_he, aten.special_laguerre_polynomial_l, aten.special_legendre_polynomial_p, aten.special_shifted_chebyshev_polynomial_t, aten.special_shifted_chebyshev_polynomial_u, aten.special_shifted_chebyshev_polynomial_v, aten.special_shifted_chebyshev_polynomial_w": OpInfo(
+    "aten._add_relu, aten._aminmax, aten._chunk_cat, aten._foreach_addcdiv, aten._foreach_addcmul, aten._foreach_powsum, aten._fused_rms_norm_backward, aten._index_put_impl, aten._is_all_true, aten._is_any_true, aten._logcumsumexp, aten._masked_scale, aten._masked_softmax, aten._masked_softmax_backward, aten._stack, aten.frexp, aten.glu_backward_jvp, aten.glu_jvp, aten.hash_tensor, aten.linalg__powsum, aten.linspace, aten.logspace, aten.native_norm, aten.norm, aten.round, aten.special_bessel_j0, aten.special_bessel_j1, aten.special_bessel_y0, aten.special_bessel_y1, aten.special_chebyshev_polynomial_t, aten.special_chebyshev_polynomial_u, aten.special_chebyshev_polynomial_v, aten.special_chebyshev_polynomial_w, aten.special_hermite_polynomial_h, aten.special_hermite_polynomial_he, aten.special_laguerre_polynomial_l, aten.special_legendre_polynomial_p, aten.special_shifted_chebyshev_polynomial_t, aten.special_shifted_chebyshev_polynomial_u, aten.special_shifted_chebyshev_polynomial_v, aten.special_shifted_chebyshev_polynomial_w": OpInfo(
         "extern",
         "Rare operators",
         "extern_rest",
@@ -1599,13 +1595,10 @@ OPS: dict[str, OpInfo] = {
             "aten._masked_softmax.default",
             "aten._masked_softmax_backward.default",
             "aten._stack.default",
-            "aten._unsafe_masked_index.default",
-            "aten._unsafe_masked_index_put_accumulate.default",
             "aten.frexp.Tensor",
             "aten.glu_backward_jvp.default",
             "aten.glu_jvp.default",
             "aten.hash_tensor.default",
-            "aten.index_reduce.default",
             "aten.linalg__powsum.default",
             "aten.linspace.Scalar_Tensor",
             "aten.linspace.Tensor_Scalar",
@@ -1617,7 +1610,6 @@ OPS: dict[str, OpInfo] = {
             "aten.native_norm.default",
             "aten.norm.ScalarOpt_dtype",
             "aten.round.decimals",
-            "aten.scatter.value_reduce",
             "aten.special_bessel_j0.default",
             "aten.special_bessel_j1.default",
             "aten.special_bessel_y0.default",
@@ -2804,6 +2796,18 @@ OPS: dict[str, OpInfo] = {
     "aten._unsafe_index_put": OpInfo(
         "scatter", "Elements at integer tensors set or added to", "index", ("aten._unsafe_index_put.default",)
     ),
+    "aten._unsafe_masked_index": OpInfo(
+        "gather",
+        "Advanced indexing where a mask holds, one value elsewhere",
+        "index",
+        ("aten._unsafe_masked_index.default",),
+    ),
+    "aten._unsafe_masked_index_put_accumulate": OpInfo(
+        "scatter",
+        "Elements added at integer tensors where a mask holds",
+        "index",
+        ("aten._unsafe_masked_index_put_accumulate.default",),
+    ),
     "aten._upsample_nearest_exact1d.default": OpInfo(
         "gather", "Resized by the nearest element, by centres", "resample", ("aten._upsample_nearest_exact1d.default",)
     ),
@@ -2846,6 +2850,18 @@ OPS: dict[str, OpInfo] = {
     "aten.abs": OpInfo("pointwise", "Absolute value", "arithmetic", ("aten.abs.default",)),
     "aten.acos": OpInfo("pointwise", "Inverse cosine", "math", ("aten.acos.default",)),
     "aten.acosh": OpInfo("pointwise", "Inverse hyperbolic cosine", "math", ("aten.acosh.default",)),
+    "aten.adaptive_max_pool2d": OpInfo(
+        "composite",
+        "Greatest element of windows that cover a dimension, and its position in the plane",
+        "pool_indices",
+        ("aten.adaptive_max_pool2d.default",),
+    ),
+    "aten.adaptive_max_pool3d": OpInfo(
+        "composite",
+        "Greatest element of windows that cover a dimension, and its position in the plane",
+        "pool_indices",
+        ("aten.adaptive_max_pool3d.default",),
+    ),
     "aten.add": OpInfo("pointwise", "self + alpha * other", "arithmetic", ("aten.add.Scalar", "aten.add.Tensor")),
     "aten.addcdiv": OpInfo("pointwise", "self + value * tensor1 / tensor2", "arithmetic", ("aten.addcdiv.default",)),
     "aten.addcmul": OpInfo("pointwise", "self + value * tensor1 * tensor2", "arithmetic", ("aten.addcmul.default",)),
@@ -3294,12 +3310,18 @@ OPS: dict[str, OpInfo] = {
         "pointwise", "Remainder with the sign of the dividend", "arithmetic", ("aten.fmod.Scalar", "aten.fmod.Tensor")
     ),
     "aten.frac": OpInfo("pointwise", "Fractional part", "arithmetic", ("aten.frac.default",)),
+    "aten.fractional_max_pool2d": OpInfo(
+        "extern", "Pooling in windows at random places", "extern", ("aten.fractional_max_pool2d.default",)
+    ),
     "aten.full": OpInfo("create", "One value everywhere", "create", ("aten.full.default",)),
     "aten.full_like": OpInfo(
         "create", "One value in the shape of another tensor", "create", ("aten.full_like.default",)
     ),
     "aten.gather": OpInfo(
-        "gather", "Elements by an index per element along a dimension", "index", ("aten.gather.default",)
+        "gather",
+        "Elements by an index per element along a dimension; an index without elements may have any dimensions",
+        "index",
+        ("aten.gather.default",),
     ),
     "aten.gcd": OpInfo("pointwise", "Greatest common divisor", "arithmetic", ("aten.gcd.default",)),
     "aten.ge": OpInfo("pointwise", "Whether greater or equal", "compare", ("aten.ge.Scalar", "aten.ge.Tensor")),
@@ -3350,7 +3372,7 @@ OPS: dict[str, OpInfo] = {
         "scatter", "Slices set at positions of a dimension", "index", ("aten.index_copy.default",)
     ),
     "aten.index_fill.int_Scalar": OpInfo(
-        "scatter", "Slices at positions of a dimension filled", "index", ("aten.index_fill.int_Scalar",)
+        "composite", "Slices at positions of a dimension filled", "index", ("aten.index_fill.int_Scalar",)
     ),
     "aten.index_fill.int_Tensor": OpInfo(
         "scatter", "Slices at positions of a dimension filled", "index", ("aten.index_fill.int_Tensor",)
@@ -3361,7 +3383,18 @@ OPS: dict[str, OpInfo] = {
         "index",
         ("aten.index_put.default",),
     ),
-    "aten.index_select": OpInfo("gather", "Positions of a dimension", "index", ("aten.index_select.default",)),
+    "aten.index_reduce": OpInfo(
+        "scatter",
+        "Slices multiplied, averaged, or of which the extremes are taken, at positions of a dimension",
+        "index",
+        ("aten.index_reduce.default",),
+    ),
+    "aten.index_select": OpInfo(
+        "gather",
+        "Positions of a dimension (a tensor without dimensions counts as one of one element, here and below)",
+        "index",
+        ("aten.index_select.default",),
+    ),
     "aten.isinf": OpInfo("pointwise", "Whether infinite", "compare", ("aten.isinf.default",)),
     "aten.isnan": OpInfo("pointwise", "Whether NaN", "compare", ("aten.isnan.default",)),
     "aten.isneginf": OpInfo("pointwise", "Whether minus infinity", "compare", ("aten.isneginf.default",)),
@@ -3435,11 +3468,11 @@ OPS: dict[str, OpInfo] = {
         "compare",
         ("aten.masked_fill.Scalar", "aten.masked_fill.Tensor"),
     ),
-    "aten.masked_scatter, aten.put, aten.masked_scatter_backward": OpInfo(
-        "extern",
-        "Scatter by running position",
-        "extern",
-        ("aten.masked_scatter.default", "aten.masked_scatter_backward.default", "aten.put.default"),
+    "aten.masked_scatter": OpInfo(
+        "composite",
+        "Elements where a mask holds, replaced by those of a source in their order",
+        "index",
+        ("aten.masked_scatter.default",),
     ),
     "aten.max.default": OpInfo("reduction", "Greatest element", "reduction", ("aten.max.default",)),
     "aten.max.dim": OpInfo(
@@ -3470,6 +3503,18 @@ OPS: dict[str, OpInfo] = {
         "Gradient of max_pool3d, added up at the positions that the forward found",
         "backward_spatial",
         ("aten.max_pool3d_with_indices_backward.default",),
+    ),
+    "aten.max_unpool2d": OpInfo(
+        "composite",
+        "Elements put back to the positions that a pooling kept (of equal ones, one of them), zeros elsewhere",
+        "pool_indices",
+        ("aten.max_unpool2d.default",),
+    ),
+    "aten.max_unpool3d": OpInfo(
+        "composite",
+        "Elements put back to the positions that a pooling kept (of equal ones, one of them), zeros elsewhere",
+        "pool_indices",
+        ("aten.max_unpool3d.default",),
     ),
     "aten.maximum": OpInfo("pointwise", "The greater one; NaN if one is NaN", "arithmetic", ("aten.maximum.default",)),
     "aten.mean.default": OpInfo("reduction", "Mean of all elements", "reduction", ("aten.mean.default",)),
@@ -3625,6 +3670,9 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.prod.default": OpInfo("reduction", "Product of all elements", "reduction", ("aten.prod.default",)),
     "aten.prod.dim_int": OpInfo("reduction", "Product over a dimension", "reduction", ("aten.prod.dim_int",)),
+    "aten.put, aten.masked_scatter_backward": OpInfo(
+        "extern", "Scatter by running position", "extern", ("aten.masked_scatter_backward.default", "aten.put.default")
+    ),
     "aten.rad2deg": OpInfo("pointwise", "Radians to degrees", "math", ("aten.rad2deg.default",)),
     "aten.rand, aten.randn, aten.randint, aten.rand_like, aten.randn_like, aten.randint_like, aten.bernoulli, aten.normal, aten.normal_functional, aten.uniform, aten.native_dropout, aten.exponential, aten.geometric, aten.log_normal, aten.cauchy, aten.random, aten.rrelu_with_noise_functional": OpInfo(
         "extern",
@@ -3775,7 +3823,13 @@ OPS: dict[str, OpInfo] = {
         "scatter", "Elements set by an index per element along a dimension", "index", ("aten.scatter.src",)
     ),
     "aten.scatter.value": OpInfo(
-        "scatter", "One value set by an index per element along a dimension", "index", ("aten.scatter.value",)
+        "composite", "One value set by an index per element along a dimension", "index", ("aten.scatter.value",)
+    ),
+    "aten.scatter.value_reduce": OpInfo(
+        "composite",
+        "Elements to which one value is added, or by which they are multiplied, by an index per element along a dimension",
+        "index",
+        ("aten.scatter.value_reduce",),
     ),
     "aten.scatter_add": OpInfo(
         "scatter", "Elements added by an index per element along a dimension", "index", ("aten.scatter_add.default",)
