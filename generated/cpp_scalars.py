@@ -109,6 +109,17 @@ CPP: dict[str, str] = {
     "i1e": "v_i1e({0})",
     "ndtri": "v_ndtri({0})",
     "log_ndtr": "v_log_ndtr({0})",
+    "j0": "v_j0({0})",
+    "j1": "v_j1({0})",
+    "y0": "v_y0({0})",
+    "y1": "v_y1({0})",
+    "k0": "v_k0({0})",
+    "k0e": "v_k0e({0})",
+    "k1": "v_k1({0})",
+    "k1e": "v_k1e({0})",
+    "erfcx": "v_erfcx({0})",
+    "trigamma": "v_trigamma({0})",
+    "zeta": "v_zeta({0}, {1})",
 }
 """Scalar → format string over its arguments {0} {1} {2}, the result's type {T} and the first argument's type {A}."""
 

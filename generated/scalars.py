@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DIGEST = "28804f0b023e8efb"
+DIGEST = "8d7e95fa3eb8c385"
 """Changes whenever a scalar, a reduction or a scan changes: part of every cache key."""
 
 
@@ -237,6 +237,28 @@ SCALARS: dict[str, Scalar] = {
     "ndtri": Scalar("ndtri", ("float",), "same", "torch.special.ndtri", cost=60, ulp=4, domain=(0, 1)),
     # spec: log_ndtr
     "log_ndtr": Scalar("log_ndtr", ("float",), "same", "torch.special.log_ndtr", cost=60, ulp=4),
+    # spec: j0
+    "j0": Scalar("j0", ("float",), "same", "torch.special.bessel_j0", cost=60, ulp=8),
+    # spec: j1
+    "j1": Scalar("j1", ("float",), "same", "torch.special.bessel_j1", cost=60, ulp=8),
+    # spec: y0
+    "y0": Scalar("y0", ("float",), "same", "torch.special.bessel_y0", cost=60, ulp=8, domain=(0, 20)),
+    # spec: y1
+    "y1": Scalar("y1", ("float",), "same", "torch.special.bessel_y1", cost=60, ulp=8, domain=(0, 20)),
+    # spec: k0
+    "k0": Scalar("k0", ("float",), "same", "torch.special.modified_bessel_k0", cost=60, ulp=4, domain=(0, 20)),
+    # spec: k0e
+    "k0e": Scalar("k0e", ("float",), "same", "torch.special.scaled_modified_bessel_k0", cost=60, ulp=4, domain=(0, 20)),
+    # spec: k1
+    "k1": Scalar("k1", ("float",), "same", "torch.special.modified_bessel_k1", cost=60, ulp=4, domain=(0, 20)),
+    # spec: k1e
+    "k1e": Scalar("k1e", ("float",), "same", "torch.special.scaled_modified_bessel_k1", cost=60, ulp=4, domain=(0, 20)),
+    # spec: erfcx
+    "erfcx": Scalar("erfcx", ("float",), "same", "torch.special.erfcx", cost=60, ulp=4),
+    # spec: trigamma
+    "trigamma": Scalar("trigamma", ("float",), "same", None, cost=60, ulp=4),
+    # spec: zeta
+    "zeta": Scalar("zeta", ("float", "same"), "same", "torch.special.zeta", cost=60, ulp=4, domain=(1, 10)),
 }
 
 REDUCTIONS: dict[str, Reduction] = {

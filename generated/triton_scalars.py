@@ -98,6 +98,17 @@ TRITON: dict[str, str] = {
     "i1e": "tp.i1e({0})",
     "ndtri": "tp.ndtri({0})",
     "log_ndtr": "tp.log_ndtr({0})",
+    "j0": "tp.j0({0})",
+    "j1": "tp.j1({0})",
+    "y0": "tp.y0({0})",
+    "y1": "tp.y1({0})",
+    "k0": "tp.k0({0})",
+    "k0e": "tp.k0e({0})",
+    "k1": "tp.k1({0})",
+    "k1e": "tp.k1e({0})",
+    "erfcx": "tp.erfcx({0})",
+    "trigamma": "tp.trigamma({0})",
+    "zeta": "tp.zeta({0}, {1})",
 }
 """Scalar → format string over its arguments {0} {1} {2} and the result's type {T}."""
 

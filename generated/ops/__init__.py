@@ -167,6 +167,7 @@ LOWERINGS = Lowerings(
         "aten.bitwise_xor.Scalar": "compare:bitwise_xor_Scalar",
         "aten.bitwise_xor.Scalar_Tensor": "compare:bitwise_xor_Scalar_Tensor",
         "aten.bitwise_xor.Tensor": "compare:bitwise_xor_Tensor",
+        "aten.block_diag.default": "index:block_diag",
         "aten.cat.default": "index:cat",
         "aten.ceil.default": "arithmetic:ceil",
         "aten.celu.default": "activation:celu",
@@ -208,6 +209,7 @@ LOWERINGS = Lowerings(
         "aten.embedding_dense_backward.default": "backward:embedding_dense_backward",
         "aten.empty.memory_format": "create:empty_memory_format",
         "aten.empty_like.default": "create:empty_like",
+        "aten.empty_permuted.default": "create:empty_permuted",
         "aten.empty_strided.default": "create:empty_strided",
         "aten.eq.Scalar": "compare:eq_Scalar",
         "aten.eq.Tensor": "compare:eq_Tensor",
@@ -266,6 +268,7 @@ LOWERINGS = Lowerings(
         "aten.index_put.default": "index:index_put",
         "aten.index_reduce.default": "index:index_reduce",
         "aten.index_select.default": "index:index_select",
+        "aten.isin.Tensor_Tensor": "compare:isin_Tensor_Tensor",
         "aten.isinf.default": "compare:isinf",
         "aten.isnan.default": "compare:isnan",
         "aten.isneginf.default": "compare:isneginf",
@@ -282,6 +285,9 @@ LOWERINGS = Lowerings(
         "aten.lift_fresh_copy.default": "compare:lift_fresh_copy",
         "aten.linalg_cross.default": "index:linalg_cross",
         "aten.linalg_vector_norm.default": "reduction:linalg_vector_norm",
+        "aten.linspace.Scalar_Tensor": "create:linspace_Scalar_Tensor",
+        "aten.linspace.Tensor_Scalar": "create:linspace_Tensor_Scalar",
+        "aten.linspace.Tensor_Tensor": "create:linspace_Tensor_Tensor",
         "aten.linspace.default": "create:linspace",
         "aten.log.default": "math:log",
         "aten.log10.default": "math:log10",
@@ -298,6 +304,9 @@ LOWERINGS = Lowerings(
         "aten.logical_xor.default": "compare:logical_xor",
         "aten.logit.default": "arithmetic:logit",
         "aten.logit_backward.default": "activation:logit_backward",
+        "aten.logspace.Scalar_Tensor": "create:logspace_Scalar_Tensor",
+        "aten.logspace.Tensor_Scalar": "create:logspace_Tensor_Scalar",
+        "aten.logspace.Tensor_Tensor": "create:logspace_Tensor_Tensor",
         "aten.logspace.default": "create:logspace",
         "aten.logsumexp.default": "reduction:logsumexp",
         "aten.lt.Scalar": "compare:lt_Scalar",
@@ -327,6 +336,7 @@ LOWERINGS = Lowerings(
         "aten.mse_loss_backward.default": "loss:mse_loss_backward",
         "aten.mul.Scalar": "arithmetic:mul_Scalar",
         "aten.mul.Tensor": "arithmetic:mul_Tensor",
+        "aten.mvlgamma.default": "math:mvlgamma",
         "aten.nan_to_num.default": "arithmetic:nan_to_num",
         "aten.nansum.default": "reduction:nansum",
         "aten.narrow_copy.default": "view:narrow_copy",
@@ -360,6 +370,7 @@ LOWERINGS = Lowerings(
         "aten.permute_copy.default": "view:permute_copy",
         "aten.pixel_shuffle.default": "view:pixel_shuffle",
         "aten.pixel_unshuffle.default": "view:pixel_unshuffle",
+        "aten.polygamma.default": "math:polygamma",
         "aten.pow.Scalar": "arithmetic:pow_Scalar",
         "aten.pow.Tensor_Scalar": "arithmetic:pow_Tensor_Scalar",
         "aten.pow.Tensor_Tensor": "arithmetic:pow_Tensor_Tensor",
@@ -386,6 +397,7 @@ LOWERINGS = Lowerings(
         "aten.replication_pad3d_backward.default": "backward_spatial:replication_pad3d_backward",
         "aten.roll.default": "view:roll",
         "aten.rot90.default": "view:rot90",
+        "aten.round.decimals": "arithmetic:round_decimals",
         "aten.round.default": "arithmetic:round_default",
         "aten.rrelu_with_noise_backward.default": "backward:rrelu_with_noise_backward",
         "aten.rsqrt.default": "math:rsqrt",
@@ -424,17 +436,30 @@ LOWERINGS = Lowerings(
         "aten.softplus_backward.default": "activation:softplus_backward",
         "aten.softshrink.default": "activation:softshrink",
         "aten.softshrink_backward.default": "activation:softshrink_backward",
+        "aten.special_bessel_j0.default": "math:special_bessel_j0",
+        "aten.special_bessel_j1.default": "math:special_bessel_j1",
+        "aten.special_bessel_y0.default": "math:special_bessel_y0",
+        "aten.special_bessel_y1.default": "math:special_bessel_y1",
         "aten.special_entr.default": "math:special_entr",
+        "aten.special_erfcx.default": "math:special_erfcx",
         "aten.special_i0e.default": "math:special_i0e",
         "aten.special_i1.default": "math:special_i1",
         "aten.special_i1e.default": "math:special_i1e",
         "aten.special_log_ndtr.default": "math:special_log_ndtr",
         "aten.special_modified_bessel_i0.default": "math:special_modified_bessel_i0",
         "aten.special_modified_bessel_i1.default": "math:special_modified_bessel_i1",
+        "aten.special_modified_bessel_k0.default": "math:special_modified_bessel_k0",
+        "aten.special_modified_bessel_k1.default": "math:special_modified_bessel_k1",
         "aten.special_ndtri.default": "math:special_ndtri",
+        "aten.special_scaled_modified_bessel_k0.default": "math:special_scaled_modified_bessel_k0",
+        "aten.special_scaled_modified_bessel_k1.default": "math:special_scaled_modified_bessel_k1",
+        "aten.special_spherical_bessel_j0.default": "math:special_spherical_bessel_j0",
         "aten.special_xlog1py.default": "arithmetic:special_xlog1py",
         "aten.special_xlog1py.other_scalar": "arithmetic:special_xlog1py_other_scalar",
         "aten.special_xlog1py.self_scalar": "arithmetic:special_xlog1py_self_scalar",
+        "aten.special_zeta.default": "math:special_zeta",
+        "aten.special_zeta.other_scalar": "math:special_zeta_other_scalar",
+        "aten.special_zeta.self_scalar": "math:special_zeta_self_scalar",
         "aten.split.Tensor": "view:split_Tensor",
         "aten.split_copy.Tensor": "view:split_copy_Tensor",
         "aten.split_with_sizes.default": "view:split_with_sizes",
@@ -834,7 +859,6 @@ EXTERN: dict[str, str] = {
     "aten.binomial.default": "a sort, a search or a loop that rejects, whose length depends on the numbers drawn",
     "aten.blackman_window.default": "made once; the size is that of a filter",
     "aten.blackman_window.periodic": "made once; the size is that of a filter",
-    "aten.block_diag.default": "not worth loop code yet",
     "aten.bmm.default": "a BLAS call is faster than loops",
     "aten.bmm.dtype": "a BLAS call is faster than loops",
     "aten.bucketize.Scalar": "a data-dependent loop",
@@ -879,7 +903,6 @@ EXTERN: dict[str, str] = {
     "aten.embedding_renorm.default": "a data-dependent loop, or an answer that the program waits for",
     "aten.empty.names": "loop code knows no names of dimensions",
     "aten.empty.names_out": "loop code knows no names of dimensions",
-    "aten.empty_permuted.default": "no element is computed; the recorder and the wrapper answer or do it",
     "aten.empty_quantized.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
     "aten.equal.default": "a data-dependent loop, or an answer that the program waits for",
     "aten.exponential.default": "eager's stream (random=\"eager\", a generator of the caller's own, or arguments for which specs/random.yaml has no body)",
@@ -927,7 +950,6 @@ EXTERN: dict[str, str] = {
     "aten.is_set_to.default": "no element is computed; the recorder and the wrapper answer or do it",
     "aten.isin.Scalar_Tensor": "a data-dependent loop",
     "aten.isin.Tensor_Scalar": "a data-dependent loop",
-    "aten.isin.Tensor_Tensor": "a data-dependent loop",
     "aten.kaiser_window.beta": "made once; the size is that of a filter",
     "aten.kaiser_window.default": "made once; the size is that of a filter",
     "aten.kaiser_window.periodic": "made once; the size is that of a filter",
@@ -955,13 +977,7 @@ EXTERN: dict[str, str] = {
     "aten.linalg_solve_triangular.default": "LAPACK",
     "aten.linear.default": "a BLAS call is faster than loops",
     "aten.linear_backward.default": "a library call is faster than loops",
-    "aten.linspace.Scalar_Tensor": "not worth loop code yet",
-    "aten.linspace.Tensor_Scalar": "not worth loop code yet",
-    "aten.linspace.Tensor_Tensor": "not worth loop code yet",
     "aten.log_normal.default": "eager's stream (random=\"eager\", a generator of the caller's own, or arguments for which specs/random.yaml has no body)",
-    "aten.logspace.Scalar_Tensor": "not worth loop code yet",
-    "aten.logspace.Tensor_Scalar": "not worth loop code yet",
-    "aten.logspace.Tensor_Tensor": "not worth loop code yet",
     "aten.lstm.input": "a library call is faster than loops",
     "aten.lstm_mps_backward.default": "a call of a library, chosen by torch for its device",
     "aten.lu_unpack.default": "LAPACK",
@@ -1010,7 +1026,6 @@ EXTERN: dict[str, str] = {
     "aten.multilabel_margin_loss_forward.default": "a data-dependent loop",
     "aten.multinomial.default": "a sort, a search or a loop that rejects, whose length depends on the numbers drawn",
     "aten.mv.default": "a BLAS call is faster than loops",
-    "aten.mvlgamma.default": "not worth loop code yet",
     "aten.nanmedian.default": "sorting is not a loop nest",
     "aten.nanmedian.dim": "sorting is not a loop nest",
     "aten.native_dropout.default": "eager's stream (random=\"eager\", a generator of the caller's own, or arguments for which specs/random.yaml has no body)",
@@ -1029,7 +1044,6 @@ EXTERN: dict[str, str] = {
     "aten.ormqr.default": "LAPACK",
     "aten.poisson.default": "a sort, a search or a loop that rejects, whose length depends on the numbers drawn",
     "aten.polar.default": "no complex dtypes in loop code",
-    "aten.polygamma.default": "not worth loop code yet",
     "aten.put.default": "needs a scan of the mask first",
     "aten.q_per_channel_axis.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
     "aten.q_per_channel_scales.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
@@ -1094,7 +1108,6 @@ EXTERN: dict[str, str] = {
     "aten.resize.default": "no element is computed; the recorder and the wrapper answer or do it",
     "aten.resize_as.default": "no element is computed; the recorder and the wrapper answer or do it",
     "aten.resize_as_sparse.default": "loop code knows dense tensors only",
-    "aten.round.decimals": "not worth loop code yet",
     "aten.row_indices.default": "loop code knows dense tensors only",
     "aten.row_indices_copy.default": "loop code knows dense tensors only",
     "aten.rrelu_with_noise_functional.default": "eager's stream (random=\"eager\", a generator of the caller's own, or arguments for which specs/random.yaml has no body)",
@@ -1123,10 +1136,6 @@ EXTERN: dict[str, str] = {
     "aten.sparse_resize_and_clear.default": "loop code knows dense tensors only",
     "aten.sparse_sampled_addmm.default": "loop code knows dense tensors only",
     "aten.special_airy_ai.default": "not worth loop code yet",
-    "aten.special_bessel_j0.default": "not worth loop code yet",
-    "aten.special_bessel_j1.default": "not worth loop code yet",
-    "aten.special_bessel_y0.default": "not worth loop code yet",
-    "aten.special_bessel_y1.default": "not worth loop code yet",
     "aten.special_chebyshev_polynomial_t.default": "not worth loop code yet",
     "aten.special_chebyshev_polynomial_t.n_scalar": "not worth loop code yet",
     "aten.special_chebyshev_polynomial_t.x_scalar": "not worth loop code yet",
@@ -1139,7 +1148,6 @@ EXTERN: dict[str, str] = {
     "aten.special_chebyshev_polynomial_w.default": "not worth loop code yet",
     "aten.special_chebyshev_polynomial_w.n_scalar": "not worth loop code yet",
     "aten.special_chebyshev_polynomial_w.x_scalar": "not worth loop code yet",
-    "aten.special_erfcx.default": "not worth loop code yet",
     "aten.special_hermite_polynomial_h.default": "not worth loop code yet",
     "aten.special_hermite_polynomial_h.n_scalar": "not worth loop code yet",
     "aten.special_hermite_polynomial_h.x_scalar": "not worth loop code yet",
@@ -1152,10 +1160,6 @@ EXTERN: dict[str, str] = {
     "aten.special_legendre_polynomial_p.default": "not worth loop code yet",
     "aten.special_legendre_polynomial_p.n_scalar": "not worth loop code yet",
     "aten.special_legendre_polynomial_p.x_scalar": "not worth loop code yet",
-    "aten.special_modified_bessel_k0.default": "not worth loop code yet",
-    "aten.special_modified_bessel_k1.default": "not worth loop code yet",
-    "aten.special_scaled_modified_bessel_k0.default": "not worth loop code yet",
-    "aten.special_scaled_modified_bessel_k1.default": "not worth loop code yet",
     "aten.special_shifted_chebyshev_polynomial_t.default": "not worth loop code yet",
     "aten.special_shifted_chebyshev_polynomial_t.n_scalar": "not worth loop code yet",
     "aten.special_shifted_chebyshev_polynomial_t.x_scalar": "not worth loop code yet",
@@ -1168,10 +1172,6 @@ EXTERN: dict[str, str] = {
     "aten.special_shifted_chebyshev_polynomial_w.default": "not worth loop code yet",
     "aten.special_shifted_chebyshev_polynomial_w.n_scalar": "not worth loop code yet",
     "aten.special_shifted_chebyshev_polynomial_w.x_scalar": "not worth loop code yet",
-    "aten.special_spherical_bessel_j0.default": "not worth loop code yet",
-    "aten.special_zeta.default": "not worth loop code yet",
-    "aten.special_zeta.other_scalar": "not worth loop code yet",
-    "aten.special_zeta.self_scalar": "not worth loop code yet",
     "aten.sym_constrain_range.default": "run for what they check or say, in the order of the program",
     "aten.sym_constrain_range_for_size.default": "run for what they check or say, in the order of the program",
     "aten.to_mkldnn.default": "a call of a library, chosen by torch for its device",
@@ -1573,7 +1573,7 @@ OPS: dict[str, OpInfo] = {
             "aten.vstack.default",
         ),
     ),
-    "aten._add_relu, aten._aminmax, aten._chunk_cat, aten._foreach_addcdiv, aten._foreach_addcmul, aten._foreach_powsum, aten._fused_rms_norm_backward, aten._index_put_impl, aten._is_all_true, aten._is_any_true, aten._logcumsumexp, aten._masked_scale, aten._masked_softmax, aten._masked_softmax_backward, aten._stack, aten.frexp, aten.glu_backward_jvp, aten.glu_jvp, aten.hash_tensor, aten.linalg__powsum, aten.linspace, aten.logspace, aten.native_norm, aten.norm, aten.round, aten.special_bessel_j0, aten.special_bessel_j1, aten.special_bessel_y0, aten.special_bessel_y1, aten.special_chebyshev_polynomial_t, aten.special_chebyshev_polynomial_u, aten.special_chebyshev_polynomial_v, aten.special_chebyshev_polynomial_w, aten.special_hermite_polynomial_h, aten.special_hermite_polynomial_he, aten.special_laguerre_polynomial_l, aten.special_legendre_polynomial_p, aten.special_shifted_chebyshev_polynomial_t, aten.special_shifted_chebyshev_polynomial_u, aten.special_shifted_chebyshev_polynomial_v, aten.special_shifted_chebyshev_polynomial_w": OpInfo(
+    "aten._add_relu, aten._aminmax, aten._chunk_cat, aten._foreach_addcdiv, aten._foreach_addcmul, aten._foreach_powsum, aten._fused_rms_norm_backward, aten._index_put_impl, aten._is_all_true, aten._is_any_true, aten._logcumsumexp, aten._masked_scale, aten._masked_softmax, aten._masked_softmax_backward, aten._stack, aten.frexp, aten.glu_backward_jvp, aten.glu_jvp, aten.hash_tensor, aten.linalg__powsum, aten.native_norm, aten.norm, aten.special_chebyshev_polynomial_t, aten.special_chebyshev_polynomial_u, aten.special_chebyshev_polynomial_v, aten.special_chebyshev_polynomial_w, aten.special_hermite_polynomial_h, aten.special_hermite_polynomial_he, aten.special_laguerre_polynomial_l, aten.special_legendre_polynomial_p, aten.special_shifted_chebyshev_polynomial_t, aten.special_shifted_chebyshev_polynomial_u, aten.special_shifted_chebyshev_polynomial_v, aten.special_shifted_chebyshev_polynomial_w": OpInfo(
         "extern",
         "Rare operators",
         "extern_rest",
@@ -1600,20 +1600,9 @@ OPS: dict[str, OpInfo] = {
             "aten.glu_jvp.default",
             "aten.hash_tensor.default",
             "aten.linalg__powsum.default",
-            "aten.linspace.Scalar_Tensor",
-            "aten.linspace.Tensor_Scalar",
-            "aten.linspace.Tensor_Tensor",
-            "aten.logspace.Scalar_Tensor",
-            "aten.logspace.Tensor_Scalar",
-            "aten.logspace.Tensor_Tensor",
             "aten.native_norm.ScalarOpt_dim_dtype",
             "aten.native_norm.default",
             "aten.norm.ScalarOpt_dtype",
-            "aten.round.decimals",
-            "aten.special_bessel_j0.default",
-            "aten.special_bessel_j1.default",
-            "aten.special_bessel_y0.default",
-            "aten.special_bessel_y1.default",
             "aten.special_chebyshev_polynomial_t.default",
             "aten.special_chebyshev_polynomial_t.n_scalar",
             "aten.special_chebyshev_polynomial_t.x_scalar",
@@ -1963,7 +1952,7 @@ OPS: dict[str, OpInfo] = {
             "aten.matmul_backward.default",
         ),
     ),
-    "aten._conj_copy, aten._copy_from, aten._copy_from_and_resize, aten._efficientzerotensor, aten._fw_primal, aten._fw_primal_copy, aten._has_same_storage_numel, aten._lazy_clone, aten._make_dual, aten._make_dual_copy, aten._neg_view, aten._neg_view_copy, aten._new_zeros_with_same_feature_meta, aten._pin_memory, aten._reshape_alias, aten._reshape_alias_copy, aten._resize_output, aten.alias, aten.detach, aten.empty_permuted, aten.from_file, aten.is_pinned, aten.is_same_size, aten.is_set_to, aten.lift, aten.lift_fresh, aten.resize, aten.resize_as, aten.set, aten.slice_inverse, aten.view, aten.view_copy": OpInfo(
+    "aten._conj_copy, aten._copy_from, aten._copy_from_and_resize, aten._efficientzerotensor, aten._fw_primal, aten._fw_primal_copy, aten._has_same_storage_numel, aten._lazy_clone, aten._make_dual, aten._make_dual_copy, aten._neg_view, aten._neg_view_copy, aten._new_zeros_with_same_feature_meta, aten._pin_memory, aten._reshape_alias, aten._reshape_alias_copy, aten._resize_output, aten.alias, aten.detach, aten.from_file, aten.is_pinned, aten.is_same_size, aten.is_set_to, aten.lift, aten.lift_fresh, aten.resize, aten.resize_as, aten.set, aten.slice_inverse, aten.view, aten.view_copy": OpInfo(
         "extern",
         "What a tensor is in memory",
         "extern_storage",
@@ -1987,7 +1976,6 @@ OPS: dict[str, OpInfo] = {
             "aten._resize_output.default",
             "aten.alias.default",
             "aten.detach.default",
-            "aten.empty_permuted.default",
             "aten.from_file.default",
             "aten.is_pinned.default",
             "aten.is_same_size.default",
@@ -3038,6 +3026,9 @@ OPS: dict[str, OpInfo] = {
         "compare",
         ("aten.bitwise_xor.Scalar", "aten.bitwise_xor.Scalar_Tensor", "aten.bitwise_xor.Tensor"),
     ),
+    "aten.block_diag": OpInfo(
+        "composite", "Matrices along the diagonal of a matrix of zeros", "index", ("aten.block_diag.default",)
+    ),
     "aten.bucketize, aten.searchsorted, aten.histc, aten.isin, aten.bincount": OpInfo(
         "extern",
         "Search",
@@ -3049,7 +3040,6 @@ OPS: dict[str, OpInfo] = {
             "aten.histc.default",
             "aten.isin.Scalar_Tensor",
             "aten.isin.Tensor_Scalar",
-            "aten.isin.Tensor_Tensor",
             "aten.searchsorted.Scalar",
             "aten.searchsorted.Tensor",
         ),
@@ -3250,6 +3240,9 @@ OPS: dict[str, OpInfo] = {
     "aten.empty_like": OpInfo(
         "create", "Unspecified values (zeros) in the shape of another tensor", "create", ("aten.empty_like.default",)
     ),
+    "aten.empty_permuted": OpInfo(
+        "create", "Unspecified values (zeros), in a layout of the caller's", "create", ("aten.empty_permuted.default",)
+    ),
     "aten.eq": OpInfo("pointwise", "Whether equal", "compare", ("aten.eq.Scalar", "aten.eq.Tensor")),
     "aten.erf": OpInfo("pointwise", "Error function", "math", ("aten.erf.default",)),
     "aten.erfc": OpInfo("pointwise", "Complement of the error function", "math", ("aten.erfc.default",)),
@@ -3395,6 +3388,9 @@ OPS: dict[str, OpInfo] = {
         "index",
         ("aten.index_select.default",),
     ),
+    "aten.isin.Tensor_Tensor": OpInfo(
+        "composite", "Whether an element is one of a few others", "compare", ("aten.isin.Tensor_Tensor",)
+    ),
     "aten.isinf": OpInfo("pointwise", "Whether infinite", "compare", ("aten.isinf.default",)),
     "aten.isnan": OpInfo("pointwise", "Whether NaN", "compare", ("aten.isnan.default",)),
     "aten.isneginf": OpInfo("pointwise", "Whether minus infinity", "compare", ("aten.isneginf.default",)),
@@ -3419,6 +3415,24 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.linalg_vector_norm": OpInfo(
         "composite", "Norm of the elements over dimensions", "reduction", ("aten.linalg_vector_norm.default",)
+    ),
+    "aten.linspace.Scalar_Tensor": OpInfo(
+        "composite",
+        "Evenly spaced numbers from start to end, computed from the nearer end",
+        "create",
+        ("aten.linspace.Scalar_Tensor",),
+    ),
+    "aten.linspace.Tensor_Scalar": OpInfo(
+        "composite",
+        "Evenly spaced numbers from start to end, computed from the nearer end",
+        "create",
+        ("aten.linspace.Tensor_Scalar",),
+    ),
+    "aten.linspace.Tensor_Tensor": OpInfo(
+        "composite",
+        "Evenly spaced numbers from start to end, computed from the nearer end",
+        "create",
+        ("aten.linspace.Tensor_Tensor",),
     ),
     "aten.linspace.default": OpInfo(
         "create",
@@ -3455,6 +3469,15 @@ OPS: dict[str, OpInfo] = {
         "pointwise", "log(x / (1 - x)), x limited to eps..1 - eps", "arithmetic", ("aten.logit.default",)
     ),
     "aten.logit_backward": OpInfo("pointwise", "Gradient of logit", "activation", ("aten.logit_backward.default",)),
+    "aten.logspace.Scalar_Tensor": OpInfo(
+        "composite", "Powers of base with evenly spaced exponents", "create", ("aten.logspace.Scalar_Tensor",)
+    ),
+    "aten.logspace.Tensor_Scalar": OpInfo(
+        "composite", "Powers of base with evenly spaced exponents", "create", ("aten.logspace.Tensor_Scalar",)
+    ),
+    "aten.logspace.Tensor_Tensor": OpInfo(
+        "composite", "Powers of base with evenly spaced exponents", "create", ("aten.logspace.Tensor_Tensor",)
+    ),
     "aten.logspace.default": OpInfo(
         "create", "Powers of base with evenly spaced exponents", "create", ("aten.logspace.default",)
     ),
@@ -3552,6 +3575,9 @@ OPS: dict[str, OpInfo] = {
     "aten.mse_loss": OpInfo("composite", "Squared difference", "loss", ("aten.mse_loss.default",)),
     "aten.mse_loss_backward": OpInfo("composite", "Gradient of mse_loss", "loss", ("aten.mse_loss_backward.default",)),
     "aten.mul": OpInfo("pointwise", "Product", "arithmetic", ("aten.mul.Scalar", "aten.mul.Tensor")),
+    "aten.mvlgamma": OpInfo(
+        "composite", "Logarithm of the gamma function of several variables", "math", ("aten.mvlgamma.default",)
+    ),
     "aten.nan_to_num": OpInfo("pointwise", "NaN and infinities replaced", "arithmetic", ("aten.nan_to_num.default",)),
     "aten.nansum": OpInfo("reduction", "Sum with NaN as 0", "reduction", ("aten.nansum.default",)),
     "aten.narrow_copy": OpInfo("composite", "A range of a dimension", "view", ("aten.narrow_copy.default",)),
@@ -3662,6 +3688,7 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.pixel_shuffle": OpInfo("composite", "Channels moved into space", "view", ("aten.pixel_shuffle.default",)),
     "aten.pixel_unshuffle": OpInfo("composite", "Space moved into channels", "view", ("aten.pixel_unshuffle.default",)),
+    "aten.polygamma": OpInfo("pointwise", "Derivative of lgamma of order n + 1", "math", ("aten.polygamma.default",)),
     "aten.pow.Tensor_Scalar": OpInfo(
         "pointwise", "Power with a constant exponent", "arithmetic", ("aten.pow.Tensor_Scalar",)
     ),
@@ -3757,33 +3784,21 @@ OPS: dict[str, OpInfo] = {
         "arithmetic",
         ("aten.remainder.Scalar", "aten.remainder.Scalar_Tensor", "aten.remainder.Tensor"),
     ),
-    "aten.renorm, aten.block_diag, aten.special_zeta, aten.polygamma, aten.mvlgamma, aten.igamma, aten.igammac, aten.special_erfcx, aten.special_airy_ai, aten.special_spherical_bessel_j0, aten.special_modified_bessel_k0, aten.special_modified_bessel_k1, aten.special_scaled_modified_bessel_k0, aten.special_scaled_modified_bessel_k1, aten.quantize_per_tensor, aten.dequantize, aten.segment_reduce": OpInfo(
+    "aten.renorm, aten.igamma, aten.igammac, aten.special_airy_ai, aten.quantize_per_tensor, aten.dequantize, aten.segment_reduce": OpInfo(
         "extern",
         "Rare operators",
         "extern",
         (
-            "aten.block_diag.default",
             "aten.dequantize.self",
             "aten.dequantize.tensors",
             "aten.igamma.default",
             "aten.igammac.default",
-            "aten.mvlgamma.default",
-            "aten.polygamma.default",
             "aten.quantize_per_tensor.default",
             "aten.quantize_per_tensor.tensor_qparams",
             "aten.quantize_per_tensor.tensors",
             "aten.renorm.default",
             "aten.segment_reduce.default",
             "aten.special_airy_ai.default",
-            "aten.special_erfcx.default",
-            "aten.special_modified_bessel_k0.default",
-            "aten.special_modified_bessel_k1.default",
-            "aten.special_scaled_modified_bessel_k0.default",
-            "aten.special_scaled_modified_bessel_k1.default",
-            "aten.special_spherical_bessel_j0.default",
-            "aten.special_zeta.default",
-            "aten.special_zeta.other_scalar",
-            "aten.special_zeta.self_scalar",
         ),
     ),
     "aten.repeat": OpInfo("view", "The whole tensor repeated along its dimensions", "view", ("aten.repeat.default",)),
@@ -3802,6 +3817,12 @@ OPS: dict[str, OpInfo] = {
     "aten.roll": OpInfo("view", "Dimensions rotated", "view", ("aten.roll.default",)),
     "aten.rot90": OpInfo(
         "composite", "Turned by quarters in the plane of two dimensions", "view", ("aten.rot90.default",)
+    ),
+    "aten.round.decimals": OpInfo(
+        "pointwise",
+        "Nearest decimal fraction of so many digits (of whole tens, hundreds, … for negative ones), ties to even in binary",
+        "arithmetic",
+        ("aten.round.decimals",),
     ),
     "aten.round.default": OpInfo("pointwise", "Nearest integer, ties to even", "arithmetic", ("aten.round.default",)),
     "aten.rrelu_with_noise_backward": OpInfo(
@@ -3908,9 +3929,22 @@ OPS: dict[str, OpInfo] = {
             "aten.topk.default",
         ),
     ),
+    "aten.special_bessel_j0": OpInfo(
+        "pointwise", "Bessel function of the first kind, order 0", "math", ("aten.special_bessel_j0.default",)
+    ),
+    "aten.special_bessel_j1": OpInfo(
+        "pointwise", "Bessel function of the first kind, order 1", "math", ("aten.special_bessel_j1.default",)
+    ),
+    "aten.special_bessel_y0": OpInfo(
+        "pointwise", "Bessel function of the second kind, order 0", "math", ("aten.special_bessel_y0.default",)
+    ),
+    "aten.special_bessel_y1": OpInfo(
+        "pointwise", "Bessel function of the second kind, order 1", "math", ("aten.special_bessel_y1.default",)
+    ),
     "aten.special_entr": OpInfo(
         "pointwise", "-x log(x), 0 at zero, -inf below", "math", ("aten.special_entr.default",)
     ),
+    "aten.special_erfcx": OpInfo("pointwise", "exp(x * x) erfc(x)", "math", ("aten.special_erfcx.default",)),
     "aten.special_i0e": OpInfo("pointwise", "i0 scaled by exp(-|x|)", "math", ("aten.special_i0e.default",)),
     "aten.special_i1": OpInfo(
         "pointwise", "Modified Bessel function of the first kind, order 1", "math", ("aten.special_i1.default",)
@@ -3931,14 +3965,47 @@ OPS: dict[str, OpInfo] = {
         "math",
         ("aten.special_modified_bessel_i1.default",),
     ),
+    "aten.special_modified_bessel_k0": OpInfo(
+        "pointwise",
+        "Modified Bessel function of the second kind, order 0",
+        "math",
+        ("aten.special_modified_bessel_k0.default",),
+    ),
+    "aten.special_modified_bessel_k1": OpInfo(
+        "pointwise",
+        "Modified Bessel function of the second kind, order 1",
+        "math",
+        ("aten.special_modified_bessel_k1.default",),
+    ),
     "aten.special_ndtri": OpInfo(
         "pointwise", "Inverse of the normal distribution function", "math", ("aten.special_ndtri.default",)
+    ),
+    "aten.special_scaled_modified_bessel_k0": OpInfo(
+        "pointwise",
+        "Modified Bessel function of the second kind, order 0, times exp(x)",
+        "math",
+        ("aten.special_scaled_modified_bessel_k0.default",),
+    ),
+    "aten.special_scaled_modified_bessel_k1": OpInfo(
+        "pointwise",
+        "Modified Bessel function of the second kind, order 1, times exp(x)",
+        "math",
+        ("aten.special_scaled_modified_bessel_k1.default",),
+    ),
+    "aten.special_spherical_bessel_j0": OpInfo(
+        "pointwise", "sin(x) / x, 1 at zero and 0 at both ends", "math", ("aten.special_spherical_bessel_j0.default",)
     ),
     "aten.special_xlog1py.default, aten.special_xlog1py.other_scalar, aten.special_xlog1py.self_scalar": OpInfo(
         "pointwise",
         "self * log1p(other), 0 where self is 0",
         "arithmetic",
         ("aten.special_xlog1py.default", "aten.special_xlog1py.other_scalar", "aten.special_xlog1py.self_scalar"),
+    ),
+    "aten.special_zeta": OpInfo(
+        "pointwise",
+        "Hurwitz's zeta function",
+        "math",
+        ("aten.special_zeta.default", "aten.special_zeta.other_scalar", "aten.special_zeta.self_scalar"),
     ),
     "aten.split.Tensor, aten.split_copy.Tensor": OpInfo(
         "composite",

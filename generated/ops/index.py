@@ -615,6 +615,21 @@ def stack(b, tensors, dim=0):
     )
 
 
+# spec: aten.block_diag
+def block_diag(b, tensors):
+    b.native_if(all([rank(t) < 3 for t in tensors]), "all([rank(t) < 3 for t in tensors])")
+    blocks = [t if rank(t) == 2 else b.call("aten.view.default", t, [1, numel(t)]) for t in tensors]
+    sizes = [size(t, 1) for t in blocks]
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return b.call(
+        "aten.cat.default",
+        [
+            b.call("aten.constant_pad_nd.default", t, [start, sum(sizes) - start - n], 0)
+            for t, start, n in zip(blocks, starts, sizes)
+        ],
+    )
+
+
 # spec: aten.linalg_cross
 def linalg_cross(b, self, other, *, dim=-1):
     return b.call("aten.roll.default", self, [-1], [dim]) * b.call("aten.roll.default", other, [1], [dim]) - b.call(

@@ -107,6 +107,17 @@ NAMES = [
     "i1e",
     "ndtri",
     "log_ndtr",
+    "j0",
+    "j1",
+    "y0",
+    "y1",
+    "k0",
+    "k0e",
+    "k1",
+    "k1e",
+    "erfcx",
+    "trigamma",
+    "zeta",
 ]
 
 
