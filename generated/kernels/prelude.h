@@ -1862,6 +1862,76 @@ template <class V> OPF_INLINE V v_zeta(V x, V q) {
     else return T(zeta(double(x), double(q)));
 }
 
+// ---- Orthogonal polynomials -------------------------------------------------------------------------------------------------------
+// Of a whole order (what follows the point is cut off; below zero they are 0), by their recurrences (18.9 of the NIST Handbook). Chebyshev's
+// of higher order between -1 and 1 by their trigonometric forms, and at both ends by their values.
+enum class Poly { chebyshev_t, chebyshev_u, chebyshev_v, chebyshev_w, hermite_h, hermite_he, laguerre_l, legendre_p };
+template <Poly KIND> OPF_CALL double polynomial(double x, double order) {
+    if (!(order > -1)) return 0;
+    constexpr bool T = KIND == Poly::chebyshev_t, U = KIND == Poly::chebyshev_u, V = KIND == Poly::chebyshev_v, W = KIND == Poly::chebyshev_w;
+    constexpr bool chebyshev = T || U || V || W, physicists = KIND == Poly::hermite_h, laguerre = KIND == Poly::laguerre_l, legendre = KIND == Poly::legendre_p;
+    const double n = __builtin_trunc(order), odd = __builtin_fmod(n, 2);
+    if (n == 0 || (laguerre && x == 0)) return 1;
+    if ((chebyshev || legendre) && __builtin_fabs(x) == 1) {
+        const double size = U ? n + 1 : (V && x < 0) || (W && x > 0) ? 2 * n + 1 : 1;
+        return x < 0 && odd ? -size : size;
+    }
+    if (chebyshev && n > 6 && __builtin_fabs(x) < 1) {
+        const double t = __builtin_acos(x);
+        return T ? __builtin_cos(n * t) : U ? __builtin_sin((n + 1) * t) / __builtin_sin(t) : V ? __builtin_cos((n + 0.5) * t) / __builtin_cos(0.5 * t)
+                                                                                           : __builtin_sin((n + 0.5) * t) / __builtin_sin(0.5 * t);
+    }
+    double before = 1, now = U || physicists ? x + x : V ? x + x - 1 : W ? x + x + 1 : laguerre ? 1 - x : x;
+    for (double k = 1; k < n && now == now; ++k) {
+        const double next = chebyshev ? (x + x) * now - before : physicists ? (x + x) * now - (k + k) * before
+                            : laguerre ? ((2 * k + 1 - x) * now - k * before) / (k + 1) : legendre ? ((2 * k + 1) * x * now - k * before) / (k + 1)
+                                                                                                  : x * now - k * before;
+        before = now;
+        now = next;
+    }
+    return now;
+}
+template <class V> OPF_INLINE V v_chebyshev_t(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::chebyshev_t>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::chebyshev_t>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_chebyshev_u(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::chebyshev_u>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::chebyshev_u>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_chebyshev_v(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::chebyshev_v>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::chebyshev_v>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_chebyshev_w(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::chebyshev_w>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::chebyshev_w>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_hermite_h(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::hermite_h>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::hermite_h>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_hermite_he(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::hermite_he>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::hermite_he>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_laguerre_l(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::laguerre_l>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::laguerre_l>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_legendre_p(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::legendre_p>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::legendre_p>(double(x), double(n)));
+}
+
 // ---- Random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) -------------------------
 // The key is the seed. The counter is (index / 4, stream), each 64 bits wide; word index % 4 of the block is the result. So a number depends on
 // seed, stream and index alone: not on lanes, threads or the order of a loop.

@@ -635,7 +635,7 @@ def _bessel_k(x, ORDER: tl.constexpr, SCALED: tl.constexpr):
         small = s - log * i
     else:
         small = 1.0 / near + 0.5 * near * (log * i - 0.5 * s)
-    far = tl.where((x > 2) & ~isinf(x), x, 4.0)
+    far = tl.where((x > 2) & (isinf(x) == 0), x, 4.0)
     h = 0.35 / libdevice.sqrt(far)
     total = h * 0 + 0.5
     t = h * 0
@@ -788,6 +788,219 @@ def zeta(a, b):
     term = term / p
     y = tl.where(done, total, y)
     return tl.where(pole, float("inf"), tl.where(outside, float("nan"), y)).to(b.dtype)
+
+
+@triton.jit
+def chebyshev_t(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    end = (tl.abs(x) == 1) & (n > 0)
+    size = one
+    y = tl.where(end, tl.where((x < 0) & (libdevice.fmod(n, one + 1.0) != 0), -size, size), y)
+    known = known | end
+    within = (tl.abs(x) < 1) & (n > 6)
+    t = libdevice.acos(tl.where(within, x, 0.5))
+    y = tl.where(within, libdevice.cos(n * t), y)
+    known = known | within
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = (x + x) * now - before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def chebyshev_u(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x + x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    end = (tl.abs(x) == 1) & (n > 0)
+    size = n + 1.0
+    y = tl.where(end, tl.where((x < 0) & (libdevice.fmod(n, one + 1.0) != 0), -size, size), y)
+    known = known | end
+    within = (tl.abs(x) < 1) & (n > 6)
+    t = libdevice.acos(tl.where(within, x, 0.5))
+    y = tl.where(within, libdevice.sin((n + 1.0) * t) / libdevice.sin(t), y)
+    known = known | within
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = (x + x) * now - before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def chebyshev_v(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x + x - 1.0
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    end = (tl.abs(x) == 1) & (n > 0)
+    size = tl.where(x < 0, n + n + 1.0, one)
+    y = tl.where(end, tl.where((x < 0) & (libdevice.fmod(n, one + 1.0) != 0), -size, size), y)
+    known = known | end
+    within = (tl.abs(x) < 1) & (n > 6)
+    t = libdevice.acos(tl.where(within, x, 0.5))
+    y = tl.where(within, libdevice.cos((n + 0.5) * t) / libdevice.cos(0.5 * t), y)
+    known = known | within
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = (x + x) * now - before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def chebyshev_w(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x + x + 1.0
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    end = (tl.abs(x) == 1) & (n > 0)
+    size = tl.where(x > 0, n + n + 1.0, one)
+    y = tl.where(end, tl.where((x < 0) & (libdevice.fmod(n, one + 1.0) != 0), -size, size), y)
+    known = known | end
+    within = (tl.abs(x) < 1) & (n > 6)
+    t = libdevice.acos(tl.where(within, x, 0.5))
+    y = tl.where(within, libdevice.sin((n + 0.5) * t) / libdevice.sin(0.5 * t), y)
+    known = known | within
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = (x + x) * now - before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def hermite_h(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x + x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = (x + x) * now - (k + k) * before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def hermite_he(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = x * now - k * before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def laguerre_l(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = 1.0 - x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    known = known | (x == 0)
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = ((2.0 * k + 1.0 - x) * now - k * before) / (k + 1.0)
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def legendre_p(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    end = (tl.abs(x) == 1) & (n > 0)
+    size = one
+    y = tl.where(end, tl.where((x < 0) & (libdevice.fmod(n, one + 1.0) != 0), -size, size), y)
+    known = known | end
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = ((2.0 * k + 1.0) * x * now - k * before) / (k + 1.0)
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
 
 
 # ---- Random numbers: as `philox` of the C++ prelude -----------------------------------------------------------------------

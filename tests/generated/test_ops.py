@@ -1362,6 +1362,126 @@ OPS = [
         tests=("F(2, 4, 5, 6), [1, 2, 1, 1, 2, 0]",),
     ),
     Op(
+        "aten.special_chebyshev_polynomial_t",
+        "pointwise",
+        (
+            "aten.special_chebyshev_polynomial_t.default",
+            "aten.special_chebyshev_polynomial_t.n_scalar",
+            "aten.special_chebyshev_polynomial_t.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_chebyshev_polynomial_u",
+        "pointwise",
+        (
+            "aten.special_chebyshev_polynomial_u.default",
+            "aten.special_chebyshev_polynomial_u.n_scalar",
+            "aten.special_chebyshev_polynomial_u.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_chebyshev_polynomial_v",
+        "pointwise",
+        (
+            "aten.special_chebyshev_polynomial_v.default",
+            "aten.special_chebyshev_polynomial_v.n_scalar",
+            "aten.special_chebyshev_polynomial_v.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_chebyshev_polynomial_w",
+        "pointwise",
+        (
+            "aten.special_chebyshev_polynomial_w.default",
+            "aten.special_chebyshev_polynomial_w.n_scalar",
+            "aten.special_chebyshev_polynomial_w.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_hermite_polynomial_h",
+        "pointwise",
+        (
+            "aten.special_hermite_polynomial_h.default",
+            "aten.special_hermite_polynomial_h.n_scalar",
+            "aten.special_hermite_polynomial_h.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_hermite_polynomial_he",
+        "pointwise",
+        (
+            "aten.special_hermite_polynomial_he.default",
+            "aten.special_hermite_polynomial_he.n_scalar",
+            "aten.special_hermite_polynomial_he.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_laguerre_polynomial_l",
+        "pointwise",
+        (
+            "aten.special_laguerre_polynomial_l.default",
+            "aten.special_laguerre_polynomial_l.n_scalar",
+            "aten.special_laguerre_polynomial_l.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_legendre_polynomial_p",
+        "pointwise",
+        (
+            "aten.special_legendre_polynomial_p.default",
+            "aten.special_legendre_polynomial_p.n_scalar",
+            "aten.special_legendre_polynomial_p.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_shifted_chebyshev_polynomial_t",
+        "pointwise",
+        (
+            "aten.special_shifted_chebyshev_polynomial_t.default",
+            "aten.special_shifted_chebyshev_polynomial_t.n_scalar",
+            "aten.special_shifted_chebyshev_polynomial_t.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_shifted_chebyshev_polynomial_u",
+        "pointwise",
+        (
+            "aten.special_shifted_chebyshev_polynomial_u.default",
+            "aten.special_shifted_chebyshev_polynomial_u.n_scalar",
+            "aten.special_shifted_chebyshev_polynomial_u.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_shifted_chebyshev_polynomial_v",
+        "pointwise",
+        (
+            "aten.special_shifted_chebyshev_polynomial_v.default",
+            "aten.special_shifted_chebyshev_polynomial_v.n_scalar",
+            "aten.special_shifted_chebyshev_polynomial_v.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
+        "aten.special_shifted_chebyshev_polynomial_w",
+        "pointwise",
+        (
+            "aten.special_shifted_chebyshev_polynomial_w.default",
+            "aten.special_shifted_chebyshev_polynomial_w.n_scalar",
+            "aten.special_shifted_chebyshev_polynomial_w.x_scalar",
+        ),
+        tests=("F(3, 5), P(3, 5)", "F(5), S(9, 3, 5)", "U(3, 5), I(40, 3, 5)", "F(7), 3", "0.75, P(7)"),
+    ),
+    Op(
         "aten._adaptive_avg_pool2d",
         "reduction",
         ("aten._adaptive_avg_pool2d.default",),
