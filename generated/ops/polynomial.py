@@ -4,10 +4,16 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
+from ...runtime.lower.names import dtype, is_number
 
 
 # spec: aten.special_chebyshev_polynomial_t
 def special_chebyshev_polynomial_t(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_t(x, n))
@@ -15,6 +21,11 @@ def special_chebyshev_polynomial_t(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_t
 def special_chebyshev_polynomial_t_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_t(x, n))
@@ -22,6 +33,11 @@ def special_chebyshev_polynomial_t_n_scalar(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_t
 def special_chebyshev_polynomial_t_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_t(x, n))
@@ -29,6 +45,11 @@ def special_chebyshev_polynomial_t_x_scalar(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_u
 def special_chebyshev_polynomial_u(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_u(x, n))
@@ -36,6 +57,11 @@ def special_chebyshev_polynomial_u(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_u
 def special_chebyshev_polynomial_u_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_u(x, n))
@@ -43,6 +69,11 @@ def special_chebyshev_polynomial_u_n_scalar(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_u
 def special_chebyshev_polynomial_u_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_u(x, n))
@@ -50,6 +81,11 @@ def special_chebyshev_polynomial_u_x_scalar(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_v
 def special_chebyshev_polynomial_v(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_v(x, n))
@@ -57,6 +93,11 @@ def special_chebyshev_polynomial_v(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_v
 def special_chebyshev_polynomial_v_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_v(x, n))
@@ -64,6 +105,11 @@ def special_chebyshev_polynomial_v_n_scalar(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_v
 def special_chebyshev_polynomial_v_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_v(x, n))
@@ -71,6 +117,11 @@ def special_chebyshev_polynomial_v_x_scalar(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_w
 def special_chebyshev_polynomial_w(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_w(x, n))
@@ -78,6 +129,11 @@ def special_chebyshev_polynomial_w(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_w
 def special_chebyshev_polynomial_w_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_w(x, n))
@@ -85,6 +141,11 @@ def special_chebyshev_polynomial_w_n_scalar(b, x, n):
 
 # spec: aten.special_chebyshev_polynomial_w
 def special_chebyshev_polynomial_w_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_w(x, n))
@@ -92,6 +153,11 @@ def special_chebyshev_polynomial_w_x_scalar(b, x, n):
 
 # spec: aten.special_hermite_polynomial_h
 def special_hermite_polynomial_h(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.hermite_h(x, n))
@@ -99,6 +165,11 @@ def special_hermite_polynomial_h(b, x, n):
 
 # spec: aten.special_hermite_polynomial_h
 def special_hermite_polynomial_h_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.hermite_h(x, n))
@@ -106,6 +177,11 @@ def special_hermite_polynomial_h_n_scalar(b, x, n):
 
 # spec: aten.special_hermite_polynomial_h
 def special_hermite_polynomial_h_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.hermite_h(x, n))
@@ -113,6 +189,11 @@ def special_hermite_polynomial_h_x_scalar(b, x, n):
 
 # spec: aten.special_hermite_polynomial_he
 def special_hermite_polynomial_he(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.hermite_he(x, n))
@@ -120,6 +201,11 @@ def special_hermite_polynomial_he(b, x, n):
 
 # spec: aten.special_hermite_polynomial_he
 def special_hermite_polynomial_he_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.hermite_he(x, n))
@@ -127,6 +213,11 @@ def special_hermite_polynomial_he_n_scalar(b, x, n):
 
 # spec: aten.special_hermite_polynomial_he
 def special_hermite_polynomial_he_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.hermite_he(x, n))
@@ -134,6 +225,11 @@ def special_hermite_polynomial_he_x_scalar(b, x, n):
 
 # spec: aten.special_laguerre_polynomial_l
 def special_laguerre_polynomial_l(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.laguerre_l(x, n))
@@ -141,6 +237,11 @@ def special_laguerre_polynomial_l(b, x, n):
 
 # spec: aten.special_laguerre_polynomial_l
 def special_laguerre_polynomial_l_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.laguerre_l(x, n))
@@ -148,6 +249,11 @@ def special_laguerre_polynomial_l_n_scalar(b, x, n):
 
 # spec: aten.special_laguerre_polynomial_l
 def special_laguerre_polynomial_l_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.laguerre_l(x, n))
@@ -155,6 +261,11 @@ def special_laguerre_polynomial_l_x_scalar(b, x, n):
 
 # spec: aten.special_legendre_polynomial_p
 def special_legendre_polynomial_p(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.legendre_p(x, n))
@@ -162,6 +273,11 @@ def special_legendre_polynomial_p(b, x, n):
 
 # spec: aten.special_legendre_polynomial_p
 def special_legendre_polynomial_p_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.legendre_p(x, n))
@@ -169,6 +285,11 @@ def special_legendre_polynomial_p_n_scalar(b, x, n):
 
 # spec: aten.special_legendre_polynomial_p
 def special_legendre_polynomial_p_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.legendre_p(x, n))
@@ -176,6 +297,11 @@ def special_legendre_polynomial_p_x_scalar(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_t
 def special_shifted_chebyshev_polynomial_t(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_t(x + x - 1, n))
@@ -183,6 +309,11 @@ def special_shifted_chebyshev_polynomial_t(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_t
 def special_shifted_chebyshev_polynomial_t_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_t(x + x - 1, n))
@@ -190,6 +321,11 @@ def special_shifted_chebyshev_polynomial_t_n_scalar(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_t
 def special_shifted_chebyshev_polynomial_t_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_t(x + x - 1, n))
@@ -197,6 +333,11 @@ def special_shifted_chebyshev_polynomial_t_x_scalar(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_u
 def special_shifted_chebyshev_polynomial_u(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_u(x + x - 1, n))
@@ -204,6 +345,11 @@ def special_shifted_chebyshev_polynomial_u(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_u
 def special_shifted_chebyshev_polynomial_u_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_u(x + x - 1, n))
@@ -211,6 +357,11 @@ def special_shifted_chebyshev_polynomial_u_n_scalar(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_u
 def special_shifted_chebyshev_polynomial_u_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_u(x + x - 1, n))
@@ -218,6 +369,11 @@ def special_shifted_chebyshev_polynomial_u_x_scalar(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_v
 def special_shifted_chebyshev_polynomial_v(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_v(x + x - 1, n))
@@ -225,6 +381,11 @@ def special_shifted_chebyshev_polynomial_v(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_v
 def special_shifted_chebyshev_polynomial_v_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_v(x + x - 1, n))
@@ -232,6 +393,11 @@ def special_shifted_chebyshev_polynomial_v_n_scalar(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_v
 def special_shifted_chebyshev_polynomial_v_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_v(x + x - 1, n))
@@ -239,6 +405,11 @@ def special_shifted_chebyshev_polynomial_v_x_scalar(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_w
 def special_shifted_chebyshev_polynomial_w(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_w(x + x - 1, n))
@@ -246,6 +417,11 @@ def special_shifted_chebyshev_polynomial_w(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_w
 def special_shifted_chebyshev_polynomial_w_n_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_w(x + x - 1, n))
@@ -253,6 +429,11 @@ def special_shifted_chebyshev_polynomial_w_n_scalar(b, x, n):
 
 # spec: aten.special_shifted_chebyshev_polynomial_w
 def special_shifted_chebyshev_polynomial_w_x_scalar(b, x, n):
+    b.native_if(
+        (is_number(x) or dtype(x) not in ["float16", "bfloat16"])
+        and (is_number(n) or dtype(n) not in ["float16", "bfloat16"]),
+        '(is_number(x) or dtype(x) not in ["float16", "bfloat16"]) and (is_number(n) or dtype(n) not in ["float16", "bfloat16"])',
+    )
     p = b.pointwise((x, n), promote="float")
     x, n = p.operands
     return p.result(s.chebyshev_w(x + x - 1, n))
