@@ -259,7 +259,6 @@ POINTWISE: frozenset[str] = frozenset(
         "aten.special_bessel_j0.default",
         "aten.special_bessel_j1.default",
         "aten.special_bessel_y0.default",
-        "aten.special_bessel_y1.default",
         "aten.special_chebyshev_polynomial_t.default",
         "aten.special_chebyshev_polynomial_t.n_scalar",
         "aten.special_chebyshev_polynomial_t.x_scalar",

@@ -1748,10 +1748,7 @@ OPF_CALL double erfcx(double x) {
     for (int k = 1; k < 24; ++k) sum += term *= (2 * k - 1) * z;
     return 0.56418958354775628695 / x * sum;
 }
-OPF_CALL double bessel_y(int order, double x) {
-    if (x == inf_of<double>()) return nan_of<double>();
-    return x < 0 ? nan_of<double>() : order == 0 ? __builtin_y0(x) : __builtin_y1(x);
-}
+OPF_CALL double bessel_y0(double x) { return x < 0 || x == inf_of<double>() ? nan_of<double>() : __builtin_y0(x); }
 OPF_CALL double bessel_j(int order, double x) {
     if (__builtin_isinf(x)) return nan_of<double>();
     return order == 0 ? __builtin_j0(x) : __builtin_j1(x);
@@ -1848,13 +1845,8 @@ template <class V> OPF_INLINE V v_j1(V x) {
 }
 template <class V> OPF_INLINE V v_y0(V x) {
     typedef Element<V> T;
-    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_y(0, double(a))); }, x);
-    else return T(bessel_y(0, double(x)));
-}
-template <class V> OPF_INLINE V v_y1(V x) {
-    typedef Element<V> T;
-    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_y(1, double(a))); }, x);
-    else return T(bessel_y(1, double(x)));
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_y0(double(a))); }, x);
+    else return T(bessel_y0(double(x)));
 }
 template <class V> OPF_INLINE V v_zeta(V x, V q) {
     typedef Element<V> T;

@@ -584,13 +584,6 @@ def y0(a):
 
 
 @triton.jit
-def y1(a):
-    x = a.to(tl.float64)
-    outside = (x < 0) | isinf(x)
-    return tl.where(outside, float("nan"), libdevice.y1(tl.where(outside, 1.0, x))).to(a.dtype)
-
-
-@triton.jit
 def erfcx(a):
     return libdevice.erfcx(a.to(tl.float64)).to(a.dtype)
 

@@ -359,14 +359,6 @@ def special_bessel_j1(b, self):
     return p.result(s.j1(self))
 
 
-# spec: aten.special_bessel_y1
-def special_bessel_y1(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
-    p = b.pointwise((self,), promote="float")
-    (self,) = p.operands
-    return p.result(s.y1(self))
-
-
 # spec: aten.special_modified_bessel_k1
 def special_modified_bessel_k1(b, self):
     b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')

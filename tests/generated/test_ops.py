@@ -1237,13 +1237,6 @@ OPS = [
         tests=("P(3, 5)", "P(7)"),
         dtypes=("float32",),
     ),
-    Op(
-        "aten.special_bessel_y1",
-        "pointwise",
-        ("aten.special_bessel_y1.default",),
-        tests=("P(3, 5)", "P(7)"),
-        dtypes=("float32",),
-    ),
     Op("aten.special_entr", "pointwise", ("aten.special_entr.default",)),
     Op("aten.special_erfcx", "pointwise", ("aten.special_erfcx.default",)),
     Op("aten.special_i0e", "pointwise", ("aten.special_i0e.default",)),

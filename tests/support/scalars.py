@@ -49,7 +49,6 @@ EXACT: dict[str, Callable[..., mpmath.mpf]] = {
     "j0": lambda x: mpmath.besselj(0, x),
     "j1": lambda x: mpmath.besselj(1, x),
     "y0": lambda x: mpmath.bessely(0, x),
-    "y1": lambda x: mpmath.bessely(1, x),
     "k0": lambda x: mpmath.besselk(0, x),
     "k1": lambda x: mpmath.besselk(1, x),
     "k0e": lambda x: mpmath.besselk(0, x) * mpmath.exp(x),
