@@ -17,7 +17,7 @@ ASKED_TORCH := $(if $(filter command environment,$(origin TORCH)),asked-torch)
 RIGHT_PYTHON := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 WHICH_PYTHON := import sys; print(sys.base_prefix, sys.version)
 
-.PHONY: help setup generate check check-format check-types check-generated lines format test test-all test-gpu fuzz demo bench bench-quick wheel clean
+.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu fuzz demo bench bench-quick wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -53,7 +53,7 @@ asked-torch: $(STAMP)
 generate: $(STAMP) ## write generated/ from specs/
 	$(PY) -m opforge generate
 
-check: check-format check-types check-generated lines ## format, lint, types, stale generated files, line counts
+check: check-format check-types check-generated check-operators lines ## format, lint, types, stale generated files, operators without a row, line counts
 
 check-format: $(STAMP)
 	$(PY) -m ruff format --check .
@@ -68,6 +68,9 @@ check-types: $(STAMP)
 
 check-generated: $(STAMP)
 	$(PY) -m opforge generate --check
+
+check-operators: $(STAMP)
+	$(PY) -m opforge rows
 
 lines: $(STAMP)
 	@$(PY) -m opforge lines

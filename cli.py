@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 # What the help texts list, without the imports that the lists themselves would need; a test compares them.
-KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter", "composite", "extern")
+KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter", "composite", "extern", "decomposed")
 EMITTERS: tuple[str, ...] = (
     *("config", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings", "op_tests", "recompute"),
     *("random", "rewrites", "mutations", "decompositions", "matrix", "docs"),
@@ -154,21 +154,46 @@ def new_op(
 def schemas(
     name: Annotated[str | None, typer.Argument(help="Show operators whose name has this in it.")] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Rewrite the snapshot from the installed torch.")] = False,
+    older: Annotated[
+        bool, typer.Option("--older", help="With an older torch: write what it has and the snapshot lacks.")
+    ] = False,
 ) -> None:
     """Show torch's operator schemas, which the specs are checked against."""
-    from .generator.torch_schemas import SNAPSHOT, matching, nearest_operator, torch_lines
+    from .generator.torch_schemas import OLDER, SNAPSHOT, matching, nearest_operator, only_older, torch_lines
 
-    if refresh:
+    if older:
+        lines = only_older(torch_lines())
+        OLDER.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+        print(f"wrote {len(lines)} schemas to {OLDER.name}")
+    elif refresh:
         lines = torch_lines()
         SNAPSHOT.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
         print(f"wrote {len(lines)} schemas to {SNAPSHOT.name}")
-    if refresh and name is None:
+    if (refresh or older) and name is None:
         return
     found = matching(name)
     if name is not None and not found:
         _stop(f"no operator of torch has '{name}' in its name{nearest_operator(name)}")
     for line in found:
         print(line)
+
+
+@app.command()
+def rows() -> None:
+    """Which row each operator of the installed torch has. Exit code 1 where one has none."""
+    from .generator import coverage
+    from .generator.run import load_model
+    from .generator.torch_schemas import TorchSchemas, torch_lines
+
+    live = TorchSchemas(torch_lines(coverage.NAMESPACES))
+    kinds = {s.id: e.kind for e in load_model().part("ops") for s in e.schemas}
+    table = _table("row", *coverage.NAMESPACES)
+    for kind, counts in coverage.counts(live, kinds).items():
+        table.add_row(kind, *(str(counts[n] or "") for n in coverage.NAMESPACES))
+    _console().print(table)
+    if missing := coverage.without_row(live, kinds):
+        print(coverage.advice(missing), file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DIGEST = "28804f0b023e8efb"
+DIGEST = "d8bc76fce907c48d"
 """Changes whenever a scalar, a reduction or a scan changes: part of every cache key."""
 
 
@@ -237,6 +237,56 @@ SCALARS: dict[str, Scalar] = {
     "ndtri": Scalar("ndtri", ("float",), "same", "torch.special.ndtri", cost=60, ulp=4, domain=(0, 1)),
     # spec: log_ndtr
     "log_ndtr": Scalar("log_ndtr", ("float",), "same", "torch.special.log_ndtr", cost=60, ulp=4),
+    # spec: j0
+    "j0": Scalar("j0", ("float",), "same", "torch.special.bessel_j0", cost=60, ulp=8),
+    # spec: j1
+    "j1": Scalar("j1", ("float",), "same", "torch.special.bessel_j1", cost=60, ulp=8),
+    # spec: y0
+    "y0": Scalar("y0", ("float",), "same", "torch.special.bessel_y0", cost=60, ulp=8, domain=(0, 20)),
+    # spec: k0
+    "k0": Scalar("k0", ("float",), "same", "torch.special.modified_bessel_k0", cost=60, ulp=4, domain=(0, 20)),
+    # spec: k0e
+    "k0e": Scalar("k0e", ("float",), "same", "torch.special.scaled_modified_bessel_k0", cost=60, ulp=4, domain=(0, 20)),
+    # spec: k1
+    "k1": Scalar("k1", ("float",), "same", "torch.special.modified_bessel_k1", cost=60, ulp=4, domain=(0, 20)),
+    # spec: k1e
+    "k1e": Scalar("k1e", ("float",), "same", "torch.special.scaled_modified_bessel_k1", cost=60, ulp=4, domain=(0, 20)),
+    # spec: erfcx
+    "erfcx": Scalar("erfcx", ("float",), "same", "torch.special.erfcx", cost=60, ulp=4),
+    # spec: trigamma
+    "trigamma": Scalar("trigamma", ("float",), "same", None, cost=60, ulp=4),
+    # spec: zeta
+    "zeta": Scalar("zeta", ("float", "same"), "same", "torch.special.zeta", cost=60, ulp=4, domain=(1, 10)),
+    # spec: chebyshev_t
+    "chebyshev_t": Scalar(
+        "chebyshev_t", ("float", "same"), "same", "torch.special.chebyshev_polynomial_t", cost=60, ulp=4
+    ),
+    # spec: chebyshev_u
+    "chebyshev_u": Scalar(
+        "chebyshev_u", ("float", "same"), "same", "torch.special.chebyshev_polynomial_u", cost=60, ulp=4
+    ),
+    # spec: chebyshev_v
+    "chebyshev_v": Scalar(
+        "chebyshev_v", ("float", "same"), "same", "torch.special.chebyshev_polynomial_v", cost=60, ulp=4
+    ),
+    # spec: chebyshev_w
+    "chebyshev_w": Scalar(
+        "chebyshev_w", ("float", "same"), "same", "torch.special.chebyshev_polynomial_w", cost=60, ulp=4
+    ),
+    # spec: hermite_h
+    "hermite_h": Scalar("hermite_h", ("float", "same"), "same", "torch.special.hermite_polynomial_h", cost=60, ulp=4),
+    # spec: hermite_he
+    "hermite_he": Scalar(
+        "hermite_he", ("float", "same"), "same", "torch.special.hermite_polynomial_he", cost=60, ulp=4
+    ),
+    # spec: laguerre_l
+    "laguerre_l": Scalar(
+        "laguerre_l", ("float", "same"), "same", "torch.special.laguerre_polynomial_l", cost=60, ulp=4
+    ),
+    # spec: legendre_p
+    "legendre_p": Scalar(
+        "legendre_p", ("float", "same"), "same", "torch.special.legendre_polynomial_p", cost=60, ulp=4
+    ),
 }
 
 REDUCTIONS: dict[str, Reduction] = {

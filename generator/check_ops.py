@@ -16,7 +16,7 @@ from .expr.parse import Text, parse_body, parse_expression
 from .expr.types import DTYPE_NAMES
 from .load import Document, Entry
 from .model import Model
-from .op_entries import Lowering, OpEntry
+from .op_entries import WITHOUT_LOWERING, Lowering, OpEntry
 from .recursion import check_recursion
 from .torch_schemas import TorchSchema
 
@@ -28,9 +28,10 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "create": (("shape", "at"), ("dtype", "with")),
     "reduction": (("shape", "over", "reduce", "at"), ("dtype", "with", "finish")),
     "scan": (("shape", "scan", "dim", "at"), ("dtype", "with")),
-    "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with")),
+    "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with", "finish")),
     "composite": (("body",), ("raises",)),
     "extern": (("why",), ("out", "row_bytes", "product")),
+    "decomposed": ((), ()),
 }
 """Kind → keys that it needs, keys that it may have (beside `COMMON`)."""
 ERRORS = ("IndexError", "RuntimeError", "nothing")
@@ -43,7 +44,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[OpEntry, ...
     names.incomplete = any(m.pos.source in doc.sources for m in diags.mistakes)
     covered = _coverage(doc, model, diags)
     for entry, schemas in covered:
-        if entry.get("kind") != "extern":
+        if entry.get("kind") not in WITHOUT_LOWERING:
             for s in schemas:
                 names.native[s.id] = str(entry.get("kind"))
                 if s.namespace not in names.namespaces:
@@ -112,7 +113,10 @@ def _coverage(doc: Document, model: Model, diags: Diagnostics) -> list[tuple[Ent
             if not found:
                 _unknown_op(entry, k, name, model, diags)
                 continue
-            fit = [s for s in found if callable_here(s) or (entry.get("kind") == "extern" and not s.is_out)]
+            # A row without a function may name what no graph can hold; a variant has the row of its functional form.
+            exact = name.count(".") == 2
+            bare = entry.get("kind") in WITHOUT_LOWERING
+            fit = [s for s in found if callable_here(s) or (bare and (exact or not s.is_out))]
             if not fit:
                 diags.error(
                     _op_pos(entry, k),
@@ -178,7 +182,7 @@ class Checker:
         self.parse_all()
         self.constants()
         lowerings: list[Lowering] = []
-        if self.kind != "extern":
+        if self.kind not in WITHOUT_LOWERING:
             for schema in self.schemas:
                 lowerings.append(Overload(self, schema).check())
         return OpEntry(

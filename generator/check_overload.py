@@ -184,11 +184,12 @@ class Overload:
         for key in ("at", "into", "when"):
             self.keep(key, inner, fixed)
         if "finish" in entry:
-            if "dtype" not in entry:
+            if "dtype" not in entry and kind != "scatter":
                 self.error(
                     ("finish",), "'finish' needs a 'dtype': the reduced value has the type that it was accumulated in"
                 )
-            self.keep("finish", {**scope, "i": coords, "out": coords, "value": ELEM}, fixed)
+            shaped = {} if kind == "scatter" else {"out": coords}
+            self.keep("finish", {**scope, **shaped, "i": coords, "value": ELEM}, fixed)
         if ("mode",) in self.checker.trees:
             section, _ = self.section(("mode",), scope, Type("str"))
             if section:

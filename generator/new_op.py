@@ -6,6 +6,7 @@ from ..errors import SpecError
 from .diagnostics import Pos, did_you_mean
 from .expr.ops import callable_here
 from .model import Model
+from .op_entries import WITHOUT_LOWERING
 from .torch_schemas import TorchSchema
 
 _BODIES = {
@@ -18,6 +19,7 @@ _BODIES = {
     "scatter": ["over: shape({tensor})", "base: '{tensor}'", "into: r", "mode: set", "at: '{tensor}[*r]'"],
     "composite": ["body: |", "  return {tensor}"],
     "extern": ["why: what speaks against a native lowering"],
+    "decomposed": [],
 }
 KINDS = tuple(_BODIES)
 
@@ -37,18 +39,23 @@ def template(name: str, kind: str, model: Model) -> str:
         hint = "; if it is your own, import the module that registers it (--import)" if own else ""
         raise SpecError(f"torch has no functional operator '{full}'{hint or did_you_mean(full, packets)}")
     taken: dict[str, Pos] = {}
+    notes: list[str] = []
     for entry in model.entries("ops"):
         for path, other in entry.names():
+            if entry.get("kind") in WITHOUT_LOWERING:
+                if other == full or full.startswith(other + ".") or other.startswith(full + "."):
+                    notes.append(f"# In place of '{other}' there: {entry.pos(*path)} ({entry['kind']}: {entry['doc']})")
+                continue
             if other == full or full.startswith(other + "."):
                 raise SpecError(f"'{other}' has an entry already: {entry.pos(*path)}")
             taken[other] = entry.pos(*path)
-    free = [s for s in schemas if s.id not in taken and (kind == "extern" or callable_here(s))]
+    free = [s for s in schemas if s.id not in taken and (kind in WITHOUT_LOWERING or callable_here(s))]
     if not free:
         places = "\n".join(f"  {s.id}: {taken.get(s.id, 'not for this kind')}" for s in schemas)
         raise SpecError(f"each overload of '{full}' has an entry already:\n{places}")
     schemas = free
     tensor = _tensor(schemas[0])
-    lines = [f"# {s.text}" for s in schemas]
+    lines = [*(f"# {s.text}" for s in schemas), *notes]
     lines += [f"- op: {full}", "  doc: what it computes, in one line", f"  kind: {kind}"]
     lines += ["  " + line.format(tensor=tensor) for line in _BODIES[kind]]
     return "\n".join(lines) + "\n"

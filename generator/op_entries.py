@@ -9,6 +9,9 @@ from .expr.infer import Function
 from .expr.printer import As
 from .torch_schemas import TorchSchema
 
+WITHOUT_LOWERING = ("extern", "decomposed")
+"""Kinds of entries that have no function: the eager kernel runs, or torch's own kernel is recorded by what it calls."""
+
 
 @dataclass(frozen=True)
 class Section:
@@ -36,7 +39,7 @@ class Lowering:
 
 @dataclass(frozen=True)
 class OpEntry:
-    """One entry: the overloads that it covers, and their functions (none for an extern)."""
+    """One entry: the overloads that it covers, and their functions (none for kinds `WITHOUT_LOWERING`)."""
 
     id: str
     doc: str

@@ -64,3 +64,8 @@ def literal(value: object) -> str:
 
 def _character(c: str, quote: str) -> str:
     return f"\\{c}" if c == quote else c if c in "'\"" else repr(c)[1:-1]
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a Markdown table: pipes escaped, HTML left alone in code."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -1,7 +1,8 @@
 """Torch's operator schemas, read from the checked-in snapshot `torch_schemas.txt` so that the generator never imports
 torch.
 
-Writes the snapshot from the installed torch with `opforge schemas --refresh`. Only the operators asked for are parsed.
+Writes the snapshot from the installed torch with `opforge schemas --refresh`, and with `--older` what an older one has and
+the snapshot lacks. Only the operators asked for are parsed.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from .diagnostics import did_you_mean, nearest
 
 SNAPSHOT = Path(__file__).with_name("torch_schemas.txt")
 OWN = Path(__file__).with_name("own_schemas.txt")
+OLDER = Path(__file__).with_name("older_schemas.txt")
 _HEAD = re.compile(r"(?P<ns>\w+)::(?P<name>\w+)(?:\.(?P<overload>\w+))?\((?P<args>.*)\) -> (?P<returns>.*)\Z")
 _ALIAS = re.compile(r"\((?P<set>[^)]*)\)")
 
@@ -80,24 +83,33 @@ class TorchSchema:
 
 
 class TorchSchemas:
-    """Operators by name: `get("aten.add")` gives all overloads in name order, `get("aten.add.Tensor")` one."""
+    """Operators by name: `get("aten.add")` gives all overloads in name order, `get("aten.add.Tensor")` one.
 
-    def __init__(self, lines: Iterable[str]) -> None:
+    `older` are lines of overloads that only an older supported torch has: they are found by their full names, and belong
+    to no packet that is still there.
+    """
+
+    def __init__(self, lines: Iterable[str], older: Iterable[str] = ()) -> None:
         self._lines: dict[str, list[str]] = {}
         self._parsed: dict[str, tuple[TorchSchema, ...]] = {}
         for line in lines:
-            ns, _, rest = line.partition("::")
-            if rest:
-                self._lines.setdefault(f"{ns}.{re.split(r'[.(]', rest, maxsplit=1)[0]}", []).append(line.rstrip("\n"))
+            if packet := _packet(line):
+                self._lines.setdefault(packet, []).append(line.rstrip("\n"))
+        self._older = tuple(line.rstrip("\n") for line in older if _packet(line))
 
     @classmethod
     def snapshot(cls, path: Path = SNAPSHOT) -> TorchSchemas:
         """The checked-in snapshot, and the operators that opforge registers itself."""
-        return cls(line for p in (path, OWN) if p.exists() for line in p.read_text(encoding="utf-8").splitlines())
+        return cls(_read(path, OWN), _read(OLDER))
 
     def extended(self, lines: Iterable[str]) -> TorchSchemas:
         """These and more schema lines (a user's `torch.library` operators)."""
-        return TorchSchemas([line for group in self._lines.values() for line in group] + list(lines))
+        return TorchSchemas([line for group in self._lines.values() for line in group] + list(lines), self._older)
+
+    @cached_property
+    def older(self) -> tuple[TorchSchema, ...]:
+        """The overloads that only an older supported torch has."""
+        return tuple(parse_schema(line) for line in self._older)
 
     def packets(self) -> tuple[str, ...]:
         """All names without overload (`aten.add`), sorted."""
@@ -116,8 +128,19 @@ class TorchSchemas:
         if len(parts) == 2:
             return self.overloads(op)
         if len(parts) == 3:
-            return tuple(s for s in self.overloads(".".join(parts[:2])) if s.overload == parts[2])
+            found = tuple(s for s in self.overloads(".".join(parts[:2])) if s.overload == parts[2])
+            return found or tuple(s for s in self.older if s.id == op)
         return ()
+
+
+def _packet(line: str) -> str:
+    """`aten.add` of a schema line; empty where it is none."""
+    ns, _, rest = line.partition("::")
+    return f"{ns}.{re.split(r'[.(]', rest, maxsplit=1)[0]}" if rest else ""
+
+
+def _read(*paths: Path) -> list[str]:
+    return [line for p in paths if p.exists() for line in p.read_text(encoding="utf-8").splitlines()]
 
 
 def parse_schema(text: str) -> TorchSchema:
@@ -169,6 +192,12 @@ def _parse_arg(text: str, kwarg_only: bool) -> TorchArg:
         type_, name = name, ""
     label = re.split(r"[!\s]", marks)[0]
     return TorchArg(name, type_, default if eq else None, kwarg_only, label, "!" in marks)
+
+
+def only_older(lines: Iterable[str]) -> list[str]:
+    """Of an older torch's schema lines those of overloads that the snapshot lacks."""
+    newest = TorchSchemas(_read(SNAPSHOT))
+    return [line for line in lines if not newest.get(parse_schema(line).id)]
 
 
 def matching(name: str | None) -> list[str]:

@@ -1666,6 +1666,93 @@ template <int ORDER, bool SCALED> OPF_CALL double bessel_i(double x) {
     const double y = sign * sum / (2.5066282746310002 * __builtin_sqrt(a)), half = SCALED ? 1 : __builtin_exp(0.5 * a);
     return y * half * half;  // in two halves, because the exponential overflows before the function does
 }
+// Hurwitz's zeta: terms until they are few, then Euler's and Maclaurin's formula (25.2.9 of the NIST Handbook) from there on. Below zero terms
+// exist for whole exponents only; as in eager, a pole is infinite.
+OPF_CALL double zeta(double x, double q) {
+    constexpr double TAIL[] = {12, -720, 30240, -1209600, 47900160, -1892437580.3183791606, 74724249600, -2950130727918.164224,
+                               116467828143500.67249, -4597978722407472.6105, 181521054019435467.73, -7166165256175667011.3};
+    if (x == 1) return inf_of<double>();
+    if (x < 1) return nan_of<double>();
+    if (q <= 0) {
+        if (q == __builtin_floor(q)) return inf_of<double>();
+        if (x != __builtin_floor(x)) return nan_of<double>();
+    }
+    double a = q, term = __builtin_pow(q, -x), sum = term;
+    for (int k = 0; k < 9 || a <= 9; ++k) {
+        a += 1;
+        sum += term = __builtin_pow(a, -x);
+        if (__builtin_fabs(term) < 1.1e-16 * __builtin_fabs(sum)) return sum;
+    }
+    sum += term * a / (x - 1) - 0.5 * term;
+    double factor = 1;
+    for (int k = 0; k < 12; ++k) {
+        factor *= x + 2 * k;
+        term /= a;
+        const double t = factor * term / TAIL[k];
+        sum += t;
+        if (__builtin_fabs(t) < 1.1e-16 * __builtin_fabs(sum)) break;
+        factor *= x + 2 * k + 1;
+        term /= a;
+    }
+    return sum;
+}
+OPF_CALL double trigamma(double x) {
+    double sum = 0, sign = 1;
+    if (x < 0.5) {  // reflection (5.15.6 there)
+        const double f = x - __builtin_rint(x), s = __builtin_sin(PI * (f == 0 ? x : f));  // at a pole eager's great number
+        sum = PI * PI / (s * s);
+        sign = -1;
+        x = 1 - x;
+    }
+    double up = 0;
+    for (; x < 12; x += 1) up += 1 / (x * x);
+    const double z = 1 / (x * x);
+    const double series = 1 / x + 0.5 * z + z / x * (1. / 6 - z * (1. / 30 - z * (1. / 42 - z * (1. / 30 - z * (5. / 66 - z * (691. / 2730 - z * 7 / 6))))));
+    return sum + sign * (up + series);
+}
+// K_n(x), or e**x K_n(x): the series with a logarithm up to 2 (10.31.1 and 2 there), then the trapezoidal rule on the integral of
+// e**(-x cosh t) cosh(n t), whose error falls exponentially with the step.
+template <int ORDER, bool SCALED> OPF_CALL double bessel_k(double x) {
+    if (!(x > 0)) return x == 0 ? inf_of<double>() : nan_of<double>();
+    if (x == inf_of<double>()) return 0;
+    if (x <= 2) {
+        const double q = 0.25 * x * x, l = __builtin_log(0.5 * x);
+        double term = 1, psi = -0.57721566490153286061, i = 0, s = 0;  // psi(1)
+        for (int k = 0; k < 24; ++k) {
+            if (k > 0) term *= q / (k * double(k + ORDER));
+            i += term;
+            s += ORDER == 0 ? term * psi : term * (2 * psi + 1. / (k + 1));
+            psi += 1. / (k + 1);
+        }
+        const double y = ORDER == 0 ? s - l * i : 1 / x + 0.5 * x * (l * i - 0.5 * s);
+        return SCALED ? y * __builtin_exp(x) : y;
+    }
+    const double h = 0.35 / __builtin_sqrt(x);
+    double sum = 0.5;
+    for (int k = 1; k < 40; ++k) {
+        const double t = k * h, half = __builtin_sinh(0.5 * t), away = 2 * half * half;  // cosh t - 1
+        sum += __builtin_exp(-x * away) * (ORDER == 0 ? 1 : 1 + away);
+    }
+    return SCALED ? h * sum : h * sum * __builtin_exp(-x);
+}
+// e**(x*x) erfc(x): the square with its rounding error; from 10 on the asymptotic series (7.12.1 there).
+OPF_CALL double erfcx(double x) {
+    if (x < 10) {
+        if (x < -26.7) return inf_of<double>();
+        const double square = x * x, rest = __builtin_fma(x, x, -square), c = __builtin_erfc(x), e = __builtin_exp(square);
+        return e * c + e * c * rest;
+    }
+    if (x > 1e8 || x != x) return x != x ? x : 0.56418958354775628695 / x;
+    const double z = -0.5 / (x * x);
+    double term = 1, sum = 1;
+    for (int k = 1; k < 24; ++k) sum += term *= (2 * k - 1) * z;
+    return 0.56418958354775628695 / x * sum;
+}
+OPF_CALL double bessel_y0(double x) { return x < 0 || x == inf_of<double>() ? nan_of<double>() : __builtin_y0(x); }
+OPF_CALL double bessel_j(int order, double x) {
+    if (__builtin_isinf(x)) return nan_of<double>();
+    return order == 0 ? __builtin_j0(x) : __builtin_j1(x);
+}
 template <class V> OPF_INLINE V v_erfc(V x) {
     typedef Element<V> T;
     if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(__builtin_erfc(double(a))); }, x);
@@ -1715,6 +1802,126 @@ template <class V> OPF_INLINE V v_i1e(V x) {
     typedef Element<V> T;
     if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_i<1, true>(double(a))); }, x);
     else return T(bessel_i<1, true>(double(x)));
+}
+template <class V> OPF_INLINE V v_erfcx(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(erfcx(double(a))); }, x);
+    else return T(erfcx(double(x)));
+}
+template <class V> OPF_INLINE V v_trigamma(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(trigamma(double(a))); }, x);
+    else return T(trigamma(double(x)));
+}
+template <class V> OPF_INLINE V v_k0(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_k<0, false>(double(a))); }, x);
+    else return T(bessel_k<0, false>(double(x)));
+}
+template <class V> OPF_INLINE V v_k0e(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_k<0, true>(double(a))); }, x);
+    else return T(bessel_k<0, true>(double(x)));
+}
+template <class V> OPF_INLINE V v_k1(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_k<1, false>(double(a))); }, x);
+    else return T(bessel_k<1, false>(double(x)));
+}
+template <class V> OPF_INLINE V v_k1e(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_k<1, true>(double(a))); }, x);
+    else return T(bessel_k<1, true>(double(x)));
+}
+template <class V> OPF_INLINE V v_j0(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_j(0, double(a))); }, x);
+    else return T(bessel_j(0, double(x)));
+}
+template <class V> OPF_INLINE V v_j1(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_j(1, double(a))); }, x);
+    else return T(bessel_j(1, double(x)));
+}
+template <class V> OPF_INLINE V v_y0(V x) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a) { return T(bessel_y0(double(a))); }, x);
+    else return T(bessel_y0(double(x)));
+}
+template <class V> OPF_INLINE V v_zeta(V x, V q) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(zeta(double(a), double(b))); }, x, q);
+    else return T(zeta(double(x), double(q)));
+}
+
+// ---- Orthogonal polynomials -------------------------------------------------------------------------------------------------------
+// Of a whole order (what follows the point is cut off; below zero they are 0), by their recurrences (18.9 of the NIST Handbook). Chebyshev's
+// of higher order between -1 and 1 by their trigonometric forms, and at both ends by their values.
+enum class Poly { chebyshev_t, chebyshev_u, chebyshev_v, chebyshev_w, hermite_h, hermite_he, laguerre_l, legendre_p };
+template <Poly KIND> OPF_CALL double polynomial(double x, double order) {
+    if (!(order > -1)) return 0;
+    constexpr bool T = KIND == Poly::chebyshev_t, U = KIND == Poly::chebyshev_u, V = KIND == Poly::chebyshev_v, W = KIND == Poly::chebyshev_w;
+    constexpr bool chebyshev = T || U || V || W, physicists = KIND == Poly::hermite_h, laguerre = KIND == Poly::laguerre_l, legendre = KIND == Poly::legendre_p;
+    const double n = __builtin_trunc(order), odd = __builtin_fmod(n, 2);
+    if (n == 0 || (laguerre && x == 0)) return 1;
+    if ((chebyshev || legendre) && __builtin_fabs(x) == 1) {
+        const double size = U ? n + 1 : (V && x < 0) || (W && x > 0) ? 2 * n + 1 : 1;
+        return x < 0 && odd ? -size : size;
+    }
+    if (chebyshev && n > 6 && __builtin_fabs(x) < 1) {
+        const double t = __builtin_acos(x);
+        return T ? __builtin_cos(n * t) : U ? __builtin_sin((n + 1) * t) / __builtin_sin(t) : V ? __builtin_cos((n + 0.5) * t) / __builtin_cos(0.5 * t)
+                                                                                           : __builtin_sin((n + 0.5) * t) / __builtin_sin(0.5 * t);
+    }
+    double before = 1, now = U || physicists ? x + x : V ? x + x - 1 : W ? x + x + 1 : laguerre ? 1 - x : x;
+    for (double k = 1; k < n && now == now; ++k) {
+        const double next = chebyshev ? (x + x) * now - before : physicists ? (x + x) * now - (k + k) * before
+                            : laguerre ? ((2 * k + 1 - x) * now - k * before) / (k + 1) : legendre ? ((2 * k + 1) * x * now - k * before) / (k + 1)
+                                                                                                  : x * now - k * before;
+        before = now;
+        now = next;
+    }
+    return now;
+}
+template <class V> OPF_INLINE V v_chebyshev_t(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::chebyshev_t>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::chebyshev_t>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_chebyshev_u(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::chebyshev_u>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::chebyshev_u>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_chebyshev_v(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::chebyshev_v>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::chebyshev_v>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_chebyshev_w(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::chebyshev_w>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::chebyshev_w>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_hermite_h(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::hermite_h>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::hermite_h>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_hermite_he(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::hermite_he>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::hermite_he>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_laguerre_l(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::laguerre_l>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::laguerre_l>(double(x), double(n)));
+}
+template <class V> OPF_INLINE V v_legendre_p(V x, V n) {
+    typedef Element<V> T;
+    if constexpr (is_vector<V>) return each_lane<T>([](T a, T b) { return T(polynomial<Poly::legendre_p>(double(a), double(b))); }, x, n);
+    else return T(polynomial<Poly::legendre_p>(double(x), double(n)));
 }
 
 // ---- Random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) -------------------------

@@ -563,6 +563,439 @@ def log_ndtr(a):
     return tl.where(x != x, x, tl.where(x < 0, low, high)).to(a.dtype)
 
 
+# ---- Rare special functions, in float64: as those of the C++ prelude --------------------------------------------------------
+@triton.jit
+def j0(a):
+    x = a.to(tl.float64)
+    return tl.where(isinf(x), float("nan"), libdevice.j0(x)).to(a.dtype)
+
+
+@triton.jit
+def j1(a):
+    x = a.to(tl.float64)
+    return tl.where(isinf(x), float("nan"), libdevice.j1(x)).to(a.dtype)
+
+
+@triton.jit
+def y0(a):
+    x = a.to(tl.float64)
+    outside = (x < 0) | isinf(x)
+    return tl.where(outside, float("nan"), libdevice.y0(tl.where(outside, 1.0, x))).to(a.dtype)
+
+
+@triton.jit
+def erfcx(a):
+    return libdevice.erfcx(a.to(tl.float64)).to(a.dtype)
+
+
+@triton.jit
+def trigamma(a):
+    x = a.to(tl.float64)
+    left = x < 0.5
+    f = x - libdevice.rint(x)
+    s = libdevice.sin(tl.where(f == 0, x, f) * PI)
+    reflected = tl.where(left, PI * PI / (s * s), 0.0)
+    x = tl.where(left, 1.0 - x, x)
+    up = x * 0
+    for _ in range(12):
+        up = tl.where(x < 12, up + 1.0 / (x * x), up)
+        x = tl.where(x < 12, x + 1.0, x)
+    z = 1.0 / (x * x)
+    s = z / x * (1 / 6 - z * (1 / 30 - z * (1 / 42 - z * (1 / 30 - z * (5 / 66 - z * (691 / 2730 - z * 7 / 6))))))
+    y = tl.where(isinf(x), 0.0, up) + 1.0 / x + 0.5 * z + s
+    return (reflected + tl.where(left, -y, y)).to(a.dtype)
+
+
+@triton.jit
+def _bessel_k(x, ORDER: tl.constexpr, SCALED: tl.constexpr):
+    near = tl.where((x > 0) & (x <= 2), x, 1.0)
+    q = 0.25 * near * near
+    log = libdevice.log(0.5 * near)
+    term = q * 0 + 1.0
+    i = q * 0
+    s = q * 0
+    psi = q * 0 - 0.57721566490153286061
+    for k in tl.static_range(24):
+        if k > 0:
+            term = term * q / (k * (k + ORDER))
+        i += term
+        if ORDER == 0:
+            s += term * psi
+        else:
+            s += term * (2 * psi + 1.0 / (k + 1))
+        psi += 1.0 / (k + 1)
+    if ORDER == 0:
+        small = s - log * i
+    else:
+        small = 1.0 / near + 0.5 * near * (log * i - 0.5 * s)
+    far = tl.where((x > 2) & (isinf(x) == 0), x, 4.0)
+    h = 0.35 / libdevice.sqrt(far)
+    total = h * 0 + 0.5
+    t = h * 0
+    for _ in range(39):
+        t += h
+        half = libdevice.sinh(0.5 * t)
+        away = 2 * half * half
+        weight = libdevice.exp(-far * away)
+        if ORDER == 0:
+            total += weight
+        else:
+            total += weight * (1 + away)
+    if SCALED:
+        small = small * libdevice.exp(near)
+        large = h * total
+    else:
+        large = h * total * libdevice.exp(-far)
+    y = tl.where(x <= 2, small, large)
+    y = tl.where(isinf(x), 0.0, y)
+    return tl.where(x > 0, y, tl.where(x == 0, float("inf"), float("nan")))
+
+
+@triton.jit
+def k0(a):
+    return _bessel_k(a.to(tl.float64), 0, False).to(a.dtype)
+
+
+@triton.jit
+def k0e(a):
+    return _bessel_k(a.to(tl.float64), 0, True).to(a.dtype)
+
+
+@triton.jit
+def k1(a):
+    return _bessel_k(a.to(tl.float64), 1, False).to(a.dtype)
+
+
+@triton.jit
+def k1e(a):
+    return _bessel_k(a.to(tl.float64), 1, True).to(a.dtype)
+
+
+@triton.jit
+def zeta(a, b):
+    x = a.to(tl.float64)
+    q = b.to(tl.float64)
+    whole = q == tl.floor(q)
+    outside = (x < 1) | ((q <= 0) & (whole == 0) & (x != tl.floor(x)))
+    pole = (x == 1) | ((x >= 1) | (x != x)) & (q <= 0) & whole
+    x = tl.where(outside | pole, 2.0, x)
+    p = tl.where(outside | pole, 1.0, q)
+    term = libdevice.pow(p, -x)
+    total = term
+    done = term != term
+    k = 0
+    go = (done == 0) & ((k < 9) | (p <= 9))
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        p = tl.where(go, p + 1.0, p)
+        term = tl.where(go, libdevice.pow(p, -x), term)
+        total = tl.where(go, total + term, total)
+        done = done | (go & (tl.abs(term) < 1.1e-16 * tl.abs(total)))
+        k += 1
+        go = (done == 0) & ((k < 9) | (p <= 9))
+    y = total + term * p / (x - 1.0) - 0.5 * term
+    factor = x * 0 + 1.0
+    live = done == 0
+    factor = factor * (x + 0.0)
+    term = term / p
+    part = factor * term / 12.0
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 1.0)
+    term = term / p
+    factor = factor * (x + 2.0)
+    term = term / p
+    part = factor * term / -720.0
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 3.0)
+    term = term / p
+    factor = factor * (x + 4.0)
+    term = term / p
+    part = factor * term / 30240.0
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 5.0)
+    term = term / p
+    factor = factor * (x + 6.0)
+    term = term / p
+    part = factor * term / -1209600.0
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 7.0)
+    term = term / p
+    factor = factor * (x + 8.0)
+    term = term / p
+    part = factor * term / 47900160.0
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 9.0)
+    term = term / p
+    factor = factor * (x + 10.0)
+    term = term / p
+    part = factor * term / -1892437580.3183792
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 11.0)
+    term = term / p
+    factor = factor * (x + 12.0)
+    term = term / p
+    part = factor * term / 74724249600.0
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 13.0)
+    term = term / p
+    factor = factor * (x + 14.0)
+    term = term / p
+    part = factor * term / -2950130727918.164
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 15.0)
+    term = term / p
+    factor = factor * (x + 16.0)
+    term = term / p
+    part = factor * term / 116467828143500.67
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 17.0)
+    term = term / p
+    factor = factor * (x + 18.0)
+    term = term / p
+    part = factor * term / -4597978722407473.0
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 19.0)
+    term = term / p
+    factor = factor * (x + 20.0)
+    term = term / p
+    part = factor * term / 1.8152105401943546e17
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 21.0)
+    term = term / p
+    factor = factor * (x + 22.0)
+    term = term / p
+    part = factor * term / -7.166165256175667e18
+    y = tl.where(live, y + part, y)
+    live = live & ((tl.abs(part) < 1.1e-16 * tl.abs(y)) == 0)
+    factor = factor * (x + 23.0)
+    term = term / p
+    y = tl.where(done, total, y)
+    return tl.where(pole, float("inf"), tl.where(outside, float("nan"), y)).to(b.dtype)
+
+
+@triton.jit
+def chebyshev_t(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    end = (tl.abs(x) == 1) & (n > 0)
+    size = one
+    y = tl.where(end, tl.where((x < 0) & (libdevice.fmod(n, one + 1.0) != 0), -size, size), y)
+    known = known | end
+    within = (tl.abs(x) < 1) & (n > 6)
+    t = libdevice.acos(tl.where(within, x, 0.5))
+    y = tl.where(within, libdevice.cos(n * t), y)
+    known = known | within
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = (x + x) * now - before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def chebyshev_u(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x + x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    end = (tl.abs(x) == 1) & (n > 0)
+    size = n + 1.0
+    y = tl.where(end, tl.where((x < 0) & (libdevice.fmod(n, one + 1.0) != 0), -size, size), y)
+    known = known | end
+    within = (tl.abs(x) < 1) & (n > 6)
+    t = libdevice.acos(tl.where(within, x, 0.5))
+    y = tl.where(within, libdevice.sin((n + 1.0) * t) / libdevice.sin(t), y)
+    known = known | within
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = (x + x) * now - before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def chebyshev_v(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x + x - 1.0
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    end = (tl.abs(x) == 1) & (n > 0)
+    size = tl.where(x < 0, n + n + 1.0, one)
+    y = tl.where(end, tl.where((x < 0) & (libdevice.fmod(n, one + 1.0) != 0), -size, size), y)
+    known = known | end
+    within = (tl.abs(x) < 1) & (n > 6)
+    t = libdevice.acos(tl.where(within, x, 0.5))
+    y = tl.where(within, libdevice.cos((n + 0.5) * t) / libdevice.cos(0.5 * t), y)
+    known = known | within
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = (x + x) * now - before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def chebyshev_w(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x + x + 1.0
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    end = (tl.abs(x) == 1) & (n > 0)
+    size = tl.where(x > 0, n + n + 1.0, one)
+    y = tl.where(end, tl.where((x < 0) & (libdevice.fmod(n, one + 1.0) != 0), -size, size), y)
+    known = known | end
+    within = (tl.abs(x) < 1) & (n > 6)
+    t = libdevice.acos(tl.where(within, x, 0.5))
+    y = tl.where(within, libdevice.sin((n + 0.5) * t) / libdevice.sin(0.5 * t), y)
+    known = known | within
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = (x + x) * now - before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def hermite_h(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x + x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = (x + x) * now - (k + k) * before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def hermite_he(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = x * now - k * before
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def laguerre_l(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = 1.0 - x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    known = known | (x == 0)
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = ((2.0 * k + 1.0 - x) * now - k * before) / (k + 1.0)
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
+@triton.jit
+def legendre_p(a, order):
+    x = a.to(tl.float64)
+    n = libdevice.trunc(order.to(tl.float64))
+    one = (x == x).to(tl.float64) * 0.0 + 1.0
+    before = one
+    now = x
+    live = (x == x) & (n > 1)
+    known = n == 0
+    y = one
+    end = (tl.abs(x) == 1) & (n > 0)
+    size = one
+    y = tl.where(end, tl.where((x < 0) & (libdevice.fmod(n, one + 1.0) != 0), -size, size), y)
+    known = known | end
+    k = one
+    go = live & (known == 0) & (k < n)
+    while tl.sum(go.to(tl.int32), axis=None) > 0:
+        later = ((2.0 * k + 1.0) * x * now - k * before) / (k + 1.0)
+        before = tl.where(go, now, before)
+        now = tl.where(go, later, now)
+        k += 1.0
+        go = go & (k < n) & (now == now)
+    y = tl.where(known, y, now)
+    return tl.where(order.to(tl.float64) > -1.0, y, 0.0).to(a.dtype)
+
+
 # ---- Random numbers: as `philox` of the C++ prelude -----------------------------------------------------------------------
 @triton.jit
 def _philox_words(seed, stream, index):

@@ -369,6 +369,19 @@ def trunc(b, self):
     return p.result(self)
 
 
+# spec: aten.round.decimals
+def round_decimals(b, self, *, decimals):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    tens = 10.0 ** (decimals if decimals > 0 else -decimals)
+    p = b.pointwise((self,))
+    (self,) = p.operands
+    if decimals > 0:
+        return p.result(s.round(self * tens) / tens)
+    if decimals < 0:
+        return p.result(s.round(self / tens) * tens)
+    return p.result(s.round(self))
+
+
 # spec: aten.round.default
 def round_default(b, self):
     b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")

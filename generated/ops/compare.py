@@ -4,7 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, inf, is_bool, is_float, is_int, promoted_dtype
+from ...runtime.lower.names import dtype, inf, is_bool, is_float, is_int, is_known, le, numel, promoted_dtype
 
 
 # spec: aten.eq
@@ -402,3 +402,14 @@ def zero(b, self):
     p = b.pointwise((self,), compute="same")
     (self,) = p.operands
     return p.result(0)
+
+
+# spec: aten.isin.Tensor_Tensor
+def isin_Tensor_Tensor(b, elements, test_elements, *, assume_unique=False, invert=False):
+    b.native_if(
+        is_known(numel(test_elements)) and le(numel(test_elements), 64) and not is_bool(dtype(elements)),
+        "is_known(numel(test_elements)) and numel(test_elements) <= 64 and not is_bool(dtype(elements))",
+    )
+    others = b.call("aten.view.default", test_elements, [numel(test_elements)])
+    found = b.call("aten.any.dim", b.call("aten.eq.Tensor", b.call("aten.unsqueeze.default", elements, -1), others), -1)
+    return b.call("aten.logical_not.default", found) if invert else found

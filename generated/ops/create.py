@@ -4,7 +4,19 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, greatest, gt, is_float, is_int, promoted_dtype, shape, steps, to, value_of
+from ...runtime.lower.names import (
+    dtype,
+    greatest,
+    gt,
+    is_float,
+    is_int,
+    promoted_dtype,
+    rank,
+    shape,
+    steps,
+    to,
+    value_of,
+)
 
 
 # spec: aten.full
@@ -168,6 +180,97 @@ def logspace(b, start, end, steps, base=10.0, *, dtype=None, layout=None, device
         s.pow(base, s.where(k < steps / 2, start + step * k, end - step * (steps - 1 - k))),
         "float32" if dtype is None else dtype,
     )
+
+
+# spec: aten.linspace.Tensor_Tensor
+def linspace_Tensor_Tensor(b, start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.native_if(
+        (dtype is None or is_float(dtype)) and rank(start) == 0 and rank(end) == 0,
+        "(dtype is None or is_float(dtype)) and rank(start) == 0 and rank(end) == 0",
+    )
+    low = to(start, "float64")
+    high = to(end, "float64")
+    step = (high - low) / (steps - 1 if steps > 1 else 1)
+    k = b.call("aten.arange.default", steps, dtype="float64")
+    found = b.call("aten.where.self", k < steps / 2, low + step * k, high - step * (steps - 1 - k))
+    return to(found, "float32" if dtype is None else dtype)
+
+
+# spec: aten.linspace.Tensor_Scalar
+def linspace_Tensor_Scalar(b, start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.native_if(
+        (dtype is None or is_float(dtype)) and rank(start) == 0,
+        "(dtype is None or is_float(dtype)) and rank(start) == 0",
+    )
+    return b.call(
+        "aten.linspace.Tensor_Tensor",
+        start,
+        b.call("aten.scalar_tensor.default", end, dtype="float64"),
+        steps,
+        dtype=dtype,
+    )
+
+
+# spec: aten.linspace.Scalar_Tensor
+def linspace_Scalar_Tensor(b, start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.native_if(
+        (dtype is None or is_float(dtype)) and rank(end) == 0, "(dtype is None or is_float(dtype)) and rank(end) == 0"
+    )
+    return b.call(
+        "aten.linspace.Tensor_Tensor",
+        b.call("aten.scalar_tensor.default", start, dtype="float64"),
+        end,
+        steps,
+        dtype=dtype,
+    )
+
+
+# spec: aten.logspace.Tensor_Tensor
+def logspace_Tensor_Tensor(b, start, end, steps, base=10.0, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.native_if(
+        (dtype is None or is_float(dtype)) and gt(base, 0) and rank(start) == 0 and rank(end) == 0,
+        "(dtype is None or is_float(dtype)) and base > 0 and rank(start) == 0 and rank(end) == 0",
+    )
+    exponents = b.call("aten.linspace.Tensor_Tensor", start, end, steps, dtype="float64")
+    return to(b.call("aten.pow.Scalar", base, exponents), "float32" if dtype is None else dtype)
+
+
+# spec: aten.logspace.Tensor_Scalar
+def logspace_Tensor_Scalar(b, start, end, steps, base=10.0, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.native_if(
+        (dtype is None or is_float(dtype)) and gt(base, 0) and rank(start) == 0,
+        "(dtype is None or is_float(dtype)) and base > 0 and rank(start) == 0",
+    )
+    return b.call(
+        "aten.logspace.Tensor_Tensor",
+        start,
+        b.call("aten.scalar_tensor.default", end, dtype="float64"),
+        steps,
+        base,
+        dtype=dtype,
+    )
+
+
+# spec: aten.logspace.Scalar_Tensor
+def logspace_Scalar_Tensor(b, start, end, steps, base=10.0, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.native_if(
+        (dtype is None or is_float(dtype)) and gt(base, 0) and rank(end) == 0,
+        "(dtype is None or is_float(dtype)) and base > 0 and rank(end) == 0",
+    )
+    return b.call(
+        "aten.logspace.Tensor_Tensor",
+        b.call("aten.scalar_tensor.default", start, dtype="float64"),
+        end,
+        steps,
+        base,
+        dtype=dtype,
+    )
+
+
+# spec: aten.empty_permuted
+def empty_permuted(b, size, physical_layout, *, dtype=None, layout=None, device=None, pin_memory=None):
+    out = size
+    return b.define(out, 0, "float32" if dtype is None else dtype)
 
 
 # spec: aten.tril

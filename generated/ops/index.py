@@ -11,8 +11,12 @@ from ...runtime.lower.names import (
     dropped,
     dtype,
     greatest,
+    highest,
+    inf,
     insert,
     is_bool,
+    is_float,
+    lowest,
     lt,
     numel,
     promoted_dtype,
@@ -21,6 +25,7 @@ from ...runtime.lower.names import (
     shape,
     size,
     sliced,
+    to,
     unlinear,
     unreduced,
     value_of,
@@ -89,22 +94,35 @@ def _unsafe_index_Tensor(b, self, indices):
 
 # spec: aten.index_select
 def index_select(b, self, dim, index):
-    b.native_if(rank(self) > 0 and rank(index) == 1, "rank(self) > 0 and rank(index) == 1")
-    d = wrap(dim, rank(self))
+    d = wrap(dim, rank(self) if rank(self) > 0 else 1)
+    self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
+    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
     b.raises("RuntimeError" if d == 1 else "IndexError")
-    out = replace(shape(self), d, size(index, 0))
+    out = replace(shape(self), d, size(index_, 0)) if rank(self) > 0 else []
     i = b.coords(out)
-    return b.define(out, b.at(self, replace(i, d, b.place_of(b.at(index, [i[d]]), size(self, d)))))
+    k = i if rank(self) > 0 else [0]
+    return b.define(out, b.at(self_, replace(k, d, b.place_of(b.at(index_, [k[d]]), size(self_, d)))))
 
 
 # spec: aten.gather
 def gather(b, self, dim, index, *, sparse_grad=False):
-    b.native_if(rank(self) == rank(index) and rank(self) > 0, "rank(self) == rank(index) and rank(self) > 0")
-    d = wrap(dim, rank(self))
+    b.native_if(
+        (rank(self) if rank(self) > 0 else 1) == (rank(index) if rank(index) > 0 else 1) or numel(index) == 0,
+        "(rank(self) if rank(self) > 0 else 1) == (rank(index) if rank(index) > 0 else 1) or numel(index) == 0",
+    )
+    d = wrap(dim, rank(self) if rank(self) > 0 else 1)
+    self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
+    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
     b.raises("RuntimeError")
     out = shape(index)
     i = b.coords(out)
-    return b.define(out, b.at(self, replace(i, d, b.place_of(b.at(index, i), size(self, d)))))
+    k = i if rank(index) > 0 else [0]
+    return b.define(
+        out,
+        to(0, dtype(self))
+        if numel(index) == 0
+        else b.at(self_, replace(k, d, b.place_of(b.at(index_, k), size(self_, d)))),
+    )
 
 
 # spec: aten.take
@@ -123,6 +141,72 @@ def index_put(b, self, indices, values, accumulate=False):
         mask = b.call("aten.view.default", first, shape(first) + [1] * (rank(self) - rank(first)))
         return b.call("aten.where.self", mask, b.call("aten.view.default", values, []), self)
     return b.call("aten._unsafe_index_put.default", self, indices, values, accumulate)
+
+
+# spec: aten._unsafe_masked_index
+def _unsafe_masked_index(b, self, mask, indices, fill):
+    b.native_if(
+        all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
+        'all([t is None or dtype(t) in ["int64", "int32"] for t in indices])',
+    )
+    at_dims = [k for k, t in enumerate(indices) if t is not None]
+    common = broadcast(*[shape(t) for t in indices if t is not None])
+    first = at_dims[0] if at_dims[-1] - at_dims[0] == len(at_dims) - 1 else 0
+    rest = dropped(shape(self), at_dims)
+    last = first + len(common)
+    out = rest[:first] + common + rest[first:]
+    i = b.coords(out)
+    return b.define(
+        out,
+        b.guarded(
+            b.at(mask, broadcasted(i, shape(mask))),
+            b.at(
+                self,
+                unreduced(
+                    i[:first] + i[last:],
+                    [
+                        b.index_of(b.at(t, broadcasted(i[first:last], shape(t))), size(self, k))
+                        for k, t in enumerate(indices)
+                        if t is not None
+                    ],
+                    at_dims,
+                    False,
+                ),
+            ),
+            to(fill, dtype(self)),
+        ),
+    )
+
+
+# spec: aten._unsafe_masked_index_put_accumulate
+def _unsafe_masked_index_put_accumulate(b, self, mask, indices, values):
+    b.native_if(
+        dtype(self) == dtype(values) and all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
+        'dtype(self) == dtype(values) and all([t is None or dtype(t) in ["int64", "int32"] for t in indices])',
+    )
+    at_dims = [k for k, t in enumerate(indices) if t is not None]
+    common = broadcast(*[shape(t) for t in indices if t is not None])
+    first = at_dims[0] if at_dims[-1] - at_dims[0] == len(at_dims) - 1 else 0
+    rest = dropped(shape(self), at_dims)
+    last = first + len(common)
+    r = b.rcoords(rest[:first] + common + rest[first:])
+    return b.scatter(
+        self,
+        r,
+        b.at(values, broadcasted(r, shape(values))),
+        unreduced(
+            r[:first] + r[last:],
+            [
+                b.index_of(b.at(t, broadcasted(r[first:last], shape(t))), size(self, k))
+                for k, t in enumerate(indices)
+                if t is not None
+            ],
+            at_dims,
+            False,
+        ),
+        mode="sum",
+        when=b.at(mask, broadcasted(r, shape(mask))),
+    )
 
 
 # spec: aten._unsafe_index_put
@@ -159,110 +243,298 @@ def _unsafe_index_put(b, self, indices, values, accumulate=False):
 def index_add(b, self, dim, index, source, *, alpha=1):
     b.native_if(
         dtype(self) == dtype(source)
-        and rank(self) > 0
-        and rank(index) == 1
-        and drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self))),
-        "dtype(self) == dtype(source) and rank(self) > 0 and rank(index) == 1 and drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self)))",
+        and rank(index) < 2
+        and (
+            drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self)))
+            if rank(self) > 0
+            else numel(index) == 1
+        ),
+        "dtype(self) == dtype(source) and rank(index) < 2 and (drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self))) if rank(self) > 0 else numel(index) == 1)",
     )
-    d = wrap(dim, rank(self))
+    d = wrap(dim, rank(self) if rank(self) > 0 else 1)
+    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
+    src_ = source if rank(self) > 0 or rank(source) > 0 else b.call("aten.unsqueeze.default", source, 0)
     b.raises(
         "RuntimeError"
         if rank(self) > 1 and d in [0, rank(self) - 1] and dtype(index) == "int64" and alpha == 1
         else "IndexError"
     )
-    r = b.rcoords(shape(source))
+    r = b.rcoords(shape(src_))
+    at_ = b.place_of(b.at(index_, [r[d]]), size(self, d) if rank(self) > 0 else 1)
     return b.scatter(
-        self, r, b.at(source, r) * alpha, replace(r, d, b.place_of(b.at(index, [r[d]]), size(self, d))), mode="sum"
+        self,
+        r,
+        (b.at(src_, r) if rank(self) > 0 else b.at(src_, [at_])) * alpha,
+        replace(r, d, at_) if rank(self) > 0 else [],
+        mode="sum",
     )
 
 
 # spec: aten.index_copy
 def index_copy(b, self, dim, index, source):
     b.native_if(
-        dtype(self) == dtype(source) and rank(self) > 0 and rank(index) == 1,
-        "dtype(self) == dtype(source) and rank(self) > 0 and rank(index) == 1",
+        dtype(self) == dtype(source)
+        and rank(index) < 2
+        and rank(self) == rank(source)
+        and (rank(self) > 0 or numel(index) == 1),
+        "dtype(self) == dtype(source) and rank(index) < 2 and rank(self) == rank(source) and (rank(self) > 0 or numel(index) == 1)",
     )
-    d = wrap(dim, rank(self))
-    r = b.rcoords(shape(source))
+    d = wrap(dim, rank(self) if rank(self) > 0 else 1)
+    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
+    src_ = source if rank(self) > 0 else b.call("aten.unsqueeze.default", source, 0)
+    r = b.rcoords(shape(src_))
+    at_ = b.place_of(b.at(index_, [r[d]]), size(self, d) if rank(self) > 0 else 1)
     return b.scatter(
-        self, r, b.at(source, r), replace(r, d, b.place_of(b.at(index, [r[d]]), size(self, d))), mode="set"
+        self,
+        r,
+        b.at(src_, r) if rank(self) > 0 else b.at(src_, [at_]),
+        replace(r, d, at_) if rank(self) > 0 else [],
+        mode="set",
     )
 
 
 # spec: aten.index_fill.int_Scalar
 def index_fill_int_Scalar(b, self, dim, index, value):
-    b.native_if(rank(self) > 0 and rank(index) == 1, "rank(self) > 0 and rank(index) == 1")
-    d = wrap(dim, rank(self))
-    v = value
-    r = b.rcoords(replace(shape(self), d, size(index, 0)))
-    return b.scatter(self, r, v, replace(r, d, b.index_of(b.at(index, [r[d]]), size(self, d))), mode="set")
+    b.native_if(
+        rank(index) < 2 and (rank(self) > 0 or numel(index) == 1),
+        "rank(index) < 2 and (rank(self) > 0 or numel(index) == 1)",
+    )
+    return b.call(
+        "aten.index_fill.int_Tensor", self, dim, index, b.call("aten.scalar_tensor.default", value, dtype=dtype(self))
+    )
 
 
 # spec: aten.index_fill.int_Tensor
 def index_fill_int_Tensor(b, self, dim, index, value):
     b.native_if(
-        rank(self) > 0 and rank(index) == 1 and rank(value) == 0,
-        "rank(self) > 0 and rank(index) == 1 and rank(value) == 0",
+        rank(index) < 2 and rank(value) == 0 and (rank(self) > 0 or numel(index) == 1),
+        "rank(index) < 2 and rank(value) == 0 and (rank(self) > 0 or numel(index) == 1)",
     )
-    d = wrap(dim, rank(self))
-    v = value
-    r = b.rcoords(replace(shape(self), d, size(index, 0)))
-    return b.scatter(self, r, b.at(v, []), replace(r, d, b.index_of(b.at(index, [r[d]]), size(self, d))), mode="set")
+    d = wrap(dim, rank(self) if rank(self) > 0 else 1)
+    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
+    filling = b.call("aten.unsqueeze.default", value, 0)
+    r = b.rcoords(replace(shape(self), d, size(index_, 0)) if rank(self) > 0 else shape(index_))
+    at_ = b.index_of(b.at(index_, [r[d]]), size(self, d) if rank(self) > 0 else 1)
+    return b.scatter(
+        self,
+        r,
+        b.at(filling, [0]) if rank(self) > 0 else b.at(filling, [at_]),
+        replace(r, d, at_) if rank(self) > 0 else [],
+        mode="set",
+    )
 
 
 # spec: aten.scatter.src
 def scatter_src(b, self, dim, index, src):
-    b.native_if(rank(self) == rank(index) and rank(self) > 0, "rank(self) == rank(index) and rank(self) > 0")
-    d = wrap(dim, rank(self))
+    b.native_if(
+        rank(self) == rank(index) and rank(self) > 0 or rank(self) == 0 and numel(index) == 1,
+        "rank(self) == rank(index) and rank(self) > 0 or (rank(self) == 0 and numel(index) == 1)",
+    )
+    d = wrap(dim, rank(self) if rank(self) > 0 else 1)
+    self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
+    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
+    src_ = src if rank(src) > 0 else b.call("aten.unsqueeze.default", src, 0)
     b.raises("RuntimeError")
-    r = b.rcoords(shape(index))
-    return b.scatter(self, r, b.at(src, r), replace(r, d, b.place_of(b.at(index, r), size(self, d))), mode="set")
+    r = b.rcoords(shape(index_))
+    at_ = b.place_of(b.at(index_, r), size(self_, d))
+    return b.scatter(
+        self,
+        r,
+        b.at(src_, r) if rank(self) > 0 else b.at(src_, [at_]),
+        replace(r, d, at_) if rank(self) > 0 else [],
+        mode="set",
+    )
 
 
 # spec: aten.scatter.value
 def scatter_value(b, self, dim, index, value):
-    b.native_if(rank(self) == rank(index) and rank(self) > 0, "rank(self) == rank(index) and rank(self) > 0")
-    d = wrap(dim, rank(self))
-    v = value
+    b.native_if(
+        rank(self) == rank(index) and rank(self) > 0 or rank(self) == 0 and numel(index) == 1,
+        "rank(self) == rank(index) and rank(self) > 0 or (rank(self) == 0 and numel(index) == 1)",
+    )
     b.raises("RuntimeError")
-    r = b.rcoords(shape(index))
-    return b.scatter(self, r, v, replace(r, d, b.place_of(b.at(index, r), size(self, d))), mode="set")
+    return b.call(
+        "aten.scatter.src", self, dim, index, b.call("aten.full.default", shape(index), value, dtype=dtype(self))
+    )
 
 
 # spec: aten.scatter_add
 def scatter_add(b, self, dim, index, src):
-    b.native_if(rank(self) == rank(index) and rank(self) > 0, "rank(self) == rank(index) and rank(self) > 0")
-    d = wrap(dim, rank(self))
+    b.native_if(
+        rank(self) == rank(index) and rank(self) > 0 or rank(self) == 0 and numel(index) == 1,
+        "rank(self) == rank(index) and rank(self) > 0 or (rank(self) == 0 and numel(index) == 1)",
+    )
+    d = wrap(dim, rank(self) if rank(self) > 0 else 1)
+    self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
+    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
+    src_ = src if rank(src) > 0 else b.call("aten.unsqueeze.default", src, 0)
     b.raises("RuntimeError")
-    r = b.rcoords(shape(index))
-    return b.scatter(self, r, b.at(src, r), replace(r, d, b.place_of(b.at(index, r), size(self, d))), mode="sum")
+    r = b.rcoords(shape(index_))
+    at_ = b.place_of(b.at(index_, r), size(self_, d))
+    return b.scatter(
+        self,
+        r,
+        b.at(src_, r) if rank(self) > 0 else b.at(src_, [at_]),
+        replace(r, d, at_) if rank(self) > 0 else [],
+        mode="sum",
+    )
 
 
 # spec: aten.scatter_reduce.two
 def scatter_reduce_two(b, self, dim, index, src, reduce, *, include_self=True):
     b.native_if(
-        rank(self) == rank(index) and rank(self) > 0 and include_self and reduce in ["sum", "prod", "amax", "amin"],
-        'rank(self) == rank(index) and rank(self) > 0 and include_self and reduce in ["sum", "prod", "amax", "amin"]',
+        rank(self) == rank(index) and rank(self) > 0 or rank(self) == 0 and numel(index) == 1,
+        "rank(self) == rank(index) and rank(self) > 0 or (rank(self) == 0 and numel(index) == 1)",
     )
-    d = wrap(dim, rank(self))
-    kind = reduce if reduce in ["sum", "prod"] else "max" if reduce == "amax" else "min"
+    d = wrap(dim, rank(self) if rank(self) > 0 else 1)
+    self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
+    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
+    src_ = src if rank(src) > 0 else b.call("aten.unsqueeze.default", src, 0)
+    least_ = -inf if is_float(dtype(self)) else lowest(dtype(self))
+    most = inf if is_float(dtype(self)) else highest(dtype(self))
+    empty = 1 if reduce == "prod" else least_ if reduce == "amax" else most if reduce == "amin" else 0
+    start = self if include_self else b.call("aten.scatter.value", self, dim, index, empty)
+    ones = b.call("aten.full.default", shape(index), 1, dtype="int64")
+    count = (
+        b.call(
+            "aten.scatter_add.default",
+            b.call("aten.full.default", shape(self), 1 if include_self else 0, dtype="int64"),
+            dim,
+            index,
+            ones,
+        )
+        if reduce == "mean"
+        else self
+    )
     b.raises("RuntimeError")
-    r = b.rcoords(shape(index))
-    return b.scatter(self, r, b.at(src, r), replace(r, d, b.place_of(b.at(index, r), size(self, d))), mode=kind)
+    r = b.rcoords(shape(index_))
+    at_ = b.place_of(b.at(index_, r), size(self_, d))
+    out = b.scatter(
+        start,
+        r,
+        b.at(src_, r) if rank(self) > 0 else b.at(src_, [at_]),
+        replace(r, d, at_) if rank(self) > 0 else [],
+        mode="prod" if reduce == "prod" else "max" if reduce == "amax" else "min" if reduce == "amin" else "sum",
+    )
+    i = b.coords(out.shape)
+    value = b.at(out, i)
+    return b.define(
+        out.shape,
+        value
+        if reduce != "mean"
+        else value / to(s.maximum(b.at(count, i), 1), dtype(self))
+        if is_float(dtype(self))
+        else s.floordiv(value, to(s.maximum(b.at(count, i), 1), dtype(self))),
+        out.dtype,
+    )
 
 
 # spec: aten.scatter.reduce
 def scatter_reduce(b, self, dim, index, src, *, reduce):
-    b.native_if(rank(self) == rank(index) and rank(self) > 0, "rank(self) == rank(index) and rank(self) > 0")
-    d = wrap(dim, rank(self))
+    b.native_if(
+        rank(self) == rank(index) and rank(self) > 0 or rank(self) == 0 and numel(index) == 1,
+        "rank(self) == rank(index) and rank(self) > 0 or (rank(self) == 0 and numel(index) == 1)",
+    )
+    d = wrap(dim, rank(self) if rank(self) > 0 else 1)
+    self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
+    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
+    src_ = src if rank(src) > 0 else b.call("aten.unsqueeze.default", src, 0)
     b.raises("RuntimeError")
-    r = b.rcoords(shape(index))
+    r = b.rcoords(shape(index_))
+    at_ = b.place_of(b.at(index_, r), size(self_, d))
     return b.scatter(
         self,
         r,
-        b.at(src, r),
-        replace(r, d, b.place_of(b.at(index, r), size(self, d))),
+        b.at(src_, r) if rank(self) > 0 else b.at(src_, [at_]),
+        replace(r, d, at_) if rank(self) > 0 else [],
         mode="sum" if reduce == "add" else "prod",
+    )
+
+
+# spec: aten.scatter.value_reduce
+def scatter_value_reduce(b, self, dim, index, value, *, reduce):
+    b.native_if(
+        rank(self) == rank(index) and rank(self) > 0 or rank(self) == 0 and numel(index) == 1,
+        "rank(self) == rank(index) and rank(self) > 0 or (rank(self) == 0 and numel(index) == 1)",
+    )
+    b.raises("RuntimeError")
+    return b.call(
+        "aten.scatter.reduce",
+        self,
+        dim,
+        index,
+        b.call("aten.full.default", shape(index), value, dtype=dtype(self)),
+        reduce=reduce,
+    )
+
+
+# spec: aten.index_reduce
+def index_reduce(b, self, dim, index, source, reduce, *, include_self=True):
+    b.native_if(
+        rank(index) < 2 and (rank(self) > 0 or numel(index) == 1),
+        "rank(index) < 2 and (rank(self) > 0 or numel(index) == 1)",
+    )
+    d = wrap(dim, rank(self) if rank(self) > 0 else 1)
+    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
+    src_ = source if rank(self) > 0 else b.call("aten.view.default", source, [1])
+    least_ = -inf if is_float(dtype(self)) else lowest(dtype(self))
+    most = inf if is_float(dtype(self)) else highest(dtype(self))
+    empty = 1 if reduce == "prod" else least_ if reduce == "amax" else most if reduce == "amin" else 0
+    start = self if include_self else b.call("aten.index_fill.int_Scalar", self, dim, index, empty)
+    met = b.call("aten.full.default", [size(index_, 0)], 1, dtype="int64")
+    count = (
+        b.call(
+            "aten.index_add.default",
+            b.call(
+                "aten.full.default", [size(self, d) if rank(self) > 0 else 1], 1 if include_self else 0, dtype="int64"
+            ),
+            0,
+            index_,
+            met,
+        )
+        if reduce == "mean"
+        else self
+    )
+    r = b.rcoords(shape(src_))
+    at_ = b.place_of(b.at(index_, [r[d]]), size(self, d) if rank(self) > 0 else 1)
+    out = b.scatter(
+        start,
+        r,
+        b.at(src_, r) if rank(self) > 0 else b.at(src_, [at_]),
+        replace(r, d, at_) if rank(self) > 0 else [],
+        mode="prod" if reduce == "prod" else "max" if reduce == "amax" else "min" if reduce == "amin" else "sum",
+    )
+    i = b.coords(out.shape)
+    value = b.at(out, i)
+    return b.define(
+        out.shape,
+        value
+        if reduce != "mean"
+        else value / to(s.maximum(b.at(count, [i[d] if rank(self) > 0 else 0]), 1), dtype(self))
+        if is_float(dtype(self))
+        else s.floordiv(value, to(s.maximum(b.at(count, [i[d] if rank(self) > 0 else 0]), 1), dtype(self))),
+        out.dtype,
+    )
+
+
+# spec: aten.masked_scatter
+def masked_scatter(b, self, mask, source):
+    b.native_if(
+        dtype(self) == dtype(source) and dtype(mask) == "bool", 'dtype(self) == dtype(source) and dtype(mask) == "bool"'
+    )
+    b.raises("RuntimeError")
+    out_ = broadcast(shape(self), shape(mask))
+    full_mask = b.call("aten.expand.default", mask, out_)
+    place = b.call(
+        "aten.clamp_min.default",
+        b.call("aten.cumsum.default", b.call("aten.view.default", full_mask, [numel(full_mask)]), 0) - 1,
+        0,
+    )
+    return b.call(
+        "aten.where.self",
+        full_mask,
+        b.call("aten.take.default", source, b.call("aten.view.default", place, out_)),
+        b.call("aten.expand.default", self, out_),
     )
 
 
@@ -340,6 +612,21 @@ def stack(b, tensors, dim=0):
         out,
         b.first_of([within(i[d], k, k + 1) for k in range(len(tensors))], [b.at(t, drop(i, d)) for t in tensors]),
         promoted_dtype(*tensors),
+    )
+
+
+# spec: aten.block_diag
+def block_diag(b, tensors):
+    b.native_if(all([rank(t) < 3 for t in tensors]), "all([rank(t) < 3 for t in tensors])")
+    blocks = [t if rank(t) == 2 else b.call("aten.view.default", t, [1, numel(t)]) for t in tensors]
+    sizes = [size(t, 1) for t in blocks]
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return b.call(
+        "aten.cat.default",
+        [
+            b.call("aten.constant_pad_nd.default", t, [start, sum(sizes) - start - n], 0)
+            for t, start, n in zip(blocks, starts, sizes)
+        ],
     )
 
 

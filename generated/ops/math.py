@@ -4,7 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, inf, opmath, pi, to
+from ...runtime.lower.names import dtype, inf, is_float, is_number, opmath, pi, prod, to
 
 
 # spec: aten.exp
@@ -298,3 +298,133 @@ def angle(b, self):
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.where(s.isnan(self), self, s.where(self < 0, to(pi, opmath(p.common)), 0)))
+
+
+# spec: aten.special_spherical_bessel_j0
+def special_spherical_bessel_j0(b, x):
+    b.native_if(dtype(x) not in ["float16", "bfloat16"], 'dtype(x) not in ["float16", "bfloat16"]')
+    p = b.pointwise((x,), promote="float")
+    (x,) = p.operands
+    return p.result(s.where(s.eq(x, 0), 1, s.where(s.isinf(x), 0, s.sin(x) / x)))
+
+
+# spec: aten.mvlgamma
+def mvlgamma(b, self, p):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    x = to(self, opmath(dtype(self)))
+    terms = b.call(
+        "aten.lgamma.default",
+        b.call("aten.unsqueeze.default", x, -1) - b.call("aten.arange.default", p, dtype=opmath(dtype(self))) * 0.5,
+    )
+    return to(b.call("aten.sum.dim_IntList", terms, [-1]) + p * (p - 1) * 0.28618247146235004, dtype(self))
+
+
+# spec: aten.special_bessel_j0
+def special_bessel_j0(b, self):
+    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    p = b.pointwise((self,), promote="float")
+    (self,) = p.operands
+    return p.result(s.j0(self))
+
+
+# spec: aten.special_bessel_y0
+def special_bessel_y0(b, self):
+    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    p = b.pointwise((self,), promote="float")
+    (self,) = p.operands
+    return p.result(s.y0(self))
+
+
+# spec: aten.special_modified_bessel_k0
+def special_modified_bessel_k0(b, self):
+    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    p = b.pointwise((self,), promote="float")
+    (self,) = p.operands
+    return p.result(s.k0(self))
+
+
+# spec: aten.special_scaled_modified_bessel_k0
+def special_scaled_modified_bessel_k0(b, x):
+    b.native_if(dtype(x) not in ["float16", "bfloat16"], 'dtype(x) not in ["float16", "bfloat16"]')
+    p = b.pointwise((x,), promote="float")
+    (x,) = p.operands
+    return p.result(s.k0e(x))
+
+
+# spec: aten.special_bessel_j1
+def special_bessel_j1(b, self):
+    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    p = b.pointwise((self,), promote="float")
+    (self,) = p.operands
+    return p.result(s.j1(self))
+
+
+# spec: aten.special_modified_bessel_k1
+def special_modified_bessel_k1(b, self):
+    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    p = b.pointwise((self,), promote="float")
+    (self,) = p.operands
+    return p.result(s.k1(self))
+
+
+# spec: aten.special_scaled_modified_bessel_k1
+def special_scaled_modified_bessel_k1(b, x):
+    b.native_if(dtype(x) not in ["float16", "bfloat16"], 'dtype(x) not in ["float16", "bfloat16"]')
+    p = b.pointwise((x,), promote="float")
+    (x,) = p.operands
+    return p.result(s.k1e(x))
+
+
+# spec: aten.special_erfcx
+def special_erfcx(b, self):
+    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    p = b.pointwise((self,), promote="float")
+    (self,) = p.operands
+    return p.result(s.erfcx(self))
+
+
+# spec: aten.polygamma
+def polygamma(b, n, self):
+    p = b.pointwise((self,), promote="float")
+    (self,) = p.operands
+    if n == 0:
+        return p.result(s.digamma(self))
+    if n == 1:
+        return p.result(s.trigamma(self))
+    return p.result(s.zeta(n + 1, self) * (prod(list(range(1, n + 1))) * (1.0 if n % 2 == 1 else -1.0)))
+
+
+# spec: aten.special_zeta
+def special_zeta(b, self, other):
+    b.native_if(
+        (is_number(self) or dtype(self) not in ["float16", "bfloat16"])
+        and (is_number(other) or dtype(other) not in ["float16", "bfloat16"]),
+        '(is_number(self) or dtype(self) not in ["float16", "bfloat16"]) and (is_number(other) or dtype(other) not in ["float16", "bfloat16"])',
+    )
+    p = b.pointwise((self, other), promote="float")
+    self, other = p.operands
+    return p.result(s.zeta(self, other))
+
+
+# spec: aten.special_zeta
+def special_zeta_other_scalar(b, self, other):
+    b.native_if(
+        (is_number(self) or dtype(self) not in ["float16", "bfloat16"])
+        and (is_number(other) or dtype(other) not in ["float16", "bfloat16"]),
+        '(is_number(self) or dtype(self) not in ["float16", "bfloat16"]) and (is_number(other) or dtype(other) not in ["float16", "bfloat16"])',
+    )
+    p = b.pointwise((self, other), promote="float")
+    self, other = p.operands
+    return p.result(s.zeta(self, other))
+
+
+# spec: aten.special_zeta
+def special_zeta_self_scalar(b, self, other):
+    b.native_if(
+        (is_number(self) or dtype(self) not in ["float16", "bfloat16"])
+        and (is_number(other) or dtype(other) not in ["float16", "bfloat16"]),
+        '(is_number(self) or dtype(self) not in ["float16", "bfloat16"]) and (is_number(other) or dtype(other) not in ["float16", "bfloat16"])',
+    )
+    p = b.pointwise((self, other), promote="float")
+    self, other = p.operands
+    return p.result(s.zeta(self, other))

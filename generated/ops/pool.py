@@ -3,13 +3,19 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
+from ...runtime.lower import scalar_ops as s
 from ...runtime.lower.names import (
+    ceildiv,
     dtype,
+    ge,
+    greatest,
     inf,
     inside,
     is_float,
     is_known,
+    known,
     lowest,
+    opmath,
     prod,
     promoted_dtype,
     rank,
@@ -17,6 +23,7 @@ from ...runtime.lower.names import (
     size,
     to,
     unlinear,
+    value_of,
 )
 
 
@@ -24,17 +31,19 @@ from ...runtime.lower.names import (
 def avg_pool2d(
     b, self, kernel_size, stride=[], padding=[0], ceil_mode=False, count_include_pad=True, divisor_override=None
 ):
-    b.native_if(
-        is_float(dtype(self)) and (not ceil_mode and (count_include_pad or sum(padding) == 0)),
-        "is_float(dtype(self)) and (not ceil_mode and (count_include_pad or sum(padding) == 0))",
-    )
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     lead = rank(self) - 2
     inner = shape(self)[lead:]
     kernel = kernel_size * 2 if len(kernel_size) == 1 else kernel_size
     step = kernel if len(stride) == 0 else stride * 2 if len(stride) == 1 else stride
     pad = padding * 2 if len(padding) == 1 else padding
+    most = [(m + 2 * p_ - k + (t - 1 if ceil_mode else 0)) // t + 1 for m, k, t, p_ in zip(inner, kernel, step, pad)]
+    count = (
+        [c - 1 if ge((c - 1) * t, m + p_) else c for c, m, t, p_ in zip(most, inner, step, pad)] if ceil_mode else most
+    )
+    plain = divisor_override is not None or not ceil_mode and (count_include_pad or sum(pad) == 0)
     n = prod(kernel) if divisor_override is None else divisor_override
-    out = shape(self)[:lead] + [(m + 2 * p_ - k) // t + 1 for m, k, t, p_ in zip(inner, kernel, step, pad)]
+    out = shape(self)[:lead] + count
     i = b.coords(out)
     r = b.rcoords(kernel)
     place = [x * t - p_ + y for x, t, p_, y in zip(i[lead:], step, pad, r)]
@@ -49,24 +58,49 @@ def avg_pool2d(
         ),
         i,
     )
-    return b.define(out, value / n, promoted_dtype(self))
+    return b.define(
+        out,
+        value / n
+        if plain
+        else value
+        / to(
+            (
+                s.minimum(
+                    value_of(i[lead + 0] * step[0] - pad[0] + kernel[0]),
+                    inner[0] + (pad[0] if count_include_pad else 0),
+                )
+                - s.maximum(value_of(i[lead + 0] * step[0] - pad[0]), -pad[0] if count_include_pad else 0)
+            )
+            * (
+                s.minimum(
+                    value_of(i[lead + 1] * step[1] - pad[1] + kernel[1]),
+                    inner[1] + (pad[1] if count_include_pad else 0),
+                )
+                - s.maximum(value_of(i[lead + 1] * step[1] - pad[1]), -pad[1] if count_include_pad else 0)
+            ),
+            opmath(dtype(self)),
+        ),
+        promoted_dtype(self),
+    )
 
 
 # spec: aten.avg_pool3d
 def avg_pool3d(
     b, self, kernel_size, stride=[], padding=[0], ceil_mode=False, count_include_pad=True, divisor_override=None
 ):
-    b.native_if(
-        dtype(self) in ["float32", "float64"] and (not ceil_mode and (count_include_pad or sum(padding) == 0)),
-        'dtype(self) in ["float32", "float64"] and (not ceil_mode and (count_include_pad or sum(padding) == 0))',
-    )
+    b.native_if(dtype(self) in ["float32", "float64"], 'dtype(self) in ["float32", "float64"]')
     lead = rank(self) - 3
     inner = shape(self)[lead:]
     kernel = kernel_size * 3 if len(kernel_size) == 1 else kernel_size
     step = kernel if len(stride) == 0 else stride * 3 if len(stride) == 1 else stride
     pad = padding * 3 if len(padding) == 1 else padding
+    most = [(m + 2 * p_ - k + (t - 1 if ceil_mode else 0)) // t + 1 for m, k, t, p_ in zip(inner, kernel, step, pad)]
+    count = (
+        [c - 1 if ge((c - 1) * t, m + p_) else c for c, m, t, p_ in zip(most, inner, step, pad)] if ceil_mode else most
+    )
+    plain = divisor_override is not None or not ceil_mode and (count_include_pad or sum(pad) == 0)
     n = prod(kernel) if divisor_override is None else divisor_override
-    out = shape(self)[:lead] + [(m + 2 * p_ - k) // t + 1 for m, k, t, p_ in zip(inner, kernel, step, pad)]
+    out = shape(self)[:lead] + count
     i = b.coords(out)
     r = b.rcoords(kernel)
     place = [x * t - p_ + y for x, t, p_, y in zip(i[lead:], step, pad, r)]
@@ -81,21 +115,56 @@ def avg_pool3d(
         ),
         i,
     )
-    return b.define(out, value / n, promoted_dtype(self))
+    return b.define(
+        out,
+        value / n
+        if plain
+        else value
+        / to(
+            (
+                s.minimum(
+                    value_of(i[lead + 0] * step[0] - pad[0] + kernel[0]),
+                    inner[0] + (pad[0] if count_include_pad else 0),
+                )
+                - s.maximum(value_of(i[lead + 0] * step[0] - pad[0]), -pad[0] if count_include_pad else 0)
+            )
+            * (
+                s.minimum(
+                    value_of(i[lead + 1] * step[1] - pad[1] + kernel[1]),
+                    inner[1] + (pad[1] if count_include_pad else 0),
+                )
+                - s.maximum(value_of(i[lead + 1] * step[1] - pad[1]), -pad[1] if count_include_pad else 0)
+            )
+            * (
+                s.minimum(
+                    value_of(i[lead + 2] * step[2] - pad[2] + kernel[2]),
+                    inner[2] + (pad[2] if count_include_pad else 0),
+                )
+                - s.maximum(value_of(i[lead + 2] * step[2] - pad[2]), -pad[2] if count_include_pad else 0)
+            ),
+            opmath(dtype(self)),
+        ),
+        promoted_dtype(self),
+    )
 
 
 # spec: aten.max_pool2d
 def max_pool2d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_mode=False):
-    b.native_if(not ceil_mode and dtype(self) != "bool", 'not ceil_mode and dtype(self) != "bool"')
+    b.native_if(dtype(self) != "bool", 'dtype(self) != "bool"')
     lead = rank(self) - 2
     inner = shape(self)[lead:]
     kernel = kernel_size * 2 if len(kernel_size) == 1 else kernel_size
     step = kernel if len(stride) == 0 else stride * 2 if len(stride) == 1 else stride
     pad = padding * 2 if len(padding) == 1 else padding
     gap = dilation * 2 if len(dilation) == 1 else dilation
-    out = shape(self)[:lead] + [
-        (m + 2 * p_ - d * (k - 1) - 1) // t + 1 for m, k, t, p_, d in zip(inner, kernel, step, pad, gap)
+    most = [
+        (m + 2 * p_ - d * (k - 1) - 1 + (t - 1 if ceil_mode else 0)) // t + 1
+        for m, k, t, p_, d in zip(inner, kernel, step, pad, gap)
     ]
+    count = (
+        [c - 1 if ge((c - 1) * t, m + p_) else c for c, m, t, p_ in zip(most, inner, step, pad)] if ceil_mode else most
+    )
+    out = shape(self)[:lead] + count
     i = b.coords(out)
     r = b.rcoords(kernel)
     place = [x * t - p_ + y * d for x, t, p_, y, d in zip(i[lead:], step, pad, r, gap)]
@@ -114,16 +183,21 @@ def max_pool2d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_
 
 # spec: aten.max_pool3d
 def max_pool3d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_mode=False):
-    b.native_if(not ceil_mode and dtype(self) != "bool", 'not ceil_mode and dtype(self) != "bool"')
+    b.native_if(dtype(self) != "bool", 'dtype(self) != "bool"')
     lead = rank(self) - 3
     inner = shape(self)[lead:]
     kernel = kernel_size * 3 if len(kernel_size) == 1 else kernel_size
     step = kernel if len(stride) == 0 else stride * 3 if len(stride) == 1 else stride
     pad = padding * 3 if len(padding) == 1 else padding
     gap = dilation * 3 if len(dilation) == 1 else dilation
-    out = shape(self)[:lead] + [
-        (m + 2 * p_ - d * (k - 1) - 1) // t + 1 for m, k, t, p_, d in zip(inner, kernel, step, pad, gap)
+    most = [
+        (m + 2 * p_ - d * (k - 1) - 1 + (t - 1 if ceil_mode else 0)) // t + 1
+        for m, k, t, p_, d in zip(inner, kernel, step, pad, gap)
     ]
+    count = (
+        [c - 1 if ge((c - 1) * t, m + p_) else c for c, m, t, p_ in zip(most, inner, step, pad)] if ceil_mode else most
+    )
+    out = shape(self)[:lead] + count
     i = b.coords(out)
     r = b.rcoords(kernel)
     place = [x * t - p_ + y * d for x, t, p_, y, d in zip(i[lead:], step, pad, r, gap)]
@@ -144,33 +218,113 @@ def max_pool3d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_
 def _adaptive_avg_pool2d(b, self, output_size):
     b.native_if(
         is_float(dtype(self))
-        and (
-            is_known(size(self, -1))
-            and is_known(size(self, -2))
-            and size(self, -1) % output_size[1] == 0
-            and size(self, -2) % output_size[0] == 0
-        ),
-        "is_float(dtype(self)) and (is_known(size(self, -1)) and is_known(size(self, -2)) and size(self, -1) % output_size[1] == 0 and size(self, -2) % output_size[0] == 0)",
+        and all([is_known(m) for m in shape(self)[-2:]])
+        and all([is_known(m) for m in output_size]),
+        "is_float(dtype(self)) and all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size])",
     )
     lead = rank(self) - 2
-    inner = shape(self)[lead:]
-    kernel = [m // n for m, n in zip(inner, output_size)]
-    n = prod(kernel)
-    out = shape(self)[:lead] + output_size
+    inner = [known(m) for m in shape(self)[lead:]]
+    outer = [known(m) for m in output_size]
+    even = all([m % n == 0 for m, n in zip(inner, outer)])
+    kernel = [greatest([ceildiv((x + 1) * m, n) - x * m // n for x in range(n)]) for m, n in zip(inner, outer)]
+    out = shape(self)[:lead] + outer
     i = b.coords(out)
     r = b.rcoords(kernel)
+    starts = [x * k if even else x * m // n for x, k, m, n in zip(i[lead:], kernel, inner, outer)]
+    place = [x + y for x, y in zip(starts, r)]
+    ends = [(x * m + m + n - 1) // n for x, m, n in zip(i[lead:], inner, outer)]
     value = b.at(
         b.reduce(
             "sum",
             out,
             r,
-            b.at(self, [*i[:lead], *[x * k + y for x, k, y in zip(i[lead:], kernel, r)]]),
+            b.at(self, [*i[:lead], *place])
+            if even
+            else b.guarded(
+                (value_of(place[0]) < value_of(ends[0])) & (value_of(place[1]) < value_of(ends[1])),
+                b.at(self, [*i[:lead], *place]),
+                0,
+            ),
             promoted_dtype(self),
             exact=True,
         ),
         i,
     )
-    return b.define(out, value / n, promoted_dtype(self))
+    return b.define(
+        out,
+        value / prod(kernel)
+        if even
+        else value
+        / to(
+            value_of(
+                (i[lead + 0] * inner[0] + inner[0] + outer[0] - 1) // outer[0] - i[lead + 0] * inner[0] // outer[0]
+            )
+            * value_of(
+                (i[lead + 1] * inner[1] + inner[1] + outer[1] - 1) // outer[1] - i[lead + 1] * inner[1] // outer[1]
+            ),
+            opmath(dtype(self)),
+        ),
+        promoted_dtype(self),
+    )
+
+
+# spec: aten._adaptive_avg_pool3d
+def _adaptive_avg_pool3d(b, self, output_size):
+    b.native_if(
+        is_float(dtype(self))
+        and all([is_known(m) for m in shape(self)[-3:]])
+        and all([is_known(m) for m in output_size]),
+        "is_float(dtype(self)) and all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size])",
+    )
+    lead = rank(self) - 3
+    inner = [known(m) for m in shape(self)[lead:]]
+    outer = [known(m) for m in output_size]
+    even = all([m % n == 0 for m, n in zip(inner, outer)])
+    kernel = [greatest([ceildiv((x + 1) * m, n) - x * m // n for x in range(n)]) for m, n in zip(inner, outer)]
+    out = shape(self)[:lead] + outer
+    i = b.coords(out)
+    r = b.rcoords(kernel)
+    starts = [x * k if even else x * m // n for x, k, m, n in zip(i[lead:], kernel, inner, outer)]
+    place = [x + y for x, y in zip(starts, r)]
+    ends = [(x * m + m + n - 1) // n for x, m, n in zip(i[lead:], inner, outer)]
+    value = b.at(
+        b.reduce(
+            "sum",
+            out,
+            r,
+            b.at(self, [*i[:lead], *place])
+            if even
+            else b.guarded(
+                (value_of(place[0]) < value_of(ends[0]))
+                & (value_of(place[1]) < value_of(ends[1]))
+                & (value_of(place[2]) < value_of(ends[2])),
+                b.at(self, [*i[:lead], *place]),
+                0,
+            ),
+            promoted_dtype(self),
+            exact=True,
+        ),
+        i,
+    )
+    return b.define(
+        out,
+        value / prod(kernel)
+        if even
+        else value
+        / to(
+            value_of(
+                (i[lead + 0] * inner[0] + inner[0] + outer[0] - 1) // outer[0] - i[lead + 0] * inner[0] // outer[0]
+            )
+            * value_of(
+                (i[lead + 1] * inner[1] + inner[1] + outer[1] - 1) // outer[1] - i[lead + 1] * inner[1] // outer[1]
+            )
+            * value_of(
+                (i[lead + 2] * inner[2] + inner[2] + outer[2] - 1) // outer[2] - i[lead + 2] * inner[2] // outer[2]
+            ),
+            opmath(dtype(self)),
+        ),
+        promoted_dtype(self),
+    )
 
 
 # spec: aten.im2col

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, inf, is_float, is_known, known, lowest, prod, shape, to
+from ...runtime.lower.names import ceildiv, dtype, greatest, inf, is_float, is_known, known, lowest, prod, shape, to
 
 
 # spec: aten.max_pool2d_with_indices
@@ -136,3 +136,145 @@ def max_pool3d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
         )
         place = b.call("aten.where.self", last >= 0, last, place)
     return b.call("aten.squeeze.dims", top, [-3, -2, -1]), to(place, "int64")
+
+
+# spec: aten.adaptive_max_pool2d
+def adaptive_max_pool2d(b, self, output_size):
+    b.native_if(
+        dtype(self) != "bool"
+        and all([is_known(m) for m in shape(self)[-2:]])
+        and all([is_known(m) for m in output_size]),
+        'dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size])',
+    )
+    inner = [known(m) for m in shape(self)[-2:]]
+    outer = [known(m) for m in output_size]
+    kernel = [greatest([ceildiv((x + 1) * m, n) - x * m // n for x in range(n)]) for m, n in zip(inner, outer)]
+    low = -inf if is_float(dtype(self)) else lowest(dtype(self))
+    at_h = b.call("aten.arange.default", outer[0], dtype="int64") * inner[0]
+    h = b.call("aten.view.default", b.call("aten.floor_divide.Scalar", at_h, outer[0]), [-1, 1, 1, 1]) + b.call(
+        "aten.view.default", b.call("aten.arange.default", kernel[0], dtype="int64"), [-1, 1]
+    )
+    in_h = h < b.call(
+        "aten.view.default",
+        b.call("aten.floor_divide.Scalar", at_h + (inner[0] + outer[0] - 1), outer[0]),
+        [-1, 1, 1, 1],
+    )
+    at_w = b.call("aten.arange.default", outer[1], dtype="int64") * inner[1]
+    w = b.call("aten.view.default", b.call("aten.floor_divide.Scalar", at_w, outer[1]), [-1, 1, 1]) + b.call(
+        "aten.view.default", b.call("aten.arange.default", kernel[1], dtype="int64"), [-1]
+    )
+    in_w = w < b.call(
+        "aten.view.default", b.call("aten.floor_divide.Scalar", at_w + (inner[1] + outer[1] - 1), outer[1]), [-1, 1, 1]
+    )
+    inside_ = in_h & in_w
+    here = h * inner[1] + w
+    places = [None for m in shape(self)[:-2]] + [
+        b.call("aten.clamp_max.default", h, inner[0] - 1),
+        b.call("aten.clamp_max.default", w, inner[1] - 1),
+    ]
+    x = b.call("aten.where.self", inside_, b.call("aten._unsafe_index.Tensor", self, places), low)
+    top = b.call("aten.amax.default", x, [-2, -1], True)
+    place = b.call(
+        "aten.amin.default",
+        b.call("aten.where.self", inside_ & b.call("aten.eq.Tensor", x, top), here, prod(inner)),
+        [-2, -1],
+    )
+    if is_float(dtype(self)):
+        last = b.call(
+            "aten.amax.default",
+            b.call("aten.where.self", inside_ & b.call("aten.isnan.default", x), here, -1),
+            [-2, -1],
+        )
+        place = b.call("aten.where.self", last >= 0, last, place)
+    return b.call("aten.squeeze.dims", top, [-2, -1]), place
+
+
+# spec: aten.adaptive_max_pool3d
+def adaptive_max_pool3d(b, self, output_size):
+    b.native_if(
+        dtype(self) != "bool"
+        and all([is_known(m) for m in shape(self)[-3:]])
+        and all([is_known(m) for m in output_size]),
+        'dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size])',
+    )
+    inner = [known(m) for m in shape(self)[-3:]]
+    outer = [known(m) for m in output_size]
+    kernel = [greatest([ceildiv((x + 1) * m, n) - x * m // n for x in range(n)]) for m, n in zip(inner, outer)]
+    low = -inf if is_float(dtype(self)) else lowest(dtype(self))
+    at_d = b.call("aten.arange.default", outer[0], dtype="int64") * inner[0]
+    d = b.call("aten.view.default", b.call("aten.floor_divide.Scalar", at_d, outer[0]), [-1, 1, 1, 1, 1, 1]) + b.call(
+        "aten.view.default", b.call("aten.arange.default", kernel[0], dtype="int64"), [-1, 1, 1]
+    )
+    in_d = d < b.call(
+        "aten.view.default",
+        b.call("aten.floor_divide.Scalar", at_d + (inner[0] + outer[0] - 1), outer[0]),
+        [-1, 1, 1, 1, 1, 1],
+    )
+    at_h = b.call("aten.arange.default", outer[1], dtype="int64") * inner[1]
+    h = b.call("aten.view.default", b.call("aten.floor_divide.Scalar", at_h, outer[1]), [-1, 1, 1, 1, 1]) + b.call(
+        "aten.view.default", b.call("aten.arange.default", kernel[1], dtype="int64"), [-1, 1]
+    )
+    in_h = h < b.call(
+        "aten.view.default",
+        b.call("aten.floor_divide.Scalar", at_h + (inner[1] + outer[1] - 1), outer[1]),
+        [-1, 1, 1, 1, 1],
+    )
+    at_w = b.call("aten.arange.default", outer[2], dtype="int64") * inner[2]
+    w = b.call("aten.view.default", b.call("aten.floor_divide.Scalar", at_w, outer[2]), [-1, 1, 1, 1]) + b.call(
+        "aten.view.default", b.call("aten.arange.default", kernel[2], dtype="int64"), [-1]
+    )
+    in_w = w < b.call(
+        "aten.view.default",
+        b.call("aten.floor_divide.Scalar", at_w + (inner[2] + outer[2] - 1), outer[2]),
+        [-1, 1, 1, 1],
+    )
+    inside_ = in_d & in_h & in_w
+    here = (d * inner[1] + h) * inner[2] + w
+    places = [None for m in shape(self)[:-3]] + [
+        b.call("aten.clamp_max.default", d, inner[0] - 1),
+        b.call("aten.clamp_max.default", h, inner[1] - 1),
+        b.call("aten.clamp_max.default", w, inner[2] - 1),
+    ]
+    x = b.call("aten.where.self", inside_, b.call("aten._unsafe_index.Tensor", self, places), low)
+    top = b.call("aten.amax.default", x, [-3, -2, -1], True)
+    place = b.call(
+        "aten.amin.default",
+        b.call("aten.where.self", inside_ & b.call("aten.eq.Tensor", x, top), here, prod(inner)),
+        [-3, -2, -1],
+    )
+    if is_float(dtype(self)):
+        last = b.call(
+            "aten.amax.default",
+            b.call("aten.where.self", inside_ & b.call("aten.isnan.default", x), here, -1),
+            [-3, -2, -1],
+        )
+        place = b.call("aten.where.self", last >= 0, last, place)
+    return b.call("aten.squeeze.dims", top, [-3, -2, -1]), place
+
+
+# spec: aten.max_unpool2d
+def max_unpool2d(b, self, indices, output_size):
+    b.native_if(all([is_known(m) for m in output_size]), "all([is_known(m) for m in output_size])")
+    b.raises("RuntimeError")
+    lead = shape(self)[:-2]
+    flat = b.call("aten.full.default", lead + [prod(output_size)], 0, dtype=dtype(self))
+    there = b.call("aten.view.default", indices, lead + [prod(shape(self)[-2:])])
+    return b.call(
+        "aten.view.default",
+        b.call("aten.scatter.src", flat, -1, there, b.call("aten.view.default", self, shape(there))),
+        lead + output_size,
+    )
+
+
+# spec: aten.max_unpool3d
+def max_unpool3d(b, self, indices, output_size, stride, padding):
+    b.native_if(all([is_known(m) for m in output_size]), "all([is_known(m) for m in output_size])")
+    b.raises("RuntimeError")
+    lead = shape(self)[:-3]
+    flat = b.call("aten.full.default", lead + [prod(output_size)], 0, dtype=dtype(self))
+    there = b.call("aten.view.default", indices, lead + [prod(shape(self)[-3:])])
+    return b.call(
+        "aten.view.default",
+        b.call("aten.scatter.src", flat, -1, there, b.call("aten.view.default", self, shape(there))),
+        lead + output_size,
+    )

@@ -16,6 +16,7 @@ from ...runtime.lower.names import (
     inverse,
     known,
     least,
+    linear,
     lt,
     numel,
     permuted,
@@ -28,6 +29,7 @@ from ...runtime.lower.names import (
     sliced,
     swapped,
     to,
+    unlinear,
     unreduced,
     value_of,
     within,
@@ -336,13 +338,15 @@ def flip(b, self, dims):
 
 # spec: aten.roll
 def roll(b, self, shifts, dims=[]):
-    b.native_if(len(dims) > 0 or rank(self) == 1, "len(dims) > 0 or rank(self) == 1")
+    flat = len(dims) == 0 and rank(self) != 1
     turned = wraps(dims, rank(self)) if len(dims) > 0 else [0]
     out = shape(self)
     i = b.coords(out)
     return b.define(
         out,
-        b.at(
+        b.at(self, unlinear((linear(i, shape(self)) - shifts[0]) % numel(self), shape(self)))
+        if flat
+        else b.at(
             self, [(x - sum([s_ for s_, d in zip(shifts, turned) if d == k])) % size(self, k) for k, x in enumerate(i)]
         ),
     )

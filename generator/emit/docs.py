@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..check import schema_of
 from ..model import Model
-from ..render import header, render
+from ..render import cell, header, render
 from ..schema import SchemaFile
 from .config import SettingSpec
+from .operator_page import operators_page
 
 REFERENCE = "docs/spec-reference.md"
 SETTINGS = "docs/settings.md"
@@ -45,29 +45,15 @@ def emit(model: Model) -> dict[str, str]:
             (title, [_setting(s) for s in settings if s.affects == affects]) for affects, title in _AFFECTS.items()
         ]
         out[SETTINGS] = render("settings.md.j2", header=header(SETTINGS, "specs/config.yaml"), parts=parts)
-    if ops := model.entries("ops"):
-        rows = sorted((_operator(e.id, e.data, e.family) for e in ops), key=lambda row: (row["family"], row["id"]))
-        counts = sorted(Counter(row["kind"] for row in rows).items())
-        head = header(OPERATORS, "specs/ops.yaml")
-        out[OPERATORS] = render("operators.md.j2", header=head, rows=rows, counts=counts)
+    if model.part("ops"):
+        out[OPERATORS] = operators_page(model, OPERATORS)
     return out
 
 
 def _setting(s: SettingSpec) -> dict[str, str]:
     takes = [f"`{c}`" for c in s.choices] or [_VALUES.get(s.type, s.type)]
     default = s.default if isinstance(s.default, str) and s.default else json.dumps(s.default)
-    return {"name": s.name, "takes": ", ".join(takes), "default": default, "env": s.env, "doc": _cell(s.doc)}
-
-
-def _operator(name: str, data: Mapping[str, Any], family: str) -> dict[str, str]:
-    native = data["kind"] != "extern"
-    return {
-        "id": name,
-        "family": family,
-        "kind": data["kind"],
-        "runs": "C++, Triton" if native else "eager kernel",
-        "doc": _cell(data["doc"] if native else f"{data['doc']} ({data['why']})"),
-    }
+    return {"name": s.name, "takes": ", ".join(takes), "default": default, "env": s.env, "doc": cell(s.doc)}
 
 
 def _file(kind: str, schema: SchemaFile) -> dict[str, Any]:
@@ -92,9 +78,9 @@ def _keys(definition: Mapping[str, Any], schema: SchemaFile) -> Iterator[dict[st
         value = schema.resolve(ref)
         yield {
             "key": key,
-            "type": _cell(_type(value, schema)),
+            "type": cell(_type(value, schema)),
             "needed": "yes" if key in needed else "",
-            "doc": _cell(value.get("description", "")),
+            "doc": cell(value.get("description", "")),
         }
 
 
@@ -113,8 +99,3 @@ def _type(value: Mapping[str, Any], schema: SchemaFile) -> str:
         item = schema.resolve(value["items"])
         return f"list of {'mappings' if item.get('type') == 'object' else _type(item, schema)}"
     return " or ".join(_TYPES[k] for k in listed)
-
-
-def _cell(text: str) -> str:
-    """Text for a table cell: pipes escaped, HTML left alone in code."""
-    return text.replace("|", "\\|").replace("<", "&lt;")

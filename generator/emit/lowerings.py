@@ -170,10 +170,16 @@ class _Function:
         sections = self.made.sections
         extra = f", mode={self.get('mode')}" if "mode" in sections else ""
         extra += f", when={self.get('when')}" if "when" in sections else ""
+        call = f"{self.b}.scatter({self.get('base')}, {self.r}, {self.get('at')}, {self.get('into')}{extra})"
+        lines = [f"{self.r} = {self.b}.rcoords({self.get('over')})", *self.withs()]
+        if "finish" not in sections:
+            return [*lines, f"return {call}"]
         return [
-            f"{self.r} = {self.b}.rcoords({self.get('over')})",
-            *self.withs(),
-            f"return {self.b}.scatter({self.get('base')}, {self.r}, {self.get('at')}, {self.get('into')}{extra})",
+            *lines,
+            f"{self.out} = {call}",
+            f"{self.i} = {self.b}.coords({self.out}.shape)",
+            f"{self.value} = {self.b}.at({self.out}, {self.i})",
+            f"return {self.b}.define({self.out}.shape, {self.get('finish')}, {self.out}.dtype)",
         ]
 
 

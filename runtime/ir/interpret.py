@@ -197,6 +197,8 @@ class _Interpreter:
             return philox(*args)
         if n.op == "truncdiv":
             return torch.div(args[0], args[1], rounding_mode="trunc")
+        if n.op == "trigamma":
+            return torch.polygamma(1, args[0])
         return _function(str(SCALARS[n.op].torch))(*args)
 
     def load(self, n: Node) -> Tensor:

@@ -34,6 +34,7 @@ NULL_TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "fma": lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype),
     "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "philox": philox,
+    "trigamma": lambda x: torch.polygamma(1, x),
 }
 EXACT: dict[str, Callable[..., mpmath.mpf]] = {
     "digamma": mpmath.digamma,
@@ -44,6 +45,16 @@ EXACT: dict[str, Callable[..., mpmath.mpf]] = {
     "i1e": lambda x: mpmath.besseli(1, x) * mpmath.exp(-abs(x)),
     "log_ndtr": lambda x: mpmath.log(mpmath.ncdf(x)),
     "ndtri": lambda p: mpmath.sqrt(2) * mpmath.erfinv(2 * p - 1),
+    "erfcx": lambda x: mpmath.exp(x * x) * mpmath.erfc(x),
+    "j0": lambda x: mpmath.besselj(0, x),
+    "j1": lambda x: mpmath.besselj(1, x),
+    "y0": lambda x: mpmath.bessely(0, x),
+    "k0": lambda x: mpmath.besselk(0, x),
+    "k1": lambda x: mpmath.besselk(1, x),
+    "k0e": lambda x: mpmath.besselk(0, x) * mpmath.exp(x),
+    "k1e": lambda x: mpmath.besselk(1, x) * mpmath.exp(x),
+    "trigamma": lambda x: mpmath.psi(1, x),
+    "zeta": lambda x, q: mpmath.zeta(x, q),
 }
 RANDOM = 997  # odd: the last vector is a partial one
 

@@ -64,7 +64,7 @@ def opforge(
 
 def test_help_names_the_commands() -> None:
     text = CliRunner().invoke(app, ["--help"]).output
-    for name in ("generate", "check", "new-op", "schemas", "lines", "keys"):
+    for name in ("generate", "check", "new-op", "schemas", "rows", "lines", "keys"):
         assert name in text
 
 
@@ -170,6 +170,21 @@ def test_templates_of_new_entries_are_valid(kind: str, opforge: Opforge, tmp_pat
     assert text.startswith("# aten::cosine_similarity(Tensor x1")
     done = opforge("check", "new.yaml")
     assert done.returncode == 0, done.stderr + text
+
+
+def test_a_template_says_which_row_it_replaces(opforge: Opforge) -> None:
+    text = opforge("new-op", "aten.frexp").stdout
+    assert text.startswith(
+        "# aten::frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)\n# In place of 'aten.frexp' there: "
+    )
+    assert "(extern: " in text
+    assert "\n- op: aten.frexp\n" in text
+
+
+def test_rows_counts_what_the_installed_torch_has() -> None:
+    done = CliRunner().invoke(app, ["rows"])
+    assert "in-place or out= variant" in done.output
+    assert "pointwise" in done.output
 
 
 def test_schemas_shows_operators() -> None:

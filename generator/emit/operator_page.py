@@ -1,0 +1,95 @@
+"""Reads specs/ops.yaml and what it includes, makes the page docs/operators.md: every operator of torch with its row."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+
+from ..coverage import NAMESPACES, counts
+from ..model import Model
+from ..op_entries import WITHOUT_LOWERING, OpEntry, Section
+from ..render import cell, header, render
+from .scalars import ScalarSet
+
+SPEC = "specs/ops.yaml"
+_TARGETS = {"scatter": "C++; Triton: sums"}
+"""Where a kind of entry is not native on both targets. (Updates whose order matters run by eager kernels on a GPU.)"""
+_EXACT_KINDS = ("view", "gather", "create", "scatter")
+
+
+def operators_page(model: Model, path: str) -> str:
+    """The text of the page."""
+    entries: tuple[OpEntry, ...] = tuple(sorted(model.part("ops"), key=lambda e: (e.family, e.id)))
+    kinds = {s.id: e.kind for e in entries for s in e.schemas}
+    rows = [_row(e, model.part("scalars")) for e in entries if e.lowerings]
+    others = {kind: [_other(e) for e in entries if e.kind == kind] for kind in WITHOUT_LOWERING}
+    found = counts(model.torch, kinds) if not model.base else {}
+    return render(
+        "operators.md.j2",
+        header=header(path, SPEC),
+        entries=sorted(Counter(e.kind for e in entries).items()),
+        namespaces=NAMESPACES,
+        counts=found,
+        rows=rows,
+        others=others,
+    )
+
+
+def _row(e: OpEntry, scalars: ScalarSet) -> dict[str, str]:
+    conditions = {w.sections["native_if"].text for w in e.lowerings if "native_if" in w.sections}
+    return {
+        "id": e.id,
+        "kind": e.kind,
+        "targets": _TARGETS.get(e.kind, "C++, Triton"),
+        "dtypes": ", ".join(e.test_dtypes) or "eager's",
+        "where": " · ".join(f"`{cell(' '.join(c.split()))}`" for c in sorted(conditions)),
+        "tests": "shapes" if e.unspecified else f"{len(e.tests)} written" if e.tests else "by schema",
+        "numerics": _numerics(e, scalars),
+        "doc": cell(e.doc),
+    }
+
+
+def _other(e: OpEntry) -> dict[str, str]:
+    return {"id": ", ".join(f"`{name}`" for name in e.id.split(", ")), "doc": cell(e.doc), "why": cell(e.why)}
+
+
+def _numerics(e: OpEntry, scalars: ScalarSet) -> str:
+    """What an entry's expressions say of accuracy: the scalars whose results are not the nearest number, and the order of sums."""
+    if e.kind == "composite":
+        return "as what it calls"
+    used = {name for section in _sections(e) for name in _calls(section) if name in scalars.scalars}
+    wide = sorted(((scalars.scalars[n].ulp, n) for n in used if scalars.scalars[n].ulp > 0.5), reverse=True)
+    parts = [f"{n} {u:g} ulp" for u, n in wide[:3]]
+    words = {w for lowering in e.lowerings for key, w in lowering.words.items() if key in ("reduce", "scan")}
+    for word in sorted(words):
+        reduction = scalars.reductions.get(word) or scalars.scans.get(word)
+        if reduction is not None and not reduction.exact:
+            parts.append(f"{word}: float32 in 16 steps, then float64")
+    compute = {lowering.words.get("compute", "") for lowering in e.lowerings} - {""}
+    parts += [f"computed in {c}" if c != "same" else "in its own dtype" for c in sorted(compute)]
+    if parts:
+        return ", ".join(parts)
+    return "exact" if e.kind in _EXACT_KINDS or not any(map(_arithmetic, _sections(e))) else "rounded at each step"
+
+
+def _sections(e: OpEntry) -> Iterator[Section]:
+    for lowering in e.lowerings:
+        yield from (lowering.sections[k] for k in ("at", "finish", "when") if k in lowering.sections)
+        yield from (section for _, section in lowering.withs)
+        yield from (section for _, section in lowering.cases)
+
+
+def _nodes(section: Section) -> Iterator[ast.AST]:
+    for tree in section.tree if isinstance(section.tree, list) else [section.tree]:
+        yield from ast.walk(tree)
+
+
+def _calls(section: Section) -> Iterator[str]:
+    for node in _nodes(section):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+
+
+def _arithmetic(section: Section) -> bool:
+    return any(isinstance(n, ast.BinOp) for n in _nodes(section))

@@ -1,0 +1,38 @@
+"""Rare special functions in Triton: compiled to cubins for sm_90 without a GPU. (Their numbers: tests/generated/test_scalars.py.)"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.builder import Builder, Tensor
+from tests.support.loops import plan_of, pointwise, program_of
+from tests.support.triton_run import compile_sm90
+
+ONE = ("j0", "j1", "y0", "k0", "k1", "k0e", "k1e", "erfcx", "trigamma")
+TWO = ("zeta", "chebyshev_t", "chebyshev_u", "chebyshev_v", "chebyshev_w", "hermite_h", "hermite_he", "laguerre_l")
+
+
+def compiles(build: object, inputs: list[torch.Tensor]) -> None:
+    plan = plan_of(program_of(build, inputs))  # type: ignore[arg-type]
+    for k in plan.kernels():
+        assert compile_sm90(k, plan.layouts)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_functions_of_one_argument_compile_for_sm90(name: str) -> None:
+    def build(b: Builder, x: Tensor) -> Tensor:
+        return pointwise(b, lambda a: getattr(s, name)(a), x)
+
+    compiles(build, [torch.rand(300)])
+
+
+@pytest.mark.parametrize("name", [*TWO, "legendre_p"])
+def test_functions_of_two_arguments_compile_for_sm90(name: str) -> None:
+    def build(b: Builder, x: Tensor, n: Tensor) -> Tensor:
+        return pointwise(b, lambda a, c: getattr(s, name)(a, c), x, n)
+
+    compiles(build, [torch.rand(300), torch.rand(300)])
