@@ -141,10 +141,10 @@ def max_pool3d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
 # spec: aten.adaptive_max_pool2d
 def adaptive_max_pool2d(b, self, output_size):
     b.native_if(
-        dtype(self) != "bool"
+        is_float(dtype(self))
         and all([is_known(m) for m in shape(self)[-2:]])
         and all([is_known(m) for m in output_size]),
-        'dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size])',
+        "is_float(dtype(self)) and all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size])",
     )
     inner = [known(m) for m in shape(self)[-2:]]
     outer = [known(m) for m in output_size]
@@ -192,10 +192,10 @@ def adaptive_max_pool2d(b, self, output_size):
 # spec: aten.adaptive_max_pool3d
 def adaptive_max_pool3d(b, self, output_size):
     b.native_if(
-        dtype(self) != "bool"
+        is_float(dtype(self))
         and all([is_known(m) for m in shape(self)[-3:]])
         and all([is_known(m) for m in output_size]),
-        'dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size])',
+        "is_float(dtype(self)) and all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size])",
     )
     inner = [known(m) for m in shape(self)[-3:]]
     outer = [known(m) for m in output_size]
@@ -254,7 +254,10 @@ def adaptive_max_pool3d(b, self, output_size):
 
 # spec: aten.max_unpool2d
 def max_unpool2d(b, self, indices, output_size):
-    b.native_if(all([is_known(m) for m in output_size]), "all([is_known(m) for m in output_size])")
+    b.native_if(
+        is_float(dtype(self)) and all([is_known(m) for m in output_size]),
+        "is_float(dtype(self)) and all([is_known(m) for m in output_size])",
+    )
     b.raises("RuntimeError")
     lead = shape(self)[:-2]
     flat = b.call("aten.full.default", lead + [prod(output_size)], 0, dtype=dtype(self))
@@ -268,7 +271,10 @@ def max_unpool2d(b, self, indices, output_size):
 
 # spec: aten.max_unpool3d
 def max_unpool3d(b, self, indices, output_size, stride, padding):
-    b.native_if(all([is_known(m) for m in output_size]), "all([is_known(m) for m in output_size])")
+    b.native_if(
+        is_float(dtype(self)) and all([is_known(m) for m in output_size]),
+        "is_float(dtype(self)) and all([is_known(m) for m in output_size])",
+    )
     b.raises("RuntimeError")
     lead = shape(self)[:-3]
     flat = b.call("aten.full.default", lead + [prod(output_size)], 0, dtype=dtype(self))
