@@ -23,12 +23,14 @@ from gpu import copy_bandwidth
 from torch import Tensor
 
 from opforge.errors import BuildError
+from opforge.generated.rewrites import RULES
 from opforge.runtime.build.triton_pool import compile_kernels
 from opforge.runtime.codegen import triton_group, triton_unit
 from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import current
 from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import Plan
@@ -71,6 +73,7 @@ def planned(fn: Callable[..., None], shapes: Shapes, gpu: int) -> Plan:
     inputs = [torch.zeros(s, device="cuda") for _ in range(4) for s in shapes]
     with torch.no_grad():
         traced = trace(fn, inputs)
+    rewrite(traced.graph, RULES, device="cuda")
     program = separate_outputs(lower(traced.graph, written_inside(traced)).program)
     many = processors(torch.cuda.current_device())
     return scheduled(prepared(program, many), current(), many)
