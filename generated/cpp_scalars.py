@@ -119,14 +119,6 @@ CPP: dict[str, str] = {
     "erfcx": "v_erfcx({0})",
     "trigamma": "v_trigamma({0})",
     "zeta": "v_zeta({0}, {1})",
-    "chebyshev_t": "v_chebyshev_t({0}, {1})",
-    "chebyshev_u": "v_chebyshev_u({0}, {1})",
-    "chebyshev_v": "v_chebyshev_v({0}, {1})",
-    "chebyshev_w": "v_chebyshev_w({0}, {1})",
-    "hermite_h": "v_hermite_h({0}, {1})",
-    "hermite_he": "v_hermite_he({0}, {1})",
-    "laguerre_l": "v_laguerre_l({0}, {1})",
-    "legendre_p": "v_legendre_p({0}, {1})",
 }
 """Scalar → format string over its arguments {0} {1} {2}, the result's type {T} and the first argument's type {A}."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DIGEST = "d8bc76fce907c48d"
+DIGEST = "2c565c5b3bd9b5b0"
 """Changes whenever a scalar, a reduction or a scan changes: part of every cache key."""
 
 
@@ -257,36 +257,6 @@ SCALARS: dict[str, Scalar] = {
     "trigamma": Scalar("trigamma", ("float",), "same", None, cost=60, ulp=4),
     # spec: zeta
     "zeta": Scalar("zeta", ("float", "same"), "same", "torch.special.zeta", cost=60, ulp=4, domain=(1, 10)),
-    # spec: chebyshev_t
-    "chebyshev_t": Scalar(
-        "chebyshev_t", ("float", "same"), "same", "torch.special.chebyshev_polynomial_t", cost=60, ulp=4
-    ),
-    # spec: chebyshev_u
-    "chebyshev_u": Scalar(
-        "chebyshev_u", ("float", "same"), "same", "torch.special.chebyshev_polynomial_u", cost=60, ulp=4
-    ),
-    # spec: chebyshev_v
-    "chebyshev_v": Scalar(
-        "chebyshev_v", ("float", "same"), "same", "torch.special.chebyshev_polynomial_v", cost=60, ulp=4
-    ),
-    # spec: chebyshev_w
-    "chebyshev_w": Scalar(
-        "chebyshev_w", ("float", "same"), "same", "torch.special.chebyshev_polynomial_w", cost=60, ulp=4
-    ),
-    # spec: hermite_h
-    "hermite_h": Scalar("hermite_h", ("float", "same"), "same", "torch.special.hermite_polynomial_h", cost=60, ulp=4),
-    # spec: hermite_he
-    "hermite_he": Scalar(
-        "hermite_he", ("float", "same"), "same", "torch.special.hermite_polynomial_he", cost=60, ulp=4
-    ),
-    # spec: laguerre_l
-    "laguerre_l": Scalar(
-        "laguerre_l", ("float", "same"), "same", "torch.special.laguerre_polynomial_l", cost=60, ulp=4
-    ),
-    # spec: legendre_p
-    "legendre_p": Scalar(
-        "legendre_p", ("float", "same"), "same", "torch.special.legendre_polynomial_p", cost=60, ulp=4
-    ),
 }
 
 REDUCTIONS: dict[str, Reduction] = {

@@ -108,14 +108,6 @@ TRITON: dict[str, str] = {
     "erfcx": "tp.erfcx({0})",
     "trigamma": "tp.trigamma({0})",
     "zeta": "tp.zeta({0}, {1})",
-    "chebyshev_t": "tp.chebyshev_t({0}, {1})",
-    "chebyshev_u": "tp.chebyshev_u({0}, {1})",
-    "chebyshev_v": "tp.chebyshev_v({0}, {1})",
-    "chebyshev_w": "tp.chebyshev_w({0}, {1})",
-    "hermite_h": "tp.hermite_h({0}, {1})",
-    "hermite_he": "tp.hermite_he({0}, {1})",
-    "laguerre_l": "tp.laguerre_l({0}, {1})",
-    "legendre_p": "tp.legendre_p({0}, {1})",
 }
 """Scalar → format string over its arguments {0} {1} {2} and the result's type {T}."""
 

@@ -117,14 +117,6 @@ NAMES = [
     "erfcx",
     "trigamma",
     "zeta",
-    "chebyshev_t",
-    "chebyshev_u",
-    "chebyshev_v",
-    "chebyshev_w",
-    "hermite_h",
-    "hermite_he",
-    "laguerre_l",
-    "legendre_p",
 ]
 
 
