@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..ir.facts import covers, equal, flat
 from ..ir.index import Atom, Expr, Val, Var, of
 from ..ir.nodes import Buffer, Extern, Node, load, rebuild
-from .memory import flat_index, step_reads, step_writes
+from .memory import flat_index
 from .operands import (
     HALF,
     Factors,
@@ -26,6 +26,7 @@ from .operands import (
     is_known,
     is_plain,
     operand,
+    readers_and_writers,
     strides_of,
     touched,
     view_of,
@@ -76,13 +77,7 @@ def join_products(
     held      buffers that are read after the last step.
     programs  that the device runs side by side.
     """
-    readers: dict[str, list[int]] = {}
-    writers: dict[str, list[int]] = {}
-    for k, step in enumerate(steps):
-        for name in step_reads(step):
-            readers.setdefault(name, []).append(k)
-        for name in step_writes(step):
-            writers.setdefault(name, []).append(k)
+    readers, writers = readers_and_writers(steps)
 
     def maker(name: str, reader: int) -> int | None:
         """The only step that writes a buffer, if only one step reads it."""

@@ -118,6 +118,18 @@ def coordinates(position: Expr, b: Buffer) -> tuple[Expr, ...] | None:
     return tuple(found) if inside and equal(flat(tuple(found), stride, offset), position) else None
 
 
+def readers_and_writers(steps: Sequence[Step]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """The positions of the steps that read each buffer, and of those that write it."""
+    readers: dict[str, list[int]] = {}
+    writers: dict[str, list[int]] = {}
+    for k, step in enumerate(steps):
+        for name in step_reads(step):
+            readers.setdefault(name, []).append(k)
+        for name in step_writes(step):
+            writers.setdefault(name, []).append(k)
+    return readers, writers
+
+
 def as_one(name: str, parts: Sequence[KernelStep | ExternStep]) -> Kernel:
     """A kernel that runs steps as one; its results are those of the last."""
     kernels = [s.kernel for s in parts if isinstance(s, KernelStep)]
@@ -154,6 +166,7 @@ __all__ = [
     "is_plain",
     "loops_at",
     "operand",
+    "readers_and_writers",
     "strides_of",
     "touched",
     "view_of",

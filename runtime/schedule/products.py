@@ -13,7 +13,6 @@ from itertools import combinations
 from ..ir.index import Atom, Expr, Var, expr, of
 from ..ir.nodes import Buffer, Node, Ref, load, rebuild
 from .inline import node_cost
-from .memory import step_reads, step_writes
 from .operands import (
     HALF,
     Factors,
@@ -26,6 +25,7 @@ from .operands import (
     is_plain,
     loops_at,
     operand,
+    readers_and_writers,
     touched,
     view_of,
 )
@@ -71,13 +71,7 @@ def fuse_products(
     choose: Choose,
 ) -> list[Step]:
     """The steps with one kernel for each product that gains by it. `held`: buffers that are read after the last step."""
-    readers: dict[str, list[int]] = {}
-    writers: dict[str, list[int]] = {}
-    for k, step in enumerate(steps):
-        for name in step_reads(step):
-            readers.setdefault(name, []).append(k)
-        for name in step_writes(step):
-            writers.setdefault(name, []).append(k)
+    readers, writers = readers_and_writers(steps)
 
     def alone(name: str) -> bool:
         return name not in held and len(readers.get(name, ())) == len(writers.get(name, ())) == 1
