@@ -1037,14 +1037,14 @@ def online_exp_total(top, total, whole):
 
 
 @triton.jit
-def online_weights(sums, total, top, x, one: tl.constexpr):
+def online_weights(sums, total, top, x, halvings: tl.constexpr):
     """Sums of what exp(x - top) weighs, and of these weights, made smaller by a new greatest x; that, and the weights of a block x. The greatest
-    weighs `one`, a power of two. Rows of -inf alone have weights of 0. Whether a maximum passes a nan on does not matter: its weight is one.
+    weighs 1 / 2**halvings. Rows of -inf alone have weights of 0. Whether a maximum passes a nan on does not matter: its weight is one.
     """
     new = tl.maximum(top, tl.max(x, 1)[:, None])
     base = tl.where(new == float("-inf"), 0.0, new)
     smaller = coarse_exp(top - base)
-    weights = coarse_exp(x - base) * one
+    weights = tl.exp2((x - base) * LOG2_E - halvings)
     return sums * smaller, total * smaller + tl.sum(weights, 1)[:, None], new, weights
 
 

@@ -141,7 +141,7 @@ class _Renderer(Functions):
             f"right = {self.name}_right({given}, batch, cindex[:, None], cmask[:, None], dindex, dmask, RBLOCK, {depth})",
             "score = tp.dot(left, tl.trans(right), tl.zeros([XBLOCK, RBLOCK], tl.float32))",
             f"logits = {self.name}_logits({given}, batch, xindex, xmask, cindex[None, :], cmask[None, :], score, XBLOCK, RBLOCK)",
-            f"sums, total, top, weights = tp.online_weights(sums, total, top, logits, {_one(f)})",
+            f"sums, total, top, weights = tp.online_weights(sums, total, top, logits, {_halvings(f)})",
             self._block_of_values(),
             f"sums = tp.dot({rounded('weights', f.values.dtype)}, values, sums)",
         ]
@@ -193,9 +193,9 @@ class _Renderer(Functions):
         return [f"{name}index = tl.arange(0, {n})[None, :]{self.long}", f"{name}mask = {some}"]
 
 
-def _one(f: Attention) -> float:
-    """The greatest weight. Sums are divided at the end: with values of bfloat16, which has the range of float32, they must not overflow before."""
-    return 0.5 ** (count(f.columns) - 1).bit_length() if f.values.dtype == "bfloat16" else 1.0
+def _halvings(f: Attention) -> int:
+    """Of the greatest weight, 1. Sums are divided at the end: those of bfloat16, which has the range of float32, must not overflow before."""
+    return (count(f.columns) - 1).bit_length() if f.values.dtype == "bfloat16" else 0
 
 
 __all__ = ["LEAST_BLOCK", "MOST_ROWS", "attention_of", "points", "render_matrices", "widest"]
