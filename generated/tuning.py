@@ -123,7 +123,7 @@ TUNING: dict[int, Tuning] = {
                 Rule(x=128, r=64, warps=8),
             ),
             "attention": (
-                Rule(block=64, x=128, r=64, programs=132, least=16, warps=4),
+                Rule(block=64, x=64, r=64, programs=132, least=16, warps=4),
                 Rule(block=128, x=128, r=64, programs=132, least=16, warps=8),
                 Rule(x=64, r=32, programs=132, least=16, warps=8),
             ),

@@ -27,7 +27,7 @@ from .triton_values import HALF, TYPES
 
 LEAST_BLOCK = 16  # rows and columns of the matrix units
 MOST_ROWS = 128  # of a block: all blocks have a divisor of it
-STAGES = 2  # blocks of columns that are on their way
+STAGES = 3  # blocks of columns that are on their way
 
 
 def attention_of(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Attention:

@@ -86,10 +86,11 @@ def on_a_gpu() -> Iterator[str]:
     yield f"training steps {two(part(s, default + ', train'))} and {two(part(s, reduced + ', train'))}"
     yield f"{two(part(s, 'peak_mb opforge/inductor'))} of its peak memory and {two(part(s, 'compile_s opforge/inductor'))} of its compile time"
     slow = s["slower opforge/inductor"]
-    yield f"AdamW over 200 tensors ({two(slow['adamw'])})"
-    assert two(slow["gpt2"]) == two(slow["lstm_loop"])
-    yield f"GPT-2's inference and a small LSTM ({two(slow['gpt2'])})"
-    assert sorted(slow, key=slow.__getitem__)[0] == "adamw"
+    first, second = sorted(slow, key=slow.__getitem__)[:2]
+    assert (first, second) == ("gpt2", "lstm_loop")
+    yield f"GPT-2's inference ({two(slow[first])}) and a small LSTM ({two(slow[second])})"
+    adamw = next(r["us"] for r in models["programs"] if r["name"] == "adamw")
+    yield f"AdamW over 200 tensors {two(adamw['inductor'] / adamw['opforge'])}"
     slow = s["slower opforge-reduce/inductor-reduce"]
     yield f"with CUDA graphs the LSTM ({two(min(slow.values()))})"
 
