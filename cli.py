@@ -93,7 +93,7 @@ def generate(
     if not diff:
         run.write_tree(changes, root)
         for c in changes:
-            print(("removed " if c.new is None else "wrote ") + c.path)
+            print(("removed " if c.new is None else "wrote ") + (c.path if out is None else str(Path(out) / c.path)))
         if not changes:
             print("everything is up to date")
 
@@ -215,7 +215,7 @@ def lines() -> None:
 
 @app.command()
 def keys() -> None:
-    """How many entries use each key of the specs (a key needs three users)."""
+    """How many entries use each key of the specs; a key that fewer than three use is marked."""
     from .generator.report import key_usage
     from .generator.run import load_model
 

@@ -49,7 +49,7 @@ class Config:
     #: What training keeps for the backward; min_cut keeps the fewest bytes and computes cheap values again, default all it reads.
     partition: str = "min_cut"
     # spec: activation_memory_budget
-    #: Part (0 to 1) of the bytes min_cut keeps for the backward that may be kept; below 1 more is computed again, for a lower peak.
+    #: Part of the bytes min_cut keeps for the backward that may be kept; below 1 more is computed again, for a lower peak.
     activation_memory_budget: float = 1.0
     # spec: lazy_backward
     #: Compile the backward of a training graph when it first runs (graphs of static shapes only), instead of with the forward.
@@ -58,7 +58,7 @@ class Config:
     #: Keep the arena of intermediate buffers between calls (one per thread, for all graphs), instead of allocating it on every call.
     reuse_workspace: bool = True
     # spec: cudagraphs
-    #: Record the work of compiled graphs on a GPU as CUDA graphs and replay them; mode="reduce-overhead" turns it on.
+    #: Record the work of compiled graphs on a GPU as CUDA graphs and replay them; mode="reduce-overhead" turns it on. Does nothing on a CPU.
     cudagraphs: bool = False
     # spec: cudagraphs_share_memory
     #: Let recorded CUDA graphs of one stream use each other's memory where nobody uses what is in it; otherwise each has its own.
@@ -186,12 +186,12 @@ FIELDS: dict[str, Setting] = {
     "activation_memory_budget": Setting(
         name="activation_memory_budget",
         field="activation_memory_budget",
-        type="float",
+        type="part",
         default=1.0,
         choices=(),
         env="OPFORGE_ACTIVATION_MEMORY_BUDGET",
         affects="code",
-        doc="Part (0 to 1) of the bytes min_cut keeps for the backward that may be kept; below 1 more is computed again, for a lower peak.",
+        doc="Part of the bytes min_cut keeps for the backward that may be kept; below 1 more is computed again, for a lower peak.",
     ),
     # spec: lazy_backward
     "lazy_backward": Setting(
@@ -224,7 +224,7 @@ FIELDS: dict[str, Setting] = {
         choices=(),
         env="OPFORGE_CUDAGRAPHS",
         affects="run",
-        doc='Record the work of compiled graphs on a GPU as CUDA graphs and replay them; mode="reduce-overhead" turns it on.',
+        doc='Record the work of compiled graphs on a GPU as CUDA graphs and replay them; mode="reduce-overhead" turns it on. Does nothing on a CPU.',
     ),
     # spec: cudagraphs_share_memory
     "cudagraphs_share_memory": Setting(

@@ -271,7 +271,7 @@ def target_of(graph: torch.fx.GraphModule, cfg: Config) -> Target:
     values = (leaf for n in graph.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val")))
     devices = {leaf.device for leaf in values if isinstance(leaf, torch.Tensor)}
     if any(d.type == "meta" for d in devices):
-        raise UnsupportedError("a tensor is on the device meta, which holds no elements; the graph runs eagerly")
+        raise UnsupportedError("a tensor is on the device meta, which holds no elements")
     found = {d.index for d in devices if d.type == "cuda"}
     if len(found) != 1:
         return Cpu(cfg)

@@ -186,6 +186,11 @@ def _parse_float(setting: Setting, raw: object) -> float | None:
     return None
 
 
+def _parse_part(setting: Setting, raw: object) -> float | None:
+    number = _parse_float(setting, raw)
+    return None if number is None or number > 1 else number
+
+
 def _parse_str(setting: Setting, raw: object) -> str | None:
     return raw if isinstance(raw, str) else None
 
@@ -209,6 +214,7 @@ _PARSERS: dict[str, Callable[[Setting, object], bool | int | float | str | None]
     "bool": _parse_bool,
     "int": _parse_int,
     "float": _parse_float,
+    "part": _parse_part,
     "str": _parse_str,
     "choice": _parse_choice,
     "path": _parse_path,
@@ -218,6 +224,7 @@ _EXPECTED = {
     "bool": "a bool (or 1/0, true/false, yes/no, on/off)",
     "int": "an integer, 0 or more",
     "float": "a number, 0 or more",
+    "part": "a number from 0 to 1",
     "str": "a string",
     "path": "a path, as a string or os.PathLike",
 }

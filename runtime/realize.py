@@ -74,7 +74,7 @@ def realize(
             arena_bytes=entry.meta["arena_bytes"],
             cached=True,
         )
-        if watch.dump:
+        if watch.wanted:
             plan = target.schedule(_prepared(lowered, target), frugal, watch)
             _dump_code(plan, artifacts.cpp, artifacts.wrapper, watch)
     artifacts.program = lowered.program
@@ -141,7 +141,7 @@ def _build(
             tables=rendered.tables,
         )
         wrapper = write(programs=rendered.programs)
-    if watch.dump:
+    if watch.wanted:
         _dump_code(plan, rendered.source, wrapper, watch)
     built = target.compile(plan, rendered, watch)
     if built.programs:

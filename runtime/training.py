@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..errors import ConfigError, UnsupportedError
+from ..errors import UnsupportedError
 from .config import Config, current
 from .dispatch.joint import Gradients
 from .dispatch.operators import op_info
@@ -38,12 +38,9 @@ class Split:
 
 def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] = MappingProxyType({})) -> Split:
     """Partition the joint graph of a training program as `cfg` says. What the backward needs of the forward's arguments and results is not
-    returned a second time. `written`: inputs that the forward may write itself, as for `Split`. Raises `ConfigError` for a memory budget
-    above 1.
+    returned a second time. `written`: inputs that the forward may write itself, as for `Split`.
     """
     cfg = cfg or current()
-    if cfg.activation_memory_budget > 1:
-        raise ConfigError(f"activation_memory_budget lies between 0 and 1, not {cfg.activation_memory_budget!r}")
     gradients = traced.gradients
     assert gradients is not None
     placeholders = [n for n in traced.graph.graph.nodes if n.op == "placeholder"]

@@ -11,12 +11,20 @@ from ..model import Model
 from ..render import header, literal, render
 
 PATH = "generated/config.py"
-_PYTHON: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str, "choice": str, "path": str}
+_PYTHON: dict[str, type] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "part": float,
+    "str": str,
+    "choice": str,
+    "path": str,
+}
 
 
 @dataclass(frozen=True)
 class SettingSpec:
-    """One setting: dotted name, type (`bool`, `int`, `float`, `str`, `choice`, `path`), default, choices, and its
+    """One setting: dotted name, type (`bool`, `int`, `float`, `part`, `str`, `choice`, `path`), default, choices, and its
     doc.
     """
 
@@ -40,11 +48,11 @@ class SettingSpec:
 
     def accepts(self, value: Any) -> bool:
         """Whether `value` has the declared type: a bool is no int, numbers are never negative, an int may stand for a
-        float.
+        float, and a part is 1 at most.
         """
         kind = _PYTHON[self.type]
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return value >= 0 and (kind is float or kind is type(value))
+            return 0 <= value <= (1 if self.type == "part" else value) and (kind is float or kind is type(value))
         return type(value) is kind
 
 

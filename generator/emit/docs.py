@@ -21,7 +21,7 @@ _AFFECTS = {
     "run": "Settings of how opforge runs",
     "debug": "Settings for seeing what happens",
 }
-_VALUES = {"int": "a whole number", "float": "a number", "str": "text"}
+_VALUES = {"int": "a whole number", "float": "a number", "part": "a number from 0 to 1", "str": "text"}
 _TYPES = {
     "string": "text",
     "integer": "integer",

@@ -51,9 +51,7 @@ def _check_constants(graph: fx.GraphModule) -> None:
     """Raises `UnsupportedError` for what stands in a graph and has no source text, which user compilers are given."""
     for node in graph.graph.nodes:
         if any(isinstance(v, torch.Generator) for v in (*node.args, *node.kwargs.values())):
-            raise UnsupportedError(
-                f"{node.target} draws from a torch.Generator of the program's; the graph runs eagerly"
-            )
+            raise UnsupportedError(f"{node.target} draws from a torch.Generator of the program's")
 
 
 def _compile_joint(traced: Traced, compilers: Compilers) -> Compiled:

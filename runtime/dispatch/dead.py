@@ -34,7 +34,7 @@ def check_dead(node: fx.Node) -> None:
         dtypes = ", ".join(str(t.dtype) for t in tensors)
         reason = (str(error).splitlines() or [""])[0]
         raise UnsupportedError(
-            f"{node.target} of {dtypes}, whose result nobody reads, is refused by its eager kernel ({reason}); the graph runs eagerly"
+            f"{node.target} of {dtypes}, whose result nobody reads, is refused by its eager kernel ({reason})"
         )
 
 

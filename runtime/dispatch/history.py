@@ -56,7 +56,7 @@ def check_inference(t: torch.Tensor) -> None:
     """Raises `UnsupportedError` where an output is, or is an alias of, a tensor that only inference mode can make."""
     if t.is_inference() and not torch.is_inference_mode_enabled():
         raise UnsupportedError(
-            "an output is made in, or an alias of a tensor from, inference mode, and is returned outside of it; the graph runs eagerly"
+            "an output is made in, or an alias of a tensor from, inference mode, and is returned outside of it"
         )
 
 
@@ -141,7 +141,7 @@ def check_views(
             "an output of a custom autograd.Function is an alias of its input; return a copy of it (`clone()`) for its backward to run"
         )
     if is_hooked(recorder, value, t, source):
-        raise UnsupportedError("an output is a view with a hook (register_hook); the graph runs eagerly")
+        raise UnsupportedError("an output is a view with a hook (register_hook)")
 
 
 def is_custom(t: torch.Tensor, source: torch.Tensor | None) -> bool:

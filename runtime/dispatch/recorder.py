@@ -106,9 +106,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
                     return func.decompose(*args, **kwargs)
             case "lift":
                 return self._lift(info, types, args, kwargs)
-        raise UnsupportedError(
-            f"the higher-order operator {func} cannot be traced yet{self.where()}; the graph runs eagerly"
-        )
+        raise UnsupportedError(f"the higher-order operator {func} cannot be traced yet{self.where()}")
 
     def _wrapper_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call with tensor subclasses among its arguments: they take it apart, and what they call comes by here. Their own views are
@@ -134,7 +132,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
 
     def _check_refusal(self, op: Any, args: Any) -> None:
         if why := refusal(op, args):
-            raise UnsupportedError(f"{why}{self.where()}; the graph runs eagerly")
+            raise UnsupportedError(f"{why}{self.where()}")
 
     def _plain(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
         self._check_refusal(info.op, args)
@@ -177,11 +175,11 @@ class Recorder(GraphWriter, TorchDispatchMode):
             layout, whole = Layout.of(out), parent.root.layout
             if args[0].requires_grad and torch.is_grad_enabled() and not covers(parent.layout, layout):
                 raise UnsupportedError(
-                    f"as_strided reaches outside of a tensor{self.where()} whose gradient does not know of it; the graph runs eagerly"
+                    f"as_strided reaches outside of a tensor{self.where()} whose gradient does not know of it"
                 )
             if not parent.region.inputs and layout.plain and whole.plain and not inside(layout, whole):
                 # Its storage may be larger (a loss was reduced in it); else eager refuses.
-                raise UnsupportedError(f"as_strided reaches outside of a result{self.where()}; the graph runs eagerly")
+                raise UnsupportedError(f"as_strided reaches outside of a result{self.where()}")
             value = self._strided(parent, layout)
             value.near = parent
             if parent.region.version == 0 and parent.parent is None:
@@ -289,9 +287,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
             target = info.argument(position, args, kwargs)
             for t, r in zip(tensors_of(target), tensors_of(new) or tensors_of(result), strict=False):
                 if not torch.can_cast(r.dtype, t.dtype):
-                    raise UnsupportedError(
-                        f"{info.op} puts {r.dtype} into {t.dtype}{self.where()}; the graph runs eagerly"
-                    )
+                    raise UnsupportedError(f"{info.op} puts {r.dtype} into {t.dtype}{self.where()}")
 
     def _put_results(self, info: OpInfo, form: Functional, node: fx.Node, result: Any, args: Any, kwargs: Any) -> None:
         for k, position in enumerate(info.written):

@@ -109,7 +109,7 @@ def trace(
     expressed; eager runs that, and raises its own errors.
     """
     if in_dual_level():
-        raise UnsupportedError("forward-mode automatic differentiation (dual_level) is on; the graph runs eagerly")
+        raise UnsupportedError("forward-mode automatic differentiation (dual_level) is on")
     calling = Calling.of_inputs(example_inputs)
     flat = calling.flatten(example_inputs)
     lifted = _lifted(gm)
@@ -177,7 +177,7 @@ def _trace_once(
             seed = torch.initial_seed()
             recorder.expects_no_grad, grad_after = False, torch.is_grad_enabled()
         if seed != seed_before and recorder.draws is None:  # draws set it themselves
-            raise UnsupportedError("the program seeds the random generator; the graph runs eagerly")
+            raise UnsupportedError("the program seeds the random generator")
         flat_result = border.leave(calling.flatten_result(result), inputs, recorder)
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
         _check_effects(zip(values, had, strict=True), calling.flatten_result(result), training)
@@ -223,7 +223,7 @@ def _check_effects(inputs: Iterable[tuple[Any, Any]], results: Sequence[Any], tr
     for k, (t, before) in enumerate(inputs):
         followed |= isinstance(t, torch.Tensor) and t.requires_grad
         if _gradient(t) is not before:
-            raise UnsupportedError(f"the program gives input {k} a gradient (`backward()`); the graph runs eagerly")
+            raise UnsupportedError(f"the program gives input {k} a gradient (`backward()`)")
     for k, t in enumerate(results):
         if not isinstance(t, torch.Tensor):
             continue

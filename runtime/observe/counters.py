@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
+from .log import LOG
+
 _lock = Lock()
 _externs: Counter[tuple[str, str]] = Counter()
 _fallbacks: Counter[str] = Counter()
@@ -41,6 +43,7 @@ def uncounted() -> Iterator[None]:
 
 def count_fallback(reason: str) -> None:
     """One whole graph that runs eagerly, and why."""
+    LOG.info("a graph runs eagerly: %s", reason)
     with _lock:
         _fallbacks[reason] += 1
 
@@ -49,6 +52,7 @@ def count_retry(reason: str) -> None:
     """One configuration of a kernel that does not compile or does not fit, and why; the next one is tried, and after the last the graph runs
     eagerly.
     """
+    LOG.info("a configuration of a kernel is left out: %s", reason)
     with _lock:
         _retries[reason] += 1
 
@@ -77,6 +81,15 @@ def count_graph(
     """One compiled graph: its kernels, its calls of eager kernels by operator, seconds by stage, bytes of its arena. `graphs` is 0 for the
     backward of one that was counted before.
     """
+    LOG.info(
+        "%s: %d kernels, eager kernels %s, arena %d bytes, %.2f s%s",
+        "a graph" if graphs else "a backward",
+        kernels,
+        dict(externs),
+        arena_bytes,
+        sum(seconds.values()),
+        ", from the cache" if cached else "",
+    )
     with _lock:
         _totals["graphs"] += graphs
         _totals["kernels"] += kernels
@@ -95,6 +108,7 @@ def count_recording() -> None:
 
 def count_unrecorded(reason: str) -> None:
     """One compiled graph, or one call of it, that ran without a CUDA graph where one was asked for, and why."""
+    LOG.info("not recorded as a CUDA graph: %s", reason)
     with _lock:
         _unrecorded[reason] += 1
 

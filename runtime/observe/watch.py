@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .dump import Dump
+from .log import LOG
 from .progress import Progress
 
 __all__ = ["Watch"]
@@ -30,9 +32,17 @@ class Watch:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody reads the texts."""
+        return bool(self.dump) or LOG.isEnabledFor(logging.DEBUG)
+
     def text(self, name: str, make: Callable[[], str]) -> None:
-        """What a stage made, as a file of that name where `dump_dir` is set."""
-        self.dump.text(name, make)
+        """What a stage made: a file of that name where `dump_dir` is set, a message where TORCH_LOGS has +opforge."""
+        if self.wanted:
+            text = make()
+            LOG.debug("%s\n%s", name, text)
+            self.dump.text(name, lambda: text)
 
     def close(self) -> None:
         """Take the progress line away and write the texts; to be called however compiling ended."""

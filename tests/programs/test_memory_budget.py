@@ -92,6 +92,10 @@ def test_the_default_policy_keeps_more() -> None:
     assert kept("default") > kept("min_cut")
 
 
-def test_a_budget_above_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match="between 0 and 1"), config.patch(activation_memory_budget=1.5) as cfg:
-        split(trace(blocks, inputs(), training=True), cfg)
+@pytest.mark.parametrize("budget", [1.5, -1, "2", True])
+def test_a_budget_outside_of_zero_to_one_is_refused(budget: object) -> None:
+    with (
+        pytest.raises(ConfigError, match="expected a number from 0 to 1"),
+        config.patch(activation_memory_budget=budget),
+    ):
+        raise AssertionError("accepted")

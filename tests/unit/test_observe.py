@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import subprocess
 import sys
 import time
 import warnings
@@ -214,3 +217,30 @@ def test_compiling_shows_its_stages(
 def test_the_setting_takes_words_for_yes_and_no() -> None:
     for value, meant in ((True, "on"), ("1", "on"), ("off", "off"), (False, "off"), ("auto", "auto")):
         assert config.from_options({"progress": value}).progress == meant
+
+
+def logged(setting: str) -> str:
+    """What a process with that TORCH_LOGS prints."""
+    text = (
+        "import torch, opforge\n"
+        "def f(x):\n    x.mul_(2)\n    return torch.softmax(x * 1.0, -1)\n"
+        "torch.compile(f, backend='opforge')(torch.ones(3, 17))\n"
+        "torch.compile(lambda s: s * 2, backend='opforge')(torch.ones(2, device='meta'))\n"
+    )
+    env = {**os.environ, "TORCH_LOGS": setting}
+    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_torch_logs_prints_a_line_for_each_graph() -> None:
+    said = logged("opforge")
+    assert re.search(r"a graph: 1 kernels, eager kernels \{\}, arena \d+ bytes", said), said
+    assert "a graph runs eagerly: UnsupportedError: a tensor is on the device meta" in said
+    assert "def call" not in said
+
+
+def test_torch_logs_prints_the_wrappers() -> None:
+    said = logged("+opforge")
+    for stage in ("dynamo_graph.py", "functional_graph.py", "plan.txt", "kernels.cpp", "graph.py", "dispatch.py"):
+        assert re.search(rf"\] {re.escape(stage)}$", said, re.MULTILINE), f"{stage} is missing in {said}"
