@@ -1018,6 +1018,146 @@ max_pool3d_values = Rule(
     replace=lambda m, g: g.call("aten.max_pool3d.default", m["x"], m["k"], m["s"], m["p"], m["d"], m["c"]),
 )
 
+# spec: positions_of_max_pool2d
+positions_of_max_pool2d = Rule(
+    name="positions_of_max_pool2d",
+    doc="positions that a pooling kept for its gradient are kept in 16 or 32 bits, where these hold them",
+    match=Call(
+        "aten.max_pool2d_with_indices_backward.default",
+        (
+            ("grad_output", Wild("g")),
+            ("self", Wild("x")),
+            ("kernel_size", Wild("k")),
+            ("stride", Wild("s")),
+            ("padding", Wild("p")),
+            ("dilation", Wild("d")),
+            ("ceil_mode", Wild("c")),
+            ("indices", Wild("i")),
+        ),
+    ),
+    when=lambda m: (
+        p.dtype_of_positions(m["x"], 2) != p.dtype(m["i"])
+        and not p.made_of_smaller(m["i"])
+        and not p.is_returned(m["i"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.max_pool2d_with_indices_backward.default",
+        m["g"],
+        m["x"],
+        m["k"],
+        m["s"],
+        m["p"],
+        m["d"],
+        m["c"],
+        g.call(
+            "aten._to_copy.default",
+            g.call("aten._to_copy.default", m["i"], dtype=p.dtype_of_positions(m["x"], 2)),
+            dtype=p.dtype(m["i"]),
+        ),
+    ),
+    device="cuda",
+)
+
+# spec: positions_of_max_pool3d
+positions_of_max_pool3d = Rule(
+    name="positions_of_max_pool3d",
+    doc="positions that a pooling kept for its gradient are kept in 16 or 32 bits, where these hold them",
+    match=Call(
+        "aten.max_pool3d_with_indices_backward.default",
+        (
+            ("grad_output", Wild("g")),
+            ("self", Wild("x")),
+            ("kernel_size", Wild("k")),
+            ("stride", Wild("s")),
+            ("padding", Wild("p")),
+            ("dilation", Wild("d")),
+            ("ceil_mode", Wild("c")),
+            ("indices", Wild("i")),
+        ),
+    ),
+    when=lambda m: (
+        p.dtype_of_positions(m["x"], 3) != p.dtype(m["i"])
+        and not p.made_of_smaller(m["i"])
+        and not p.is_returned(m["i"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.max_pool3d_with_indices_backward.default",
+        m["g"],
+        m["x"],
+        m["k"],
+        m["s"],
+        m["p"],
+        m["d"],
+        m["c"],
+        g.call(
+            "aten._to_copy.default",
+            g.call("aten._to_copy.default", m["i"], dtype=p.dtype_of_positions(m["x"], 3)),
+            dtype=p.dtype(m["i"]),
+        ),
+    ),
+    device="cuda",
+)
+
+# spec: positions_of_adaptive_max_pool2d
+positions_of_adaptive_max_pool2d = Rule(
+    name="positions_of_adaptive_max_pool2d",
+    doc="positions that a pooling kept for its gradient are kept in 16 or 32 bits, where these hold them",
+    match=Call(
+        "aten.adaptive_max_pool2d_backward.default",
+        (
+            ("grad_output", Wild("g")),
+            ("self", Wild("x")),
+            ("indices", Wild("i")),
+        ),
+    ),
+    when=lambda m: (
+        p.dtype_of_positions(m["x"], 2) != p.dtype(m["i"])
+        and not p.made_of_smaller(m["i"])
+        and not p.is_returned(m["i"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.adaptive_max_pool2d_backward.default",
+        m["g"],
+        m["x"],
+        g.call(
+            "aten._to_copy.default",
+            g.call("aten._to_copy.default", m["i"], dtype=p.dtype_of_positions(m["x"], 2)),
+            dtype=p.dtype(m["i"]),
+        ),
+    ),
+    device="cuda",
+)
+
+# spec: positions_of_adaptive_max_pool3d
+positions_of_adaptive_max_pool3d = Rule(
+    name="positions_of_adaptive_max_pool3d",
+    doc="positions that a pooling kept for its gradient are kept in 16 or 32 bits, where these hold them",
+    match=Call(
+        "aten.adaptive_max_pool3d_backward.default",
+        (
+            ("grad_output", Wild("g")),
+            ("self", Wild("x")),
+            ("indices", Wild("i")),
+        ),
+    ),
+    when=lambda m: (
+        p.dtype_of_positions(m["x"], 3) != p.dtype(m["i"])
+        and not p.made_of_smaller(m["i"])
+        and not p.is_returned(m["i"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.adaptive_max_pool3d_backward.default",
+        m["g"],
+        m["x"],
+        g.call(
+            "aten._to_copy.default",
+            g.call("aten._to_copy.default", m["i"], dtype=p.dtype_of_positions(m["x"], 3)),
+            dtype=p.dtype(m["i"]),
+        ),
+    ),
+    device="cuda",
+)
+
 # spec: log_softmax_by_rows
 log_softmax_by_rows = Rule(
     name="log_softmax_by_rows",
@@ -1111,6 +1251,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         abs_abs,
         abs_neg,
     ),
+    "aten.adaptive_max_pool2d_backward.default": (positions_of_adaptive_max_pool2d,),
+    "aten.adaptive_max_pool3d_backward.default": (positions_of_adaptive_max_pool3d,),
     "aten.add.Tensor": (
         add_zero_int,
         addmm_of_mm_add,
@@ -1133,7 +1275,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.floor.default": (floor_floor,),
     "aten.logical_not.default": (not_not,),
     "aten.max_pool2d_with_indices.default[0]": (max_pool2d_values,),
+    "aten.max_pool2d_with_indices_backward.default": (positions_of_max_pool2d,),
     "aten.max_pool3d_with_indices.default[0]": (max_pool3d_values,),
+    "aten.max_pool3d_with_indices_backward.default": (positions_of_max_pool3d,),
     "aten.maximum.default": (maximum_self,),
     "aten.minimum.default": (minimum_self,),
     "aten.mm.default": (

@@ -101,40 +101,6 @@ def avg_pool3d_backward(
     return b.define(out, value / n, dtype(self))
 
 
-# spec: aten.max_pool2d_with_indices_backward
-def max_pool2d_with_indices_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
-    lead = shape(self)[:-2]
-    kind = opmath(dtype(self))
-    table = b.call("aten.full.default", lead + [prod(shape(self)[-2:])], 0.0, dtype=kind)
-    windows = lead + [prod(shape(grad_output)[-2:])]
-    added = b.call(
-        "aten.scatter_add.default",
-        table,
-        -1,
-        b.call("aten.view.default", indices, windows),
-        b.call("aten.view.default", to(grad_output, kind), windows),
-    )
-    return to(b.call("aten.view.default", added, shape(self)), dtype(self))
-
-
-# spec: aten.max_pool3d_with_indices_backward
-def max_pool3d_with_indices_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
-    lead = shape(self)[:-3]
-    kind = opmath(dtype(self))
-    table = b.call("aten.full.default", lead + [prod(shape(self)[-3:])], 0.0, dtype=kind)
-    windows = lead + [prod(shape(grad_output)[-3:])]
-    added = b.call(
-        "aten.scatter_add.default",
-        table,
-        -1,
-        b.call("aten.view.default", indices, windows),
-        b.call("aten.view.default", to(grad_output, kind), windows),
-    )
-    return to(b.call("aten.view.default", added, shape(self)), dtype(self))
-
-
 # spec: aten._adaptive_avg_pool2d_backward
 def _adaptive_avg_pool2d_backward(b, grad_output, self):
     b.native_if(

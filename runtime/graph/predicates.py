@@ -116,6 +116,13 @@ def made_of_smaller(x: Any, calls: int = 8) -> bool:
     return False
 
 
+def dtype_of_positions(x: Any, n: int) -> torch.dtype:
+    """The narrowest signed integers that hold the positions in its last `n` dimensions; 64 bits where a size is a symbol."""
+    sizes = shape(x)[-n:]
+    count = math.prod(sizes) if all(isinstance(k, int) for k in sizes) else 2**63
+    return next((d for d in (torch.int16, torch.int32) if count <= torch.iinfo(d).max), torch.int64)
+
+
 def has_backward(x: Any) -> bool:
     """Whether the graph computes gradients too: what its backward saves or computes again is then still to be chosen."""
     return any(n.meta.get("backward") for n in x.graph.nodes)
@@ -206,7 +213,8 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 
 NAMES = (
-    "all_but_channels", "composed", "dtype", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few", "is_float", "is_half",
-    "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_tensor", "made_of_smaller", "only_result_used", "opmath",
-    "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
+    "all_but_channels", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few",
+    "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_tensor", "made_of_smaller",
+    "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape",
+    "short_of_vectors", "size", "users",
 )  # fmt: skip

@@ -115,6 +115,33 @@ def test_processor_scalars_and_tensors_in_between() -> None:
     torch.testing.assert_close(compiled(f)(x, s), f(x, s))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("last", [True, False])
+def test_gradients_of_max_pools(dtype: torch.dtype, last: bool) -> None:
+    """The same in every run, and without a call of an eager kernel; ties and NaNs go where eager's go."""
+    torch.manual_seed(0)
+    x = torch.randint(-3, 4, (4, 16, 30, 29), device="cuda").to(dtype)
+    x[0, 0, 3, 4] = float("nan")
+    x = x.to(memory_format=torch.channels_last) if last else x
+    pools: list[Callable[[Tensor], Tensor]] = [
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda x: F.max_pool2d(x, (3, 2), (2, 3), (1, 1), (1, 2), True),
+        lambda x: F.adaptive_max_pool2d(x, (7, 11)),
+    ]
+    for f in pools:
+        grad = torch.randn_like(f(x))
+        one, again, eager, wide = (x.detach().clone().requires_grad_() for _ in range(4))
+        run = compiled(f)
+        run(one).backward(grad)
+        run(again).backward(grad)
+        f(eager).backward(grad)
+        exact = torch.autograd.grad(f(wide.double()), wide, grad.double())[0].double()
+        assert torch.equal(one.grad, again.grad)
+        error, theirs = (float((t.grad.double() - exact).abs().max()) for t in (one, eager))
+        assert error <= max(2 * theirs, torch.finfo(dtype).eps * float(exact.abs().max()))
+        assert opforge.stats()["externs"] == {}
+
+
 def test_training() -> None:
     """Curves of both from the same start, as near to float64 as eager's."""
 
