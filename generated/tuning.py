@@ -66,9 +66,17 @@ class FusedProduct:
 
 
 @dataclass(frozen=True, slots=True)
+class Last:
+    """Kernels that the last program of the kernel before runs: points of their outer loops at most, and elements of the one block."""
+
+    rows: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """The table of a GPU: what measured it, by kind of kernel rules, of which the first that fits is taken; blocks of products, of which all
-    may be tried, the percent that one must save, and rules for products that are not measured.
+    may be tried, the percent that one must save, and rules for products that are not measured; which small kernels have no launch of their own.
     """
 
     name: str
@@ -79,6 +87,7 @@ class Tuning:
     tiles: tuple[Block, ...]
     margin: int
     fused: tuple[FusedProduct, ...]
+    last: Last | None = None
 
 
 #: By compute capability.

@@ -33,6 +33,7 @@ class Table:
     tiles: list[dict[str, Any]]
     margin: int
     fused: list[dict[str, Any]]
+    last: dict[str, Any] | None
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
@@ -61,6 +62,8 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
             )
         for k in range(len(entry["fused"])):
             _check_fused(entry, k, diags)
+        if "last" in entry:
+            _check_powers(entry, ("last",), entry["last"], (), diags)
         capability = gpus.get(entry.id, {}).get("capability", 0)
         tables.append(
             Table(
@@ -73,6 +76,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
                 entry["tiles"],
                 entry["margin"],
                 entry["fused"],
+                entry.get("last"),
             )
         )
     return tuple(sorted(tables, key=lambda t: t.capability))

@@ -51,6 +51,7 @@ def render_kernel(
     homes: Mapping[str, str] = NO_HOMES,
     members: Members | None = None,
     tuning: Tuning | None = None,
+    program: str = "tl.program_id(0)",
 ) -> str:
     """A Triton module with one function: pointers to what is read, to what is written, sizes, XBLOCK and RBLOCK.
 
@@ -58,13 +59,14 @@ def render_kernel(
     members  one function for kernels that are alike but for buffers and numbers of points (`triton_group`): their pointers, one kernel's after
              another's, then these numbers; or a table of all that, and how many there are.
     tuning   the table that its blocks come from.
+    program  which block of points it computes.
     Booleans are behind pointers to 8-bit integers. Raises UnsupportedError, with the reason, for what Triton cannot say here.
     """
     shape = launch(kernel, layouts)
     if shape.product:
         functions = render_matrices(kernel, layouts, name or kernel.name, wide(kernel, layouts, shape))
         return "\n".join([*_IMPORTS, *functions]) + "\n"
-    return _Renderer(kernel, layouts, name or kernel.name, homes, members, tuning or tuning_of()).render()
+    return _Renderer(kernel, layouts, name or kernel.name, homes, members, tuning or tuning_of(), program).render()
 
 
 class _Renderer:
@@ -76,6 +78,7 @@ class _Renderer:
         homes: Mapping[str, str],
         members: Members | None,
         tuning: Tuning,
+        program: str,
     ) -> None:
         self.launch, self.members, self.tuning = launch(kernel, layouts), members, tuning
         tiled = squared(kernel, layouts)
@@ -88,6 +91,7 @@ class _Renderer:
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
         self.lines: list[str] = []
         self.wide = wide(kernel, layouts, self.launch)
+        self.program = f"{program}.to(tl.int64)" if self.wide else program
         top = Scope(self.lines)
         self.v = Values(layouts, top, top, self.two_dim, self.wide)
         self.v.each = max(4, LOADED // self.launch.bytes)
@@ -135,10 +139,9 @@ class _Renderer:
     def branched(self, cut: Branches, block: int) -> None:
         """One branch for each piece of a loop."""
         lines = self.lines
-        start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
         lines.append(f"tl.static_assert({block} % XBLOCK == 0)")
         step = "" if cut.step == 1 else f" // {cut.step}"
-        lines.append(f"first = {start} * XBLOCK{step} % {cut.extent}")
+        lines.append(f"first = {self.program} * XBLOCK{step} % {cut.extent}")
         for k, (end, body) in enumerate(cut.pieces):
             self.lines = []
             self.v.flat = self.v.deep = Scope(self.lines)
@@ -175,14 +178,13 @@ class _Renderer:
         if self.kernel.origins:
             head.append(f"    # {', '.join(self.kernel.origins)}")
         column = "[:, None]" if self.two_dim else ""
-        start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
         if self.members:
             types = ["tl.int8" if (t := self.layouts[b].dtype) == "bool" else TYPES[t] for b in buffers]
             body = [*selection(buffers, types, self.members), *self.v.constants, *self.before]
             body += blocks_of([*self.points, *self.lines], self.members, self.wide)
             return "\n".join(head + [f"    {line}" for line in body]) + "\n"
         body = [
-            f"xindex = {start} * XBLOCK + tl.arange(0, XBLOCK){column}",
+            f"xindex = {self.program} * XBLOCK + tl.arange(0, XBLOCK){column}",
             f"xmask = xindex < {self.v.expr(expr(self.launch.outer))}",
         ]
         body += self.points + self.v.constants + self.before

@@ -13,6 +13,7 @@ from ..schedule.together import together
 from .triton import render_kernel
 from .triton_blocks import MEASURED, Blocks, blocks, group_blocks, tuning_of
 from .triton_group import FILL, FILL_NAME, MEMBERS, Group, Members, can_join, fill_source, unit_of
+from .triton_last import COUNTER, FOLLOWING, block_of, chain_source, followed
 from .triton_launch import launch
 from .unit import anonymous
 
@@ -43,13 +44,15 @@ class TritonKernel:
 @dataclass(frozen=True)
 class TritonUnit:
     """Kernels by the name of the first that has their text; for each function that a wrapper calls (a kernel of the plan, or a group of them)
-    that name, and the number of programs of a launch. `grouped`: by name, those that have no call of their own.
+    that name, and the number of programs of a launch. `grouped`: by name, those that have no call of their own. `chained`: the functions whose
+    last program runs what follows, with all their kernels; they take the address of a counter last.
     """
 
     kernels: dict[str, TritonKernel]
     symbols: dict[str, str]
     programs: dict[str, Size]
     grouped: dict[str, Group] = field(default_factory=dict)
+    chained: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -57,8 +60,8 @@ class TritonUnit:
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """The kernels of each group, whose buffers its function takes one kernel after another."""
-        return {g.name: g.kernels for g in self.grouped.values()}
+        """The kernels of each function that runs several, whose buffers it takes one kernel after another."""
+        return {g.name: g.kernels for g in self.grouped.values()} | self.chained
 
     @property
     def tables(self) -> frozenset[str]:
@@ -66,13 +69,16 @@ class TritonUnit:
         return frozenset(g.name for g in self.grouped.values() if g.table)
 
 
-def render_triton(plan: Plan, *, boxed: bool = False, capability: int = MEASURED) -> TritonUnit:
+def render_triton(
+    plan: Plan, *, boxed: bool = False, capability: int = MEASURED, tuning: Tuning | None = None
+) -> TritonUnit:
     """The kernels with the blocks that the table of a GPU (specs/tuning) gives them. Raises `UnsupportedError` for what Triton cannot say.
 
     boxed       the call frees each argument after its last use.
     capability  of the GPU, times ten.
+    tuning      another table than that of the GPU.
     """
-    return _Unit(plan, tuning_of(capability)).render(boxed)
+    return _Unit(plan, tuning or tuning_of(capability)).render(boxed)
 
 
 class _Unit:
@@ -90,10 +96,17 @@ class _Unit:
             group = Group(f"{names[0]}_x{len(names)}", names, points, unit_of(points[0]), _pointers(kernels[names[0]]))
             self.unit.grouped.update(dict.fromkeys(names, group))
             leads[names[0]] = group
+        chains: dict[str, tuple[Kernel, ...]] = {}
+        if (last := self.tuning.last) is not None:
+            free = {name for name in kernels if name not in self.unit.grouped}
+            chains = {c[0].name: c for c in followed(self.plan, self.shapes, free, last)}
+        inside = {k.name for chain in chains.values() for k in chain[1:]}
         for k in kernels.values():
             if k.name in leads:
                 self.group(leads[k.name], k)
-            elif k.name not in self.unit.grouped:
+            elif k.name in chains:
+                self.chain(chains[k.name])
+            elif k.name not in self.unit.grouped and k.name not in inside:
                 self.lone(k)
         return self.unit
 
@@ -118,6 +131,25 @@ class _Unit:
         shape = self.shapes[k.name]
         x = self.add(k, k.name, None, blocks(shape, self.tuning)).xblock
         self.unit.programs[k.name] = shape.outer if x == 1 else (shape.outer + (x - 1)) // x
+
+    def chain(self, chain: tuple[Kernel, ...]) -> None:
+        """A kernel whose last program runs those that follow it."""
+        first, *others = chain
+        name, shape = f"{first.name}_and_{len(others)}", self.shapes[first.name]
+        tile, pieces, types = blocks(shape, self.tuning), [], []
+        for k in chain:
+            program = "tl.program_id(0)" if k is first else FOLLOWING
+            homes = {b: home(self.plan, b) for b in (*k.reads, *k.writes)}
+            pieces.append(render_kernel(k, self.plan.layouts, k.name, homes, None, self.tuning, program))
+            types += [TYPES[self.plan.layouts[b].dtype] for b in (*k.reads, *k.writes)]
+        source = chain_source(name, chain, pieces, [block_of(self.shapes[k.name]) for k in others])
+        made = TritonKernel(name, source, (*types, COUNTER), 0, *tile)
+        known = anonymous(source, name, tuple(b for k in chain for b in (*k.reads, *k.writes)), comment="#")
+        symbol = self.known.setdefault((known, made.pointers, tile), name)
+        self.unit.symbols[name] = symbol
+        self.unit.kernels.setdefault(symbol, made)
+        self.unit.chained[name] = tuple(k.name for k in chain)
+        self.unit.programs[name] = -(-_number(shape.outer) // tile[0])
 
     def group(self, group: Group, first: Kernel) -> None:
         shape = replace(self.shapes[first.name], outer=max(group.points))

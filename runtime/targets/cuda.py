@@ -20,6 +20,7 @@ from ..codegen.triton_group import FILL_NAME
 from ..codegen.triton_launch import launch
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config, current
+from ..execute.counters import counting
 from ..execute.launch import Loaded, launcher, load_function
 from ..execute.tables import table_launcher
 from ..graphs.cuda import CudaRecorder
@@ -41,6 +42,7 @@ from .products import Races
 from .tune import Timer, Work, tuned, works_of
 
 PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
+TABLE, CHAIN = "table", "chain"  # functions that take more than what the wrapper passes
 CONFIGURATIONS = 4  # of a kernel that are tried
 RECOMPUTE = 64  # additions that are cheaper than the memory's work for one value
 
@@ -112,12 +114,13 @@ class Cuda:
             group = groups.get(name)
             how = [list(kernel.pointers), kernel.sizes, kernel.xblock, kernel.rblock, kernel.warps]
             numbers = [] if group is None else group.numbers(kernel.xblock * kernel.rblock)
-            symbols[name] = [kernel.name, how, binary.meta, numbers, name in rendered.tables]
+            symbols[name] = [kernel.name, how, binary.meta, numbers, _kind(name, rendered)]
             if name in rendered.programs and kernel is not rendered.kernels[kernel.name]:
                 if group is not None:
                     programs[name] = group.programs(kernel.xblock * kernel.rblock)
                 else:
-                    outer = launch(kernels[name], plan.layouts).outer
+                    first = rendered.chained.get(name, (name,))[0]
+                    outer = launch(kernels[first], plan.layouts).outer
                     programs[name] = (outer + (kernel.xblock - 1)) // kernel.xblock
         return Built(rendered.source, files, symbols, programs)
 
@@ -154,21 +157,22 @@ class Cuda:
         known: dict[object, Callable[..., Any]] = {}
         binaries: dict[str, Loaded] = {}
         with torch.cuda.device(self.index):
-            for name, (symbol, how, meta, numbers, table) in sorted(
-                entry.meta["symbols"].items(), key=lambda one: bool(one[1][4])
+            for name, (symbol, how, meta, numbers, kind) in sorted(
+                entry.meta["symbols"].items(), key=lambda one: one[1][4] == TABLE
             ):
                 # At once: what this device does not take is known before the graph runs.
                 if (first := binaries.get(symbol)) is None:
                     first = binaries[symbol] = _loaded((entry.path / f"{symbol}.cubin").read_bytes(), meta)
                 other = functools.partial(_unaligned, entry.path, symbol, how)
-                if table:
+                if kind == TABLE:
                     loaded[name] = table_launcher(first, other, symbol, loaded[FILL_NAME], numbers, self.index)
                     continue
                 same = (symbol, *numbers)
                 if same not in known:
                     passed = how[1] - len(numbers)
                     scratch = meta.get("scratch", 0)
-                    known[same] = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers, scratch)
+                    run = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers, scratch)
+                    known[same] = counting(run, self.index) if kind == CHAIN else run
                 loaded[name] = known[same]
         return loaded
 
@@ -189,6 +193,10 @@ def scheduled(
         for s in plan.steps
     ]
     return plan
+
+
+def _kind(name: str, rendered: TritonUnit) -> str:
+    return TABLE if name in rendered.tables else CHAIN if name in rendered.chained else ""
 
 
 def _unaligned(folder: Path, symbol: str, how: Sequence[Any]) -> Loaded:

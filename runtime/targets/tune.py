@@ -125,6 +125,9 @@ def works_of(
     for name in unit.programs:
         if (symbol := unit.symbols[name]) not in done:
             done.add(symbol)
+            if name in unit.chained:
+                yield symbol, "its last program runs other kernels"
+                continue
             group = groups.get(name)
             members = [kernels[m] for m in (group.kernels if group else (name,))]
             if any(k.tile is not None for k in members):

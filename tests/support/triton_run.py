@@ -99,6 +99,10 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
         for k, job in enumerate(jobs):
             steps = []
             for kernel in job.kernels:
+                if job.unit is not None and (chain := _chain_of(job.unit, kernel.name)):
+                    if kernel.name == job.unit.chained[chain][0]:
+                        steps.append(_chain_step(job, job.unit, chain, root / f"k{k}_"))
+                    continue
                 if job.unit is not None and kernel.name in job.unit.grouped:
                     if kernel.name == job.unit.grouped[kernel.name].kernels[0]:
                         steps.append(_group_step(job, job.unit, kernel.name, root / f"k{k}_"))
@@ -125,6 +129,21 @@ def _blocks_of(job: Job, kernel: Kernel) -> tuple[int, int, int]:
     outer = launch(kernel, job.layouts).outer
     assert isinstance(outer, int)
     return -(-outer // job.tile[0]), *job.tile
+
+
+def _chain_of(unit: TritonUnit, kernel: str) -> str:
+    """The function that runs a kernel with those that follow it, if there is one."""
+    return next((name for name, members in unit.chained.items() if kernel in members), "")
+
+
+def _chain_step(job: Job, unit: TritonUnit, name: str, prefix: Path) -> list[Any]:
+    """The one launch of a kernel with those that follow it; all of a job have one counter."""
+    made = unit.kernels[unit.symbols[name]]
+    Path(f"{prefix}{made.name}.py").write_text(made.source)
+    known = {k.name: k for k in job.kernels}
+    names = [b for member in unit.chained[name] for b in (*known[member].reads, *known[member].writes)]
+    job.memory.setdefault("counter", torch.zeros(1, dtype=torch.int32))
+    return [made.name, [*names, "counter"], [], unit.programs[name], made.xblock, made.rblock]
 
 
 def _group_step(job: Job, unit: TritonUnit, first: str, prefix: Path) -> list[Any]:

@@ -180,7 +180,7 @@ def test_table_is_launched_as_it_was_taken(cfg: Config, monkeypatch: pytest.Monk
     job, filling = sorted(refused, key=lambda one: one.name == FILL_NAME)
     assert (filling.name, filling.sizes) == (FILL_NAME, FILL)
     name, (symbol, how, _, numbers, table) = next(item for item in meta["symbols"].items() if item[0] != FILL_NAME)
-    assert (name, table, job.xblock) == (symbol, True, 1024)
+    assert (name, table, job.xblock) == (symbol, "table", 1024)
     assert how == [["i64"], 1, 256, 1, how[-1]]
     assert numbers == [*(100 + n for n in range(10)), *(7 * n for n in range(10))]
     assert f"{name}(70, [arg" in files["wrapper.py"].decode()

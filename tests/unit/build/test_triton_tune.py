@@ -243,7 +243,7 @@ def test_table_is_launched_as_it_was_measured(cfg: Config, compiler: dict[str, A
     assert work.group is not None
     assert work.group.table
     ((name, (_, how, _, numbers, table)),) = ((k, v) for k, v in meta["symbols"].items() if k != FILL_NAME)
-    assert (how, table) == ([["i64"], 1, 512, 1, 2], True)
+    assert (how, table) == ([["i64"], 1, 512, 1, 2], "table")
     assert numbers == [*(100 + n for n in range(10)), *(4 * n for n in range(10))]
     assert f"{name}(40, [arg" in files["wrapper.py"].decode()
 

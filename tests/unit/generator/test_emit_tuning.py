@@ -31,6 +31,7 @@ SPEC = """\
   - {rows: 128, columns: 64, steps: 32, warps: 4, stages: 3}
   - {rows: 64, columns: 64, steps: 32, warps: 4, stages: 3, descriptors: true}
   margin: 5
+  last: {rows: 16, elements: 1024}
   fused:
   - {odd: true, depth: 100, least: 3000, rows: 64, columns: 32, steps: 32, warps: 4, stages: 4}
   - {cost: 3, depth: 100, elements: 3000, rows: 64, columns: 32, steps: 32, warps: 4, stages: 4}
@@ -73,6 +74,7 @@ TUNING: dict[int, Tuning] = {
             FusedProduct(odd=True, depth=100, least=3000, rows=64, columns=32, steps=32, warps=4, stages=4),
             FusedProduct(cost=3, depth=100, elements=3000, rows=64, columns=32, steps=32, warps=4, stages=4),
         ),
+        Last(rows=16, elements=1024),
     ),
 }
 """

@@ -1,0 +1,86 @@
+"""Sums whose parts the last program adds up: the same to the bit in every launch, on streams side by side, and in CUDA graphs. `make test-gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opforge
+from opforge.generated import tuning
+from opforge.runtime.codegen.triton_blocks import tuning_of
+from opforge.runtime.targets.cuda import capability
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Callable[..., Tensor]]]:
+    mine = capability(torch.cuda.current_device())
+    known = min(tuning.TUNING, key=lambda k: (abs(k - mine), k))
+    monkeypatch.setitem(tuning.TUNING, known, replace(tuning.TUNING[known], last=tuning.Last(256, 4096)))
+    tuning_of.cache_clear()
+
+    def compiling(f: Callable[..., Tensor], **options: object) -> Callable[..., Tensor]:
+        torch._dynamo.reset()
+        opforge.reset_stats()
+        return torch.compile(f, backend="opforge", options={"strict": True, "cache_dir": str(tmp_path), **options})
+
+    yield compiling
+    tuning_of.cache_clear()
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Tensor], int, tuple[int, ...]]] = {
+    "sum": (lambda x: x.sum(), 1, (1000, 1001)),
+    "squared error": (lambda x, y: F.mse_loss(x, y), 2, (1024, 2048)),
+    "few rows": (lambda x: x.sum(-1), 1, (8, 1 << 18)),
+    "maxima": (lambda x: x.amax(-1), 1, (3, 1 << 18)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("cudagraphs", [False, True])
+def test_every_launch_gives_the_same(
+    name: str, cudagraphs: bool, compiled: Callable[..., Callable[..., Tensor]]
+) -> None:
+    f, count, shape = PROGRAMS[name]
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, device="cuda") for _ in range(count)]
+    run = compiled(f, cudagraphs=cudagraphs)
+    want = run(*inputs).clone()
+    assert opforge.stats()["kernels"] == 1
+    exact, eager = f(*(t.double() for t in inputs)), f(*inputs)
+    assert float((want - exact).abs().max()) <= max(
+        2 * float((eager - exact).abs().max()), 1e-6 * float(exact.abs().max())
+    )
+    for _ in range(500):
+        assert torch.equal(run(*inputs), want)
+
+
+def test_streams_side_by_side(compiled: Callable[..., Callable[..., Tensor]]) -> None:
+    run = compiled(lambda x: x.sum())
+    inputs = [torch.randn(1 << 20, device="cuda") for _ in range(4)]
+    want = [run(x).clone() for x in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    graphs = []
+    for x in inputs:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run(x)
+        graphs.append((graph, out))
+    torch.cuda.synchronize()
+    found: list[list[Tensor]] = [[] for _ in inputs]
+    for _ in range(100):
+        for k, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                found[k].append(run(inputs[k]))
+                graphs[k][0].replay()
+    torch.cuda.synchronize()
+    for k, some in enumerate(found):
+        assert all(torch.equal(one, want[k]) for one in some)
+        assert torch.equal(graphs[k][1], want[k])

@@ -1,0 +1,120 @@
+"""Counters of kernels whose last program does more: which launch gets which, by functions that stand in for the driver's. Needs no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+
+from opforge.runtime.execute import counters
+
+
+class Device:
+    """Launches are written down; counters are in the processor's memory."""
+
+    def __init__(self) -> None:
+        self.stream, self.recording = 1, 0
+        self.launches: list[tuple[int, ...]] = []
+        self.made: list[torch.Tensor] = []
+        self.code = 0
+
+    def cuStreamGetCaptureInfo_v2(self, stream: ctypes.c_void_p, status: Any, number: Any, *rest: None) -> int:
+        assert stream.value == self.stream
+        assert rest == (None, None, None)
+        number._obj.value = self.recording
+        return self.code
+
+    def run(self, programs: int, *arguments: int) -> None:
+        self.launches.append((programs, *arguments))
+
+    def empty(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self.made.append(torch.full(shape, -1, dtype=dtype))
+        return self.made[-1]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made, zeros = Device(), torch.zeros
+    for name in ("_free", "_of_streams", "_of_recordings"):
+        monkeypatch.setattr(counters, name, {})
+    monkeypatch.setattr(counters, "_memory", [])
+    monkeypatch.setattr(counters, "driver", lambda: made)
+    monkeypatch.setattr(counters, "cuda_stream", lambda index: made.stream)
+    monkeypatch.setattr(counters, "empty_strided_cuda", made.empty)
+    monkeypatch.setattr(torch, "zeros", lambda *a, device, **k: zeros(*a, **k))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.recording > 0)
+    return made
+
+
+def counter_of(device: Device, run: Any) -> int:
+    run(7, 16, 32)
+    *first, counter = device.launches[-1]
+    assert first == [7, 16, 32]
+    return counter
+
+
+def test_a_stream_has_one(device: Device) -> None:
+    run, other = counters.counting(device.run, 0), counters.counting(device.run, 0)
+    one = counter_of(device, run)
+    assert counter_of(device, other) == one
+    device.stream = 2
+    assert counter_of(device, run) != one
+    device.stream = 1
+    assert counter_of(device, run) == one
+    assert one % 16 == 0
+    assert len(counters._memory) == 1
+
+
+def test_a_recording_has_one_of_its_own(device: Device) -> None:
+    run = counters.counting(device.run, 0)
+    found = {counter_of(device, run)}
+    for device.recording in (1, 2, 3):
+        one = counter_of(device, run)
+        assert counter_of(device, run) == one
+        assert one not in found
+        found.add(one)
+        device.stream += 1  # a branch of the recording
+        branch = counter_of(device, run)
+        assert branch not in found
+        found.add(branch)
+
+
+def test_none_is_given_out_twice(device: Device) -> None:
+    run = counters.counting(device.run, 0)
+    found = []
+    for device.recording in range(1, counters.COUNTERS + 1):
+        found.append(counter_of(device, run))
+    assert len(set(found)) == counters.COUNTERS
+    assert not device.made
+    assert len(counters._of_recordings) == counters.RECORDINGS
+    # Those that come too late have one for each launch.
+    for device.recording in range(counters.COUNTERS + 1, counters.COUNTERS + 3):
+        assert counter_of(device, run) == device.made[-1].data_ptr()
+        assert not device.made[-1].any()
+    assert len(device.made) == 2
+
+
+def test_a_graph_that_is_recorded_first(device: Device) -> None:
+    """The memory that is made then is the graph's own: no other launch may count in it."""
+    device.recording = 1
+    run = counters.counting(device.run, 0)
+    assert counter_of(device, run) == device.made[-1].data_ptr()
+    assert not counters._memory
+    device.recording = 0
+    counters.counting(device.run, 0)
+    assert counter_of(device, run) != device.made[-1].data_ptr()
+
+
+def test_a_driver_that_cannot_say(device: Device) -> None:
+    run = counters.counting(device.run, 0)
+    device.recording, device.code = 1, 999
+    with pytest.raises(RuntimeError, match="999"):
+        run(1)
+
+
+def test_devices_have_their_own(device: Device) -> None:
+    assert counter_of(device, counters.counting(device.run, 0)) != counter_of(device, counters.counting(device.run, 1))
+    assert len(counters._memory) == 2
