@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError
-from .torch_compat import is_traceable_wrapper_subclass, pytree
+from .torch_compat import is_traceable_wrapper_subclass, is_zerotensor, pytree
 
 
 def only_for(examples: Sequence[Any], call: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,13 +57,13 @@ def _look_at_kind(example: torch.Tensor) -> Callable[[Any], str]:
 def _look_at_layout(example: torch.Tensor) -> Callable[[Any], str]:
     dtype, device, sizes, strides = example.dtype, example.device, tuple(example.shape), tuple(example.stride())
     known = all(type(n) is int for n in (*sizes, *strides))
-    lazy, followed = (example.is_neg(), example.is_conj()), example.requires_grad
+    lazy, followed = (example.is_neg(), example.is_conj(), is_zerotensor(example)), example.requires_grad
 
     def look(x: Any) -> str:
         if not isinstance(x, torch.Tensor):
             return f"is a {type(x).__name__}, the graph was compiled for a tensor"
-        if (x.is_neg(), x.is_conj()) != lazy:
-            return "is lazily negated or conjugated, or the graph was compiled for such a tensor: resolve_neg(), resolve_conj()"
+        if (x.is_neg(), x.is_conj(), is_zerotensor(x)) != lazy:
+            return "is lazily negated, conjugated or zero, or the graph was compiled for such a tensor: resolve_neg(), resolve_conj(), clone()"
         if x.requires_grad and not followed and torch.is_grad_enabled():
             return "requires grad, the graph was compiled for a tensor that does not"
         if x.dtype is not dtype:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+# Whether a tensor is zeros without memory, as forward-mode gradients may be. [2.11, 2.13]
+from torch import _is_zerotensor as is_zerotensor
+
 # How many tensors and Python objects use a storage, which is named by its `_cdata`. [2.11, 2.13]
 from torch._C import _storage_Use_Count as storage_uses  # type: ignore[attr-defined]
 
@@ -92,6 +95,7 @@ __all__ = [
     "in_transform",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
+    "is_zerotensor",
     "keep_item",
     "known_equal",
     "made_without_grad",

@@ -11,7 +11,7 @@ from torch import fx
 from torch.autograd.graph import get_gradient_edge
 
 from ...errors import UnsupportedError
-from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext, frame_source, keep_item
+from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext, frame_source, is_zerotensor, keep_item
 from .overlap import may_overlap
 from .regions import Layout
 from .subclasses import inner_tensors, is_wrapper
@@ -44,6 +44,8 @@ def to_fake(value: Any, fake_mode: Any, source: Any = None) -> Any:
     """
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and (value.is_neg() or value.is_conj()):
         raise UnsupportedError("an input is lazily conjugated or negated; call resolve_conj() or resolve_neg() on it")
+    if isinstance(value, torch.Tensor) and is_zerotensor(value):
+        raise UnsupportedError("an input is zeros without memory, as forward-mode gradients are; clone() it")
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return value
     if is_wrapper(value) and all(isinstance(t, FakeTensor) for t in inner_tensors(value)):

@@ -20,7 +20,7 @@ from ...generated.wrapper_steps import STEPS
 from ..dispatch.joint import Gradients, written_since
 from ..dispatch.regions import Layout
 from ..dispatch.subclasses import Names, coerced, dense_tangent
-from ..torch_compat import in_transform, no_modes, saving_is_hooked
+from ..torch_compat import in_transform, is_zerotensor, no_modes, saving_is_hooked
 from .batched import backward_by_rows
 from .given import Described, as_described, as_given, as_kept, described
 from .support import restride
@@ -115,6 +115,7 @@ def bind_halves(
         "backward_by_rows": backward_by_rows,
         "backward_ready": backward.ready,
         "in_transform": in_transform,
+        "is_zerotensor": is_zerotensor,
         "is_grad_enabled": torch.is_grad_enabled,
         "nothing": torch.empty(0),
         "restride": restride,
@@ -314,9 +315,10 @@ def _backward(halves: Halves, values: Names) -> list[str]:
     dense = [f"g{k}" for k in halves.gradients.tangents]
     for name, stride in zip([*dense, *inside], halves.tangents, strict=True):
         if stride is None:
-            lines.append(f"{name} = {name}.contiguous()")
+            lines += [f"{name} = {name}.contiguous()", f"if {_lazy(name)}:"]
+            lines.append(f"    {name} = restride({name}, {name}.stride())")
         else:
-            lines += [f"if {name}.stride() != {stride}:", f"    {name} = restride({name}, {stride})"]
+            lines += [f"if {name}.stride() != {stride} or {_lazy(name)}:", f"    {name} = restride({name}, {stride})"]
         tangents.append(name)
     lines += [f"arguments += [{', '.join(tangents)}]", "out = backward_graph(arguments)"]
     position = {k: n for n, k in enumerate(halves.gradients.inputs)}
@@ -330,6 +332,11 @@ def _backward(halves: Halves, values: Names) -> list[str]:
         f"    def backward({', '.join(['ctx', *gradients])}):",
         *(f"        {line}" for line in lines),
     ]
+
+
+def _lazy(name: str) -> str:
+    """The question of `support.is_lazy`, without its call: each backward asks it."""
+    return f"{name}.is_neg() or {name}.is_conj() or is_zerotensor({name})"
 
 
 def _tuple(parts: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from ..dispatch.joint import written_since
 from ..torch_compat import saved_objects
-from .support import laid_out
+from .support import is_lazy, laid_out
 
 Described = tuple[torch.device, torch.dtype, torch.Size, tuple[int, ...]]
 
@@ -30,7 +30,7 @@ def as_described(tensors: Sequence[torch.Tensor], known: Sequence[Described]) ->
                 f"the unpack function of saved_tensors_hooks returned a tensor of sizes {list(t.shape)} on {t.device} "
                 f"for one of sizes {list(shape)} on {device}"
             )
-        plain = t.dtype == dtype and t.stride() == stride and not t.is_neg() and not t.is_conj()
+        plain = t.dtype == dtype and t.stride() == stride and not is_lazy(t)
         found.append(t if plain else laid_out(t, dtype, stride))
     return found
 
@@ -70,5 +70,8 @@ def as_given(arguments: list[torch.Tensor], given: Sequence[tuple[int, Described
                 f"an input of a compiled graph had sizes {list(shape)} and {dtype} on {device} in the forward; before the backward its data "
                 f"was replaced by one of sizes {list(t.shape)} and {t.dtype} on {t.device}; run this part without torch.compile"
             )
-        if t.stride() != stride and any(n > 1 and a != b for n, a, b in zip(shape, t.stride(), stride, strict=True)):
+        moved = t.stride() != stride and any(
+            n > 1 and a != b for n, a, b in zip(shape, t.stride(), stride, strict=True)
+        )
+        if moved or is_lazy(t):
             arguments[k] = laid_out(t, dtype, stride)

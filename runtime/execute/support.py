@@ -14,6 +14,7 @@ from .. import config
 from ..build.scratch import warn_once
 from ..philox import KERNELS
 from ..torch_compat import empty_strided_cpu as empty_strided
+from ..torch_compat import is_zerotensor
 from ..torch_compat import reinterpret_tensor as reinterpret
 
 Place = tuple[torch.device, int]
@@ -100,6 +101,11 @@ def overload(name: str) -> Any:
     if namespace == "opforge" and op in KERNELS:
         return KERNELS[op][0]
     return getattr(getattr(getattr(torch.ops, namespace), op), which)
+
+
+def is_lazy(t: torch.Tensor) -> bool:
+    """Whether its elements are not what its memory holds: it is lazily negated or conjugated, or zeros without memory."""
+    return t.is_neg() or t.is_conj() or is_zerotensor(t)
 
 
 def restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

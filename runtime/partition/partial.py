@@ -13,8 +13,9 @@ from ..torch_compat import LazyGraphModule
 
 def without_tangents(backward: fx.GraphModule, missing: Collection[int], unreached: Collection[int]) -> fx.GraphModule:
     """A copy of `backward` that returns None for the gradients at `unreached`, and adds nothing that comes from the tangents at `missing`
-    alone to another gradient: in eager that does not exist, and zeros would not do, for zero times infinity is not zero. All placeholders
-    stay; what is neither added nor unreached takes zeros for the missing tangents.
+    alone to another gradient: in eager that does not exist, and computing it from zeros would not do, for zero times infinity is not zero. Where it
+    is put together with others (those of the parts of a tensor) it is zeros, and so is a gradient of which nothing else is left. All
+    placeholders stay; what else needs a missing tangent takes zeros for it.
     """
     graph = fx.Graph()
     results = graph.graph_copy(backward.graph, {})
@@ -28,18 +29,43 @@ def without_tangents(backward: fx.GraphModule, missing: Collection[int], unreach
         if not used:
             continue
         from_tangents.add(node)
+        if node.target is ROLES["add"] and len(node.args) == 2 and not node.kwargs:
+            # A term that no tangent comes to counts: autograd makes it for a power of 0, for one.
+            rest = [n for n in node.args if n not in gone]
+            if len(rest) == 1 and isinstance(rest[0], fx.Node):
+                if _alike(rest[0], node):
+                    node.replace_all_uses_with(rest[0])
+                    returned = [rest[0] if r is node else r for r in returned]
+                else:
+                    _give_zeros(graph, node, gone)
+                continue
         if all(n in gone for n in used):
             gone.add(node)
-        elif node.target is ROLES["add"] and len(node.args) == 2 and not node.kwargs:
-            rest = [n for n in node.args if n not in gone]
-            if len(rest) == 1 and _alike(rest[0], node):
-                node.replace_all_uses_with(rest[0])
-                returned = [rest[0] if r is node else r for r in returned]
+        elif any(n in gone for a in node.args if isinstance(a, (list, tuple)) for n in a if isinstance(n, fx.Node)):
+            _give_zeros(graph, node, gone)
+    for k, r in enumerate(returned):
+        if r in gone and k not in unreached:
+            returned[k] = _zeros(graph, r)
     graph.output(tuple(None if k in unreached else r for k, r in enumerate(returned)))
     for node in reversed(graph.nodes):
         if node.op == "call_function" and not node.users and not must_run(node.target):
             graph.erase_node(node)
     return LazyGraphModule(backward, graph, class_name="Backward")
+
+
+def _give_zeros(graph: fx.Graph, node: fx.Node, gone: Collection[fx.Node]) -> None:
+    for n in node.all_input_nodes:
+        if n in gone:
+            with graph.inserting_before(node):
+                node.replace_input_with(n, _zeros(graph, n))
+
+
+def _zeros(graph: fx.Graph, like: fx.Node) -> fx.Node:
+    """Zeros of the sizes of `like`, row-major."""
+    val = like.meta["val"]
+    made = graph.call_function(ROLES["zeros"], (list(val.shape), 0), {"dtype": val.dtype, "device": val.device})
+    made.meta = {**like.meta, "val": val.new_zeros(val.shape)}
+    return made
 
 
 def tangents_with(backward: fx.GraphModule) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ def graph() -> torch.fx.GraphModule:
         (torch.ones(6, 4).t(), r"has the strides \[1, 4\], the graph was compiled for \[6, 1\]"),
         (torch.ones(4, 6).double(), r"is torch.float64, the graph was compiled for torch.float32"),
         (torch._neg_view(torch.ones(4, 6)), r"is lazily negated"),
+        (torch._efficientzerotensor(4, 6), r"conjugated or zero"),
         (torch.ones(4, 6, requires_grad=True), r"requires grad, the graph was compiled for a tensor that does not"),
         (1.0, r"is a float, the graph was compiled for a tensor"),
     ],

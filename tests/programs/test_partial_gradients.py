@@ -205,3 +205,47 @@ def test_a_view_that_autograd_lost_runs_in_eager() -> None:
         pytest.raises(opforge.errors.UnsupportedError, match="cannot tell where an input"),
     ):
         opforge.compile_fx(program, [view])
+
+
+def _parts(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """The gradient of `x` is put together of those of its parts: the missing one is zero, not zero divided by zero."""
+    a, b = x.chunk(2)
+    return a.log(), b * w[0], x.t().sqrt() * w[0, 0]
+
+
+def _rows(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    a, b, c, d = x.unbind()
+    return a.sqrt(), (b * w[0]).sum(), torch.stack([c, d]).rsqrt()
+
+
+def _power_of_zero(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """The gradient of the second result is zeros that no tangent comes to."""
+    return x.log(), x**0 + w.sum(), w * 1
+
+
+def _power_of_zero_before(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """There eager's own gradient is zero divided by zero."""
+    h = x.sqrt()
+    return h.log(), h**0, w * 1
+
+
+def _power_of_zero_in_columns(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return x.t().log(), x.t() ** 0, x**0 * w.sum()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [_parts, _rows, _power_of_zero, _power_of_zero_before, _power_of_zero_in_columns],
+    ids=lambda f: f.__name__.strip("_"),
+)
+def test_what_is_infinite_for_a_missing_gradient_stays_out(program: Program) -> None:
+    compiled = torch.compile(program, backend="opforge")
+    for chosen in [c for n in (1, 2, 3) for c in itertools.combinations(range(3), n)]:
+        found = []
+        for run in (program, compiled):
+            x, w = torch.zeros(4, 3, requires_grad=True), torch.ones(2, 3, requires_grad=True)
+            results = run(x, w)
+            found.append(torch.autograd.grad([results[k].sum() for k in chosen], x, allow_unused=True)[0])
+        assert (found[0] is None) == (found[1] is None), chosen
+        if found[0] is not None:
+            torch.testing.assert_close(found[1], found[0], equal_nan=True)
