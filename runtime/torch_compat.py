@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 # Whether a tensor is zeros without memory, as forward-mode gradients may be. [2.11, 2.13]
@@ -118,6 +118,7 @@ __all__ = [
     "symbol_is_nonnegative",
     "tag_activation_checkpoint",
     "tensor_uses",
+    "transforms_preserved",
     "with_effects",
 ]
 
@@ -157,6 +158,26 @@ def saving_is_hooked() -> bool:
     import torch
 
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextmanager
+def transforms_preserved() -> Iterator[None]:
+    """Leaves the transforms of `torch.func` that the block entered, and allows hooks for saved tensors again, however it ends: a graph enters and
+    leaves them in calls of its own, so an error between them leaves none. [2.11, 2.13]
+    """
+    from torch._C import _autograd as autograd
+    from torch._C import _functorch as functorch
+
+    depth = functorch.get_dynamic_layer_stack_depth()  # type: ignore[attr-defined]
+    refused = autograd._saved_tensors_hooks_get_disabled_error_message()
+    try:
+        yield
+    finally:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)  # type: ignore[attr-defined]
+        if refused is None:
+            autograd._saved_tensors_hooks_enable()
+        else:
+            autograd._saved_tensors_hooks_disable(refused)
 
 
 def by_operators(op: Any) -> Callable[..., Any]:

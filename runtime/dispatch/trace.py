@@ -20,7 +20,13 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.schemas import OutputType, ViewAndMutationMeta
-from ..torch_compat import LazyGraphModule, disable_autocast, enable_python_dispatcher, in_dual_level
+from ..torch_compat import (
+    LazyGraphModule,
+    disable_autocast,
+    enable_python_dispatcher,
+    in_dual_level,
+    transforms_preserved,
+)
 from .border import Border
 from .calling import Calling
 from .dead import check_dead
@@ -274,8 +280,8 @@ def _run(
 
 @contextlib.contextmanager
 def preserved_state() -> Iterator[None]:
-    """Put grad mode, autocast (whose weight cache must not see fake tensors) and the random state back, however the
-    block ends.
+    """Put grad mode, the transforms of `torch.func`, autocast (whose weight cache must not see fake tensors) and the random state back, however
+    the block ends.
     """
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     grad = torch.is_grad_enabled()
@@ -286,7 +292,8 @@ def preserved_state() -> Iterator[None]:
     torch.autocast_decrement_nesting()
     torch.set_autocast_cache_enabled(False)
     try:
-        yield
+        with transforms_preserved():
+            yield
     finally:
         torch.set_grad_enabled(grad)
         torch.set_rng_state(rng)

@@ -65,3 +65,17 @@ def test_arguments(lazy: Callable[[tuple[int, ...]], Tensor]) -> None:
     compiled = torch.compile(program, backend="opforge")
     for x in (torch.ones(3), lazy((3,)), torch.ones(3)):
         torch.testing.assert_close(compiled(x, torch.ones(3)), program(x, torch.ones(3)))
+
+
+def test_a_failed_trace_leaves_no_transform_behind() -> None:
+    """What a graph enters in one call and leaves in another (`vmap` of `grad`) is left where an error between them ends its trace."""
+    x = torch.randn(3, 2, requires_grad=True)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.func.grad(lambda a: (a.sin() * a).sum()))(x)
+
+    torch._dynamo.reset()
+    found = torch.compile(program, backend="opforge")(x)
+    assert torch.equal(found, program(x))
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    assert torch._C._autograd._saved_tensors_hooks_is_enabled()

@@ -151,7 +151,7 @@ def test_generate_a_module_from_a_users_file(opforge: Opforge, tmp_path: Path, m
     assert "import the module that registers it (--import)" in done.stderr
     assert not (tmp_path / "pkg").exists()
     done = opforge("generate", "my_ops.yaml", "-o", "pkg", "--import", "my_lib")
-    assert (done.returncode, done.stdout) == (0, "wrote my_ops.py\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "wrote pkg/my_ops.py\n"), done.stderr
     text = (tmp_path / "pkg" / "my_ops.py").read_text()
     assert "# spec: my_lib.scaled_sum\n" in text
     monkeypatch.setattr(ops.LOWERINGS, "_found", dict(ops.LOWERINGS._found))
