@@ -177,6 +177,32 @@ def test_copies_keep_what_tensors_share() -> None:
     assert odd.any()
 
 
+def test_kernels_of_a_gpu_run_by_the_interpreter(tmp_path: Path) -> None:
+    """Native ones, eager kernels beside them, gradients, a symbolic size; and with the last program of each launch left out."""
+    pytest.importorskip("triton")
+    some = [
+        *cases("^(softmax|logcumsumexp|mm|index_add)$", ["fp32"], ["forward"], device="interpreter"),
+        *cases("^nn.functional.layer_norm$", ["fp32"], ["backward"], device="interpreter"),
+        *cases("^sin$", ["fp32"], ["forward"], dynamic=True, device="interpreter"),
+    ]
+    made = list(run_all(some, tmp_path, jobs=1, limit=1))
+    assert {r["case"]["entry"]: r["outcome"] for r in made} == {
+        "softmax": "native",
+        "logcumsumexp": "native",
+        "index_add": "native",
+        "nn.functional.layer_norm": "native",
+        "sin": "native",
+        "mm": "eager",
+    }
+    assert all(r["kernels"] for r in made if r["outcome"] == "native")
+    made = list(run_all(some, tmp_path, jobs=1, limit=1, worker="tests.opinfo.lazy_worker"))
+    assert {r["case"]["entry"] for r in made if r["outcome"] == "wrong"} == {r["case"]["entry"] for r in made} - {"mm"}
+
+
+def test_a_sweep_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    assert list(run_all(cases("^(abs|add)$", ["fp32"], ["forward"]), tmp_path, jobs=1, seconds=0)) == []
+
+
 @pytest.mark.slow
 def test_a_crash_and_a_hang_are_outcomes(tmp_path: Path) -> None:
     """The worker of this test ends at one row, and sleeps at another; the others are reported."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,12 @@ def _flush(waiting: list[tuple[Case, list[Call]]], folder: Path) -> Iterator[dic
     left = Counter({case: len(made) for case, made in waiting})
     yield from (report(case, []) for case, made in waiting if not made)
     for start in range(0, len(stream), CHUNK):
-        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as units, together(Path(units)):
+        # What is built for a GPU is built kernel by kernel, and found again by all.
+        apart = any(case.device != "cpu" for case, _ in stream)
+        with (
+            tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as units,
+            contextlib.nullcontext() if apart else together(Path(units)),
+        ):
             ready = []
             for case, call in stream[start : start + CHUNK]:
                 yield {"at": asdict(case), "label": f"compiling sample {call.number}: {call.label}"}
@@ -89,11 +95,20 @@ def lost(case: Case, outcome: str, where: str, text: str) -> dict[str, Any]:
     return made
 
 
+def as_gpu(folder: Path, cases: Sequence[Case]) -> contextlib.AbstractContextManager[None]:
+    """The interpreter in force, where it is where the cases run."""
+    if not any(case.device == "interpreter" for case in cases):
+        return contextlib.nullcontext()
+    from tests.support.interpreted import interpreted  # loads Triton
+
+    return interpreted(folder)
+
+
 def main() -> None:
     """`worker FILE FOLDER LIMIT`"""
     cases = [Case(**c) for c in json.loads(Path(sys.argv[1]).read_text())]
     folder = Path(sys.argv[2])
-    with quiet(), quick_builds(folder):
+    with quiet(), quick_builds(folder), as_gpu(folder, cases):
         for line in run(cases, int(sys.argv[3]), folder):
             print(json.dumps(line), flush=True)
 
