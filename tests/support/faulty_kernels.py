@@ -57,7 +57,7 @@ def main() -> None:
                 os.dup2(os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 2)
                 try:
                     _run(find, replacement)
-                except BaseException:
+                except BaseException:  # noqa: BLE001 - the child ends here
                     traceback.print_exc()
                     os._exit(1)
                 os._exit(0)
