@@ -92,9 +92,7 @@ def _block() -> Any:
 def _embedding() -> Any:
     words, positions = nn.Embedding(50, 16), nn.Parameter(torch.randn(256, 16))
     norm = nn.LayerNorm(16)
-    return (lambda x: norm(words(x) + positions[: x.shape[1]])), [
-        (torch.randint(0, 50, (2, n)),) for n in LENGTHS
-    ]
+    return (lambda x: norm(words(x) + positions[: x.shape[1]])), [(torch.randint(0, 50, (2, n)),) for n in LENGTHS]
 
 
 @program("key-value cache", "grows by one", None)
@@ -117,7 +115,9 @@ def _heads() -> Any:
 
 @program("convolutions", "images of five sizes", None)
 def _convolutions() -> Any:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)
+    )
     return model.eval().forward, [(torch.randn(2, 3, n, n + 2),) for n in (16, 20, 25, 32, 41)]
 
 
