@@ -8,7 +8,6 @@ that runs what it is given. Results are compared with eager. Ends with 1 where o
 """
 
 import copy
-import json
 import os
 import sys
 import tempfile

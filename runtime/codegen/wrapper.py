@@ -333,8 +333,9 @@ class WrapperWriter:
                 shape, stride = shape_text(b.shape), shape_text(b.stride)
                 dtype = self.names.constant("dtype", f"torch.{b.dtype}")
                 self.imports.append("conform")
+                missing = "" if call.single else f"{b.name} is None or "
                 self.body.append(
-                    f"if {'' if call.single else f'{b.name} is None or '}{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
+                    f"if {missing}{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
                     f"{b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r})"
                 )
 
