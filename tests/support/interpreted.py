@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ class Interpreted:
 
     def parts(self) -> dict[str, str]:
         return {"target": "interpreter"}
+
+    def unfused(self) -> Interpreted:
+        return replace(self, cfg=replace(self.cfg, fusion=False))
 
     def prepare(self, program: Program) -> Program:
         return prepared(program, PROCESSORS)
