@@ -19,7 +19,7 @@ from tests.fuzz.observe import Sight
 from tests.support.matrix import symbolic
 
 from .database import Call, Case
-from .listed import RANDOM, UNSPECIFIED, is_in, strays
+from .listed import BY_DYNAMO, RANDOM, UNSPECIFIED, is_in, strays
 from .observe import NoiseOfStatistics, arguments, program_of, see, strides_of_fakes
 
 ORDER = ("crash", "hang", "wrong", "error", "eager", "raises", "native")
@@ -71,6 +71,9 @@ def prepare(call: Call) -> Prepared:
     """Compile the call's program for its arguments, without Dynamo; with symbols for all sizes where the case is dynamic."""
     program, where = program_of(call)
     prepared = Prepared(call, Result(call.number, call.label), program)
+    if is_in(BY_DYNAMO, call.case):
+        prepared.run = torch.compile(program, backend="opforge", dynamic=call.case.dynamic)
+        return prepared
     with _noted(prepared.result):
         try:
             tensors = arguments(call, where)

@@ -16,6 +16,12 @@ UNSPECIFIED = dict.fromkeys(
     ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"], _MEMORY
 )
 
+BY_DYNAMO = {
+    "jiterator_*": "its kernel does not go through the dispatcher and is launched on the addresses of fake tensors, which are none; Dynamo "
+    "leaves the call to Python"
+}
+"""What nobody can trace without Dynamo in front, which knows it: these rows go through it."""
+
 _DRAWS = "a compiled graph draws from a seeded Philox stream of its own (docs/random.md), not from eager's generator"
 RANDOM = dict.fromkeys(
     [
