@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.fuzz.builds import together
 from tests.fuzz.check import quick_builds
 
@@ -32,11 +34,18 @@ def run(cases: Iterable[Case], limit: int, folder: Path) -> Iterator[dict[str, A
         except Exception as error:  # noqa: BLE001 - the table's own code
             yield report(case, [], f"{type(error).__name__}: {error}")
             continue
+        settle(case)
         waiting.append((case, made))
         if sum(len(m) for _, m in waiting) >= CHUNK:
             yield from _flush(waiting, folder)
             waiting = []
     yield from _flush(waiting, folder)
+
+
+def settle(case: Case) -> None:
+    """Wait for the device: an illegal access is told of late, and is to end this process where it happened."""
+    if case.memory == "cuda":
+        torch.cuda.synchronize()
 
 
 def _flush(waiting: list[tuple[Case, list[Call]]], folder: Path) -> Iterator[dict[str, Any]]:
@@ -56,12 +65,14 @@ def _flush(waiting: list[tuple[Case, list[Call]]], folder: Path) -> Iterator[dic
             for case, call in stream[start : start + CHUNK]:
                 yield {"at": asdict(case), "label": f"compiling sample {call.number}: {call.label}"}
                 ready.append((case, prepare(call)))
+                settle(case)
             for case, prepared in ready:
                 yield {
                     "at": asdict(case),
                     "label": f"running sample {prepared.call.number}: {prepared.call.label}",
                 }
                 results[case].append(finish(prepared))
+                settle(case)
                 left[case] -= 1
                 if not left[case]:
                     yield report(case, results.pop(case))
