@@ -191,3 +191,12 @@ def test_sizes_that_torch_foretells_wrongly_are_left_to_eager() -> None:
         found = run(x)
     assert found.shape == ()
     torch.testing.assert_close(found, F.multilabel_margin_loss(x, target, reduction="none"))
+
+
+@pytest.mark.parametrize("function", [torch.unique_consecutive, torch.unique])
+def test_positions_of_no_elements_are_integers(function: Callable[..., Any]) -> None:
+    """They came back as float32, a dtype that nobody asked for."""
+    run = torch.compile(lambda x: function(x, dim=1, return_inverse=True), backend="opforge")
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        values, positions = run(torch.zeros(5, 0, 5))
+    assert (values.shape, positions.dtype, positions.shape) == ((5, 0, 5), torch.int64, (0,))
