@@ -118,6 +118,9 @@ bench: $(STAMP) ## all benchmark programs; writes benchmarks/results/
 	$(PY) benchmarks/dispatch.py --out benchmarks/results/dispatch.json
 	$(PY) benchmarks/budget.py
 
+recompiles: $(STAMP) ## how often programs of changing sizes are compiled, beside Inductor; writes benchmarks/results/recompiles.md
+	$(PY) benchmarks/recompiles.py
+
 bench-quick: $(STAMP) ## a few benchmark programs, few rounds, no compile times
 	$(PY) benchmarks/run.py --quick
 
