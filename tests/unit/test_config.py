@@ -191,7 +191,13 @@ def test_values_are_normalized(tmp_path):
 def test_key_holds_exactly_the_settings_that_change_code():
     base = config.key(config.current())
     assert base.splitlines() == sorted(base.splitlines())
-    other = {"bool": lambda d: not d, "int": lambda d: d + 1, "float": lambda d: d + 1, "part": lambda d: d / 2, "str": lambda d: d + "x"}
+    other = {
+        "bool": lambda d: not d,
+        "int": lambda d: d + 1,
+        "float": lambda d: d + 1,
+        "part": lambda d: d / 2,
+        "str": lambda d: d + "x",
+    }
     for setting in config.FIELDS.values():
         if setting.type == "choice":
             value = next(c for c in setting.choices if c != setting.default)
