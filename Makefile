@@ -17,7 +17,7 @@ ASKED_TORCH := $(if $(filter command environment,$(origin TORCH)),asked-torch)
 RIGHT_PYTHON := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 WHICH_PYTHON := import sys; print(sys.base_prefix, sys.version)
 
-.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu fuzz demo bench bench-quick wheel clean
+.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu test-asan fuzz opinfo opinfo-interpret recompiles demo bench bench-quick wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -93,6 +93,18 @@ OPINFO ?= --dtypes fp32 --variants forward
 opinfo: $(STAMP) ## torch's own tables of operators and modules against eager; OPINFO=options of `python -m tests.opinfo`
 	$(PY) -m tests.opinfo $(OPINFO) --out build-tmp/opinfo.json
 
+OPINFO_INTERPRET ?= --dtypes fp32 --variants forward
+opinfo-interpret: $(STAMP) ## the same through a GPU's kernels, run by Triton's interpreter; OPINFO_INTERPRET=options
+	$(PY) -m tests.opinfo --device interpreter $(OPINFO_INTERPRET) --out build-tmp/opinfo_interpret.json
+
+# Its library comes before all others, and with it the one that it looks for at once; the compiler itself runs without.
+ASAN_LIBRARIES = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so)
+ASAN = env LD_PRELOAD="$(ASAN_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0 OPFORGE_SANITIZE=address OPFORGE_CXX="env -u LD_PRELOAD g++"
+ASAN_TESTS ?= tests/programs/test_invalid_inputs.py tests/programs/test_index_errors.py tests/opinfo
+test-asan: $(STAMP) ## C++ kernels under AddressSanitizer (g++): invalid inputs, and a sample of torch's tables; ASAN_TESTS=files
+	$(PY) -m pytest tests/unit/build/test_sanitizer.py
+	$(ASAN) $(PYTEST) -m "not slow and not gpu" $(ASAN_TESTS)
+
 test-gpu: $(STAMP) ## the tests that need a CUDA device
 	$(PY) -m pytest -m gpu
 
@@ -105,6 +117,9 @@ bench: $(STAMP) ## all benchmark programs; writes benchmarks/results/
 	$(PY) benchmarks/train.py
 	$(PY) benchmarks/dispatch.py --out benchmarks/results/dispatch.json
 	$(PY) benchmarks/budget.py
+
+recompiles: $(STAMP) ## how often programs of changing sizes are compiled, beside Inductor; writes benchmarks/results/recompiles.md
+	$(PY) benchmarks/recompiles.py
 
 bench-quick: $(STAMP) ## a few benchmark programs, few rounds, no compile times
 	$(PY) benchmarks/run.py --quick

@@ -78,6 +78,9 @@ class Config:
     # spec: opt_level
     #: Optimization level of the C++ compiler (the digit after -O).
     opt_level: str = "3"
+    # spec: sanitize
+    #: Have CPU kernels compiled by g++ report reads and writes outside of their buffers; the process needs its library (`make test-asan`).
+    sanitize: str = "off"
     # spec: build_jobs
     #: Number of compiler processes that run at once; 0 means one per available CPU core.
     build_jobs: int = 0
@@ -291,6 +294,17 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_OPT_LEVEL",
         affects="code",
         doc="Optimization level of the C++ compiler (the digit after -O).",
+    ),
+    # spec: sanitize
+    "sanitize": Setting(
+        name="sanitize",
+        field="sanitize",
+        type="choice",
+        default="off",
+        choices=("off", "address"),
+        env="OPFORGE_SANITIZE",
+        affects="code",
+        doc="Have CPU kernels compiled by g++ report reads and writes outside of their buffers; the process needs its library (`make test-asan`).",
     ),
     # spec: build_jobs
     "build_jobs": Setting(

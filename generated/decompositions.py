@@ -130,104 +130,117 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 """Functions that programs call, replaced where a graph calls them."""
 
-CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...], str], ...]] = {
+CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...], str, bool], ...]] = {
     # With a weight of another dtype the statistics have its dtype.
-    torch.ops.aten.native_layer_norm.default: ((1, (2, 3), False, "", (), ""), (2, (2, 3), False, "", (), "")),
+    torch.ops.aten.native_layer_norm.default: (
+        (1, (2, 3), False, "", (), "", False),
+        (2, (2, 3), False, "", (), "", False),
+    ),
     # With a weight of another dtype the statistics have its dtype.
-    torch.ops.aten.native_group_norm.default: ((1, (1, 2), False, "", (), ""), (2, (1, 2), False, "", (), "")),
+    torch.ops.aten.native_group_norm.default: (
+        (1, (1, 2), False, "", (), "", False),
+        (2, (1, 2), False, "", (), "", False),
+    ),
     # The logarithms of the sums are float64 where the operands are (torch 2.11).
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: ((1, (0,), True, "", (), ""),),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: ((1, (0,), True, "", (), "", False),),
     # The gradient of the input has its dtype.
-    torch.ops.aten.native_group_norm_backward.default: ((0, (1,), False, "", (), ""),),
+    torch.ops.aten.native_group_norm_backward.default: ((0, (1,), False, "", (), "", False),),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit_functional.default: (
-        (0, (), False, "suggested", (0,), ""),
-        (1, (1, 2, 3), False, "", (), ""),
-        (2, (1, 2, 3), False, "", (), ""),
-        (3, (3,), False, "", (), ""),
-        (4, (4,), False, "", (), ""),
+        (0, (), False, "suggested", (0,), "", False),
+        (1, (1, 2, 3), False, "", (), "", False),
+        (2, (1, 2, 3), False, "", (), "", False),
+        (3, (3,), False, "", (), "", False),
+        (4, (4,), False, "", (), "", False),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit.default: (
-        (0, (), False, "suggested", (0,), ""),
-        (1, (1, 2, 3), False, "", (), ""),
-        (2, (1, 2, 3), False, "", (), ""),
+        (0, (), False, "suggested", (0,), "", False),
+        (1, (1, 2, 3), False, "", (), "", False),
+        (2, (1, 2, 3), False, "", (), "", False),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit.no_stats: (
-        (0, (), False, "suggested", (0,), ""),
-        (1, (1, 2), False, "", (), ""),
-        (2, (1, 2), False, "", (), ""),
+        (0, (), False, "suggested", (0,), "", False),
+        (1, (1, 2), False, "", (), "", False),
+        (2, (1, 2), False, "", (), "", False),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit_no_training.default: (
-        (0, (), False, "suggested", (0,), ""),
-        (1, (1, 2, 3), False, "", (), ""),
-        (2, (1, 2, 3), False, "", (), ""),
+        (0, (), False, "suggested", (0,), "", False),
+        (1, (1, 2, 3), False, "", (), "", False),
+        (2, (1, 2, 3), False, "", (), "", False),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten.native_batch_norm.default: (
-        (0, (), False, "suggested", (0,), ""),
-        (1, (1, 2, 3), False, "", (), ""),
-        (2, (1, 2, 3), False, "", (), ""),
+        (0, (), False, "suggested", (0,), "", False),
+        (1, (1, 2, 3), False, "", (), "", False),
+        (2, (1, 2, 3), False, "", (), "", False),
     ),
     # The gradient of the input is contiguous or channels-last.
-    torch.ops.aten.native_batch_norm_backward.default: ((0, (), False, "suggested", (1,), ""),),
+    torch.ops.aten.native_batch_norm_backward.default: ((0, (), False, "suggested", (1,), "", False),),
     # The result is channels-last where the operand is.
-    torch.ops.aten.channel_shuffle.default: ((0, (), False, "suggested", (0,), ""),),
+    torch.ops.aten.channel_shuffle.default: ((0, (), False, "suggested", (0,), "", False),),
     # The result is channels-last where the operand is.
-    torch.ops.aten.native_channel_shuffle.default: ((0, (), False, "suggested", (0,), ""),),
+    torch.ops.aten.native_channel_shuffle.default: ((0, (), False, "suggested", (0,), "", False),),
     # The result is contiguous, and the norms of half-precision weights are float32.
-    torch.ops.aten._weight_norm_interface.default: ((0, (), False, "contiguous", (), ""), (1, (1,), True, "", (), "")),
+    torch.ops.aten._weight_norm_interface.default: (
+        (0, (), False, "contiguous", (), "", False),
+        (1, (1,), True, "", (), "", False),
+    ),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.floor_divide.default: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.floor_divide.default: ((0, (), False, "elementwise", (0, 1), "", False),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.div.Tensor_mode: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.div.Tensor_mode: ((0, (), False, "elementwise", (0, 1), "", False),),
     # With a factor, its fake kernel lays the result out as contiguous.
-    torch.ops.aten.add.Tensor: ((0, (), False, "elementwise", (0, 1), "alpha"),),
+    torch.ops.aten.add.Tensor: ((0, (), False, "elementwise", (0, 1), "alpha", False),),
     # With a factor, its fake kernel lays the result out as contiguous.
-    torch.ops.aten.sub.Tensor: ((0, (), False, "elementwise", (0, 1), "alpha"),),
+    torch.ops.aten.sub.Tensor: ((0, (), False, "elementwise", (0, 1), "alpha", False),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.copysign.Tensor: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.copysign.Tensor: ((0, (), False, "elementwise", (0, 1), "", False),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.xlogy.Tensor: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.xlogy.Tensor: ((0, (), False, "elementwise", (0, 1), "", False),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.special_xlog1py.default: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.special_xlog1py.default: ((0, (), False, "elementwise", (0, 1), "", False),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.logit_backward.default: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.logit_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.hardsigmoid_backward.default: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.hardsigmoid_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.hardswish_backward.default: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.hardswish_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.hardtanh_backward.default: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.hardtanh_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.softplus_backward.default: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.softplus_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.native_dropout_backward.default: ((0, (), False, "elementwise", (0, 1), ""),),
+    torch.ops.aten.native_dropout_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
     # Without a reduction it is laid out as the operand.
-    torch.ops.aten.binary_cross_entropy.default: ((0, (), False, "elementwise", (0,), ""),),
+    torch.ops.aten.binary_cross_entropy.default: ((0, (), False, "elementwise", (0,), "", False),),
     # The gradient is laid out as the operand.
-    torch.ops.aten.binary_cross_entropy_backward.default: ((0, (), False, "elementwise", (1,), ""),),
+    torch.ops.aten.binary_cross_entropy_backward.default: ((0, (), False, "elementwise", (1,), "", False),),
     # The gradient is contiguous.
-    torch.ops.aten.mse_loss_backward.default: ((0, (), False, "contiguous", (), ""),),
+    torch.ops.aten.mse_loss_backward.default: ((0, (), False, "contiguous", (), "", False),),
     # The gradient is contiguous.
-    torch.ops.aten.smooth_l1_loss_backward.default: ((0, (), False, "contiguous", (), ""),),
+    torch.ops.aten.smooth_l1_loss_backward.default: ((0, (), False, "contiguous", (), "", False),),
     # The gradient is contiguous.
-    torch.ops.aten.huber_loss_backward.default: ((0, (), False, "contiguous", (), ""),),
+    torch.ops.aten.huber_loss_backward.default: ((0, (), False, "contiguous", (), "", False),),
     # The gradient is contiguous.
-    torch.ops.aten._log_softmax_backward_data.default: ((0, (), False, "contiguous", (), ""),),
+    torch.ops.aten._log_softmax_backward_data.default: ((0, (), False, "contiguous", (), "", False),),
     # The results are contiguous.
     torch.ops.aten.log_sigmoid_forward.default: (
-        (0, (), False, "contiguous", (), ""),
-        (1, (), False, "contiguous", (), ""),
+        (0, (), False, "contiguous", (), "", False),
+        (1, (), False, "contiguous", (), "", False),
     ),
     # The result is contiguous.
-    torch.ops.aten.pow.Scalar: ((0, (), False, "contiguous", (), ""),),
+    torch.ops.aten.pow.Scalar: ((0, (), False, "contiguous", (), "", False),),
     # The result is contiguous.
-    torch.ops.aten.isin.Tensor_Tensor: ((0, (), False, "contiguous", (), ""),),
+    torch.ops.aten.isin.Tensor_Tensor: ((0, (), False, "contiguous", (), "", False),),
     # The result is contiguous.
-    torch.ops.aten.isin.Tensor_Scalar: ((0, (), False, "contiguous", (), ""),),
+    torch.ops.aten.isin.Tensor_Scalar: ((0, (), False, "contiguous", (), "", False),),
+    # Of no elements its fake kernel gives positions and counts the dtype of the operand.
+    torch.ops.aten.unique_consecutive.default: ((1, (), False, "", (), "", True), (2, (), False, "", (), "", True)),
+    # Of no elements its fake kernel gives positions and counts the dtype of the operand.
+    torch.ops.aten.unique_dim.default: ((1, (), False, "", (), "", True), (2, (), False, "", (), "", True)),
 }
 """Results of which the fake kernel has the dtype (that of the first of some arguments; float32 for half precision?) or the layout wrong, by
 position. The layout is `suggested` by an argument (channels-last or contiguous), that of an `elementwise` operator on arguments, or

@@ -11,10 +11,19 @@ from typing import Any
 
 import torch
 
-from ..errors import BuildError, CacheError, ConfigError, OpforgeWarning, UnsupportedError, first_line
+from ..errors import (
+    BuildError,
+    CacheError,
+    ConfigError,
+    MetadataError,
+    OpforgeWarning,
+    UnsupportedError,
+    first_line,
+)
 from ..generated.rewrites import RULES
 from . import config
 from .config import Config
+from .dispatch.effects import has_effect
 from .dispatch.needs_grad import wants_grad
 from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
@@ -130,7 +139,29 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
     )
     HISTORY.append(artifacts)
     del HISTORY[:-64]
-    return run
+    # Only a graph that looks at what eager kernels return can find it unlike its trace.
+    checked = " import conform" in artifacts.wrapper and not any(has_effect(n.target) for n in traced.graph.graph.nodes)
+    return _until_mistraced(run, gm) if checked and not cfg.strict else run
+
+
+def _until_mistraced(run: Compiled, gm: Any) -> Compiled:
+    """`run`; the program by eager kernels from the call on in which one of them returned other sizes than its fake kernel had said. By
+    then the graph has written none of its inputs (`schedule.in_place`), and nothing was run for its effect.
+    """
+    eager: list[Compiled] = []
+
+    def call(*args: Any) -> Any:
+        if not eager:
+            try:
+                return run(*args)
+            except MetadataError as error:
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                counters.count_fallback(reason)
+                _warn_once(reason)
+                eager.append(eager_program(gm))
+        return eager[0](*args)
+
+    return call
 
 
 def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled, Artifacts, Collection[int]]:

@@ -25,6 +25,7 @@ from .ir.nodes import Program
 from .ir.text import dump
 from .ir.verify import verify
 from .lower.graph import Lowered
+from .observe import counters
 from .observe.watch import Watch
 from .schedule.check import check
 from .schedule.outputs import separate_outputs
@@ -123,13 +124,15 @@ def _build(
     if cfg.debug_verify:
         with watch.stage("verify"):
             verify(program)
-    with watch.stage("schedule"):
-        plan = target.schedule(program, frugal, watch)
-    if cfg.debug_verify:
-        with watch.stage("verify"):
-            check(program, plan)
+    try:
+        plan, rendered = _rendered(program, target, cfg, watch, boxed=boxed, frugal=frugal)
+    except UnsupportedError as error:
+        # Of several loops in one kernel the target may ask for more than of each by itself.
+        if not cfg.fusion:
+            raise
+        counters.count_retry(f"without fusion: {error}")
+        plan, rendered = _rendered(program, target.unfused(), cfg, watch, boxed=boxed, frugal=frugal)
     with watch.stage("codegen"):
-        rendered = target.render(plan, boxed)
         write = functools.partial(
             render_wrapper,
             plan,
@@ -154,6 +157,19 @@ def _build(
     symbols = dict(built.symbols)
     meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}
     return files, meta, Artifacts(built.source, wrapper, "", len(symbols), externs, plan.arena_bytes, plan=plan)
+
+
+def _rendered(
+    program: Program, target: Target, cfg: Config, watch: Watch, *, boxed: bool, frugal: bool
+) -> tuple[Plan, Any]:
+    """The plan of a program and its kernels. Raises `UnsupportedError` for kernels that the target cannot say."""
+    with watch.stage("schedule"):
+        plan = target.schedule(program, frugal, watch)
+    if cfg.debug_verify:
+        with watch.stage("verify"):
+            check(program, plan)
+    with watch.stage("codegen"):
+        return plan, target.render(plan, boxed)
 
 
 def parameters(lowered: Lowered) -> list[str]:

@@ -449,7 +449,7 @@ OPF_INLINE void store_bytes(void* p, Block b, int bytes) {
 }
 template <class T> OPF_INLINE Vec<T> load_bits(const void* p, int n) {
     constexpr int size = sizeof(typename Native<T, OPF_VL>::N);
-#if defined(OPF_AVX2)
+#if defined(OPF_AVX2) && !defined(__SANITIZE_ADDRESS__)  // which does not see what these instructions touch
     typedef typename Vec<T>::N N;
     if constexpr (sizeof(T) == 4) return Vec<T>((N)__builtin_ia32_maskloadd256((const Native<int32_t, 8>::N*)p, lane_mask(n).v));
     else if constexpr (sizeof(T) == 8) {
@@ -470,7 +470,7 @@ template <class T> OPF_INLINE Vec<T> load_bits(const void* p, int n) {
 }
 template <class T> OPF_INLINE void store_bits(void* p, Vec<T> v, int n) {
     constexpr int size = sizeof(typename Native<T, OPF_VL>::N);
-#if defined(OPF_AVX2)
+#if defined(OPF_AVX2) && !defined(__SANITIZE_ADDRESS__)  // which does not see what these instructions touch
     if constexpr (sizeof(T) == 4) {
         __builtin_ia32_maskstored256((Native<int32_t, 8>::N*)p, lane_mask(n).v, (Native<int32_t, 8>::N)v.v);
         return;

@@ -841,8 +841,16 @@ def philox_row(seed, stream, index, EACH: tl.constexpr):
           with another number they would go through shared memory.
     """
     LANES: tl.constexpr = EACH if EACH < index.shape[-1] else index.shape[-1]
-    if LANES < 4:
-        return philox(seed, stream, index)
+    if LANES < 4:  # what follows such a branch is compiled also where it returns
+        words = philox(seed, stream, index)
+    else:
+        words = _philox_blocks(seed, stream, index, LANES)
+    return words
+
+
+@triton.jit
+def _philox_blocks(seed, stream, index, LANES: tl.constexpr):
+    """As `philox_row`, for at least four neighbours."""
     first = _alternate(_alternate(index)[0])[0]
     if LANES == 4:
         c0, c1, c2, c3 = _philox_words(seed, stream, first)

@@ -29,12 +29,12 @@ class DecompositionSpec:
 @dataclass(frozen=True)
 class CorrectionSpec:
     """What a fake kernel says wrongly: (result, arguments that have its dtype, whether it is float32 for half precision, what its
-    layout follows and the arguments that say it, the argument that must be passed for that).
+    layout follows and the arguments that say it, the argument that must be passed for that, whether it is int64).
     """
 
     op: str
     doc: str
-    rules: tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...], str], ...]
+    rules: tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...], str, bool], ...]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpe
         laid = tuple(
             names.index(n) for n in rule.get("elementwise_of", [rule["layout_of"]] if "layout_of" in rule else ())
         )
-        rules.append((rule["result"], typed, rule.get("wide", False), layout, laid, rule.get("given", "")))
+        positions = bool(rule.get("positions", False))
+        rules.append((rule["result"], typed, rule.get("wide", False), layout, laid, rule.get("given", ""), positions))
     return CorrectionSpec(entry.id, entry["doc"], tuple(rules))
 
 

@@ -32,6 +32,7 @@ _NEEDS = {"avx2": _V3, "avx512": _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx
 
 _CANDIDATES = ("g++", "clang++", "c++")
 
+_ASAN_NAME = re.compile(r".*/libasan\.so[.0-9]*")
 _OPENMP_NAME = re.compile(r"lib(gomp|omp|iomp5)(-[0-9a-f]+)?\.(so|dylib)[.0-9]*")
 
 
@@ -60,7 +61,7 @@ class Toolchain:
 def find_toolchain(cfg: Config) -> Toolchain:
     """The compiler that the configuration asks for: `cxx`, or the first of $CXX, g++, clang++ and c++ that exists.
 
-    Raises `BuildError` when there is none, or when it cannot tell its version.
+    Raises `BuildError` when there is none, when it cannot tell its version, or when this process cannot run what it is to make.
     """
     command = _find_compiler(cfg.cxx)
     version = _version(command)
@@ -77,13 +78,28 @@ def find_toolchain(cfg: Config) -> Toolchain:
         flags.append("-fopenmp-simd")
     else:
         flags += ["-Xpreprocessor", "-fopenmp"] if is_clang and sys.platform == "darwin" else ["-fopenmp"]
-    flags += _split(cfg.cxx_flags, "the setting cxx_flags")
-    link = ["-shared"]
+    sanitizer = _sanitizer(cfg, is_clang)
+    flags += [*sanitizer, *_split(cfg.cxx_flags, "the setting cxx_flags")]
+    link = ["-shared", *sanitizer]
     if sys.platform == "linux":
         link += ["-Wl,--as-needed", "-Wl,-z,defs"]
     if openmp is not None:
         link.append(str(openmp))
     return Toolchain(command, version, cfg.target, tuple(flags), tuple(link), openmp)
+
+
+def _sanitizer(cfg: Config, is_clang: bool) -> list[str]:
+    """Flags for checked memory. Without its library a process would end, with no more than a line, when it loads the first kernel."""
+    if cfg.sanitize == "off":
+        return []
+    if is_clang or sys.platform != "linux":
+        raise BuildError("the setting sanitize needs g++ on Linux")
+    if not any(_ASAN_NAME.fullmatch(name) for name in _mapped_files()):
+        raise BuildError(
+            "the setting sanitize needs its library to be loaded before all others: "
+            'start the process with LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so)"'
+        )
+    return ["-fsanitize=address", "-fno-omit-frame-pointer"]
 
 
 def host_target() -> str:
@@ -125,12 +141,16 @@ def openmp_library() -> Path | None:
 
 def _mapped_openmp() -> set[Path]:
     """The OpenMP libraries that are loaded in this process; empty where the system does not tell."""
+    return {Path(f).resolve() for f in _mapped_files() if _OPENMP_NAME.fullmatch(Path(f).name)}
+
+
+def _mapped_files() -> set[str]:
+    """The files that are mapped into this process; empty where the system does not tell."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return set()
-    files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
-    return {Path(file).resolve() for file in files if _OPENMP_NAME.fullmatch(Path(file).name)}
+    return {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
 
 
 def _find_compiler(setting: str) -> tuple[str, ...]:

@@ -328,13 +328,14 @@ class WrapperWriter:
             f"{left} = {target}({', '.join(args)}){comment}" if names else f"{target}({', '.join(args)}){comment}"
         )
         for b in call.outs:
-            # A result that nobody reads may be None where tracing has a tensor.
+            # Of several results one may be None where tracing has a tensor.
             if b.stride is not None and b.name in self.plan.layouts and b.name in self.read:
                 shape, stride = shape_text(b.shape), shape_text(b.stride)
                 dtype = self.names.constant("dtype", f"torch.{b.dtype}")
                 self.imports.append("conform")
+                missing = "" if call.single else f"{b.name} is None or "
                 self.body.append(
-                    f"if {b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
+                    f"if {missing}{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
                     f"{b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r})"
                 )
 

@@ -24,9 +24,13 @@ def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any
     if rules is None:
         return out
     results = [out] if isinstance(out, torch.Tensor) else list(out)
-    for position, typed, wide, layout, laid, given in rules:
+    for position, typed, wide, layout, laid, given, positions in rules:
         t = results[position]
-        if isinstance(t, torch.Tensor) and t.device.type == "cpu" and (not given or given in kwargs):
+        if positions and isinstance(t, torch.Tensor):
+            if t.dtype != torch.int64:
+                with fake_mode:
+                    results[position] = t.to(torch.int64)
+        elif isinstance(t, torch.Tensor) and t.device.type == "cpu" and (not given or given in kwargs):
             results[position] = _corrected(fake_mode, t, args, typed, wide, layout, [args[k] for k in laid])
     return results[0] if isinstance(out, torch.Tensor) else tuple(results)  # its type may be a named tuple
 

@@ -121,15 +121,16 @@ def laid_out(t: torch.Tensor, dtype: torch.dtype, stride: tuple[int, ...]) -> to
 
 
 def conform(
-    t: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], op: str
+    t: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], op: str
 ) -> torch.Tensor:
     """What the eager kernel of `op` returned, with the strides and the dtype that the graph was traced with. Other strides are the kernel's
     choice; another dtype is a mistake of its fake kernel (`specs/decompositions.yaml` corrects those that are known), told once. Raises
-    `MetadataError` for other sizes: the code that was made for the traced ones would read other memory.
+    `MetadataError` for other sizes, and for none at all: the code that was made for the traced ones would read other memory.
     """
-    if t.shape != shape:
+    if t is None or t.shape != shape:
+        found = "no tensor" if t is None else f"sizes {list(t.shape)}"
         raise MetadataError(
-            f"{op} returned sizes {list(t.shape)} where tracing says {list(shape)}: its fake kernel is wrong, please report it; "
+            f"{op} returned {found} where tracing says {list(shape)}: its fake kernel is wrong, please report it; "
             "meanwhile keep the call out of compiled code (torch.compiler.disable)"
         )
     if t.dtype is not dtype:

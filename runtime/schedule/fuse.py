@@ -20,6 +20,7 @@ from .inline import map_scatter
 MAX_MEMBERS = 64
 MAX_BUFFERS = 64
 ALONE = 1 << 15  # points that one program may go through where there are few programs
+ROWS, ACROSS = 1 << 14, 1 << 8  # elements of a row, or of a column, that stay in the registers of one program of a GPU
 NO_LAYOUTS: Mapping[str, Buffer] = MappingProxyType({})
 
 
@@ -393,6 +394,8 @@ class Alignment:
             for place, e in zip(member.index, ld.attr.index, strict=True):
                 if not within_point(place, e.subst(mapping), outer):
                     return False  # it reads what another outer point makes
+                if self.programs and member.nest.scan is not None and not self._stays(member, place, e.subst(mapping)):
+                    return False
         new = Member(replace(self.nest, body=self.body), index, tuple(inner), body)
         if self._starves([*members, new]):
             return False
@@ -400,6 +403,11 @@ class Alignment:
         self.group.members = [*members, new]
         self.group.fresh = self.fresh
         return True
+
+    def _stays(self, member: Member, place: Expr, e: Expr) -> bool:
+        """Whether running results can be read in the kernel that makes them: a GPU keeps them in registers, each where it was made."""
+        row = product(v.extent for v in member.inner)
+        return place == e and isinstance(row, int) and row <= (ROWS if not self._is_across(member) else ACROSS)
 
     def _starves(self, members: list[Member]) -> bool:
         """Whether fewer programs than the device has room for would go through many points each, with no reduction to make them."""

@@ -126,9 +126,9 @@ class Arena:
         self.free.insert(k, (at, size))
 
 
-def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False) -> None:
+def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False, arena: bool = True) -> None:
     """Fill `plan.places`, `plan.frees` and `plan.arena_bytes`. `stored`: buffers that are written into the memory of an input, with that
-    input. `frugal`: what is `LARGE` has memory only while it lives; the arena stays.
+    input. `frugal`: what is `LARGE` has memory only while it lives; the arena stays. Without `arena` all has memory only while it lives.
     """
     last: dict[str, int] = {}
     for k, step in enumerate(plan.steps):
@@ -137,7 +137,7 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False) 
     held = {o.buffer for o in plan.outputs if o.buffer is not None}
     for b in plan.inputs:
         plan.places[b.name] = Place("input")
-    arena = Arena()
+    space = Arena()
     size_of: dict[str, int] = {}
     owned: set[str] = set()  # values with memory that is theirs alone, which another may get when they die
     dying: dict[int, list[str]] = {}
@@ -156,7 +156,7 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False) 
                 plan.places[name] = Place("alias", 0, stored[name])
             elif not mutable:
                 plan.places[name] = Place("extern")
-            elif name in held or size is None or (frugal and size >= LARGE):
+            elif name in held or size is None or not arena or (frugal and size >= LARGE):
                 reused = in_place_candidate(step, name, plan, last, k, owned) if isinstance(step, KernelStep) else None
                 if reused is not None:
                     owned.discard(reused)
@@ -171,18 +171,18 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False) 
                     plan.places[name] = Place("alias", 0, reused)
                     size_of[name] = size_of.pop(reused)
                 else:
-                    plan.places[name] = Place("arena", arena.take(size))
+                    plan.places[name] = Place("arena", space.take(size))
                     size_of[name] = size
         gone: list[str] = []
         for name in dying.get(k, ()):
             place = plan.places[name]
             if name in size_of:
-                arena.give(arena_offset(plan, name), size_of.pop(name))
+                space.give(arena_offset(plan, name), size_of.pop(name))
             elif name in owned or (place.kind == "extern" and name not in held):
                 gone.append(home(plan, name))
         if gone:
             plan.frees[k] = tuple(sorted(gone))
-    plan.arena_bytes = arena.top
+    plan.arena_bytes = space.top
 
 
 def arena_offset(plan: Plan, name: str) -> int:

@@ -36,6 +36,8 @@ def plan_of(
         frugal=frugal,
         recompute=recompute,
         programs=programs,
+        # Beside a buffer that has memory of its own is memory that nobody may touch.
+        arena=cfg.sanitize == "off",
         out_variants=has_out,
         row_bytes=row_bytes,
         factors=factors,

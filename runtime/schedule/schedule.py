@@ -31,6 +31,7 @@ def schedule(
     frugal: bool = False,
     recompute: float = 0,
     programs: int = 0,
+    arena: bool = True,
     out_variants: Callable[[Extern], bool] = lambda _: False,
     row_bytes: Callable[[Extern], int] = lambda _: 0,
     factors: Factors = lambda _: None,
@@ -42,6 +43,7 @@ def schedule(
     frugal        large values have memory only while they live: slower than in an arena that stays, and less beside what training keeps.
     recompute     a value of this cost or less is computed by each of its readers where that moves fewer bytes than storing and reading it.
     programs      that the device runs side by side, each with threads of its own: fewer do not go through long loops that more could share.
+    arena         intermediate values share one block of memory; without, each is allocated by itself.
     out_variants  whether an extern call can write into memory that the plan gives it.
     row_bytes     at multiples of how many bytes the rows of an extern call's matrices should start, where `programs` are given.
     factors       which arguments of an extern call it multiplies, if it is a product of matrices that a kernel may compute, likewise.
@@ -151,7 +153,7 @@ def schedule(
     stored = write_in_place(steps, program, layouts, held)
     steps += [CopyStep(target, source) for target, source in program.mutations if source not in stored]
     plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)
-    plan_memory(plan, stored, frugal=frugal)
+    plan_memory(plan, stored, frugal=frugal, arena=arena)
     kept = (
         {n for s in steps for part in (s, *step_parts(s)) for n in _step_buffers(part)}
         | {b.name for b in program.inputs}

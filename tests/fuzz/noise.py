@@ -55,7 +55,7 @@ class Noise(TorchDispatchMode):
         out: torch.Tensor = func(*args, **kwargs)
         if any(map(_rounded, [out, *given])):
             # Also a total without rounding (1.5 - 1.5) would have had one in another order.
-            steps = torch.randint(-1, 2, out.shape, generator=self.generator).double()
+            steps = torch.randint(-1, 2, out.shape, generator=self.generator).double().to(out.device)
             apart = 0 if scale is None else torch.finfo(out.dtype).eps * scale.double() * steps
             out.copy_((self._moved(out).double() + apart).to(out.dtype))
         if scale is not None and scale.shape == out.shape:
@@ -63,7 +63,7 @@ class Noise(TorchDispatchMode):
         return out
 
     def _moved(self, t: torch.Tensor) -> torch.Tensor:
-        steps = torch.randint(-1, 2, t.shape, generator=self.generator).double()
+        steps = torch.randint(-1, 2, t.shape, generator=self.generator).double().to(t.device)
         wide = t.detach().double()
         return (wide * (1 + torch.finfo(t.dtype).eps * steps)).to(t.dtype)
 

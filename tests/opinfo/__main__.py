@@ -2,12 +2,14 @@
 
 python -m tests.opinfo --dtypes fp32 --variants forward          one sweep, with progress and tables
 python -m tests.opinfo --ops '^nn.functional.conv' --dynamic     rows that a regular expression finds, sizes as symbols
+python -m tests.opinfo --device cuda --jobs 8             on a GPU; `interpreter`: a GPU's kernels, without one
 python -m tests.opinfo --samples 4 --out build-tmp/opinfo.json   at most four calls of each case; everything as JSON
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import time
@@ -17,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .database import DTYPES, VARIANTS, Case, cases
+from .database import DEVICES, DTYPES, VARIANTS, Case, cases
 from .report import FAILED, Summary, show
 from .workers import run_all
 
@@ -31,6 +33,7 @@ def main() -> int:
     parser.add_argument("--ops", default="", help="rows whose name the regular expression finds (default all)")
     parser.add_argument("--dtypes", nargs="*", default=(), help=f"of {', '.join(DTYPES)} (default all)")
     parser.add_argument("--variants", nargs="*", default=(), help=f"of {', '.join(VARIANTS)} (default all)")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="where they run (default %(default)s)")
     parser.add_argument("--dynamic", action="store_true", help="sizes are symbols")
     parser.add_argument(
         "--samples", type=int, default=0, help="calls of one case at most, chosen by its name (default all)"
@@ -39,18 +42,28 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=180.0, help="seconds without a sign of life that are a hang (%(default)s)"
     )
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="end after so many, whatever is left (default never)"
+    )
     parser.add_argument("--out", type=Path, help="all reports as JSON")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 200)
     try:
-        chosen = cases(options.ops, options.dtypes, options.variants, options.dynamic)
+        chosen = cases(options.ops, options.dtypes, options.variants, options.dynamic, options.device)
     except ValueError as error:
         parser.error(str(error))
     if not chosen:
         parser.error("no case is chosen")
     summary, start = Summary(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="opforge-opinfo-", ignore_cleanup_errors=True) as folder:
-        reports = run_all(chosen, Path(folder), jobs=options.jobs, limit=options.samples, timeout=options.timeout)
+        reports = run_all(
+            chosen,
+            Path(folder),
+            jobs=options.jobs,
+            limit=options.samples,
+            timeout=options.timeout,
+            seconds=options.seconds,
+        )
         with _progress(console) as progress:
             task = progress.add_task("", total=len(chosen), state="starting")
             found: Counter[str] = Counter()
@@ -66,6 +79,8 @@ def main() -> int:
                 if not console.is_terminal and k % 100 == 0:
                     print(f"# {k} of {len(chosen)}, {time.monotonic() - start:.0f} s: {state}", flush=True)
     seconds = time.monotonic() - start
+    if left := len(chosen) - len(summary.reports):
+        console.print(f"{left} of {len(chosen)} cases were left when the time was over")
     show(summary, console, seconds)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from tests.fuzz.observe import Sight
 from tests.support.matrix import symbolic
 
 from .database import Call, Case
-from .listed import RANDOM, UNSPECIFIED, is_in, strays
+from .listed import BY_DYNAMO, RANDOM, UNSPECIFIED, is_in, strays
 from .observe import NoiseOfStatistics, arguments, program_of, see, strides_of_fakes
 
 ORDER = ("crash", "hang", "wrong", "error", "eager", "raises", "native")
@@ -71,6 +71,9 @@ def prepare(call: Call) -> Prepared:
     """Compile the call's program for its arguments, without Dynamo; with symbols for all sizes where the case is dynamic."""
     program, where = program_of(call)
     prepared = Prepared(call, Result(call.number, call.label), program)
+    if is_in(BY_DYNAMO, call.case):
+        prepared.run = torch.compile(program, backend="opforge", dynamic=call.case.dynamic)
+        return prepared
     with _noted(prepared.result):
         try:
             tensors = arguments(call, where)
@@ -166,7 +169,8 @@ def _foretold(name: str, ours: Sight, told: Sight) -> bool:
 def in_dtype(call: Call, dtype: str) -> Sight:
     """The call with every floating dtype replaced; float64 is evaluated in more than itself where its operators allow it."""
     plain = see(call, dtype=dtype)
-    if dtype != "float64" or "complex" in f"{plain.facts}":  # of complex numbers nothing better is known
+    # Of complex numbers, and of what a GPU computes, nothing better is known.
+    if dtype != "float64" or "complex" in f"{plain.facts}" or call.case.memory != "cpu":
         return plain
     exact = Exact()
     sight = see(call, dtype=dtype, around=lambda: exact)

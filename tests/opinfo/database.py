@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+DEVICES = ("cpu", "cuda", "interpreter")
+"""Where cases run; `interpreter`: the plans and Triton kernels of a GPU, by Triton's interpreter on the processor."""
 VARIANTS = ("forward", "backward", "out", "inplace", "noncontiguous", "errors")
 DTYPES = {
     "fp32": "float32",
@@ -38,9 +40,16 @@ class Case:
     dtype: str
     variant: str
     dynamic: bool = False
+    device: str = "cpu"
 
     def __str__(self) -> str:
-        return f"{self.entry} {self.dtype} {self.variant}{' dynamic' if self.dynamic else ''}"
+        rest = f"{' dynamic' if self.dynamic else ''}{'' if self.device == 'cpu' else f' {self.device}'}"
+        return f"{self.entry} {self.dtype} {self.variant}{rest}"
+
+    @property
+    def memory(self) -> str:
+        """The device that its tensors are on."""
+        return "cuda" if self.device == "cuda" else "cpu"
 
 
 @dataclass
@@ -60,11 +69,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of a table: what it is called, its kind, and how to make the calls of a (dtype, variant)."""
+    """One row of a table: what it is called, its kind, its dtypes on a processor and on a GPU, and how to make the calls of a (dtype, variant)."""
 
     name: str
     kind: str
     dtypes: tuple[str, ...]
+    dtypes_of_gpu: tuple[str, ...]
     variants: tuple[str, ...]
     calls: Callable[[Case], Iterator[Call]] = field(repr=False)
 
@@ -77,13 +87,19 @@ def entries() -> dict[str, Entry]:
 
 
 def cases(
-    names: str = "", dtypes: Iterable[str] = (), variants: Iterable[str] = (), dynamic: bool = False
+    names: str = "",
+    dtypes: Iterable[str] = (),
+    variants: Iterable[str] = (),
+    dynamic: bool = False,
+    device: str = "cpu",
 ) -> list[Case]:
     """All cases whose entry's name the regular expression finds, in the order of the tables; no dtypes or variants are all of them."""
     wanted = {DTYPES.get(d, d) for d in dtypes} or set(DTYPES.values())
     chosen = [v for v in VARIANTS if v in set(variants)] or VARIANTS
     if bad := [*(wanted - {*DTYPES.values()}), *({*variants} - {*VARIANTS})]:
         raise ValueError(f"no such dtype or variant: {', '.join(bad)}")
+    if device not in DEVICES:
+        raise ValueError(f"no such device: {device}")
     found = []
     for entry in entries().values():
         if not re.search(names, entry.name):
@@ -92,11 +108,11 @@ def cases(
             if variant not in entry.variants:
                 continue
             if variant == "errors":
-                found.append(Case(entry.name, _ANY, variant, dynamic))
+                found.append(Case(entry.name, _ANY, variant, dynamic, device))
                 continue
             found += [
-                Case(entry.name, d, variant, dynamic)
-                for d in entry.dtypes
+                Case(entry.name, d, variant, dynamic, device)
+                for d in (entry.dtypes_of_gpu if device == "cuda" else entry.dtypes)
                 if d in wanted and (variant != "backward" or getattr(torch, d).is_floating_point or "complex" in d)
             ]
     return found
@@ -146,8 +162,8 @@ def _of_operator(op: Any) -> Entry:
         variants.append("inplace")
     if op.error_inputs_func is not None:
         variants.append("errors")
-    dtypes = _names(op.supported_dtypes("cpu"))
-    return Entry(name, type(op).__name__, dtypes, tuple(variants), partial(_operator_calls, op))
+    dtypes, of_gpu = (_names(op.supported_dtypes(device)) for device in ("cpu", "cuda"))
+    return Entry(name, type(op).__name__, dtypes, of_gpu, tuple(variants), partial(_operator_calls, op))
 
 
 def _names(dtypes: Iterable[torch.dtype]) -> tuple[str, ...]:
@@ -157,16 +173,16 @@ def _names(dtypes: Iterable[torch.dtype]) -> tuple[str, ...]:
 
 def _operator_calls(op: Any, case: Case) -> Iterator[Call]:
     if case.variant == "errors":
-        for error in op.error_inputs("cpu"):
+        for error in op.error_inputs(case.memory):
             call = _sample_call(op, case, error.sample_input)
             call.raises = error.error_type
             yield call
         return
     dtype = getattr(torch, case.dtype)
     backward = case.variant == "backward"
-    if backward and dtype not in op.supported_backward_dtypes("cpu"):
+    if backward and dtype not in op.supported_backward_dtypes(case.memory):
         return
-    for sample in op.sample_inputs("cpu", dtype, requires_grad=backward):
+    for sample in op.sample_inputs(case.memory, dtype, requires_grad=backward):
         if case.variant == "noncontiguous":
             sample = sample.noncontiguous()
         if case.variant == "out":
@@ -214,11 +230,13 @@ def _out_calls(op: Any, case: Case, sample: Any) -> Iterator[Call]:
 
 
 def _same_strides(t: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).fill_(1) if not _overlaps(t) else torch.ones_like(t)
+    if _overlaps(t):
+        return torch.ones_like(t)
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).fill_(1)
 
 
 def _with_gaps(t: torch.Tensor) -> torch.Tensor:
-    return torch.ones((*t.shape, 2), dtype=t.dtype)[..., 0]
+    return torch.ones((*t.shape, 2), dtype=t.dtype, device=t.device)[..., 0]
 
 
 def _overlaps(t: torch.Tensor) -> bool:
@@ -244,15 +262,16 @@ class _Text(str):
 
 # -- modules -----------------------------------------------------------------------------------------------------------
 def _of_module(info: Any) -> Entry:
-    dtypes = _names(info.supported_dtypes("cpu"))
-    return Entry(f"modules.{info.name}", "Module", dtypes, ("forward", "backward"), partial(_module_calls, info))
+    dtypes, of_gpu = (_names(info.supported_dtypes(device)) for device in ("cpu", "cuda"))
+    made = partial(_module_calls, info)
+    return Entry(f"modules.{info.name}", "Module", dtypes, of_gpu, ("forward", "backward"), made)
 
 
 def _module_calls(info: Any, case: Case) -> Iterator[Call]:
     dtype = getattr(torch, case.dtype)
     for training in (True, False) if info.train_and_eval_differ else (True,):
         backward = case.variant == "backward"
-        made = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=backward, training=training)
+        made = info.module_inputs_func(info, device=case.memory, dtype=dtype, requires_grad=backward, training=training)
         for given in made:
             if given.forward_input is None:
                 continue
@@ -262,7 +281,7 @@ def _module_calls(info: Any, case: Case) -> Iterator[Call]:
 def _module_call(info: Any, case: Case, given: Any, dtype: torch.dtype, training: bool) -> Call:
     torch.manual_seed(0)
     built = given.constructor_input
-    module = info.module_cls(*built.args, **built.kwargs).to(dtype)
+    module = info.module_cls(*built.args, **built.kwargs).to(case.memory, dtype)
     module.train(training)
     if info.is_lazy:
         with torch.no_grad():

@@ -16,6 +16,12 @@ UNSPECIFIED = dict.fromkeys(
     ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"], _MEMORY
 )
 
+BY_DYNAMO = {
+    "jiterator_*": "its kernel does not go through the dispatcher and is launched on the addresses of fake tensors, which are none; Dynamo "
+    "leaves the call to Python"
+}
+"""What nobody can trace without Dynamo in front, which knows it: these rows go through it."""
+
 _DRAWS = "a compiled graph draws from a seeded Philox stream of its own (docs/random.md), not from eager's generator"
 RANDOM = dict.fromkeys(
     [
@@ -61,10 +67,6 @@ HEAVY = ("cauchy", "exponential", "geometric", "log_normal")
 _LAZY = "ours: a lazy conjugate of an intermediate value comes back computed (is_conj() is False); the values are right"
 _SORT = "torch: the fake kernel of sort gives `out` other strides, where the kernel leaves them"
 KNOWN: dict[str, str] = {
-    "modules.nn.MultiLabelMarginLoss * forward*": "torch: the fake kernel of multilabel_margin_loss_forward says [1] where the kernel gives [], "
-    "for one row and no reduction",
-    "nn.functional.embedding_bag bfloat16 backward*": "torch: the fake kernel of _embedding_bag does not know that its kernel has a short way "
-    "for bfloat16, which returns no offset2bag",
     "native_group_norm * noncontiguous*": "ours: eager's CPU kernel refuses what is not contiguous (F.group_norm makes it so), and we compute it",
     **dict.fromkeys(
         ("fft.ifft *", "fft.ihfft*", "svd complex*", "svd_lowrank complex*", "pca_lowrank complex*"), _LAZY
@@ -74,7 +76,6 @@ KNOWN: dict[str, str] = {
     "element once (uneven padding='same', dilation=3)",
     "sort * out*": _SORT,
     "msort * out*": _SORT,
-    "modules.nn.LSTM float32 backward*": "ours: mkldnn_rnn_layer keeps no workspace where tracing says one, and its backward wants a tensor",
 }
 """Cases (`entry dtype variant`, with wildcards) that fail, and why; each must fail until it is mended."""
 

@@ -26,7 +26,7 @@ def fresh(leaves: Sequence[Any]) -> list[Any]:
     known: dict[int, torch.Tensor] = {}
 
     def copy(t: torch.Tensor) -> torch.Tensor:
-        if t.layout != torch.strided or t.device.type != "cpu":
+        if t.layout != torch.strided or t.device.type == "meta":
             return t.detach().clone()
         if t.is_conj():
             return copy(t.conj()).conj()
@@ -34,7 +34,7 @@ def fresh(leaves: Sequence[Any]) -> list[Any]:
             return torch._neg_view(copy(torch._neg_view(t)))
         storage = t.untyped_storage()
         mine = storages.setdefault(storage._cdata, storage.clone())
-        return torch.empty(0, dtype=t.dtype).set_(mine, t.storage_offset(), t.shape, t.stride())
+        return torch.empty(0, dtype=t.dtype, device=t.device).set_(mine, t.storage_offset(), t.shape, t.stride())
 
     with torch.no_grad():
         for t in leaves:
@@ -133,7 +133,8 @@ def see(
             _look(sight, tensors, results, versions)
         if call.case.variant == "backward":
             _gradients(sight, tensors, results)
-    sight.values = {name: _real(t) for name, t in sight.values.items()}
+    # On the processor, for the judge; what a GPU has not told yet of a failure it tells here.
+    sight.values = {name: _real(t).cpu() for name, t in sight.values.items()}
     return sight
 
 
@@ -157,6 +158,8 @@ def _look(sight: Sight, tensors: list[Any], results: list[Any], versions: list[i
     """Sparse tensors have neither strides nor one storage: their layout is a fact, their values are judged."""
     for kind, some in (("argument", tensors), ("result", results)):
         for k, t in enumerate(some):
+            if isinstance(t, torch.Tensor):
+                sight.facts[f"{kind} {k}: device"] = t.device.type
             if isinstance(t, torch.Tensor) and t.layout != torch.strided:
                 sight.facts[f"{kind} {k}: layout"] = (t.layout, tuple(t.shape), t.dtype)
                 sight.values[f"{kind} {k}"] = t.detach().to_dense()
@@ -208,7 +211,7 @@ def _cotangent(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return torch.randint(-16, 17, t.shape, generator=generator).double() / 8
 
     whole = torch.complex(grid(), grid()) if t.is_complex() else grid()
-    return whole.to(t.dtype)
+    return whole.to(t.device, t.dtype)
 
 
 def _real(t: torch.Tensor) -> torch.Tensor:

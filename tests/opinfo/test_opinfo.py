@@ -17,7 +17,7 @@ from tests.fuzz.check import quick_builds
 
 from .check import Result, check, finish, prepare
 from .database import DTYPES, VARIANTS, Call, Case, calls, cases, entries, quiet, sampled
-from .listed import KNOWN, RANDOM, UNSPECIFIED, is_in, known
+from .listed import BY_DYNAMO, KNOWN, RANDOM, UNSPECIFIED, is_in, known
 from .observe import fresh
 from .report import Summary, line
 from .workers import run_all
@@ -99,7 +99,7 @@ if KNOWN:  # else there is nothing to test, and pytest would count a skip
 # -- the harness itself ------------------------------------------------------------------------------------------------
 def test_the_tables_are_whole() -> None:
     assert len(entries()) > 780
-    for table in (RANDOM, UNSPECIFIED):
+    for table in (RANDOM, UNSPECIFIED, BY_DYNAMO):
         for name in table:
             assert any(is_in({name: ""}, Case(e, "float32", "forward")) for e in entries()), name
     some = cases("^add$")
@@ -175,6 +175,32 @@ def test_copies_keep_what_tensors_share() -> None:
     a.zero_()
     assert not b.any()
     assert odd.any()
+
+
+def test_kernels_of_a_gpu_run_by_the_interpreter(tmp_path: Path) -> None:
+    """Native ones, eager kernels beside them, gradients, a symbolic size; and with the last program of each launch left out."""
+    pytest.importorskip("triton")
+    some = [
+        *cases("^(softmax|logcumsumexp|mm|index_add)$", ["fp32"], ["forward"], device="interpreter"),
+        *cases("^nn.functional.layer_norm$", ["fp32"], ["backward"], device="interpreter"),
+        *cases("^sin$", ["fp32"], ["forward"], dynamic=True, device="interpreter"),
+    ]
+    made = list(run_all(some, tmp_path, jobs=1, limit=1))
+    assert {r["case"]["entry"]: r["outcome"] for r in made} == {
+        "softmax": "native",
+        "logcumsumexp": "native",
+        "index_add": "native",
+        "nn.functional.layer_norm": "native",
+        "sin": "native",
+        "mm": "eager",
+    }
+    assert all(r["kernels"] for r in made if r["outcome"] == "native")
+    made = list(run_all(some, tmp_path, jobs=1, limit=1, worker="tests.opinfo.lazy_worker"))
+    assert {r["case"]["entry"] for r in made if r["outcome"] == "wrong"} == {r["case"]["entry"] for r in made} - {"mm"}
+
+
+def test_a_sweep_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    assert list(run_all(cases("^(abs|add)$", ["fp32"], ["forward"]), tmp_path, jobs=1, seconds=0)) == []
 
 
 @pytest.mark.slow

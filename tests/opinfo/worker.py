@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tests.fuzz.builds import together
 from tests.fuzz.check import quick_builds
@@ -31,11 +34,18 @@ def run(cases: Iterable[Case], limit: int, folder: Path) -> Iterator[dict[str, A
         except Exception as error:  # noqa: BLE001 - the table's own code
             yield report(case, [], f"{type(error).__name__}: {error}")
             continue
+        settle(case)
         waiting.append((case, made))
         if sum(len(m) for _, m in waiting) >= CHUNK:
             yield from _flush(waiting, folder)
             waiting = []
     yield from _flush(waiting, folder)
+
+
+def settle(case: Case) -> None:
+    """Wait for the device: an illegal access is told of late, and is to end this process where it happened."""
+    if case.memory == "cuda":
+        torch.cuda.synchronize()
 
 
 def _flush(waiting: list[tuple[Case, list[Call]]], folder: Path) -> Iterator[dict[str, Any]]:
@@ -45,17 +55,24 @@ def _flush(waiting: list[tuple[Case, list[Call]]], folder: Path) -> Iterator[dic
     left = Counter({case: len(made) for case, made in waiting})
     yield from (report(case, []) for case, made in waiting if not made)
     for start in range(0, len(stream), CHUNK):
-        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as units, together(Path(units)):
+        # What is built for a GPU is built kernel by kernel, and found again by all.
+        apart = any(case.device != "cpu" for case, _ in stream)
+        with (
+            tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as units,
+            contextlib.nullcontext() if apart else together(Path(units)),
+        ):
             ready = []
             for case, call in stream[start : start + CHUNK]:
                 yield {"at": asdict(case), "label": f"compiling sample {call.number}: {call.label}"}
                 ready.append((case, prepare(call)))
+                settle(case)
             for case, prepared in ready:
                 yield {
                     "at": asdict(case),
                     "label": f"running sample {prepared.call.number}: {prepared.call.label}",
                 }
                 results[case].append(finish(prepared))
+                settle(case)
                 left[case] -= 1
                 if not left[case]:
                     yield report(case, results.pop(case))
@@ -89,11 +106,20 @@ def lost(case: Case, outcome: str, where: str, text: str) -> dict[str, Any]:
     return made
 
 
+def as_gpu(folder: Path, cases: Sequence[Case]) -> contextlib.AbstractContextManager[None]:
+    """The interpreter in force, where it is where the cases run."""
+    if not any(case.device == "interpreter" for case in cases):
+        return contextlib.nullcontext()
+    from tests.support.interpreted import interpreted  # loads Triton
+
+    return interpreted(folder)
+
+
 def main() -> None:
     """`worker FILE FOLDER LIMIT`"""
     cases = [Case(**c) for c in json.loads(Path(sys.argv[1]).read_text())]
     folder = Path(sys.argv[2])
-    with quiet(), quick_builds(folder):
+    with quiet(), quick_builds(folder), as_gpu(folder, cases):
         for line in run(cases, int(sys.argv[3]), folder):
             print(json.dumps(line), flush=True)
 

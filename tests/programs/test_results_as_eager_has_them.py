@@ -155,7 +155,7 @@ def test_a_result_of_another_dtype_than_traced_is_converted_and_told() -> None:
     assert torch.equal(out.float(), t)
 
 
-def test_a_result_of_other_sizes_than_traced_is_an_error() -> None:
+def test_a_result_of_other_sizes_than_traced_leaves_the_graph_to_eager() -> None:
     """Same strides, fewer elements: kernels would read past its end."""
 
     @torch.library.custom_op("opforge_test::halved", mutates_args=())
@@ -163,8 +163,40 @@ def test_a_result_of_other_sizes_than_traced_is_an_error() -> None:
         return x[: len(x) // 2].clone()
 
     halved.register_fake(torch.empty_like)
-    run = torch.compile(lambda x: halved(x) + 1, backend="opforge")
-    with pytest.raises(
-        MetadataError, match=r"opforge_test.halved.default returned sizes \[2, 3\] where tracing says \[4, 3\]"
-    ):
-        run(torch.ones(4, 3))
+    said = r"opforge_test.halved.default returned sizes \[2, 3\] where tracing says \[4, 3\]"
+    strict = torch.compile(lambda x: halved(x) + 1, backend="opforge", options={"strict": True})
+    with pytest.raises(MetadataError, match=said):
+        strict(torch.ones(4, 3))
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.add_(1)
+        return halved(x) * 2
+
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    run, y = torch.compile(program, backend="opforge"), torch.zeros(3)
+    x = torch.arange(12.0).reshape(4, 3)
+    with pytest.warns(OpforgeWarning, match=said):
+        assert torch.equal(run(x, y), x[:2] * 2)
+    assert torch.equal(run(x, y), x[:2] * 2)
+    assert torch.equal(y, torch.full((3,), 2.0))  # each call wrote once
+    assert list(opforge.stats()["fallbacks"].values()) == [1]
+
+
+def test_sizes_that_torch_foretells_wrongly_are_left_to_eager() -> None:
+    """For one row and no reduction torch's fake kernel says [1], and the kernel gives []."""
+    x, target = torch.randn(4), torch.tensor([1, 0, -1, 2])
+    run = torch.compile(lambda x: F.multilabel_margin_loss(x * 1, target, reduction="none"), backend="opforge")
+    with pytest.warns(OpforgeWarning, match="multilabel_margin_loss_forward"):
+        found = run(x)
+    assert found.shape == ()
+    torch.testing.assert_close(found, F.multilabel_margin_loss(x, target, reduction="none"))
+
+
+@pytest.mark.parametrize("function", [torch.unique_consecutive, torch.unique])
+def test_positions_of_no_elements_are_integers(function: Callable[..., Any]) -> None:
+    """They came back as float32, a dtype that nobody asked for."""
+    run = torch.compile(lambda x: function(x, dim=1, return_inverse=True), backend="opforge")
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        values, positions = run(torch.zeros(5, 0, 5))
+    assert (values.shape, positions.dtype, positions.shape) == ((5, 0, 5), torch.int64, (0,))

@@ -1,0 +1,166 @@
+"""Programs on CPU tensors with the plans and the kernels that a GPU of 132 processors would get, run by Triton's interpreter in this process.
+
+The process needs TRITON_INTERPRET=1 in its environment before Triton is loaded. Operators that have no kernel run by eager's on the processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opforge.runtime import compile_fx as engine
+from opforge.runtime.build.manifest import Entry
+from opforge.runtime.codegen.triton_group import FILL_NAME
+from opforge.runtime.codegen.triton_unit import TritonKernel, TritonUnit, render_triton
+from opforge.runtime.config import Config
+from opforge.runtime.graphs.recording import Recorder
+from opforge.runtime.ir.nodes import Program
+from opforge.runtime.lower import graph as lowering
+from opforge.runtime.observe.watch import Watch
+from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.targets.base import Built
+from opforge.runtime.targets.cuda import prepared, scheduled
+
+from .gpu_plan import PROCESSORS
+
+_TYPES = {
+    "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "i8": torch.int8, "i16": torch.int16,
+    "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Interpreted:
+    """`Target` for the processor, by the plans of a GPU."""
+
+    cfg: Config
+    device = "cpu"
+    suffix = "py"
+    support = "support"
+
+    def parts(self) -> dict[str, str]:
+        return {"target": "interpreter"}
+
+    def unfused(self) -> Interpreted:
+        return replace(self, cfg=replace(self.cfg, fusion=False))
+
+    def prepare(self, program: Program) -> Program:
+        return prepared(program, PROCESSORS)
+
+    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
+        return scheduled(program, self.cfg, PROCESSORS, frugal)
+
+    def render(self, plan: Plan, boxed: bool) -> TritonUnit:
+        return render_triton(plan, boxed=boxed)
+
+    def compile(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> Built:
+        files: dict[str, bytes | Path] = {f"{n}.py": k.source.encode() for n, k in rendered.kernels.items()}
+        groups = {group.name: group for group in rendered.grouped.values()}
+        symbols = {}
+        for name, symbol in rendered.symbols.items():
+            k = rendered.kernels[symbol]
+            numbers = groups[name].numbers(k.xblock * k.rblock) if name in groups else []
+            symbols[name] = [symbol, list(k.pointers), k.xblock, k.rblock, numbers, name in rendered.tables]
+        return Built(rendered.source, files, symbols)
+
+    def recorder(self) -> Recorder | None:
+        return None
+
+    def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
+        loaded: dict[str, Callable[..., Any]] = {}
+        for name, (symbol, pointers, xblock, rblock, numbers, table) in entry.meta["symbols"].items():
+            if name != FILL_NAME:  # a table is filled by `_with_table`
+                kernel = TritonKernel(
+                    symbol, entry.file(f"{symbol}.py").read_text(), tuple(pointers), 0, xblock, rblock, 1
+                )
+                run = _with_table if table else _run
+                loaded[name] = functools.partial(run, kernel, numbers)
+        return loaded
+
+
+def _run(kernel: TritonKernel, numbers: Sequence[int], programs: int, *arguments: int) -> None:
+    count = len(kernel.pointers)
+    memory = [_at(a, _TYPES[t]) for a, t in zip(arguments[:count], kernel.pointers, strict=True)]
+    _launch(kernel, programs, [*memory, *arguments[count:], *numbers], {})
+
+
+def _with_table(
+    kernel: TritonKernel,
+    numbers: Sequence[int],
+    programs: int,
+    tensors: list[torch.Tensor],
+    others: list[int],
+    order: Sequence[int],
+) -> None:
+    addresses = [*(t.data_ptr() for t in tensors), *others]
+    table = torch.tensor([*numbers, *(addresses[k] for k in order)])
+    _launch(kernel, programs, [table, len(numbers) // 2], {"ALIGNED": 1})
+
+
+def _at(address: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor at an address, for the interpreter, which asks for that and for the dtype; nobody reads one of no elements."""
+    if not address:
+        return torch.zeros(1, dtype=dtype)
+    return torch.frombuffer((ctypes.c_byte * dtype.itemsize).from_address(address), dtype=dtype)
+
+
+def _launch(kernel: TritonKernel, programs: int, arguments: list[Any], more: Mapping[str, int]) -> None:
+    if programs:
+        function = getattr(_module(kernel.source), kernel.name)
+        function[(programs,)](*arguments, XBLOCK=kernel.xblock, RBLOCK=kernel.rblock, **more)
+
+
+_folder: list[Path] = []
+
+
+@functools.cache
+def _module(source: str) -> Any:
+    """A kernel's module. The interpreter reads its file again, so it has one."""
+    name = f"kernel_{hashlib.sha256(source.encode()).hexdigest()[:24]}"
+    path = _folder[0] / f"{name}_{os.getpid()}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Lowerer(lowering._Lowerer):
+    """Lowers as for a GPU, for tensors on the processor."""
+
+    def __init__(self, gm: torch.fx.GraphModule, device: str, checks: bool) -> None:
+        super().__init__(gm, "cuda", checks)
+        self.device = "cpu"
+
+
+@contextlib.contextmanager
+def interpreted(folder: Path) -> Iterator[None]:
+    """All graphs that are compiled meanwhile run that way. `folder` holds the modules of kernels while the process runs."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("TRITON_INTERPRET=1 is to be set before Triton is loaded")
+    _folder[:] = [folder]
+    kept = engine.target_of, engine.rewrite, lowering._Lowerer
+    engine.target_of = lambda graph, cfg: Interpreted(cfg)  # type: ignore[assignment]
+    engine.rewrite = functools.partial(engine.rewrite, device="cuda")
+    lowering._Lowerer = _Lowerer  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        engine.target_of, engine.rewrite, lowering._Lowerer = kept  # type: ignore[misc]
+
+
+__all__ = ["Interpreted", "interpreted"]
