@@ -106,9 +106,9 @@ class Recorder(GraphWriter, TorchDispatchMode):
                     return func.decompose(*args, **kwargs)
             case "lift":
                 return self._lift(info, types, args, kwargs)
-        raise UnsupportedError(
-            f"the higher-order operator {func} cannot be traced yet{self.where()}; the graph runs eagerly"
-        )
+        from .control import record_control  # it makes recorders for what the operator runs
+
+        return record_control(self, func, args, kwargs)
 
     def _wrapper_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call with tensor subclasses among its arguments: they take it apart, and what they call comes by here. Their own views are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,13 @@ class Watch:
         self.seconds: dict[str, float] = {}
         self.progress = Progress(progress)
         self.dump = Dump(dump_dir)
+        self._prefix = ""
+
+    def inside(self, name: str) -> Watch:
+        """The watch of a graph that another one runs: times are added to those of all, and texts have the name in theirs."""
+        watch = copy.copy(self)
+        watch._prefix = f"{self._prefix}{name}_"
+        return watch
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -32,7 +40,7 @@ class Watch:
 
     def text(self, name: str, make: Callable[[], str]) -> None:
         """What a stage made, as a file of that name where `dump_dir` is set."""
-        self.dump.text(name, make)
+        self.dump.text(self._prefix + name, make)
 
     def close(self) -> None:
         """Take the progress line away and write the texts; to be called however compiling ended."""
