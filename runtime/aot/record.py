@@ -12,13 +12,13 @@ from torch import fx
 
 from ...errors import ExportError
 from ...generated.dispatch_tables import ROLES
+from ..dispatch.dead import finish
 from ..dispatch.inputs import Inputs
 from ..dispatch.joint import Saved
 from ..dispatch.lifted import LiftedModule
 from ..dispatch.merge import enter_inputs
 from ..dispatch.overlap import may_overlap
 from ..dispatch.regions import Layout
-from ..dispatch.dead import finish
 from ..dispatch.trace import preserved_state
 from ..torch_compat import disable_autocast, enable_python_dispatcher, pytree
 from .frames import FrameRecorder

@@ -7,7 +7,7 @@ returns shares no memory with them. So nothing has to be known of one graph whil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,11 +40,24 @@ def record_control(recorder: Recorder, op: Any, args: Sequence[Any], kwargs: Map
         # A comparison of sizes is decided now, and becomes a guard.
         chosen = args[form.functions[0 if args[form.predicate] else 1]]
         with recorder:
-            return _run(chosen, args[form.given], recorder)
+            return run(chosen, args[form.given], recorder)
     return _Call(recorder, op, form, args).record()
 
 
-def _run(function: Any, operands: Sequence[Any], recorder: Recorder) -> Any:
+@dataclass(frozen=True)
+class Derived:
+    """A function made of functions of the program, which the recorder is told as well."""
+
+    call: Callable[[Sequence[Any], Recorder], Any]
+
+    def __call__(self, *operands: Any) -> Any:
+        raise UnsupportedError("a function of opforge's own is called as one of the program")
+
+
+def run(function: Any, operands: Sequence[Any], recorder: Recorder) -> Any:
+    """What a function of a higher-order operator returns, recorded."""
+    if isinstance(function, Derived):
+        return function.call(operands, recorder)
     if isinstance(function, fx.GraphModule):
         origin = recorder.origin
         try:
@@ -104,7 +117,7 @@ class _Call:
     # -- functions -----------------------------------------------------------------------------------------------------
     def _function(self, function: Any) -> _Function:
         body = type(self.recorder)(self.fake_mode, self._refuse_write)
-        body.origin = self.recorder.origin
+        body.origin, body.backward = self.recorder.origin, self.recorder.backward
         made = _Function(body, [], [])
         for key, nodes in self.operands.items():
             for n in nodes:
@@ -112,7 +125,7 @@ class _Call:
         count = len(made.nodes) - self._extra()
         try:
             with body:
-                out = _run(function, made.fakes[:count], body)
+                out = run(function, made.fakes[:count], body)
         except Restart as again:
             raise self._fail("a function that changes more of an operand than its elements") from again
         made.results, made.spec = pytree.tree_flatten(out)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.decompositions import FUNCTIONS, REFUSED_FUNCTIONS, UNFOLDED
+from ...generated.decompositions import CONTROL, FUNCTIONS, REFUSED_FUNCTIONS, UNFOLDED
 from ..torch_compat import (
     HigherOrderOperator,
     TorchFunctionMode,
@@ -48,6 +48,10 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 env[node] = run_with_token(*load(node.args), **load(node.kwargs))
             case "call_function" if isinstance(node.target, HigherOrderOperator) and node.target.name() in UNFOLDED:
                 env[node] = by_operators(node.target)(*load(node.args), **load(node.kwargs))
+            case "call_function" if isinstance(node.target, HigherOrderOperator) and node.target.name() in CONTROL:
+                from .control_grad import call_control  # it runs graphs that the operator runs
+
+                env[node] = call_control(recorder, node.target, load(node.args), load(node.kwargs))
             case "call_function":
                 env[node] = call(node.target, load(node.args), load(node.kwargs))
             case "call_method":
