@@ -197,8 +197,8 @@ class _Call:
         functions = [self._function(self.args[k]) for k in self.form.functions]
         results = getattr(self, f"_{self.form.runs}")(*functions)
         like = len(self.operands.get("carried", ()))
-        test = self.form.runs == "loop"
-        graphs = [self._graph(f, like, bare=test and f is functions[0]) for f in functions]
+        test = functions[0] if self.form.runs == "loop" else None
+        graphs = [self._graph(f, 0 if f is test else like, bare=f is test) for f in functions]
         keep = any(f.recorder.kept for f in functions)
         if keep and self.recorder.backward:
             raise self._fail("random numbers or effects, which would come a second time, in a gradient")

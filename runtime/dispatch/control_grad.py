@@ -7,7 +7,8 @@ does not use has a gradient of zeros, as torch gives it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +73,9 @@ class _Function(torch.autograd.Function):
 
 @dataclass
 class _Call:
-    """`counts`: lengths of the operator's lists of operands; `spec`: how its results nest."""
+    """`counts`: lengths of the operator's lists of operands; `spec`: how its results nest; `autocast`: as it was when the operator was called, by
+    device: a gradient runs the functions again.
+    """
 
     recorder: Recorder
     op: Any
@@ -80,6 +83,7 @@ class _Call:
     args: tuple[Any, ...]
     counts: tuple[int, ...]
     spec: Any = field(default=None)
+    autocast: tuple[tuple[str, bool, torch.dtype], ...] = field(default_factory=lambda: tuple(_autocast()))
 
     def forward(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Flat results, and what the backward needs besides the operands."""
@@ -112,6 +116,28 @@ class _Call:
         with no_modes():
             return record_control(self.recorder, self.op, args, {})
 
+    def _vjp(
+        self,
+        function: Any,
+        operands: Sequence[Any],
+        wanted: Sequence[bool],
+        tangents: dict[int, Any],
+        recorder: Recorder,
+    ) -> list[Any]:
+        """Gradients of the `wanted` operands of a function, for `tangents` by the position of the result."""
+        leaves = [t.detach().requires_grad_() if w else t for t, w in zip(operands, wanted, strict=True)]
+        with contextlib.ExitStack() as stack:
+            for device, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
+            stack.enter_context(torch.enable_grad())
+            out = pytree.tree_leaves(run(function, leaves, recorder), is_leaf=lambda x: x is None)
+        ends = [(out[k], g) for k, g in tangents.items() if out[k].requires_grad]
+        inputs = [t for t, w in zip(leaves, wanted, strict=True) if w]
+        found: Sequence[Any] = [None] * len(inputs)
+        if ends and inputs:
+            found = torch.autograd.grad([t for t, _ in ends], inputs, [g for _, g in ends], allow_unused=True)
+        return [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True)]
+
 
 class _Branch(_Call):
     def backward(
@@ -122,7 +148,7 @@ class _Branch(_Call):
         def gradient(function: Any) -> Derived:
             def of(values: Sequence[Any], recorder: Recorder) -> list[Any]:
                 primals, tangents = values[: len(operands)], dict(zip(given, values[len(operands) :], strict=True))
-                return _vjp(function, primals, wanted, tangents, recorder)[1]
+                return self._vjp(function, primals, wanted, tangents, recorder)
 
             return Derived(of)
 
@@ -167,7 +193,7 @@ class _Scan(_Call):
             sums = take(len(summed))
             tangents |= dict(zip(stacked, take(len(stacked)), strict=True))
             slices, before, given = take(sliced), take(carried), rest
-            _, found = _vjp(function, [*before, *slices, *given], follow, tangents, recorder)
+            found = self._vjp(function, [*before, *slices, *given], follow, tangents, recorder)
             of_carried, found = found[: len(handed)], found[len(handed) :]
             of_slices = found[: len(found) - len(sums)]
             totals = [a + b for a, b in zip(sums, found[len(of_slices) :], strict=True)]
@@ -188,16 +214,6 @@ class _Scan(_Call):
 _GRADIENTS: dict[str, type[_Call]] = {"branch": _Branch, "scan": _Scan}
 
 
-def _vjp(
-    function: Any, operands: Sequence[Any], wanted: Sequence[bool], tangents: dict[int, Any], recorder: Recorder
-) -> tuple[list[Any], list[Any]]:
-    """Flat results of a function, and gradients of the `wanted` operands; `tangents` by the position of the result."""
-    leaves = [t.detach().requires_grad_() if w else t for t, w in zip(operands, wanted, strict=True)]
-    with torch.enable_grad():
-        out = pytree.tree_leaves(run(function, leaves, recorder), is_leaf=lambda x: x is None)
-    ends = [(out[k], g) for k, g in tangents.items() if out[k].requires_grad]
-    inputs = [t for t, w in zip(leaves, wanted, strict=True) if w]
-    found: Sequence[Any] = [None] * len(inputs)
-    if ends and inputs:
-        found = torch.autograd.grad([t for t, _ in ends], inputs, [g for _, g in ends], allow_unused=True)
-    return out, [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True)]
+def _autocast() -> Iterator[tuple[str, bool, torch.dtype]]:
+    for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ())):
+        yield device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
