@@ -80,7 +80,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
     corrections = [c for e in doc.tagged("correction") if (c := _correction(e, model, diags)) is not None]
     refusals = [r for e in doc.tagged("refusal") if (r := _refusal(e, model, diags)) is not None]
     unfolded = tuple((e.id, e["doc"]) for e in doc.tagged("unfold"))
-    controls = [c for e in doc.tagged("control") if (c := _control(e, diags)) is not None]
+    controls = [found for e in doc.tagged("control") if (found := _control(e, diags)) is not None]
     return Specs(
         _decompositions(doc.tagged("decomposition"), model, diags),
         tuple(corrections),

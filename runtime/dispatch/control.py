@@ -224,7 +224,8 @@ class _Call:
         if not isinstance(t, torch.Tensor):
             return None if t is None else self._fresh_number()
         known = self.recorder.symbols
-        new = {s for n in t.shape if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
+        sizes: list[Any] = list(t.shape)
+        new = {s for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
         if any(s not in known.nodes and s not in known.sources for s in new):
             raise self._fail("a result whose sizes come from data")
         simple = _is_simple(t)

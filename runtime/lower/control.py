@@ -60,9 +60,9 @@ def call_control(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[A
     predicate = [] if form.predicate is None else [node.args[form.predicate]]
     args = tuple(lowerer.extern_argument(a) for a in (*predicate, *operands))
     layouts = tuple(_layout(o) for o in operands)
-    counts = (len(lists.get(key, ())) for key in ("carried", "sliced"))
+    carried, sliced = (len(lists.get(key, ())) for key in ("carried", "sliced"))
     tensors, test = tuple(map(_is_tensor, val)), _comparison(graphs[0])
-    lowerer.controls.append(Control(name, form.runs, graphs, *counts, layouts, tensors, test))
+    lowerer.controls.append(Control(name, form.runs, graphs, carried, sliced, layouts, tensors, test))
     outs = [lowerer.buffer(lowerer.b.fresh(f"{node.name}_{k}"), t) for k, t in enumerate(val) if _is_tensor(t)]
     places = tuple(k for k, t in enumerate(val) if _is_tensor(t)) if len(outs) < len(val) else ()
     effect = any(map(has_effect, graphs))
