@@ -215,11 +215,11 @@ def compile_graph(
         lowered = lower(graph, written, device=target.device, checks=cfg.index_checks)
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
-        functions, inside = _compile_controls(lowered.controls, cfg, watch)
+        functions, inside, controls = _compile_controls(lowered.controls, cfg, watch)
         call, artifacts = realize(lowered, target, cfg, watch, boxed=boxed, frugal=frugal, functions=functions)
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled graph: {error}") from error
-    artifacts.inside = inside
+    artifacts.inside, artifacts.controls = inside, controls
     artifacts.kernels += sum(a.kernels for a in inside.values())
     artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), Counter(artifacts.externs)))
     if cfg.cudagraphs and (recorder := target.recorder()) is not None:
@@ -229,9 +229,10 @@ def compile_graph(
 
 def _compile_controls(
     controls: Sequence[Control], cfg: Config, watch: Watch
-) -> tuple[dict[str, Compiled], dict[str, Artifacts]]:
-    """The functions that a graph calls besides operators, by name, and what was made for each graph that they run."""
+) -> tuple[dict[str, Compiled], dict[str, Artifacts], dict[str, str]]:
+    """The functions that a graph calls besides operators, by name, what was made for each graph that they run, and their source."""
     functions: dict[str, Compiled] = {}
+    sources: dict[str, str] = {}
     inside: dict[str, Artifacts] = {}
     cfg = replace(cfg, cudagraphs=False)  # what runs when is decided while the graph runs
     for control in controls:
@@ -245,11 +246,11 @@ def _compile_controls(
                     rewrite(graph, RULES)
             within.text("functional_graph.py", lambda graph=graph: str(graph.code))  # type: ignore[misc]
             namespace[role], inside[f"{control.name}_{role}"] = compile_graph(graph, cfg, within)
-        source = render_control(control)
+        source = sources[control.name] = render_control(control)
         watch.text(f"{control.name}.py", lambda source=source: source)  # type: ignore[misc]
         module = load_wrapper(source, f"opforge_{control.name}", namespace)
         functions[control.name] = getattr(module, control.name)
-    return functions, inside
+    return functions, inside, sources
 
 
 def _recorded(

@@ -54,6 +54,8 @@ class Artifacts:
     backward: Artifacts | None = None
     inside: dict[str, Artifacts] = field(default_factory=dict)
     """Of the graphs that this one runs (branches, a loop's body); `kernels` and `externs` count theirs."""
+    controls: dict[str, str] = field(default_factory=dict)
+    """Source of the functions that run them, by name."""
 
 
 def realize(
