@@ -500,14 +500,13 @@ REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
 }
 """Functions that programs call, with what they do that their kernels do not do to fake tensors, and where."""
 
-UNFOLDED: frozenset[str] = frozenset(
-    [
-        "flex_attention",  # Attention whose scores a function of the program changes, and a function masks.
-        "associative_scan",  # Running results of an associative function of the program, in a logarithm of steps.
-        "map_impl",  # A function of the program for each slice.
-    ]
-)
-"""Higher-order operators that are recorded as the operators that they call."""
+UNFOLDED: dict[str, bool] = {
+    "flex_attention": True,  # Attention whose scores a function of the program changes, and a function masks.
+    "associative_scan": True,  # Running results of an associative function of the program, in a logarithm of steps.
+    "map_impl": True,  # A function of the program for each slice.
+    "out_dtype": False,  # An operator on arguments that are converted to the dtype of its result first.
+}
+"""Higher-order operators that are recorded as the operators that they call, and whether autograd follows them."""
 
 CONTROL: dict[str, Control] = {
     # One of two functions of the program, as a tensor says.

@@ -66,12 +66,12 @@ class ControlSpec:
 
 @dataclass(frozen=True)
 class Specs:
-    """What the file holds; `unfolded`: names of higher-order operators, each with its line."""
+    """What the file holds; `unfolded`: names of higher-order operators, each with its line, and whether autograd follows it."""
 
     decompositions: tuple[DecompositionSpec, ...] = ()
     corrections: tuple[CorrectionSpec, ...] = ()
     refusals: tuple[RefusalSpec, ...] = ()
-    unfolded: tuple[tuple[str, str], ...] = ()
+    unfolded: tuple[tuple[str, str, bool], ...] = ()
     controls: tuple[ControlSpec, ...] = ()
 
 
@@ -79,7 +79,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
     """The entries, checked: operators exist, names are arguments."""
     corrections = [c for e in doc.tagged("correction") if (c := _correction(e, model, diags)) is not None]
     refusals = [r for e in doc.tagged("refusal") if (r := _refusal(e, model, diags)) is not None]
-    unfolded = tuple((e.id, e["doc"]) for e in doc.tagged("unfold"))
+    unfolded = tuple((e.id, e["doc"], bool(e.get("gradient", True))) for e in doc.tagged("unfold"))
     controls = [found for e in doc.tagged("control") if (found := _control(e, diags)) is not None]
     return Specs(
         _decompositions(doc.tagged("decomposition"), model, diags),
