@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from collections import Counter
@@ -33,7 +34,7 @@ from .observe.watch import Watch
 from .realize import Artifacts, Compiled, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import pytree
+from .torch_compat import auto_functionalized, by_operators, pytree
 
 HISTORY: list[Artifacts] = []
 
@@ -216,12 +217,14 @@ def compile_graph(
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
         functions, inside, controls = _compile_controls(lowered.controls, cfg, watch)
+        functions |= {name: functools.partial(by_operators(auto_functionalized), op) for name, op in lowered.calls}
         call, artifacts = realize(lowered, target, cfg, watch, boxed=boxed, frugal=frugal, functions=functions)
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled graph: {error}") from error
     artifacts.inside, artifacts.controls = inside, controls
     artifacts.kernels += sum(a.kernels for a in inside.values())
-    artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), Counter(artifacts.externs)))
+    called = Counter([*Counter(artifacts.externs).elements(), *(str(op) for _, op in lowered.calls)])
+    artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), called))
     if cfg.cudagraphs and (recorder := target.recorder()) is not None:
         call = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)
     return call, artifacts

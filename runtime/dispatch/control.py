@@ -101,7 +101,7 @@ class _Call:
         if is_traceable_wrapper_subclass(value) or value.layout != torch.strided or value.is_conj() or value.is_neg():
             raise self._fail("an operand that is no plain tensor")
         node = self.recorder.nodes(value)
-        return node if _is_simple(node.meta["val"]) else _row_major(self.recorder, node)
+        return node if is_simple(node.meta["val"]) else _row_major(self.recorder, node)
 
     def _sizes(self) -> list[fx.Node]:
         """Nodes of the size symbols that sizes of operands are made of, where no operand tells them."""
@@ -183,7 +183,7 @@ class _Call:
                     raise self._fail("a result that is no plain tensor")
                 shares = bool(region.inputs) or region.constant or id(region) in seen
                 seen.add(id(region))
-                if not _is_simple(node.meta["val"]):
+                if not is_simple(node.meta["val"]):
                     node = _row_major(body, node)
                 elif shares:
                     node = body.dispatch_node(ROLES["clone"], (node,))
@@ -228,7 +228,7 @@ class _Call:
         new = {s for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
         if any(s not in known.nodes and s not in known.sources for s in new):
             raise self._fail("a result whose sizes come from data")
-        simple = _is_simple(t)
+        simple = is_simple(t)
         with self.fake_mode:
             if rows is not None or not simple:
                 return torch.empty((*(() if rows is None else (rows,)), *t.shape), dtype=t.dtype, device=t.device)
@@ -276,7 +276,7 @@ def _alike(a: Any, b: Any) -> bool:
     return (a is None and b is None) or (isinstance(a, numbers) and isinstance(b, numbers))
 
 
-def _is_simple(t: torch.Tensor) -> bool:
+def is_simple(t: torch.Tensor) -> bool:
     """Whether the elements of a tensor fill its memory, each once: sizes that are symbols only in row-major order."""
     layout = Layout.of(t)
     return is_row_major(layout) or (layout.plain and is_dense(layout) and 0 not in layout.stride)

@@ -15,7 +15,8 @@ from ...generated.decompositions import CONTROL
 from ..dispatch.operators import op_info
 from ..dispatch.overlap import is_row_major
 from ..dispatch.regions import Layout
-from ..torch_compat import HigherOrderOperator, OpOverload, python_source
+from ..observe.counters import count_extern
+from ..torch_compat import HigherOrderOperator, OpOverload, auto_functionalized, python_source
 from .sizes import Opaque
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def call_control(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[A
     """
     target = node.target
     form = CONTROL.get(target.name()) if isinstance(target, HigherOrderOperator) else None
+    if target is auto_functionalized:
+        return _call_on_copies(lowerer, node, val)
     if form is None:
         raise UnsupportedError(f"{target} is not an operator overload")
     lists = {key: list(node.args[k]) for key in ("carried", "sliced", "given") if (k := getattr(form, key)) is not None}  # type: ignore[arg-type]
@@ -63,13 +66,29 @@ def call_control(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[A
     carried, sliced = (len(lists.get(key, ())) for key in ("carried", "sliced"))
     tensors, test = tuple(map(_is_tensor, val)), _comparison(graphs[0])
     lowerer.controls.append(Control(name, form.runs, graphs, carried, sliced, layouts, tensors, test))
+    return _extern(lowerer, node, name, args, (), any(map(has_effect, graphs)), val)
+
+
+def _extern(
+    lowerer: _Lowerer, node: fx.Node, name: str, args: Any, kwargs: Any, effect: bool, val: Sequence[Any]
+) -> list[Any]:
     outs = [lowerer.buffer(lowerer.b.fresh(f"{node.name}_{k}"), t) for k, t in enumerate(val) if _is_tensor(t)]
     places = tuple(k for k, t in enumerate(val) if _is_tensor(t)) if len(outs) < len(val) else ()
-    effect = any(map(has_effect, graphs))
-    handles = iter(lowerer.b.extern(outs, name, args, (), False, effect, places, compiled=True))
+    handles = iter(lowerer.b.extern(outs, name, args, kwargs, False, effect, places, compiled=True))
     # A number that a function has made is as yet unknown.
-    numbers = [Opaque(f"a number from {target}") if isinstance(t, torch.SymInt) else t for t in val]
+    numbers = [Opaque(f"a number from {node.target}") if isinstance(t, torch.SymInt) else t for t in val]
     return [next(handles) if _is_tensor(t) else number for t, number in zip(val, numbers, strict=True)]
+
+
+def _call_on_copies(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[Any]:
+    """The call of an operator that writes to its arguments, by its eager kernel, on copies of these."""
+    (op,) = node.args
+    assert isinstance(op, OpOverload)
+    name = lowerer.b.fresh(f"run_{op._opname}")
+    kwargs = tuple((k, lowerer.extern_argument(v)) for k, v in node.kwargs.items())
+    lowerer.calls.append((name, op))
+    count_extern(str(op), "it writes to its arguments, and runs on copies of them")
+    return _extern(lowerer, node, name, (), kwargs, True, val)
 
 
 def _is_tensor(t: Any) -> bool:

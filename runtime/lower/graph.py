@@ -48,14 +48,15 @@ def repeats(t: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program, what its inputs beyond the placeholders are, what each placeholder became (a buffer name, a size, or None), and the
-    functions that it calls besides operators.
+    """A program, what its inputs beyond the placeholders are, what each placeholder became (a buffer name, a size, or None), the functions that
+    it calls besides operators, and the names by which it calls operators on copies of what they write.
     """
 
     program: Program
     constants: tuple[tuple[str, torch.Tensor], ...]
     placeholders: tuple[str | Size | None, ...]
     controls: tuple[Control, ...] = ()
+    calls: tuple[tuple[str, OpOverload], ...] = ()
 
 
 def lower(
@@ -81,6 +82,7 @@ class _Lowerer:
         self.constants: list[tuple[str, torch.Tensor]] = []
         self.placeholders: list[str | Size | None] = []
         self.controls: list[Control] = []
+        self.calls: list[tuple[str, OpOverload]] = []
 
     def run(self, mutations: Mapping[int, int]) -> Lowered:
         outputs: tuple[Output, ...] = ()
@@ -98,7 +100,8 @@ class _Lowerer:
         updates = tuple((str(self.placeholders[i]), str(outputs[k].buffer)) for i, k in mutations.items())
         outputs = tuple(Output(None) if k in mutations.values() else o for k, o in enumerate(outputs))
         program = Program(tuple(self.inputs), self.b.items, outputs, updates, self.sizes.names)
-        return Lowered(program, tuple(self.constants), tuple(self.placeholders), tuple(self.controls))
+        controls, calls = tuple(self.controls), tuple(self.calls)
+        return Lowered(program, tuple(self.constants), tuple(self.placeholders), controls, calls)
 
     # -- leaves of the graph -------------------------------------------------------------------------------------------
     def placeholder(self, node: fx.Node) -> None:
