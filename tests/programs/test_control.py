@@ -19,6 +19,8 @@ from opforge.runtime.torch_compat import pytree
 from opforge.tests.support.accuracy import assert_as_accurate
 
 Program = Callable[..., Any]
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+LATER = pytest.mark.skipif(OLD, reason="the older Dynamo refuses functions that write to operands or return them")
 
 
 @pytest.fixture(autouse=True)
@@ -243,6 +245,7 @@ def _operators_of(call: Callable[[], Any]) -> list[str]:
     return [e.key for e in found.key_averages() if e.key.startswith("aten::")]
 
 
+@LATER
 def test_results_share_no_memory_with_operands() -> None:
     x = _rand(5, 7)
     with opforge.config.patch(strict=True), torch.no_grad():
@@ -313,7 +316,9 @@ def _drops(x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("program", "grad", "reason"),
     [
-        (_writes, False, "a write to an operand inside of a function of cond (test_control.py:"),
+        pytest.param(
+            _writes, False, "a write to an operand inside of a function of cond (test_control.py:", marks=LATER
+        ),
         (_sizes_differ, False, "branches with results of different sizes of cond (test_control.py:"),
         (_sizes_from_data, False, "is made from data while the graph runs"),
         (_drops, True, "would run a second time with other random numbers"),
