@@ -72,24 +72,29 @@ class Explanation:
     """Reason → number of graphs that ran eagerly for it."""
 
     def __str__(self) -> str:
-        from .runtime.ir.text import dump
-
         parts = [f"# {n} graph(s) ran eagerly: {reason}" for reason, n in self.fallbacks.items()]
         if not self.graphs and not parts:
             parts = ["# nothing was compiled: the call ran no operator on tensors that Dynamo could capture"]
         for k, artifacts in enumerate(self.graphs):
             for what, a in ((f"graph {k}", artifacts), (f"graph {k}, backward", artifacts.backward)):
-                if a is None:
-                    continue
-                parts.append(
-                    f"# {what}: {a.kernels} kernels, externs {a.externs}, arena {a.arena_bytes} bytes, cached {a.cached}"
-                )
-                if a.program is not None:
-                    parts += ["## loop IR", dump(a.program)]
-                # On a GPU the text of the kernels is Python.
-                kernels = "## Triton" if "\nimport triton\n" in f"\n{a.cpp}" else "## C++"
-                parts += [kernels, a.cpp, "## wrapper", a.wrapper]
+                if a is not None:
+                    parts += self._shown(what, a)
         return "\n".join(parts)
+
+    def _shown(self, what: str, a: Artifacts) -> list[str]:
+        from .runtime.ir.text import dump
+
+        parts = [f"# {what}: {a.kernels} kernels, externs {a.externs}, arena {a.arena_bytes} bytes, cached {a.cached}"]
+        if a.program is not None:
+            parts += ["## loop IR", dump(a.program)]
+        # On a GPU the text of the kernels is Python.
+        kernels = "## Triton" if "\nimport triton\n" in f"\n{a.cpp}" else "## C++"
+        parts += [kernels, a.cpp, "## wrapper", a.wrapper]
+        for name, source in a.controls.items():
+            parts += [f"## {name}", source]
+        for name, graph in a.inside.items():
+            parts += self._shown(f"{what}, {name}", graph)
+        return parts
 
 
 def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Explanation]:

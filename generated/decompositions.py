@@ -32,6 +32,21 @@ class Refusal(NamedTuple):
     """Or all but the first are float32, and that one is of half precision."""
 
 
+class Control(NamedTuple):
+    """How a higher-order operator runs functions of the program, and the positions of its arguments."""
+
+    runs: str
+    """`branch`, `loop` or `scan`, as `specs/decompositions.yaml` explains them."""
+    functions: tuple[int, ...]
+    given: int
+    """A list of what all functions take."""
+    predicate: int | None = None
+    carried: int | None = None
+    """A list of what one run hands to the next."""
+    sliced: int | None = None
+    """A list of tensors, of which each run takes the next slice."""
+
+
 # spec: aten.native_batch_norm.default
 def native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):  # type: ignore[no-untyped-def]
     """In training it writes the running statistics although its schema does not say so."""
@@ -498,11 +513,20 @@ REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
 }
 """Functions that programs call, with what they do that their kernels do not do to fake tensors, and where."""
 
-UNFOLDED: frozenset[str] = frozenset(
-    [
-        "flex_attention",  # Attention whose scores a function of the program changes, and a function masks.
-        "associative_scan",  # Running results of an associative function of the program, in a logarithm of steps.
-        "map_impl",  # A function of the program for each slice.
-    ]
-)
-"""Higher-order operators that are recorded as the operators that they call."""
+UNFOLDED: dict[str, bool] = {
+    "flex_attention": True,  # Attention whose scores a function of the program changes, and a function masks.
+    "associative_scan": True,  # Running results of an associative function of the program, in a logarithm of steps.
+    "map_impl": True,  # A function of the program for each slice.
+    "out_dtype": False,  # An operator on arguments that are converted to the dtype of its result first.
+}
+"""Higher-order operators that are recorded as the operators that they call, and whether autograd follows them."""
+
+CONTROL: dict[str, Control] = {
+    # One of two functions of the program, as a tensor says.
+    "cond": Control("branch", (1, 2), 3, predicate=0),
+    # A function of the program as long as another one holds of its results.
+    "while_loop": Control("loop", (0, 1), 3, carried=2),
+    # A function of the program for each slice, which takes what it has returned for the slice before.
+    "scan": Control("scan", (0,), 3, carried=1, sliced=2),
+}
+"""Higher-order operators whose functions are compiled as graphs of their own."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -22,23 +24,26 @@ from ..errors import (
 )
 from ..generated.rewrites import RULES
 from . import config
+from .codegen.control import render_control, roles
 from .config import Config
 from .dispatch.effects import has_effect
 from .dispatch.needs_grad import wants_grad
 from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
 from .execute.autograd_function import Backward, bind_halves, emit_function
+from .execute.load import load_wrapper
 from .graph.rewrite import rewrite
 from .graph.scalars import give_numbers
 from .graphs.recording import Recorder
 from .ir.text import dump
+from .lower.control import Control
 from .lower.graph import lower
 from .observe import counters
 from .observe.watch import Watch
 from .realize import Artifacts, Compiled, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import pytree
+from .torch_compat import auto_functionalized, by_operators, pytree
 
 HISTORY: list[Artifacts] = []
 
@@ -242,12 +247,44 @@ def compile_graph(
         lowered = lower(graph, written, device=target.device, checks=cfg.index_checks)
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
-        call, artifacts = realize(lowered, target, cfg, watch, boxed=boxed, frugal=frugal)
+        functions, inside, controls = _compile_controls(lowered.controls, cfg, watch)
+        functions |= {name: functools.partial(by_operators(auto_functionalized), op) for name, op in lowered.calls}
+        call, artifacts = realize(lowered, target, cfg, watch, boxed=boxed, frugal=frugal, functions=functions)
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled graph: {error}") from error
+    artifacts.inside, artifacts.controls = inside, controls
+    artifacts.kernels += sum(a.kernels for a in inside.values())
+    called = Counter([*Counter(artifacts.externs).elements(), *(str(op) for _, op in lowered.calls)])
+    artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), called))
     if cfg.cudagraphs and (recorder := target.recorder()) is not None:
         call = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)
     return call, artifacts
+
+
+def _compile_controls(
+    controls: Sequence[Control], cfg: Config, watch: Watch
+) -> tuple[dict[str, Compiled], dict[str, Artifacts], dict[str, str]]:
+    """The functions that a graph calls besides operators, by name, what was made for each graph that they run, and their source."""
+    functions: dict[str, Compiled] = {}
+    sources: dict[str, str] = {}
+    inside: dict[str, Artifacts] = {}
+    cfg = replace(cfg, cudagraphs=False)  # what runs when is decided while the graph runs
+    for control in controls:
+        namespace: dict[str, Any] = {}
+        for role, graph in zip(roles(control), control.graphs, strict=True):
+            if control.test and role == "test":
+                continue
+            within = watch.inside(f"{control.name}_{role}")
+            if cfg.rewrites:
+                with within.stage("rewrite"):
+                    rewrite(graph, RULES)
+            within.text("functional_graph.py", lambda graph=graph: str(graph.code))  # type: ignore[misc]
+            namespace[role], inside[f"{control.name}_{role}"] = compile_graph(graph, cfg, within)
+        source = sources[control.name] = render_control(control)
+        watch.text(f"{control.name}.py", lambda source=source: source)  # type: ignore[misc]
+        module = load_wrapper(source, f"opforge_{control.name}", namespace)
+        functions[control.name] = getattr(module, control.name)
+    return functions, inside, sources
 
 
 def _recorded(

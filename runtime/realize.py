@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -52,12 +53,25 @@ class Artifacts:
     plan: Any = None
     function: str = ""
     backward: Artifacts | None = None
+    inside: dict[str, Artifacts] = field(default_factory=dict)
+    """Of the graphs that this one runs (branches, a loop's body); `kernels` and `externs` count theirs."""
+    controls: dict[str, str] = field(default_factory=dict)
+    """Source of the functions that run them, by name."""
 
 
 def realize(
-    lowered: Lowered, target: Target, cfg: Config, watch: Watch, *, boxed: bool = False, frugal: bool = False
+    lowered: Lowered,
+    target: Target,
+    cfg: Config,
+    watch: Watch,
+    *,
+    boxed: bool = False,
+    frugal: bool = False,
+    functions: Mapping[str, Compiled] = MappingProxyType({}),
 ) -> tuple[Compiled, Artifacts]:
-    """The compiled graph out of the cache, or made and put there. `boxed`, `frugal`: as for `compile_graph`."""
+    """The compiled graph out of the cache, or made and put there. `boxed`, `frugal`: as for `compile_graph`; `functions`: the graph's `controls`,
+    by name.
+    """
     with watch.stage("cache"):
         digest = key(cache_parts(lowered, cfg, target) | {"boxed": str(boxed), "frugal": str(frugal)})
         cache = Cache.current(cfg)
@@ -84,14 +98,15 @@ def realize(
         for name, tensor in lowered.constants:
             setattr(module, name, tensor)
         try:
-            functions = target.load(entry)
+            kernels = target.load(entry)
         except BuildError as error:
             # A folder mounted noexec, or a library that this one was linked with is gone.
             if not cfg.cache:
                 raise
             warn_once("load", entry.path, f"{error}; it is compiled again, for this process only")
-            return realize(lowered, target, replace(cfg, cache=False), watch, boxed=boxed, frugal=frugal)
-        for name, function in functions.items():
+            again = replace(cfg, cache=False)
+            return realize(lowered, target, again, watch, boxed=boxed, frugal=frugal, functions=functions)
+        for name, function in {**kernels, **functions}.items():
             setattr(module, name, function)
     return module.call, artifacts
 
@@ -152,7 +167,7 @@ def _build(
     files = {**built.files, "wrapper.py": wrapper.encode(), f"kernels.{target.suffix}": built.source.encode()}
     externs: dict[str, int] = {}
     for step in plan.steps:
-        if isinstance(step, ExternStep):
+        if isinstance(step, ExternStep) and not step.call.compiled:
             externs[step.call.target] = externs.get(step.call.target, 0) + 1
     symbols = dict(built.symbols)
     meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}

@@ -30,6 +30,9 @@ from torch._dispatch.python import enable_python_dispatcher
 # Dynamo's state of the running compile: its fake mode, and the symbols that it chose for each input. [2.11, 2.13]
 from torch._guards import TracingContext
 
+# The call of an operator that writes to its arguments on copies of them, and which operators it takes. [2.11, 2.13]
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
+
 # Calls with effect tokens, in programs that were exported so. [2.11, 2.13]
 from torch._higher_order_ops.effects import with_effects
 
@@ -79,8 +82,10 @@ __all__ = [
     "TracingContext",
     "WeakStorage",
     "abandon_capture",
+    "auto_functionalized",
     "below_autograd",
     "below_vmap",
+    "can_auto_functionalize",
     "copy_all",
     "cuda_stream",
     "decided",

@@ -56,22 +56,65 @@ class RefusalSpec:
 
 
 @dataclass(frozen=True)
+class ControlSpec:
+    """A higher-order operator whose functions are compiled: how it runs them, and where they and their operands are, as source."""
+
+    name: str
+    doc: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Specs:
-    """What the file holds; `unfolded`: names of higher-order operators, each with its line."""
+    """What the file holds; `unfolded`: names of higher-order operators, each with its line, and whether autograd follows it."""
 
     decompositions: tuple[DecompositionSpec, ...] = ()
     corrections: tuple[CorrectionSpec, ...] = ()
     refusals: tuple[RefusalSpec, ...] = ()
-    unfolded: tuple[tuple[str, str], ...] = ()
+    unfolded: tuple[tuple[str, str, bool], ...] = ()
+    controls: tuple[ControlSpec, ...] = ()
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
     """The entries, checked: operators exist, names are arguments."""
     corrections = [c for e in doc.tagged("correction") if (c := _correction(e, model, diags)) is not None]
     refusals = [r for e in doc.tagged("refusal") if (r := _refusal(e, model, diags)) is not None]
-    unfolded = tuple((e.id, e["doc"]) for e in doc.tagged("unfold"))
+    unfolded = tuple((e.id, e["doc"], bool(e.get("gradient", True))) for e in doc.tagged("unfold"))
+    controls = [found for e in doc.tagged("control") if (found := _control(e, diags)) is not None]
     return Specs(
-        _decompositions(doc.tagged("decomposition"), model, diags), tuple(corrections), tuple(refusals), unfolded
+        _decompositions(doc.tagged("decomposition"), model, diags),
+        tuple(corrections),
+        tuple(refusals),
+        unfolded,
+        tuple(controls),
+    )
+
+
+_CONTROL: dict[str, tuple[int, tuple[str, ...]]] = {
+    "branch": (2, ("predicate",)),
+    "loop": (2, ("carried",)),
+    "scan": (1, ("carried", "sliced")),
+}
+"""For each way to run functions: how many there are, and the keys that it needs besides."""
+
+
+def _control(entry: Entry, diags: Diagnostics) -> ControlSpec | None:
+    count, needed = _CONTROL[entry["runs"]]
+    if len(entry["functions"]) != count:
+        diags.error(entry.pos("functions"), f"a {entry['runs']} has {count} functions, found {len(entry['functions'])}")
+        return None
+    found = tuple(key for key in ("predicate", "carried", "sliced") if key in entry)
+    if found != needed:
+        names = " and ".join(f"'{key}'" for key in needed)
+        diags.error(entry.pos("runs"), f"a {entry['runs']} has {names} besides functions and 'given', and no more")
+        return None
+    places = [*entry["functions"], entry["given"], *(entry[key] for key in needed)]
+    if len(set(places)) != len(places):
+        diags.error(entry.pos("functions"), f"two arguments of {entry.id} have the same position")
+        return None
+    named = "".join(f", {key}={entry[key]}" for key in needed)
+    return ControlSpec(
+        entry.id, entry["doc"], f"{entry['runs']!r}, {tuple(entry['functions'])}, {entry['given']}{named}"
     )
 
 
@@ -188,5 +231,6 @@ def emit(model: Model) -> dict[str, str]:
         "corrections": specs.corrections,
         "refusals": specs.refusals,
         "unfolded": specs.unfolded,
+        "controls": specs.controls,
     }
     return {path: render("decompositions.py.j2", **values)}

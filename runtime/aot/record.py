@@ -12,13 +12,14 @@ from torch import fx
 
 from ...errors import ExportError
 from ...generated.dispatch_tables import ROLES
+from ..dispatch.dead import finish
 from ..dispatch.inputs import Inputs
 from ..dispatch.joint import Saved
 from ..dispatch.lifted import LiftedModule
 from ..dispatch.merge import enter_inputs
 from ..dispatch.overlap import may_overlap
 from ..dispatch.regions import Layout
-from ..dispatch.trace import finish, preserved_state
+from ..dispatch.trace import preserved_state
 from ..torch_compat import disable_autocast, enable_python_dispatcher, pytree
 from .frames import FrameRecorder
 
@@ -60,7 +61,7 @@ def record(
             with preserved_state(), dispatcher(), disable_autocast():
                 wanted, gradients = run.gradients()
     outputs = [*_apart(recorder, updates), *results, *_apart(recorder, gradients)]
-    return Recorded(finish(recorder, outputs), updated, len(results), wanted, out_spec)
+    return Recorded(finish(recorder, tuple(outputs)), updated, len(results), wanted, out_spec)
 
 
 def _apart(recorder: FrameRecorder, nodes: Sequence[fx.Node]) -> list[fx.Node]:

@@ -320,7 +320,7 @@ class WrapperWriter:
                 f"{target}({', '.join(args)})  # {call.origin}" if call.origin else f"{target}({', '.join(args)})"
             )
             return
-        target = self.names.constant("op", f"overload({call.target!r})")
+        target = call.target if call.compiled else self.names.constant("op", f"overload({call.target!r})")
         names = [b.name for b in call.outs]
         left = f"{names[0]}" if call.single and names else _unpacked(call)
         comment = f"  # {call.origin}" if call.origin else ""

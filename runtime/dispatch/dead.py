@@ -1,17 +1,34 @@
-"""Does the eager kernel take a call whose result nobody reads? A compiled graph leaves such a call out, and with it the error that eager raises."""
+"""The end of a recorded graph, without calls whose result nobody reads. Does the eager kernel take such a call? A compiled graph leaves it out,
+and with it the error that eager raises.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ..torch_compat import OpOverload, pytree, size_hint
+from ..torch_compat import LazyGraphModule, OpOverload, pytree, size_hint
+from .writer import GraphWriter
 
 _LIMIT = 1 << 14  # elements of an argument: beyond, a trial would cost more than it finds
+
+
+def finish(recorder: GraphWriter, outputs: Any) -> fx.GraphModule:
+    """The graph module, which returns `outputs`, nodes in tuples: without dead code (nodes with effects, and those that take from the random
+    stream, stay). Raises `UnsupportedError` where eager would refuse what is left out.
+    """
+    graph = recorder.graph
+    graph.output(outputs)
+    for node in reversed(graph.nodes):
+        if not node.users and node.op in ("call_function", "get_attr") and node not in recorder.kept:
+            check_dead(node)
+            graph.erase_node(node)
+    return LazyGraphModule(recorder.constants, graph, class_name="Functional")
 
 
 def check_dead(node: fx.Node) -> None:

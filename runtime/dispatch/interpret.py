@@ -9,12 +9,13 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.decompositions import FUNCTIONS, REFUSED_FUNCTIONS, UNFOLDED
+from ...generated.decompositions import CONTROL, FUNCTIONS, REFUSED_FUNCTIONS, UNFOLDED
 from ..torch_compat import (
     HigherOrderOperator,
     TorchFunctionMode,
     below_autograd,
     by_operators,
+    pytree,
     tag_activation_checkpoint,
     with_effects,
 )
@@ -47,7 +48,11 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
             case "call_function" if node.target is with_effects:
                 env[node] = run_with_token(*load(node.args), **load(node.kwargs))
             case "call_function" if isinstance(node.target, HigherOrderOperator) and node.target.name() in UNFOLDED:
-                env[node] = by_operators(node.target)(*load(node.args), **load(node.kwargs))
+                env[node] = _unfolded(node.target, load(node.args), load(node.kwargs))
+            case "call_function" if isinstance(node.target, HigherOrderOperator) and node.target.name() in CONTROL:
+                from .control_grad import call_control  # it runs graphs that the operator runs
+
+                env[node] = call_control(recorder, node.target, load(node.args), load(node.kwargs))
             case "call_function":
                 env[node] = call(node.target, load(node.args), load(node.kwargs))
             case "call_method":
@@ -64,6 +69,14 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 recorder.origin = None
                 return load(node.args[0])
     raise AssertionError("a graph without an output")
+
+
+def _unfolded(op: Any, args: Any, kwargs: Any) -> Any:
+    """A higher-order operator as the operators that it calls. Raises `UnsupportedError` where autograd would raise."""
+    tensors = (t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+    if not UNFOLDED[op.name()] and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise UnsupportedError(f"the gradient of {op}, which autograd refuses; the graph runs eagerly")
+    return by_operators(op)(*args, **kwargs)
 
 
 class Called(TorchFunctionMode):

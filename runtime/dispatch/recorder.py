@@ -1,11 +1,9 @@
-"""The recorder: a dispatch mode that runs a program on fake tensors as eager would, and writes down its functional
-graph meanwhile.
+"""The recorder: a dispatch mode that runs a program on fake tensors as eager would, and writes down its functional graph meanwhile.
 
-Every operator below autograd comes by here once. The fake tensors live through the program's real in-place operations
-and views, so sizes, strides, storage sharing and errors are eager's own; the graph is made functional while it is
-written: each tensor object has a node that holds its present contents (`regions.py`), a write makes a new node and
-puts it back into the region that the tensor is a view of, and other views of that region are made again from it when
-they are next used.
+Every operator below autograd comes by here once. The fake tensors live through the program's real in-place operations and views, so sizes,
+strides, storage sharing and errors are eager's own; the graph is made functional while it is written: each tensor object has a node that holds
+its present contents (`regions.py`), a write makes a new node and puts it back into the region that the tensor is a view of, and other views of
+that region are made again from it when they are next used.
 """
 
 from __future__ import annotations
@@ -45,10 +43,10 @@ class Restart(Exception):
 
 
 class Recorder(GraphWriter, TorchDispatchMode):
-    """Records into `graph`. `origin` is the node of the traced program that runs now; `overlaps(i)` gives the inputs
-    that share elements with input i (with i), asked when input i is written; `frozen` are inputs that eager refuses to
-    change at all; `training`: autograd follows the program; `expects_no_grad` while a program runs that must not turn
-    grad mode on; `relaid` are ids of tensor objects that an operator which changes metadata ran on.
+    """Records into `graph`. `origin` is the node of the traced program that runs now; `overlaps(i)` gives the inputs that share elements with
+    input i (with i), asked when input i is written; `frozen` are inputs that eager refuses to change at all; `training`: autograd follows the
+    program; `expects_no_grad` while a program runs that must not turn grad mode on; `relaid` are ids of tensor objects that an operator which
+    changes metadata ran on.
     """
 
     supports_higher_order_operators = True
@@ -106,7 +104,9 @@ class Recorder(GraphWriter, TorchDispatchMode):
                     return func.decompose(*args, **kwargs)
             case "lift":
                 return self._lift(info, types, args, kwargs)
-        raise UnsupportedError(f"the higher-order operator {func} cannot be traced yet{self.where()}")
+        from .control import record_control  # it makes recorders for what the operator runs
+
+        return record_control(self, func, args, kwargs)
 
     def _wrapper_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call with tensor subclasses among its arguments: they take it apart, and what they call comes by here. Their own views are
@@ -253,7 +253,9 @@ class Recorder(GraphWriter, TorchDispatchMode):
         check_order(info, args, kwargs, self.value, self.where)
         form = info.functional
         if form is None:
-            raise UnsupportedError(f"{info.op} writes to its arguments and has no functional overload{self.where()}")
+            from .mutable import record_write  # most programs have none
+
+            return record_write(self, info, types, args, kwargs)
         f_args, f_kwargs = functional_arguments(info, form, args, kwargs)
         self._check_refusal(form.op, f_args)
         node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)

@@ -20,16 +20,10 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.schemas import OutputType, ViewAndMutationMeta
-from ..torch_compat import (
-    LazyGraphModule,
-    disable_autocast,
-    enable_python_dispatcher,
-    in_dual_level,
-    transforms_preserved,
-)
+from ..torch_compat import disable_autocast, enable_python_dispatcher, in_dual_level, transforms_preserved
 from .border import Border
 from .calling import Calling
-from .dead import check_dead
+from .dead import finish
 from .inputs import Inputs, Lift, lifted_attributes, sources_of
 from .interpret import Called, call, run_graph
 from .joint import Gradients, Saved, differentiate
@@ -198,7 +192,7 @@ def _trace_once(
         raise UnsupportedError(f"{type(error).__name__} while tracing{recorder.where()}: {error}") from error
     finally:
         held.close()
-    graph = finish(recorder, found.outputs if joint is None else (tuple(found.outputs), tuple(joint[1])))
+    graph = finish(recorder, tuple(found.outputs) if joint is None else (tuple(found.outputs), tuple(joint[1])))
     program = gm.forward if isinstance(gm, torch.nn.Module) else gm
     gradients = None if joint is None else joint[0]
     grad = torch.is_grad_enabled()
@@ -305,16 +299,3 @@ def preserved_state() -> Iterator[None]:
         for device, enabled, dtype in autocast:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
-
-
-def finish(recorder: Recorder, outputs: Sequence[Any]) -> fx.GraphModule:
-    """The graph module: output node, and without dead code (nodes with effects, and those that take from the random
-    stream, stay). Raises `UnsupportedError` where eager would refuse what is left out.
-    """
-    graph = recorder.graph
-    graph.output(tuple(outputs))
-    for node in reversed(graph.nodes):
-        if not node.users and node.op in ("call_function", "get_attr") and node not in recorder.kept:
-            check_dead(node)
-            graph.erase_node(node)
-    return LazyGraphModule(recorder.constants, graph, class_name="Functional")

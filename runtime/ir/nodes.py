@@ -403,6 +403,7 @@ class Extern:
     places: tuple[
         int, ...
     ] = ()  # of `outs` among the kernel's results, where others (numbers, None) lie between or after them
+    compiled: bool = False  # no kernel: `target` is a function that comes with the program, made of compiled graphs
 
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(r.buffer for r in refs((self.args, tuple(v for _, v in self.kwargs)))))

@@ -170,6 +170,7 @@ def _extern(call: Extern) -> list[str]:
     args = [_data(a) for a in call.args] + [f"{k}={_data(v)}" for k, v in call.kwargs]
     many = "" if call.single else " many" + "".join(f" {k}" for k in call.places)
     many += " effect" if call.effect else ""
+    many += " compiled" if call.compiled else ""
     origin = f" from {json.dumps(call.origin)}" if call.origin else ""
     return [f"extern {'; '.join(_buffer(b) for b in call.outs)} = {call.target}({', '.join(args)}){many}{origin}"]
 
@@ -335,6 +336,6 @@ def _read_extern(r: Reader) -> Extern:
     single, places = not r.take("many"), []
     while not single and r.peek().isdigit():
         places.append(r.integer())
-    effect = r.take("effect")
+    effect, compiled = r.take("effect"), r.take("compiled")
     origin = r.string() if r.take("from") else ""
-    return Extern(tuple(outs), target, tuple(args), tuple(kwargs), single, effect, origin, tuple(places))
+    return Extern(tuple(outs), target, tuple(args), tuple(kwargs), single, effect, origin, tuple(places), compiled)

@@ -407,11 +407,12 @@ class Builder:
         single: bool,
         effect: bool = False,
         places: tuple[int, ...] = (),
+        compiled: bool = False,
     ) -> list[Tensor]:
-        """A call of an eager kernel with results `outs`, at `places` among all its results when there are others; with an
-        `effect` it runs even if nothing uses them.
+        """A call of an eager kernel (`compiled`: of a function that comes with the program) with results `outs`, at `places` among all its
+        results when there are others; with an `effect` it runs even if nothing uses them.
         """
-        self.items.append(Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places))
+        self.items.append(Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled))
         return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]
 
 

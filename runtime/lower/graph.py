@@ -24,8 +24,9 @@ from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
 from .builder import Builder, Tensor
+from .control import Control, call_control
 from .names import inverse, permuted, unlinear
-from .sizes import Sizes
+from .sizes import Opaque, Sizes
 
 _DTYPE_NAMES: dict[torch.dtype, str] = {
     v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]
@@ -47,11 +48,15 @@ def repeats(t: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program, what its inputs beyond the placeholders are, and what each placeholder became (a buffer name, a size, or None)."""
+    """A program, what its inputs beyond the placeholders are, what each placeholder became (a buffer name, a size, or None), the functions that
+    it calls besides operators, and the names by which it calls operators on copies of what they write.
+    """
 
     program: Program
     constants: tuple[tuple[str, torch.Tensor], ...]
     placeholders: tuple[str | Size | None, ...]
+    controls: tuple[Control, ...] = ()
+    calls: tuple[tuple[str, OpOverload], ...] = ()
 
 
 def lower(
@@ -76,6 +81,8 @@ class _Lowerer:
         self.inputs: list[Buffer] = []
         self.constants: list[tuple[str, torch.Tensor]] = []
         self.placeholders: list[str | Size | None] = []
+        self.controls: list[Control] = []
+        self.calls: list[tuple[str, OpOverload]] = []
 
     def run(self, mutations: Mapping[int, int]) -> Lowered:
         outputs: tuple[Output, ...] = ()
@@ -93,7 +100,8 @@ class _Lowerer:
         updates = tuple((str(self.placeholders[i]), str(outputs[k].buffer)) for i, k in mutations.items())
         outputs = tuple(Output(None) if k in mutations.values() else o for k, o in enumerate(outputs))
         program = Program(tuple(self.inputs), self.b.items, outputs, updates, self.sizes.names)
-        return Lowered(program, tuple(self.constants), tuple(self.placeholders))
+        controls, calls = tuple(self.controls), tuple(self.calls)
+        return Lowered(program, tuple(self.constants), tuple(self.placeholders), controls, calls)
 
     # -- leaves of the graph -------------------------------------------------------------------------------------------
     def placeholder(self, node: fx.Node) -> None:
@@ -102,7 +110,7 @@ class _Lowerer:
             self.env[node] = self.input(node.name, val)
             self.placeholders.append(self.env[node].name)
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
-            self.env[node] = self.sizes.index(val)
+            self.env[node] = self.sizes.argument(val)
             self.placeholders.append(self.env[node])
         else:
             self.env[node] = val
@@ -122,6 +130,9 @@ class _Lowerer:
         value: Any = self.gm
         for part in str(node.target).split("."):
             value = getattr(value, part)
+        if isinstance(value, fx.GraphModule):
+            self.env[node] = value
+            return
         if not isinstance(value, torch.Tensor):
             raise UnsupportedError(f"graph attribute {node.target} is a {type(value).__name__}")
         if value.ndim == 0 and self.loopable(value) and not isinstance(value, torch.nn.Parameter):
@@ -145,7 +156,7 @@ class _Lowerer:
                     f"output {value} has gaps between its elements, which compiled code does not leave"
                 )
             return Output(val.name, stride)
-        if isinstance(val, _Opaque):
+        if isinstance(val, Opaque):
             frame = user_frame(value.meta.get("stack_trace"))
             where = f"output {value}" if frame is None else f"the output of {frame}"
             raise UnsupportedError(f"{val.what} is {where}{val.advice}")
@@ -164,16 +175,17 @@ class _Lowerer:
         elif val is None or isinstance(val, (bool, float, str)):
             self.env[node] = val
         elif isinstance(val, (torch.SymFloat, torch.SymBool)):
-            self.env[node] = _Opaque.number(val)
+            self.env[node] = Opaque.number(val)
         else:
             self.env[node] = self.tensor_call(node, val)
 
     def tensor_call(self, node: fx.Node, val: Any) -> Any:
         target = node.target
-        if not isinstance(target, OpOverload):
-            raise UnsupportedError(f"{target} is not an operator overload")
-        name = str(target)
         b = self.b
+        if not isinstance(target, OpOverload):
+            b.begin(node.name, _origin(f"control.{target}", node))
+            return call_control(self, node, val)
+        name = str(target)
         b.begin(node.name, _origin(name, node), _place(name, node))
         reason = self.why_extern(node, val)
         lowering = b.lowerings.get(name)
@@ -233,7 +245,7 @@ class _Lowerer:
         """An argument as lowerings take it: tensors as handles, sizes as indices, dtypes as strings."""
         if isinstance(a, fx.Node):
             value = self.env[a]
-            if isinstance(value, _Opaque):
+            if isinstance(value, Opaque):
                 raise UnsupportedError(f"{value.what} is an argument of {self.b.place}{value.advice}")
             return value
         if isinstance(a, (list, tuple)):
@@ -291,7 +303,7 @@ class _Lowerer:
             return v
         if isinstance(v, torch.SymInt):
             return self.sizes.index(v)
-        return _Opaque(f"a {type(v).__name__} from {name}")
+        return Opaque(f"a {type(v).__name__} from {name}")
 
     def own_storage(self, node: Any, argument: Any) -> Any:
         """An argument whose storage begins with its first element, as the traced tensor's does: a copy, unless it is an input."""
@@ -367,23 +379,6 @@ class _Lowerer:
 
 class _Contradiction(UnsupportedError):
     """A lowering and torch's fake kernel disagree about the sizes of a result: the graph runs eagerly."""
-
-
-class _Opaque:
-    """A value that the loop IR cannot hold; only an error when something uses it."""
-
-    def __init__(self, what: str, advice: str = "") -> None:
-        self.what, self.advice = what, advice
-
-    @classmethod
-    def number(cls, val: torch.SymFloat | torch.SymBool) -> _Opaque:
-        """A number that Dynamo has made a symbol of, since it may differ from call to call."""
-        if isinstance(val, torch.SymBool):
-            return cls("a symbolic bool")
-        return cls(
-            "a Python number that changes between calls (a symbolic float)",
-            "; make it a tensor (an optimizer: lr=torch.tensor(...)), or a number that is known at compile time (dynamic=False)",
-        )
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:

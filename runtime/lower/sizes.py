@@ -13,6 +13,9 @@ from ..ir.index import size as canonical
 from ..ir.nodes import Size
 from ..torch_compat import decided, dimension_of_none, symbol_hint, symbol_is_nonnegative
 
+UNKNOWN = 7
+"""What checkers take a number for that the caller makes from data: a function of a program has such operands."""
+
 
 class Sizes:
     """Converts `int`s and `SymInt`s; remembers the symbols it has met, in order, and every expression that it has converted."""
@@ -22,6 +25,13 @@ class Sizes:
         self._memo: dict[sympy.Expr, Size] = {}
         self._hinted: set[str] = set()
         self._stride = False
+        self._given: set[str] = set()
+
+    def argument(self, value: Any) -> Size:
+        """A number that the graph is called with: its symbol is known, wherever it comes from."""
+        if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
+            self._given.add(value.node.expr.name)
+        return self.index(value)
 
     def index(self, value: Any) -> Size:
         """A size, stride or integer argument."""
@@ -43,6 +53,8 @@ class Sizes:
         for symbol in value.node.expr.free_symbols:
             if symbol.name not in self._hinted:
                 hint = symbol_hint(value, symbol)
+                if hint is None and symbol.name in self._given:
+                    hint = UNKNOWN
                 if hint is None:
                     raise UnsupportedError(f"size {symbol.name} is made from data while the graph runs")
                 self._hinted.add(symbol.name)
@@ -101,3 +113,20 @@ class Sizes:
         if name == "Max" and self._stride and len(e.args) == 2 and 1 in e.args:
             return self.convert(next(a for a in e.args if a != 1))  # the strides of an empty tensor are never used
         raise UnsupportedError(f"size expression {e} ({name}) has no index form")
+
+
+class Opaque:
+    """A value that the loop IR cannot hold; only an error when something uses it."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        self.what, self.advice = what, advice
+
+    @classmethod
+    def number(cls, val: torch.SymFloat | torch.SymBool) -> Opaque:
+        """A number that Dynamo has made a symbol of, since it may differ from call to call."""
+        if isinstance(val, torch.SymBool):
+            return cls("a symbolic bool")
+        return cls(
+            "a Python number that changes between calls (a symbolic float)",
+            "; make it a tensor (an optimizer: lr=torch.tensor(...)), or a number that is known at compile time (dynamic=False)",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,13 @@ class Watch:
         self.seconds: dict[str, float] = {}
         self.progress = Progress(progress)
         self.dump = Dump(dump_dir)
+        self._prefix = ""
+
+    def inside(self, name: str) -> Watch:
+        """The watch of a graph that another one runs: times are added to those of all, and texts have the name in theirs."""
+        watch = copy.copy(self)
+        watch._prefix = f"{self._prefix}{name}_"
+        return watch
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -41,8 +49,8 @@ class Watch:
         """What a stage made: a file of that name where `dump_dir` is set, a message where TORCH_LOGS has +opforge."""
         if self.wanted:
             text = make()
-            LOG.debug("%s\n%s", name, text)
-            self.dump.text(name, lambda: text)
+            LOG.debug("%s%s\n%s", self._prefix, name, text)
+            self.dump.text(self._prefix + name, lambda: text)
 
     def close(self) -> None:
         """Take the progress line away and write the texts; to be called however compiling ended."""

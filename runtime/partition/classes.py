@@ -75,6 +75,9 @@ def class_of(node: fx.Node) -> OpClass:
         target, "dispatch"
     ):
         return OpClass.SYMBOL
+    called = next((a for a in node.args if isinstance(a, OpOverload)), None)
+    if called is not None:  # it runs an operator on copies
+        return class_of_op(called)
     return OpClass.FIXED if _draws(node) else OpClass.HEAVY
 
 

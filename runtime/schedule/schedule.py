@@ -189,9 +189,12 @@ def _step_buffers(step: Step) -> tuple[str, ...]:
 
 def _exact_strides(items: list[Nest | Extern]) -> dict[str, tuple[Size, ...]]:
     """Strides of what internal operators (their names begin with an underscore) were traced with. The public ones that call them have laid
-    it out first (a contiguous copy of indices), and their kernels may rely on it; a public operator takes any strides.
+    it out first (a contiguous copy of indices), and their kernels may rely on it; a public operator takes any strides. Compiled functions
+    would copy what has others.
     """
-    internal = [it for it in items if isinstance(it, Extern) and it.target.split(".")[1].startswith("_")]
+    internal = [
+        it for it in items if isinstance(it, Extern) and (it.compiled or it.target.split(".")[1].startswith("_"))
+    ]
     found = (r for it in internal for r in refs((it.args, tuple(v for _, v in it.kwargs))))
     return {r.buffer: r.stride for r in found if r.stride is not None}
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_slices
+from torch._higher_order_ops.out_dtype import out_dtype
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import opforge
@@ -146,6 +147,31 @@ def test_scans_and_maps(program: Callable[[Tensor], Tensor], grad: bool) -> None
     if grad:
         ours, theirs = (torch.autograd.grad(t.sin().sum(), x)[0] for t in (found, program(x)))
         torch.testing.assert_close(ours, theirs)
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    return out_dtype(torch.ops.aten.mm.default, torch.int32, a, b) + 1
+
+
+def test_results_of_another_dtype() -> None:
+    """Products of 8-bit integers do not wrap."""
+    a, b = (torch.full(size, 100, dtype=torch.int8) for size in ((4, 6), (6, 5)))
+    with opforge.config.patch(strict=True):
+        found = torch.compile(_wide_product, backend="opforge")(a, b)
+    assert found.dtype is torch.int32
+    assert torch.equal(found, torch.full((4, 5), 60001, dtype=torch.int32))
+
+
+def test_a_gradient_that_autograd_refuses_is_left_to_it() -> None:
+    x = torch.rand(4, 4).bfloat16().requires_grad_()
+
+    def program(x: Tensor) -> Tensor:
+        return out_dtype(torch.ops.aten.mm.default, torch.float32, x, x)
+
+    torch._dynamo.reset()
+    out = torch.compile(program, backend="opforge")(x)
+    with pytest.raises(RuntimeError, match="Autograd not implemented"):
+        out.sum().backward()
 
 
 def test_the_spec_names_operators_that_torch_implements() -> None:

@@ -144,7 +144,7 @@ def test_the_command_line_checks_it_and_makes_a_module_that_registers_it(folder:
     assert (done.returncode, done.stdout) == (0, "my_ops.yaml: 2 entries, no mistake\n"), done.stderr
     args = ("-m", "opforge", "generate", "my_ops.yaml", "-o", "opforge_demo_pkg", "--import", "opforge_demo_lib")
     done = command(*args, cwd=folder, path=folder)
-    assert (done.returncode, done.stdout) == (0, "wrote my_ops.py\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "wrote opforge_demo_pkg/my_ops.py\n"), done.stderr
     import_module("opforge_demo_pkg.my_ops").register()
     assert check_gated_norm()["kernels"] == 1
 

@@ -181,6 +181,21 @@ def test_why_not_is_said(recorders: list[FakeRecorder]) -> None:
     torch._dynamo.reset()
 
 
+def test_conditions_are_not_recorded_and_say_so(recorders: list[FakeRecorder]) -> None:
+    """What runs is decided by the predicate at each call; neither the graph nor its branches are recorded."""
+
+    def program(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x * 2,)) + 1
+
+    run = compiled(program, strict=False)
+    with torch.no_grad():
+        for sign in (1, 1, -1, 1, -1, -1):
+            x = torch.full((3,), float(sign))
+            torch.testing.assert_close(run(x), program(x))
+    assert opforge.stats()["recordings"] == 0
+    assert any("calls cond" in reason for reason in opforge.stats()["unrecorded"])
+
+
 def test_a_mode_turns_it_on(recorders: list[FakeRecorder]) -> None:
     def double(x: Tensor) -> Tensor:
         return x * 2

@@ -1,0 +1,130 @@
+"""Calls of higher-order operators that run functions of the program: in the loop program they are calls of functions that are compiled beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch import fx
+
+from ...errors import UnsupportedError
+from ...generated.decompositions import CONTROL
+from ..dispatch.operators import op_info
+from ..dispatch.overlap import is_row_major
+from ..dispatch.regions import Layout
+from ..observe.counters import count_extern
+from ..torch_compat import HigherOrderOperator, OpOverload, auto_functionalized, python_source
+from .sizes import Opaque
+
+if TYPE_CHECKING:
+    from .graph import _Lowerer
+
+
+@dataclass(frozen=True)
+class Control:
+    """A function of the wrapper, which runs compiled graphs.
+
+    name      of the function, which takes the predicate of a branch, then operands: what is carried, slices, what is given.
+    runs      `branch`, `loop` or `scan`, as `specs/decompositions.yaml` explains them.
+    graphs    what it runs, each with one placeholder for an operand.
+    carried, sliced  numbers of such operands.
+    layouts   of each operand: None where any will do (a number), () for row-major, or its strides.
+    tensors   of each result, whether it is one.
+    test      what a loop goes on by, as source over its operands `a0`, `a1`, …, where it is a comparison of numbers; else its first graph says.
+    """
+
+    name: str
+    runs: str
+    graphs: tuple[fx.GraphModule, ...]
+    carried: int
+    sliced: int
+    layouts: tuple[tuple[int, ...] | None, ...]
+    tensors: tuple[bool, ...]
+    test: str = ""
+
+
+def call_control(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[Any]:
+    """The results of the call, as values of the lowerer, which has the function among its `controls` from then on. Raises
+    `UnsupportedError` for an operator that the spec does not know.
+    """
+    target = node.target
+    form = CONTROL.get(target.name()) if isinstance(target, HigherOrderOperator) else None
+    if target is auto_functionalized:
+        return _call_on_copies(lowerer, node, val)
+    if form is None:
+        raise UnsupportedError(f"{target} is not an operator overload")
+    lists = {key: list(node.args[k]) for key in ("carried", "sliced", "given") if (k := getattr(form, key)) is not None}  # type: ignore[arg-type]
+    operands = [o for nodes in lists.values() for o in nodes]
+    graphs = tuple(lowerer.env[node.args[k]] for k in form.functions)  # type: ignore[index]
+    name = lowerer.b.fresh(f"run_{form.runs}")
+    predicate = [] if form.predicate is None else [node.args[form.predicate]]
+    args = tuple(lowerer.extern_argument(a) for a in (*predicate, *operands))
+    layouts = tuple(_layout(o) for o in operands)
+    carried, sliced = (len(lists.get(key, ())) for key in ("carried", "sliced"))
+    tensors, test = tuple(map(_is_tensor, val)), _comparison(graphs[0])
+    lowerer.controls.append(Control(name, form.runs, graphs, carried, sliced, layouts, tensors, test))
+    return _extern(lowerer, node, name, args, (), any(map(has_effect, graphs)), val)
+
+
+def _extern(
+    lowerer: _Lowerer, node: fx.Node, name: str, args: Any, kwargs: Any, effect: bool, val: Sequence[Any]
+) -> list[Any]:
+    outs = [lowerer.buffer(lowerer.b.fresh(f"{node.name}_{k}"), t) for k, t in enumerate(val) if _is_tensor(t)]
+    places = tuple(k for k, t in enumerate(val) if _is_tensor(t)) if len(outs) < len(val) else ()
+    handles = iter(lowerer.b.extern(outs, name, args, kwargs, False, effect, places, compiled=True))
+    # A number that a function has made is as yet unknown.
+    numbers = [Opaque(f"a number from {node.target}") if isinstance(t, torch.SymInt) else t for t in val]
+    return [next(handles) if _is_tensor(t) else number for t, number in zip(val, numbers, strict=True)]
+
+
+def _call_on_copies(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[Any]:
+    """The call of an operator that writes to its arguments, by its eager kernel, on copies of these."""
+    (op,) = node.args
+    assert isinstance(op, OpOverload)
+    name = lowerer.b.fresh(f"run_{op._opname}")
+    kwargs = tuple((k, lowerer.extern_argument(v)) for k, v in node.kwargs.items())
+    lowerer.calls.append((name, op))
+    count_extern(str(op), "it writes to its arguments, and runs on copies of them")
+    return _extern(lowerer, node, name, (), kwargs, True, val)
+
+
+def _is_tensor(t: Any) -> bool:
+    return isinstance(t, torch.Tensor)
+
+
+def _layout(operand: Any) -> tuple[int, ...] | None:
+    value = operand.meta.get("val") if isinstance(operand, fx.Node) else operand
+    if not isinstance(value, torch.Tensor):
+        return None
+    return () if is_row_major(Layout.of(value)) else value.stride()
+
+
+def _comparison(graph: fx.GraphModule) -> str:
+    """What a graph returns that compares numbers, as source; "" for any other graph."""
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    result = output.args[0]
+    value = result.meta.get("val") if isinstance(result, fx.Node) else None
+    if not isinstance(value, torch.SymBool):
+        return ""
+    told: dict[sympy.Symbol, sympy.Symbol] = {}
+    for k, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder"):
+        given = node.meta["val"]
+        parts = [("", given)]
+        if isinstance(given, torch.Tensor):
+            parts = [(f".size({d})", n) for d, n in enumerate(given.shape)]
+        for text, number in parts:
+            if isinstance(number, torch.SymInt) and number.node.expr.is_symbol:
+                told.setdefault(number.node.expr, sympy.Symbol(f"a{k}{text}", integer=True))
+    expr = value.node.expr
+    if any(s not in told for s in expr.free_symbols):
+        raise UnsupportedError(f"the condition {expr} of a loop depends on sizes that no operand has")
+    return python_source(expr.xreplace(told))
+
+
+def has_effect(graph: fx.GraphModule) -> bool:
+    """Whether something in the graph, or in a graph that it runs, must run even if nothing uses its results."""
+    modules = (m for m in graph.modules() if isinstance(m, fx.GraphModule))
+    return any(isinstance(n.target, OpOverload) and op_info(n.target).keep for m in modules for n in m.graph.nodes)

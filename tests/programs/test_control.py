@@ -1,0 +1,388 @@
+"""Conditions, loops and scans: their functions are compiled as graphs of their own, and what cannot be is left to eager with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+import opforge
+from opforge.runtime import compile_fx
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.torch_compat import pytree
+from opforge.tests.support.accuracy import assert_as_accurate
+
+Program = Callable[..., Any]
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+LATER = pytest.mark.skipif(OLD, reason="the older Dynamo refuses functions that write to operands or return them")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def _rand(*size: int, sign: int = 1) -> Tensor:
+    """Numbers of one sign, so that predicates do not depend on rounding."""
+    return sign * (torch.rand(size) + 0.1)
+
+
+# --- programs; predicates are sums of numbers of one sign
+
+
+def _branches(x: Tensor, y: Tensor) -> Any:
+    def positive(x: Tensor, y: Tensor) -> Any:
+        return (x @ y.t()).relu(), (x * y).sum(0)
+
+    def negative(x: Tensor, y: Tensor) -> Any:
+        return (x * 2) @ y.t(), x.sin().sum(0)
+
+    a, b = torch.cond(x.sum() > 0, positive, negative, (x, y))
+    return a * 2, b + 1
+
+
+def _transposed(x: Tensor, y: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x.t() + 1, lambda x: x.t().cos(), (x,))
+
+
+def _strided_operand(x: Tensor, y: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a.cos(), (x[:, ::2],))
+
+
+def _expanded_operand(x: Tensor, y: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a.cos(), (x[0].expand(4, x.shape[1]),))
+
+
+def _computed_operand(x: Tensor, y: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda a: a.sum(-1), lambda a: a.cos().sum(-1), (x.t() * 2,))
+
+
+def _operand_returned(x: Tensor, y: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda a: (a, a.view(-1)), lambda a: (a.sin(), a.view(-1) + 1), (x * 2,))
+
+
+def _closure(x: Tensor, y: Tensor) -> Any:
+    h = x @ y.t()
+    return torch.cond(h.sum() > 0, lambda a: (a * h).sum(), lambda a: a.sum() * y.sum(), (x.sum(1),))
+
+
+def _nested(x: Tensor, y: Tensor) -> Any:
+    def large(x: Tensor) -> Tensor:
+        return torch.cond(x.abs().sum() > 1, lambda x: x.sin() * 2, lambda x: x * x, (x,))
+
+    return torch.cond(x.sum() > 0, large, lambda x: large(x - 1), (x,))
+
+
+def _in_scan(x: Tensor, y: Tensor) -> Any:
+    def step(c: Tensor, row: Tensor) -> Any:
+        n = torch.cond(row.sum() > 0, lambda c, r: c.sin() + r, lambda c, r: c * r, (c, row))
+        return n, n * 2
+
+    return scan(step, y[0], x)
+
+
+def _reversed(x: Tensor, y: Tensor) -> Any:
+    return scan(lambda c, row: (c * 0.9 + row, c.sin()), y[:, 0].clone(), x, dim=1, reverse=True)
+
+
+def _tree(x: Tensor, y: Tensor) -> Any:
+    weight = y.t() @ y * 0.1
+
+    def step(c: Any, rows: Any) -> Any:
+        return {"a": (c["a"] + rows[0] @ weight).tanh(), "n": c["n"] + 1}, (c["a"].sin(), rows[1] + c["n"])
+
+    return scan(step, {"a": y[0].clone(), "n": y.new_tensor(2.0)}, (x, y))
+
+
+def _counted(x: Tensor, y: Tensor) -> Any:
+    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, (x * 1.5).sin()), (torch.tensor(0), x))
+
+
+def _never(x: Tensor, y: Tensor) -> Any:
+    return while_loop(lambda i, x: i < 0, lambda i, x: (i + 1, (x * 1.5).sin()), (torch.tensor(0), x))
+
+
+def _counted_in_python(x: Tensor, y: Tensor) -> Any:
+    return while_loop(lambda i, x: i < x.shape[0], lambda i, x: (i + 2, (x * 1.5).sin() + i), (0, x))[1]
+
+
+def _until(x: Tensor, y: Tensor) -> Any:
+    return while_loop(lambda x: x.abs().sum() > 0.1, lambda x: (x * y[0, 0] * 0.5,), (x,))
+
+
+def _branch_in_loop(x: Tensor, y: Tensor) -> Any:
+    def body(i: Tensor, x: Tensor) -> Any:
+        return i + 1, torch.cond(i % 2 == 0, lambda x: x - 0.5, lambda x: x * y, (x,))
+
+    return while_loop(lambda i, x: i < 6, body, (torch.tensor(0), x))
+
+
+def _loop_in_branch(x: Tensor, y: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: _counted(x, y)[1], lambda x: x.cos(), (x,))
+
+
+DIFFERENTIABLE: dict[str, Program] = {
+    "branches": _branches,
+    "transposed": _transposed,
+    "strided operand": _strided_operand,
+    "expanded operand": _expanded_operand,
+    "computed operand": _computed_operand,
+    "closure": _closure,
+    "nested": _nested,
+    "branch in scan": _in_scan,
+    "scan of columns, reversed": _reversed,
+    "scan of containers": _tree,
+}
+LOOPS: dict[str, Program] = {
+    "loop": _counted,
+    "loop without a run": _never,
+    "loop counted in Python": _counted_in_python,
+    "loop until small": _until,
+    "branch in loop": _branch_in_loop,
+    "loop in branch": _loop_in_branch,
+}
+
+
+def _judge(compiled: Program, program: Program, inputs: Sequence[Tensor], grad: bool) -> None:
+    def run(function: Program, dtype: torch.dtype) -> list[Any]:
+        leaves = [t.to(dtype).requires_grad_(grad) for t in inputs]
+        with torch.set_grad_enabled(grad):
+            out = pytree.tree_leaves(function(*leaves))
+        if not grad:
+            return out
+        followed = [t for t in out if t.requires_grad]
+        loss = sum((t * (t.detach() + 1).cos()).sum() for t in followed)
+        return [*(t.detach() for t in out), *torch.autograd.grad(loss, leaves, allow_unused=True)]
+
+    ours, theirs, exact = run(compiled, torch.float32), run(program, torch.float32), run(program, torch.float64)
+    for a, b, truth in zip(ours, theirs, exact, strict=True):
+        if b is None:
+            assert a is None
+        elif isinstance(b, Tensor) and b.is_floating_point():
+            assert_as_accurate(a.contiguous(), b.contiguous(), truth)
+        else:
+            assert a == b
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_results_and_gradients(name: str, grad: bool) -> None:
+    program = DIFFERENTIABLE[name]
+    with opforge.config.patch(strict=True):
+        compiled = torch.compile(program, backend="opforge", fullgraph=True)
+        for sign in (1, -1):
+            _judge(compiled, program, [_rand(5, 7, sign=sign), _rand(5, 7)], grad)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops(name: str) -> None:
+    program = LOOPS[name]
+    with opforge.config.patch(strict=True):
+        compiled = torch.compile(program, backend="opforge", fullgraph=True)
+        for sign in (1, -1):
+            _judge(compiled, program, [_rand(5, 7, sign=sign), _rand(5, 7)], False)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", ["branches", "nested", "branch in scan", "loop", "loop counted in Python"])
+def test_symbolic_sizes(name: str, grad: bool) -> None:
+    """One graph for all sizes."""
+    program = {**DIFFERENTIABLE, **LOOPS}[name]
+    if grad and name in LOOPS:
+        pytest.skip("gradients of loops are eager's")
+    with opforge.config.patch(strict=True):
+        compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=True)
+        graphs = opforge.stats()["graphs"]
+        for rows in (5, 9, 3):
+            _judge(compiled, program, [_rand(rows, 7), _rand(rows, 7)], grad)
+            _judge(compiled, program, [_rand(rows, 7, sign=-1), _rand(rows, 7)], grad)
+        # The dtype float64 never comes here: it is for the program in eager.
+        assert opforge.stats()["graphs"] == graphs + 1
+
+
+def test_a_comparison_of_sizes_is_decided_while_tracing() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.cond(x.shape[0] > 4, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    with opforge.config.patch(strict=True), torch.no_grad():
+        compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=True)
+        for rows in (3, 5, 9, 2):
+            x = _rand(rows, 3)
+            torch.testing.assert_close(compiled(x), program(x))
+
+
+def test_functions_are_compiled_and_the_branch_not_taken_does_not_run() -> None:
+    """A program of pointwise functions runs no eager kernel at all."""
+
+    def program(x: Tensor, i: Tensor) -> Tensor:
+        # The index is out of range, which only the branch that is not taken would say.
+        return torch.cond(x.sum() > 0, lambda x, i: x.sin() * 2, lambda x, i: x + x[i], (x, i))
+
+    x, i = _rand(5, 7), torch.full((5,), 9)
+    with opforge.config.patch(strict=True), torch.no_grad():
+        compiled = torch.compile(program, backend="opforge", fullgraph=True)
+        torch.testing.assert_close(compiled(x, i), x.sin() * 2)
+        with pytest.raises(IndexError, match="out of"):
+            compiled(-x, i)
+    made = compile_fx.HISTORY[-1]
+    assert made.externs == {}
+    assert {name: a.kernels for name, a in made.inside.items()} == {"run_branch_then": 1, "run_branch_otherwise": 1}
+    assert made.kernels == 3  # and the sum with its comparison
+    calls = [op for op in _operators_of(lambda: compiled(x, i)) if "item" not in op and "local_scalar" not in op]
+    assert not [op for op in calls if "sin" in op or "mul" in op or "sum" in op], calls
+
+
+def _operators_of(call: Callable[[], Any]) -> list[str]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found, torch.no_grad():
+        call()
+    return [e.key for e in found.key_averages() if e.key.startswith("aten::")]
+
+
+@LATER
+def test_results_share_no_memory_with_operands() -> None:
+    x = _rand(5, 7)
+    with opforge.config.patch(strict=True), torch.no_grad():
+        for program in (_never, _operand_returned):
+            out = torch.compile(program, backend="opforge", fullgraph=True)(x, x)
+            for t in pytree.tree_leaves(out):
+                assert t.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def test_an_operand_that_no_branch_uses_has_a_gradient_of_zeros() -> None:
+    """As with torch's own formula: `None` would be another result of `torch.autograd.grad`."""
+    x, y = _rand(5, 7).requires_grad_(), _rand(5, 7).requires_grad_()
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x, y: x.sin(), lambda x, y: x.cos() * y, (x, y))
+
+    with opforge.config.patch(strict=True):
+        compiled = torch.compile(program, backend="opforge", fullgraph=True)(x, y)
+    assert torch.equal(torch.autograd.grad(compiled.sum(), y)[0], torch.zeros(5, 7))
+    assert torch.equal(torch.autograd.grad(program(x, y).sum(), y)[0], torch.zeros(5, 7))
+
+
+def test_a_gradient_runs_functions_under_the_autocast_of_the_call() -> None:
+    """Outside of it the gradient of a product in bfloat16 was that of another one in float32."""
+
+    def program(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.cond(x.sum() > 0, lambda x: x @ x.t(), lambda x: x @ x.t() + 1, (x,))
+
+    x = _rand(5, 7).requires_grad_()
+    with opforge.config.patch(strict=True):
+        ours = torch.compile(program, backend="opforge", fullgraph=True)(x)
+    assert ours.dtype is torch.bfloat16
+    theirs = program(x)
+    torch.testing.assert_close(*(torch.autograd.grad(t.sin().sum(), x)[0] for t in (ours, theirs)))
+
+
+def test_random_numbers_of_a_branch_are_those_of_eager() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: torch.nn.functional.dropout(x, 0.5), lambda x: x * 2, (x,))
+
+    x = _rand(5, 7)
+    with opforge.config.patch(strict=True), torch.no_grad():
+        compiled = torch.compile(program, backend="opforge", fullgraph=True)
+        for sign in (1, -1):
+            torch.manual_seed(3)
+            found = compiled(sign * x)
+            torch.manual_seed(3)
+            torch.testing.assert_close(found, program(sign * x))
+
+
+def _writes(x: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x.add_(1).sum(), lambda x: x.sum(), (x,))
+
+
+def _sizes_differ(x: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x[:2].clone(), lambda x: x[:3] * 2, (x,))
+
+
+def _sizes_from_data(x: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x[x > 0.5].sum(), lambda x: x.sum(), (x,))
+
+
+def _drops(x: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: torch.nn.functional.dropout(x, 0.5), lambda x: x * 2, (x,))
+
+
+@pytest.mark.parametrize(
+    ("program", "grad", "reason"),
+    [
+        pytest.param(
+            _writes, False, "a write to an operand inside of a function of cond (test_control.py:", marks=LATER
+        ),
+        (_sizes_differ, False, "branches with results of different sizes of cond (test_control.py:"),
+        (_sizes_from_data, False, "is made from data while the graph runs"),
+        (_drops, True, "would run a second time with other random numbers"),
+        (lambda x: _counted(x, x)[1], True, "needs values of as many runs as data decides"),
+    ],
+    ids=["write", "sizes differ", "sizes from data", "random numbers in a gradient", "gradient of a loop"],
+)
+def test_the_rest_is_eager_with_a_reason(program: Program, grad: bool, reason: str) -> None:
+    before = dict(opforge.stats()["fallbacks"])
+    compiled = torch.compile(program, backend="opforge", fullgraph=True)
+    for sign in (-1, 1):
+        ours, theirs = (_rand(5, 7, sign=sign).requires_grad_(grad) for _ in range(2))
+        theirs.data.copy_(ours.detach())
+        with torch.set_grad_enabled(grad):
+            torch.manual_seed(1)
+            found = compiled(ours)
+            torch.manual_seed(1)
+            torch.testing.assert_close(found, program(theirs))
+        torch.testing.assert_close(ours, theirs)
+    new = [r for r, n in opforge.stats()["fallbacks"].items() if n != before.get(r, 0)]
+    assert len(new) == 1
+    assert reason in new[0]
+
+
+def test_stages_of_functions_are_dumped(tmp_path: Path) -> None:
+    x = _rand(5, 7)
+    with opforge.config.patch(strict=True, dump_dir=str(tmp_path)), torch.no_grad():
+        torch.compile(_branch_in_loop, backend="opforge", fullgraph=True)(x, x)
+    (folder,) = tmp_path.iterdir()
+    names = {p.name.partition("_")[2]: p for p in folder.iterdir()}
+    loop = names["run_loop.py"].read_text()
+    assert "while test(a0, a1, a2)[0].item():" in loop
+    assert "    (a0, a1) = step(a0, a1, a2)" in loop
+    assert "if predicate.item():" in names["run_loop_step_run_branch.py"].read_text()
+    for name in ("run_loop_test_loop_ir.txt", "run_loop_step_run_branch_then_kernels.cpp", "run_loop_step_graph.py"):
+        assert names[name].read_text()
+
+
+def test_explain_shows_the_functions() -> None:
+    x = _rand(5, 7)
+    with torch.no_grad():
+        said = str(opforge.explain(_branch_in_loop)(x, x))
+    for part in (
+        "## run_loop",
+        "while test(",
+        "# graph 0, run_loop_step: ",
+        "# graph 0, run_loop_step, run_branch_then: ",
+    ):
+        assert part in said
+
+
+def test_the_recorded_graph_runs_in_eager() -> None:
+    """Its nodes are calls that torch takes, with graphs that return flat tuples: a backward that cannot be compiled runs so."""
+    graphs: list[Any] = []
+
+    def keep(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Program:
+        graphs.append((trace(gm, inputs), inputs))
+        return gm.forward
+
+    x, y = _rand(5, 7), _rand(5, 7)
+    with torch.no_grad():
+        for program in (_nested, _branch_in_loop, _in_scan, _counted_in_python):
+            expected = pytree.tree_leaves(torch.compile(program, backend=keep, fullgraph=True)(x, y))
+            traced, inputs = graphs.pop()
+            found = torch.fx.Interpreter(traced.graph).run(*inputs)
+            for a, b in zip(found, expected, strict=True):
+                torch.testing.assert_close(a, b)

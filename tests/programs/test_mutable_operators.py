@@ -1,0 +1,137 @@
+"""Operators of a user that write to their arguments: their kernels run on copies, the rest of the graph is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opforge
+
+
+@torch.library.custom_op("opforge_test::accumulate", mutates_args={"out"})
+def accumulate(x: Tensor, out: Tensor, times: int = 2) -> None:
+    out.add_(x * times)
+
+
+@torch.library.custom_op("opforge_test::exchange", mutates_args={"a", "b"})
+def exchange(a: Tensor, b: Tensor) -> Tensor:
+    kept = a.clone()
+    a.copy_(b)
+    b.copy_(kept)
+    return a - b
+
+
+@exchange.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return torch.empty_like(a)
+
+
+@torch.library.custom_op("opforge_test::double_all", mutates_args={"tensors"})
+def double_all(tensors: list[Tensor]) -> None:
+    for t in tensors:
+        t.mul_(2)
+
+
+def _own(x: Tensor, y: Tensor) -> Any:
+    z = y * 2
+    accumulate(x.sin(), z)
+    return z.cos()
+
+
+def _input(x: Tensor, y: Tensor) -> Any:
+    accumulate(x * 2, y, times=3)
+    return y.sin()
+
+
+def _view(x: Tensor, y: Tensor) -> Any:
+    accumulate(x[1:], y[1:])
+    accumulate(x[:2], y[:2])
+    return y.sin()
+
+
+def _both(x: Tensor, y: Tensor) -> Any:
+    d = exchange(x, y)
+    return d + x * 3 + y
+
+
+def _branch(x: Tensor, y: Tensor) -> Any:
+    def positive(x: Tensor, y: Tensor) -> Tensor:
+        z = y.clone()
+        accumulate(x, z)
+        return z
+
+    return torch.cond(x.sum() > 0, positive, lambda x, y: y + 1, (x, y))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("program", [_own, _input, _view, _both, _branch], ids=lambda p: p.__name__.strip("_"))
+def test_results_and_written_arguments(program: Callable[..., Any], dynamic: bool) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    with opforge.config.patch(strict=True), torch.no_grad():
+        compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=dynamic)
+        for rows in (5, 6) if dynamic else (5,):
+            ours = [torch.rand(rows, 7), torch.rand(rows, 7)]
+            theirs = [t.clone() for t in ours]
+            torch.testing.assert_close(compiled(*ours), program(*theirs))
+            torch.testing.assert_close(ours, theirs)
+            # Eager counts the writes inside of the kernel too.
+            assert [t._version > 0 for t in ours] == [t._version > 0 for t in theirs]
+    assert opforge.last_artifacts().externs
+
+
+def test_the_rest_of_a_training_program_is_compiled() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            total = y.detach().clone()
+            accumulate(x.detach(), total)
+        return (x * total).sin() + y
+
+    torch._dynamo.reset()
+    x, y = torch.rand(5, 7, requires_grad=True), torch.rand(5, 7, requires_grad=True)
+    with opforge.config.patch(strict=True):
+        ours = torch.compile(program, backend="opforge", fullgraph=True)(x, y)
+    theirs = program(x, y)
+    torch.testing.assert_close(ours, theirs)
+    for a, b in zip(*(torch.autograd.grad(t.square().sum(), (x, y)) for t in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_equal_calls_each_run() -> None:
+    """Two calls with the same arguments are two writes."""
+    calls: list[int] = []
+
+    @torch.library.custom_op("opforge_test::told", mutates_args={"out"})
+    def told(out: Tensor) -> None:
+        calls.append(1)
+        out.add_(1)
+
+    def program(x: Tensor) -> Tensor:
+        a, b = x.clone(), x.clone()
+        told(a)
+        told(b)
+        return x + 1
+
+    torch._dynamo.reset()
+    with opforge.config.patch(strict=True), torch.no_grad():
+        compiled = torch.compile(program, backend="opforge", fullgraph=True)
+        calls.clear()
+        compiled(torch.rand(3))
+    assert len(calls) == 2
+
+
+def test_lists_are_left_to_eager() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x + 1
+        double_all([x, y])
+        return y
+
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    assert torch.equal(torch.compile(program, backend="opforge")(x), torch.full((3,), 4.0))
+    assert torch.equal(x, torch.full((3,), 2.0))
+    assert any("double_all" in reason for reason in opforge.stats()["fallbacks"])
