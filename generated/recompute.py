@@ -522,12 +522,26 @@ REDUCTION: frozenset[str] = frozenset(
 # Kept, or computed again only under a memory budget or in a checkpointed region.
 HEAVY: frozenset[str] = frozenset(
     (
+        "aten._trilinear.default",
+        "aten.addbmm.default",
+        "aten.addmm.default",
+        "aten.addmm.dtype",
+        "aten.addmv.default",
         "aten.as_strided.default",
+        "aten.baddbmm.default",
+        "aten.baddbmm.dtype",
+        "aten.bmm.default",
+        "aten.bmm.dtype",
+        "aten.dot.default",
         "aten.im2col.default",
         "aten.index_put.default",
         "aten.max_pool2d_with_indices.default",
         "aten.max_pool3d_with_indices.default",
+        "aten.mm.default",
+        "aten.mm.dtype",
+        "aten.mv.default",
         "aten.upsample_bilinear2d.default",
         "aten.upsample_bilinear2d.vec",
+        "aten.vdot.default",
     )
 )

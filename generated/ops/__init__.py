@@ -100,6 +100,7 @@ LOWERINGS = Lowerings(
         "aten._softmax.default": "norm:_softmax",
         "aten._softmax_backward_data.default": "norm:_softmax_backward_data",
         "aten._to_copy.default": "compare:_to_copy",
+        "aten._trilinear.default": "product:_trilinear",
         "aten._unsafe_index.Tensor": "index:_unsafe_index_Tensor",
         "aten._unsafe_index_put.default": "index:_unsafe_index_put",
         "aten._unsafe_masked_index.default": "index:_unsafe_masked_index",
@@ -122,8 +123,11 @@ LOWERINGS = Lowerings(
         "aten.adaptive_max_pool3d_backward.default": "pool_indices:adaptive_max_pool3d_backward",
         "aten.add.Scalar": "arithmetic:add_Scalar",
         "aten.add.Tensor": "arithmetic:add_Tensor",
+        "aten.addbmm.default": "product:addbmm",
         "aten.addcdiv.default": "arithmetic:addcdiv",
         "aten.addcmul.default": "arithmetic:addcmul",
+        "aten.addmm.default": "product:addmm",
+        "aten.addmv.default": "product:addmv",
         "aten.addr.default": "arithmetic:addr",
         "aten.alias_copy.default": "compare:alias_copy",
         "aten.all.default": "reduction:all_default",
@@ -150,6 +154,7 @@ LOWERINGS = Lowerings(
         "aten.avg_pool2d_backward.default": "backward_spatial:avg_pool2d_backward",
         "aten.avg_pool3d.default": "pool:avg_pool3d",
         "aten.avg_pool3d_backward.default": "backward_spatial:avg_pool3d_backward",
+        "aten.baddbmm.default": "product:baddbmm",
         "aten.binary_cross_entropy.default": "loss:binary_cross_entropy",
         "aten.binary_cross_entropy_backward.default": "backward_loss:binary_cross_entropy_backward",
         "aten.binary_cross_entropy_with_logits.default": "loss:binary_cross_entropy_with_logits",
@@ -170,6 +175,7 @@ LOWERINGS = Lowerings(
         "aten.bitwise_xor.Scalar_Tensor": "compare:bitwise_xor_Scalar_Tensor",
         "aten.bitwise_xor.Tensor": "compare:bitwise_xor_Tensor",
         "aten.block_diag.default": "index:block_diag",
+        "aten.bmm.default": "product:bmm",
         "aten.cat.default": "index:cat",
         "aten.ceil.default": "arithmetic:ceil",
         "aten.celu.default": "activation:celu",
@@ -205,6 +211,7 @@ LOWERINGS = Lowerings(
         "aten.div.Scalar_mode": "arithmetic:div_Scalar_mode",
         "aten.div.Tensor": "arithmetic:div_Tensor",
         "aten.div.Tensor_mode": "arithmetic:div_Tensor_mode",
+        "aten.dot.default": "product:dot",
         "aten.elu.default": "activation:elu",
         "aten.elu_backward.default": "activation:elu_backward",
         "aten.embedding.default": "index:embedding",
@@ -334,10 +341,12 @@ LOWERINGS = Lowerings(
         "aten.minimum.default": "arithmetic:minimum",
         "aten.mish.default": "activation:mish",
         "aten.mish_backward.default": "activation:mish_backward",
+        "aten.mm.default": "product:mm",
         "aten.mse_loss.default": "loss:mse_loss",
         "aten.mse_loss_backward.default": "loss:mse_loss_backward",
         "aten.mul.Scalar": "arithmetic:mul_Scalar",
         "aten.mul.Tensor": "arithmetic:mul_Tensor",
+        "aten.mv.default": "product:mv",
         "aten.mvlgamma.default": "math:mvlgamma",
         "aten.nan_to_num.default": "arithmetic:nan_to_num",
         "aten.nansum.default": "reduction:nansum",
@@ -512,6 +521,7 @@ LOWERINGS = Lowerings(
         "aten.upsample_nearest3d_backward.default": "backward_spatial:upsample_nearest3d_backward",
         "aten.var.correction": "reduction:var_correction",
         "aten.var_mean.correction": "reduction:var_mean_correction",
+        "aten.vdot.default": "product:vdot",
         "aten.view.default": "view:view",
         "aten.view_copy.default": "view:view_copy",
         "aten.where.self": "compare:where_self",
@@ -802,7 +812,7 @@ EXTERN: dict[str, str] = {
     "aten._to_sparse_semi_structured.default": "loop code knows dense tensors only",
     "aten._transform_bias_rescale_qkv.default": "a library call is faster than loops",
     "aten._transformer_encoder_layer_fwd.default": "a library call is faster than loops",
-    "aten._trilinear.default": "a library call is faster than loops",
+    "aten._trilinear.default": "a BLAS call is faster than loops",
     "aten._triton_multi_head_attention.default": "a call of a library, chosen by torch for its device",
     "aten._triton_scaled_dot_attention.default": "a call of a library, chosen by torch for its device",
     "aten._unique.default": "a data-dependent loop, or an answer that the program waits for",
@@ -1935,7 +1945,7 @@ OPS: dict[str, OpInfo] = {
             "aten.values_copy.default",
         ),
     ),
-    "aten._compute_linear_combination, aten._foreach_mm, aten._grouped_mm, aten._scaled_grouped_mm, aten._scaled_grouped_mm_v2, aten._scaled_mm, aten._scaled_mm_v2, aten._trilinear, aten.linear_backward, aten.matmul_backward": OpInfo(
+    "aten._compute_linear_combination, aten._foreach_mm, aten._grouped_mm, aten._scaled_grouped_mm, aten._scaled_grouped_mm_v2, aten._scaled_mm, aten._scaled_mm_v2, aten.linear_backward, aten.matmul_backward": OpInfo(
         "extern",
         "Products in 8 bits with scales, and of groups of rows",
         "extern_backends",
@@ -1947,7 +1957,6 @@ OPS: dict[str, OpInfo] = {
             "aten._scaled_grouped_mm_v2.default",
             "aten._scaled_mm.default",
             "aten._scaled_mm_v2.default",
-            "aten._trilinear.default",
             "aten.linear_backward.default",
             "aten.matmul_backward.default",
         ),
@@ -2775,6 +2784,9 @@ OPS: dict[str, OpInfo] = {
         ),
     ),
     "aten._to_copy": OpInfo("pointwise", "The same values in another dtype", "compare", ("aten._to_copy.default",)),
+    "aten._trilinear.default": OpInfo(
+        "reduction", "Sum of the products of three tensors", "product", ("aten._trilinear.default",)
+    ),
     "aten._unsafe_index.Tensor": OpInfo(
         "composite",
         "Advanced indexing by tensors that torch's own decompositions keep in range",
@@ -2863,9 +2875,13 @@ OPS: dict[str, OpInfo] = {
         ("aten.adaptive_max_pool3d_backward.default",),
     ),
     "aten.add": OpInfo("pointwise", "self + alpha * other", "arithmetic", ("aten.add.Scalar", "aten.add.Tensor")),
+    "aten.addbmm.default": OpInfo(
+        "reduction", "Sum of matrix products, and another sum", "product", ("aten.addbmm.default",)
+    ),
     "aten.addcdiv": OpInfo("pointwise", "self + value * tensor1 / tensor2", "arithmetic", ("aten.addcdiv.default",)),
     "aten.addcmul": OpInfo("pointwise", "self + value * tensor1 * tensor2", "arithmetic", ("aten.addcmul.default",)),
-    "aten.addmm.default": OpInfo("extern", "Matrix product, and a sum", "extern", ("aten.addmm.default",)),
+    "aten.addmm.default": OpInfo("reduction", "Matrix product, and a sum", "product", ("aten.addmm.default",)),
+    "aten.addmv.default": OpInfo("reduction", "Matrix times vector, and a sum", "product", ("aten.addmv.default",)),
     "aten.addr": OpInfo("composite", "beta * self + alpha * outer(vec1, vec2)", "arithmetic", ("aten.addr.default",)),
     "aten.all.default": OpInfo("reduction", "Whether no element is zero", "reduction", ("aten.all.default",)),
     "aten.all.dim, aten.all.dims": OpInfo(
@@ -2954,7 +2970,7 @@ OPS: dict[str, OpInfo] = {
     "aten.avg_pool3d_backward": OpInfo(
         "reduction", "Gradient of avg_pool3d", "backward_spatial", ("aten.avg_pool3d_backward.default",)
     ),
-    "aten.baddbmm.default": OpInfo("extern", "Matrix products, and a sum", "extern", ("aten.baddbmm.default",)),
+    "aten.baddbmm.default": OpInfo("reduction", "Matrix products, and a sum", "product", ("aten.baddbmm.default",)),
     "aten.bartlett_window, aten.blackman_window, aten.fft_fftfreq, aten.fft_rfftfreq, aten.hamming_window, aten.hann_window, aten.kaiser_window, aten.range": OpInfo(
         "extern",
         "Windows of signals",
@@ -3040,6 +3056,7 @@ OPS: dict[str, OpInfo] = {
     "aten.block_diag": OpInfo(
         "composite", "Matrices along the diagonal of a matrix of zeros", "index", ("aten.block_diag.default",)
     ),
+    "aten.bmm.default": OpInfo("reduction", "Matrix products", "product", ("aten.bmm.default",)),
     "aten.bucketize, aten.searchsorted, aten.histc, aten.isin, aten.bincount": OpInfo(
         "extern",
         "Search",
@@ -3213,6 +3230,7 @@ OPS: dict[str, OpInfo] = {
         "arithmetic",
         ("aten.div.Scalar_mode", "aten.div.Tensor_mode"),
     ),
+    "aten.dot.default": OpInfo("reduction", "Sum of the products of two vectors", "product", ("aten.dot.default",)),
     "aten.elu": OpInfo("pointwise", "Exponential linear unit", "activation", ("aten.elu.default",)),
     "aten.elu_backward": OpInfo("pointwise", "Gradient of elu", "activation", ("aten.elu_backward.default",)),
     "aten.embedding": OpInfo("gather", "Rows of a table", "index", ("aten.embedding.default",)),
@@ -3560,32 +3578,26 @@ OPS: dict[str, OpInfo] = {
     "aten.minimum": OpInfo("pointwise", "The lesser one; NaN if one is NaN", "arithmetic", ("aten.minimum.default",)),
     "aten.mish": OpInfo("pointwise", "x * tanh(softplus(x))", "activation", ("aten.mish.default",)),
     "aten.mish_backward": OpInfo("pointwise", "Gradient of mish", "activation", ("aten.mish_backward.default",)),
-    "aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten.vdot, aten._int_mm, aten._addmm_activation, aten.linear, aten.matmul": OpInfo(
+    "aten.mm.default": OpInfo("reduction", "Matrix product", "product", ("aten.mm.default",)),
+    "aten.mm.dtype, aten.bmm.dtype, aten.addmm.dtype, aten.baddbmm.dtype, aten._int_mm, aten._addmm_activation, aten.linear, aten.matmul": OpInfo(
         "extern",
-        "Matrix products",
+        "Matrix products in another dtype, with an activation, or recorded by what they are made of",
         "extern",
         (
             "aten._addmm_activation.default",
             "aten._int_mm.default",
-            "aten.addbmm.default",
             "aten.addmm.dtype",
-            "aten.addmv.default",
             "aten.baddbmm.dtype",
             "aten.bmm.dtype",
-            "aten.dot.default",
             "aten.linear.default",
             "aten.matmul.default",
             "aten.mm.dtype",
-            "aten.mv.default",
-            "aten.vdot.default",
         ),
-    ),
-    "aten.mm.default, aten.bmm.default": OpInfo(
-        "extern", "Matrix products", "extern", ("aten.bmm.default", "aten.mm.default")
     ),
     "aten.mse_loss": OpInfo("composite", "Squared difference", "loss", ("aten.mse_loss.default",)),
     "aten.mse_loss_backward": OpInfo("composite", "Gradient of mse_loss", "loss", ("aten.mse_loss_backward.default",)),
     "aten.mul": OpInfo("pointwise", "Product", "arithmetic", ("aten.mul.Scalar", "aten.mul.Tensor")),
+    "aten.mv.default": OpInfo("reduction", "Matrix times vector", "product", ("aten.mv.default",)),
     "aten.mvlgamma": OpInfo(
         "composite", "Logarithm of the gamma function of several variables", "math", ("aten.mvlgamma.default",)
     ),
@@ -4166,6 +4178,9 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.var.correction": OpInfo("composite", "Variance, in two passes", "reduction", ("aten.var.correction",)),
     "aten.var_mean.correction": OpInfo("composite", "Variance and mean", "reduction", ("aten.var_mean.correction",)),
+    "aten.vdot.default": OpInfo(
+        "reduction", "Sum of the products of two vectors, the first one conjugated", "product", ("aten.vdot.default",)
+    ),
     "aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_copy": OpInfo(
         "view",
         "The same elements in another shape",
