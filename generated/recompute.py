@@ -532,6 +532,8 @@ HEAVY: frozenset[str] = frozenset(
         "aten.baddbmm.dtype",
         "aten.bmm.default",
         "aten.bmm.dtype",
+        "aten.convolution.default",
+        "aten.convolution_backward.default",
         "aten.dot.default",
         "aten.im2col.default",
         "aten.index_put.default",

@@ -203,7 +203,7 @@ class Checker:
         )
 
     def factors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """For the overloads that are products where an eager kernel runs: the positions of both matrices, and of what is added, among the arguments."""
+        """For the overloads that are products: the positions of both matrices, and of what is added, among the arguments."""
         found: list[tuple[str, tuple[int, ...]]] = []
         wanted = [str(name) for name in self.entry.get("product") or ()]
         for schema in self.schemas if wanted else ():

@@ -189,6 +189,8 @@ LOWERINGS = Lowerings(
         "aten.clone.default": "compare:clone",
         "aten.col2im.default": "backward_spatial:col2im",
         "aten.constant_pad_nd.default": "pad:constant_pad_nd",
+        "aten.convolution.default": "convolution:convolution",
+        "aten.convolution_backward.default": "convolution:convolution_backward",
         "aten.copy.default": "compare:copy",
         "aten.copysign.Scalar": "arithmetic:copysign_Scalar",
         "aten.copysign.Tensor": "arithmetic:copysign_Tensor",
@@ -2075,6 +2077,20 @@ OPS: dict[str, OpInfo] = {
             "aten.quantized_max_pool3d.default",
         ),
     ),
+    "aten._convolution, aten.convolution_overrideable, aten.mkldnn_convolution, aten.conv2d, aten.slow_conv3d_forward": OpInfo(
+        "extern",
+        "Convolutions",
+        "extern",
+        (
+            "aten._convolution.default",
+            "aten._convolution.deprecated",
+            "aten.conv2d.default",
+            "aten.conv2d.padding",
+            "aten.convolution_overrideable.default",
+            "aten.mkldnn_convolution.default",
+            "aten.slow_conv3d_forward.default",
+        ),
+    ),
     "aten._convolution_double_backward, aten._convolution_mode, aten.conv1d, aten.conv3d, aten.conv_tbc_backward, aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d, aten.slow_conv3d, aten.thnn_conv2d": OpInfo(
         "decomposed",
         "Convolutions",
@@ -3149,21 +3165,17 @@ OPS: dict[str, OpInfo] = {
     "aten.constant_pad_nd": OpInfo(
         "view", "One value around the tensor (a negative pad cuts)", "pad", ("aten.constant_pad_nd.default",)
     ),
-    "aten.convolution, aten._convolution, aten.convolution_overrideable, aten.mkldnn_convolution, aten.convolution_backward, aten.conv2d, aten.slow_conv3d_forward": OpInfo(
-        "extern",
-        "Convolutions",
-        "extern",
-        (
-            "aten._convolution.default",
-            "aten._convolution.deprecated",
-            "aten.conv2d.default",
-            "aten.conv2d.padding",
-            "aten.convolution.default",
-            "aten.convolution_backward.default",
-            "aten.convolution_overrideable.default",
-            "aten.mkldnn_convolution.default",
-            "aten.slow_conv3d_forward.default",
-        ),
+    "aten.convolution": OpInfo(
+        "reduction",
+        "Windows of the input times a kernel, or (transposed) the gradient of that",
+        "convolution",
+        ("aten.convolution.default",),
+    ),
+    "aten.convolution_backward": OpInfo(
+        "composite",
+        "Gradients of a convolution for its input, its kernel and its bias",
+        "convolution",
+        ("aten.convolution_backward.default",),
     ),
     "aten.copy": OpInfo(
         "pointwise", "The values of src in the shape and dtype of self", "compare", ("aten.copy.default",)

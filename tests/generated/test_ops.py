@@ -591,6 +591,32 @@ OPS = [
         ("prims.convert_element_type.default",),
         tests=("F(3, 5), float64", "F(3, 5), bfloat16"),
     ),
+    Op(
+        "aten.convolution",
+        "reduction",
+        ("aten.convolution.default",),
+        tests=(
+            "F(2, 3, 8), F(4, 3, 3), F(4), [1], [0], [1], False, [0], 1",
+            "F(2, 4, 6, 5), F(6, 2, 3, 2), None, [2, 1], [1, 0], [1, 2], False, [0, 0], 2",
+            "F(1, 3, 6, 5), F(3, 1, 3, 3), F(3), [1, 1], [1, 1], [1, 1], False, [0, 0], 3",
+            "F(1, 2, 4, 5, 3), F(3, 2, 2, 3, 2), F(3), [1, 2, 1], [0, 1, 1], [1, 1, 2], False, [0, 0, 0], 1",
+            "F(2, 3, 4), F(3, 2, 3), F(2), [2], [1], [1], True, [1], 1",
+            "F(1, 4, 3, 4), F(4, 2, 3, 2), F(4), [2, 3], [1, 0], [2, 1], True, [1, 2], 2",
+            "F(1, 2, 2, 3, 2), F(2, 3, 2, 2, 3), None, [1, 2, 1], [0, 1, 1], [1, 1, 1], True, [0, 0, 0], 1",
+        ),
+    ),
+    Op(
+        "aten.convolution_backward",
+        "composite",
+        ("aten.convolution_backward.default",),
+        tests=(
+            "F(2, 4, 6), F(2, 3, 8), F(4, 3, 3), [4], [1], [0], [1], False, [0], 1, [True, True, True]",
+            "F(2, 6, 3, 3), F(2, 4, 6, 5), F(6, 2, 3, 2), [6], [2, 1], [1, 0], [1, 2], False, [0, 0], 2, [True, True, True]",
+            "F(1, 3, 3, 3, 3), F(1, 2, 4, 5, 3), F(3, 2, 2, 3, 2), [3], [1, 2, 1], [0, 1, 1], [1, 1, 2], False, [0, 0, 0], 1, [True, True, True]",
+            "F(2, 2, 8), F(2, 3, 4), F(3, 2, 3), [2], [2], [1], [1], True, [1], 1, [True, True, True]",
+            "F(1, 4, 8, 12), F(1, 4, 3, 4), F(4, 2, 3, 2), [4], [2, 3], [1, 0], [2, 1], True, [1, 1], 2, [True, True, True]",
+        ),
+    ),
     Op("aten.arange.default", "create", ("aten.arange.default",), tests=("7", "5.5", "4, dtype=float32")),
     Op("aten.arange.start", "create", ("aten.arange.start",), tests=("2, 7", "0.5, 5.2", "1, 4, dtype=float32")),
     Op(
