@@ -16,11 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import opforge
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
+
+import opforge
 
 Program = tuple[str, int, Callable[..., Any], list[torch.Tensor]]
 

@@ -473,6 +473,7 @@ REDUCTION: frozenset[str] = frozenset(
         "aten.min.default",
         "aten.min.dim",
         "aten.mse_loss.default",
+        "aten.multi_margin_loss.default",
         "aten.mvlgamma.default",
         "aten.nansum.default",
         "aten.native_batch_norm.default",
@@ -490,9 +491,11 @@ REDUCTION: frozenset[str] = frozenset(
         "aten.norm.ScalarOpt_dim_dtype",
         "aten.prod.default",
         "aten.prod.dim_int",
+        "aten.put.default",
         "aten.reflection_pad1d_backward.default",
         "aten.reflection_pad2d_backward.default",
         "aten.reflection_pad3d_backward.default",
+        "aten.renorm.default",
         "aten.replication_pad1d_backward.default",
         "aten.replication_pad2d_backward.default",
         "aten.replication_pad3d_backward.default",
@@ -522,6 +525,9 @@ REDUCTION: frozenset[str] = frozenset(
 # Kept, or computed again only under a memory budget or in a checkpointed region.
 HEAVY: frozenset[str] = frozenset(
     (
+        "aten._cdist_forward.default",
+        "aten._euclidean_dist.default",
+        "aten._pdist_forward.default",
         "aten._trilinear.default",
         "aten.addbmm.default",
         "aten.addmm.default",
@@ -535,6 +541,8 @@ HEAVY: frozenset[str] = frozenset(
         "aten.convolution.default",
         "aten.convolution_backward.default",
         "aten.dot.default",
+        "aten.fractional_max_pool2d.default",
+        "aten.fractional_max_pool3d.default",
         "aten.im2col.default",
         "aten.index_put.default",
         "aten.max_pool2d_with_indices.default",
@@ -542,8 +550,14 @@ HEAVY: frozenset[str] = frozenset(
         "aten.mm.default",
         "aten.mm.dtype",
         "aten.mv.default",
+        "aten.sort.default",
+        "aten.sort.stable",
+        "aten.upsample_bicubic2d.default",
+        "aten.upsample_bicubic2d.vec",
         "aten.upsample_bilinear2d.default",
         "aten.upsample_bilinear2d.vec",
+        "aten.upsample_trilinear3d.default",
+        "aten.upsample_trilinear3d.vec",
         "aten.vdot.default",
     )
 )

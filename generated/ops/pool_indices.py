@@ -3,34 +3,33 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower import scalar_ops as s
 from ...runtime.lower.names import (
     ceildiv,
     dtype,
-    ge,
     greatest,
+    gt,
     inf,
-    inside,
     is_float,
     is_known,
     known,
-    linear,
     lowest,
+    numel,
+    pays_as_loops,
     prod,
     rank,
     shape,
+    size,
     to,
-    value_of,
 )
 
 
 # spec: aten.max_pool2d_with_indices
 def max_pool2d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_mode=False):
     b.native_if(
-        dtype(self) != "bool" and (not ceil_mode or all([is_known(m) for m in shape(self)[-2:]])),
-        'dtype(self) != "bool" and (not ceil_mode or all([is_known(m) for m in shape(self)[-2:]]))',
+        dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-2:]]),
+        'dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-2:]])',
     )
-    inner = shape(self)[-2:]
+    inner = [known(m) for m in shape(self)[-2:]]
     kernel = kernel_size * 2 if len(kernel_size) == 1 else kernel_size
     step = kernel if len(stride) == 0 else stride * 2 if len(stride) == 1 else stride
     pad = padding * 2 if len(padding) == 1 else padding
@@ -38,10 +37,8 @@ def max_pool2d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
     span = [d * (k - 1) + 1 for k, d in zip(kernel, gap)]
     up = [t - 1 if ceil_mode else 0 for t in step]
     most = [(m + 2 * p_ - k + u) // t + 1 for m, k, t, p_, u in zip(inner, span, step, pad, up)]
-    count = (
-        [c - 1 if ge((c - 1) * t, m + p_) else c for c, m, t, p_ in zip(most, inner, step, pad)] if ceil_mode else most
-    )
-    after = [(c - 1) * t + k - m - p_ for c, m, t, p_, k in zip(count, inner, step, pad, span)] if ceil_mode else pad
+    count = [c - 1 if (c - 1) * t >= m + p_ else c for c, m, t, p_ in zip(most, inner, step, pad)]
+    after = [(c - 1) * t + k - m - p_ for c, m, t, p_, k in zip(count, inner, step, pad, span)]
     around = [pad[1], after[1], pad[0], after[0]]
     x = b.call("aten.constant_pad_nd.default", self, around, -inf if is_float(dtype(self)) else lowest(dtype(self)))
     x = b.call("aten.unfold.default", x, -2, span[0], step[0])
@@ -89,10 +86,10 @@ def max_pool2d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
 # spec: aten.max_pool3d_with_indices
 def max_pool3d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_mode=False):
     b.native_if(
-        dtype(self) != "bool" and (not ceil_mode or all([is_known(m) for m in shape(self)[-3:]])),
-        'dtype(self) != "bool" and (not ceil_mode or all([is_known(m) for m in shape(self)[-3:]]))',
+        dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-3:]]),
+        'dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-3:]])',
     )
-    inner = shape(self)[-3:]
+    inner = [known(m) for m in shape(self)[-3:]]
     kernel = kernel_size * 3 if len(kernel_size) == 1 else kernel_size
     step = kernel if len(stride) == 0 else stride * 3 if len(stride) == 1 else stride
     pad = padding * 3 if len(padding) == 1 else padding
@@ -100,10 +97,8 @@ def max_pool3d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
     span = [d * (k - 1) + 1 for k, d in zip(kernel, gap)]
     up = [t - 1 if ceil_mode else 0 for t in step]
     most = [(m + 2 * p_ - k + u) // t + 1 for m, k, t, p_, u in zip(inner, span, step, pad, up)]
-    count = (
-        [c - 1 if ge((c - 1) * t, m + p_) else c for c, m, t, p_ in zip(most, inner, step, pad)] if ceil_mode else most
-    )
-    after = [(c - 1) * t + k - m - p_ for c, m, t, p_, k in zip(count, inner, step, pad, span)] if ceil_mode else pad
+    count = [c - 1 if (c - 1) * t >= m + p_ else c for c, m, t, p_ in zip(most, inner, step, pad)]
+    after = [(c - 1) * t + k - m - p_ for c, m, t, p_, k in zip(count, inner, step, pad, span)]
     around = [pad[2], after[2], pad[1], after[1], pad[0], after[0]]
     x = b.call("aten.constant_pad_nd.default", self, around, -inf if is_float(dtype(self)) else lowest(dtype(self)))
     x = b.call("aten.unfold.default", x, -3, span[0], step[0])
@@ -274,124 +269,6 @@ def adaptive_max_pool3d(b, self, output_size):
     return b.call("aten.squeeze.dims", top, [-3, -2, -1]), place
 
 
-# spec: aten.max_pool2d_with_indices_backward
-def max_pool2d_with_indices_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
-    lead = rank(self) - 2
-    windows = shape(grad_output)[lead:]
-    kernel = kernel_size * 2 if len(kernel_size) == 1 else kernel_size
-    step = kernel if len(stride) == 0 else stride * 2 if len(stride) == 1 else stride
-    pad = padding * 2 if len(padding) == 1 else padding
-    gap = dilation * 2 if len(dilation) == 1 else dilation
-    most = [ceildiv(d * (k - 1) + 1, t) for d, k, t in zip(gap, kernel, step)]
-    out = shape(self)
-    i = b.coords(out)
-    r = b.rcoords(most)
-    window = [(x + p_) // t - (n - 1) + y for x, p_, t, n, y in zip(i[lead:], pad, step, most, r)]
-    here = value_of(linear(i[lead:], shape(self)[lead:]))
-    zero = to(0, dtype(grad_output))
-    return b.reduce(
-        "sum",
-        out,
-        r,
-        b.guarded(
-            inside(window, windows),
-            s.where(s.eq(b.at(indices, [*i[:lead], *window]), here), b.at(grad_output, [*i[:lead], *window]), zero),
-            zero,
-        ),
-        dtype(self),
-    )
-
-
-# spec: aten.max_pool3d_with_indices_backward
-def max_pool3d_with_indices_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
-    lead = rank(self) - 3
-    windows = shape(grad_output)[lead:]
-    kernel = kernel_size * 3 if len(kernel_size) == 1 else kernel_size
-    step = kernel if len(stride) == 0 else stride * 3 if len(stride) == 1 else stride
-    pad = padding * 3 if len(padding) == 1 else padding
-    gap = dilation * 3 if len(dilation) == 1 else dilation
-    most = [ceildiv(d * (k - 1) + 1, t) for d, k, t in zip(gap, kernel, step)]
-    out = shape(self)
-    i = b.coords(out)
-    r = b.rcoords(most)
-    window = [(x + p_) // t - (n - 1) + y for x, p_, t, n, y in zip(i[lead:], pad, step, most, r)]
-    here = value_of(linear(i[lead:], shape(self)[lead:]))
-    zero = to(0, dtype(grad_output))
-    return b.reduce(
-        "sum",
-        out,
-        r,
-        b.guarded(
-            inside(window, windows),
-            s.where(s.eq(b.at(indices, [*i[:lead], *window]), here), b.at(grad_output, [*i[:lead], *window]), zero),
-            zero,
-        ),
-        dtype(self),
-    )
-
-
-# spec: aten.adaptive_max_pool2d_backward
-def adaptive_max_pool2d_backward(b, grad_output, self, indices):
-    b.native_if(
-        is_float(dtype(grad_output))
-        and all([is_known(m) and is_known(n) for m, n in zip(shape(self)[-2:], shape(grad_output)[-2:])]),
-        "is_float(dtype(grad_output)) and all([is_known(m) and is_known(n) for m, n in zip(shape(self)[-2:], shape(grad_output)[-2:])])",
-    )
-    lead = rank(self) - 2
-    inner = [known(m) for m in shape(self)[lead:]]
-    outer = [known(n) for n in shape(grad_output)[lead:]]
-    most = [greatest([ceildiv((x + 1) * n, m) - x * n // m for x in range(m)]) for m, n in zip(inner, outer)]
-    out = shape(self)
-    i = b.coords(out)
-    r = b.rcoords(most)
-    window = [x * n // m + y for x, m, n, y in zip(i[lead:], inner, outer, r)]
-    here = value_of(linear(i[lead:], inner))
-    zero = to(0, dtype(grad_output))
-    return b.reduce(
-        "sum",
-        out,
-        r,
-        b.guarded(
-            inside(window, outer),
-            s.where(s.eq(b.at(indices, [*i[:lead], *window]), here), b.at(grad_output, [*i[:lead], *window]), zero),
-            zero,
-        ),
-        dtype(self),
-    )
-
-
-# spec: aten.adaptive_max_pool3d_backward
-def adaptive_max_pool3d_backward(b, grad_output, self, indices):
-    b.native_if(
-        is_float(dtype(grad_output))
-        and all([is_known(m) and is_known(n) for m, n in zip(shape(self)[-3:], shape(grad_output)[-3:])]),
-        "is_float(dtype(grad_output)) and all([is_known(m) and is_known(n) for m, n in zip(shape(self)[-3:], shape(grad_output)[-3:])])",
-    )
-    lead = rank(self) - 3
-    inner = [known(m) for m in shape(self)[lead:]]
-    outer = [known(n) for n in shape(grad_output)[lead:]]
-    most = [greatest([ceildiv((x + 1) * n, m) - x * n // m for x in range(m)]) for m, n in zip(inner, outer)]
-    out = shape(self)
-    i = b.coords(out)
-    r = b.rcoords(most)
-    window = [x * n // m + y for x, m, n, y in zip(i[lead:], inner, outer, r)]
-    here = value_of(linear(i[lead:], inner))
-    zero = to(0, dtype(grad_output))
-    return b.reduce(
-        "sum",
-        out,
-        r,
-        b.guarded(
-            inside(window, outer),
-            s.where(s.eq(b.at(indices, [*i[:lead], *window]), here), b.at(grad_output, [*i[:lead], *window]), zero),
-            zero,
-        ),
-        dtype(self),
-    )
-
-
 # spec: aten.max_unpool2d
 def max_unpool2d(b, self, indices, output_size):
     b.native_if(
@@ -423,4 +300,138 @@ def max_unpool3d(b, self, indices, output_size, stride, padding):
         "aten.view.default",
         b.call("aten.scatter.src", flat, -1, there, b.call("aten.view.default", self, shape(there))),
         lead + output_size,
+    )
+
+
+# spec: aten.fractional_max_pool2d
+def fractional_max_pool2d(b, self, kernel_size, output_size, random_samples):
+    b.native_if(
+        dtype(self) in ["float32", "float64"]
+        and dtype(self) == dtype(random_samples)
+        and rank(self) > 2
+        and rank(self) < 5
+        and rank(random_samples) == 3
+        and all([is_known(m) and gt(m, 0) for m in shape(self)])
+        and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size)),
+        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(random_samples) and rank(self) > 2 and rank(self) < 5 and rank(random_samples) == 3 and all([is_known(m) and m > 0 for m in shape(self)]) and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size))',
+    )
+    inner = [known(m) for m in shape(self)[-2:]]
+    lead = [known(size(self, 0)) if rank(self) == 4 else 1, known(size(self, -3))]
+    x = b.call("aten.view.default", self, lead + inner)
+    last = [m - k for m, k in zip(inner, kernel_size)]
+    wide = [m / greatest(o - 1, 1) for m, o in zip(last, output_size)]
+    count = [b.call("aten.arange.default", o, dtype=dtype(self)) for o in output_size]
+    sh = b.call("aten.view.default", b.call("aten.select.int", random_samples, 2, 1), lead + [1])
+    bh = to((count[0] + sh) * wide[0], "int64") - to(sh * wide[0], "int64")
+    bh = b.call("aten.where.self", b.call("aten.ge.Scalar", count[0], output_size[0] - 1), last[0], bh)
+    sw = b.call("aten.view.default", b.call("aten.select.int", random_samples, 2, 0), lead + [1])
+    bw = to((count[1] + sw) * wide[1], "int64") - to(sw * wide[1], "int64")
+    bw = b.call("aten.where.self", b.call("aten.ge.Scalar", count[1], output_size[1] - 1), last[1], bw)
+    h = b.call(
+        "aten.clamp.default",
+        b.call("aten.view.default", bh, lead + [output_size[0], 1, 1, 1])
+        + b.call(
+            "aten.view.default", b.call("aten.arange.default", kernel_size[0], dtype="int64"), [kernel_size[0], 1]
+        ),
+        0,
+        inner[0] - 1,
+    )
+    w = b.call(
+        "aten.clamp.default",
+        b.call("aten.view.default", bw, lead + [1, output_size[1], 1, 1])
+        + b.call(
+            "aten.view.default", b.call("aten.arange.default", kernel_size[1], dtype="int64"), [1, kernel_size[1]]
+        ),
+        0,
+        inner[1] - 1,
+    )
+    plane = b.call("aten.view.default", b.call("aten.arange.default", lead[0], dtype="int64"), [-1, 1, 1, 1, 1, 1])
+    channel = b.call("aten.view.default", b.call("aten.arange.default", lead[1], dtype="int64"), [-1, 1, 1, 1, 1])
+    x = b.call("aten._unsafe_index.Tensor", x, [plane, channel, h, w])
+    here = h * inner[1] + w
+    top = b.call("aten.amax.default", x, [-2, -1], True)
+    place = b.call(
+        "aten.amin.default", b.call("aten.where.self", b.call("aten.eq.Tensor", x, top), here, prod(inner)), [-2, -1]
+    )
+    after = b.call("aten.amax.default", b.call("aten.where.self", b.call("aten.isnan.default", x), here, -1), [-2, -1])
+    place = b.call("aten.where.self", after >= 0, after, place)
+    out_ = shape(self)[:-2] + output_size
+    return b.call("aten.view.default", b.call("aten.squeeze.dims", top, [-2, -1]), out_), b.call(
+        "aten.view.default", place, out_
+    )
+
+
+# spec: aten.fractional_max_pool3d
+def fractional_max_pool3d(b, self, kernel_size, output_size, random_samples):
+    b.native_if(
+        dtype(self) in ["float32", "float64"]
+        and dtype(self) == dtype(random_samples)
+        and rank(self) > 3
+        and rank(self) < 6
+        and rank(random_samples) == 3
+        and all([is_known(m) and gt(m, 0) for m in shape(self)])
+        and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size)),
+        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(random_samples) and rank(self) > 3 and rank(self) < 6 and rank(random_samples) == 3 and all([is_known(m) and m > 0 for m in shape(self)]) and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size))',
+    )
+    inner = [known(m) for m in shape(self)[-3:]]
+    lead = [known(size(self, 0)) if rank(self) == 5 else 1, known(size(self, -4))]
+    x = b.call("aten.view.default", self, lead + inner)
+    last = [m - k for m, k in zip(inner, kernel_size)]
+    wide = [m / greatest(o - 1, 1) for m, o in zip(last, output_size)]
+    count = [b.call("aten.arange.default", o, dtype=dtype(self)) for o in output_size]
+    sd = b.call("aten.view.default", b.call("aten.select.int", random_samples, 2, 0), lead + [1])
+    bd = to((count[0] + sd) * wide[0], "int64") - to(sd * wide[0], "int64")
+    bd = b.call("aten.where.self", b.call("aten.ge.Scalar", count[0], output_size[0] - 1), last[0], bd)
+    sh = b.call("aten.view.default", b.call("aten.select.int", random_samples, 2, 1), lead + [1])
+    bh = to((count[1] + sh) * wide[1], "int64") - to(sh * wide[1], "int64")
+    bh = b.call("aten.where.self", b.call("aten.ge.Scalar", count[1], output_size[1] - 1), last[1], bh)
+    sw = b.call("aten.view.default", b.call("aten.select.int", random_samples, 2, 2), lead + [1])
+    bw = to((count[2] + sw) * wide[2], "int64") - to(sw * wide[2], "int64")
+    bw = b.call("aten.where.self", b.call("aten.ge.Scalar", count[2], output_size[2] - 1), last[2], bw)
+    d = b.call(
+        "aten.clamp.default",
+        b.call("aten.view.default", bd, lead + [output_size[0], 1, 1, 1, 1, 1])
+        + b.call(
+            "aten.view.default", b.call("aten.arange.default", kernel_size[0], dtype="int64"), [kernel_size[0], 1, 1]
+        ),
+        0,
+        inner[0] - 1,
+    )
+    h = b.call(
+        "aten.clamp.default",
+        b.call("aten.view.default", bh, lead + [1, output_size[1], 1, 1, 1, 1])
+        + b.call(
+            "aten.view.default", b.call("aten.arange.default", kernel_size[1], dtype="int64"), [1, kernel_size[1], 1]
+        ),
+        0,
+        inner[1] - 1,
+    )
+    w = b.call(
+        "aten.clamp.default",
+        b.call("aten.view.default", bw, lead + [1, 1, output_size[2], 1, 1, 1])
+        + b.call(
+            "aten.view.default", b.call("aten.arange.default", kernel_size[2], dtype="int64"), [1, 1, kernel_size[2]]
+        ),
+        0,
+        inner[2] - 1,
+    )
+    plane = b.call(
+        "aten.view.default", b.call("aten.arange.default", lead[0], dtype="int64"), [-1, 1, 1, 1, 1, 1, 1, 1]
+    )
+    channel = b.call("aten.view.default", b.call("aten.arange.default", lead[1], dtype="int64"), [-1, 1, 1, 1, 1, 1, 1])
+    x = b.call("aten._unsafe_index.Tensor", x, [plane, channel, d, h, w])
+    here = (d * inner[1] + h) * inner[2] + w
+    top = b.call("aten.amax.default", x, [-3, -2, -1], True)
+    place = b.call(
+        "aten.amin.default",
+        b.call("aten.where.self", b.call("aten.eq.Tensor", x, top), here, prod(inner)),
+        [-3, -2, -1],
+    )
+    after = b.call(
+        "aten.amax.default", b.call("aten.where.self", b.call("aten.isnan.default", x), here, -1), [-3, -2, -1]
+    )
+    place = b.call("aten.where.self", after >= 0, after, place)
+    out_ = shape(self)[:-3] + output_size
+    return b.call("aten.view.default", b.call("aten.squeeze.dims", top, [-3, -2, -1]), out_), b.call(
+        "aten.view.default", place, out_
     )

@@ -419,6 +419,24 @@ OPS = [
         ),
     ),
     Op(
+        "aten.max_pool2d_with_indices_backward",
+        "composite",
+        ("aten.max_pool2d_with_indices_backward.default",),
+        tests=(
+            "F(2, 3, 3, 3), F(2, 3, 7, 7), [3, 3], [2, 2], [0, 0], [1, 1], False, I(49, 2, 3, 3, 3)",
+            "F(3, 2, 2), F(3, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, I(16, 3, 2, 2)",
+        ),
+    ),
+    Op(
+        "aten.max_pool3d_with_indices_backward",
+        "composite",
+        ("aten.max_pool3d_with_indices_backward.default",),
+        tests=(
+            "F(2, 3, 2, 1, 2), F(2, 3, 4, 2, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False, I(32, 2, 3, 2, 1, 2)",
+            "F(2, 1, 2, 2), F(2, 2, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False, I(32, 2, 1, 2, 2)",
+        ),
+    ),
+    Op(
         "aten.reflection_pad1d_backward",
         "reduction",
         ("aten.reflection_pad1d_backward.default",),
@@ -1052,6 +1070,12 @@ OPS = [
     ),
     Op("aten.one_hot", "gather", ("aten.one_hot.default",), tests=("I(4, 3, 2), 4", "I(4, 5), 6")),
     Op(
+        "aten.put",
+        "composite",
+        ("aten.put.default",),
+        tests=("F(5, 6), S(30, 2, 4), F(2, 4), True", "F(5, 6), I(30, 1), F(1)", "F(5, 6), S(30, 2, 1), F(2), True"),
+    ),
+    Op(
         "aten.scatter.reduce",
         "scatter",
         ("aten.scatter.reduce",),
@@ -1152,6 +1176,18 @@ OPS = [
         "composite",
         ("aten.mse_loss_backward.default",),
         tests=("F(1), F(3, 5), F(3, 5), 1", "F(3, 5), F(3, 5), F(3, 5), 0"),
+    ),
+    Op(
+        "aten.multi_margin_loss",
+        "composite",
+        ("aten.multi_margin_loss.default",),
+        tests=(
+            "F(4, 5), I(5, 4)",
+            "F(4, 5), I(5, 4), 2, 0.5, F(5), 0",
+            "F(4, 5), I(5, 4), 1, 1.5, F(5), 2",
+            "F(5), I(5), 1, 1, None, 1",
+            "F(5), I(5, 1), 2, 1, None, 2",
+        ),
     ),
     Op(
         "aten.nll_loss2d_forward",
@@ -1341,6 +1377,12 @@ OPS = [
         tests=("F(3, 8), [8], F(8), F(8), 1e-5", "F(2, 3, 4), [3, 4], None, None, 1e-5"),
     ),
     Op(
+        "aten.renorm",
+        "composite",
+        ("aten.renorm.default",),
+        tests=("F(3, 5), 2, 0, 1.0", "F(3, 5, 2), 1, 1, 2.5", "F(3, 5), 3, -1, 0.5", "F(3, 5), inf, 0, 0.5"),
+    ),
+    Op(
         "aten.constant_pad_nd",
         "view",
         ("aten.constant_pad_nd.default",),
@@ -1361,6 +1403,41 @@ OPS = [
         "gather",
         ("aten.replication_pad3d.default",),
         tests=("F(2, 4, 5, 6), [1, 2, 1, 1, 2, 0]",),
+    ),
+    Op(
+        "aten._cdist_forward",
+        "composite",
+        ("aten._cdist_forward.default",),
+        tests=(
+            "F(3, 4), F(5, 4), 2.0, None",
+            "F(2, 3, 4), F(2, 5, 4), 1.0, None",
+            "F(2, 1, 3, 4), F(3, 5, 4), inf, 1",
+            "F(3, 4), F(5, 4), 0.0, 2",
+            "F(3, 4), F(5, 4), 3.0, None",
+            "F(3, 4), F(5, 4), 0.5, None",
+        ),
+    ),
+    Op(
+        "aten._euclidean_dist",
+        "composite",
+        ("aten._euclidean_dist.default",),
+        tests=("F(3, 4), F(5, 4)", "F(2, 3, 4), F(2, 5, 4)"),
+    ),
+    Op(
+        "aten.sort.default",
+        "composite",
+        ("aten.sort.default",),
+        tests=("F(3, 5)", "F(3, 5), 0, True", "I(3, 2, 9), -1", "I(3, 9, 2), 0, True"),
+    ),
+    Op(
+        "aten.sort.stable",
+        "composite",
+        ("aten.sort.stable",),
+        tests=(
+            "F(3, 5), stable=True",
+            "F(3, 5), stable=False, dim=0, descending=True",
+            "I(3, 2, 9), stable=True, dim=-1",
+        ),
     ),
     Op(
         "aten._adaptive_avg_pool2d",
@@ -1433,25 +1510,26 @@ OPS = [
         tests=("F(2, 3, 8, 6), [4, 3]", "F(3, 7, 5), [4, 3]", "F(2, 3, 5, 6), [7, 9]"),
     ),
     Op(
-        "aten.adaptive_max_pool2d_backward",
-        "reduction",
-        ("aten.adaptive_max_pool2d_backward.default",),
-        tests=("F(2, 3, 1, 1), F(2, 3, 4, 5), I(20, 2, 3, 1, 1)", "F(3, 4, 5), F(3, 1, 1), I(1, 3, 4, 5)"),
-    ),
-    Op(
         "aten.adaptive_max_pool3d",
         "composite",
         ("aten.adaptive_max_pool3d.default",),
         tests=("F(2, 3, 4, 6, 4), [2, 3, 4]", "F(3, 5, 6, 4), [3, 4, 5]"),
     ),
     Op(
-        "aten.adaptive_max_pool3d_backward",
-        "reduction",
-        ("aten.adaptive_max_pool3d_backward.default",),
+        "aten.fractional_max_pool2d",
+        "composite",
+        ("aten.fractional_max_pool2d.default",),
         tests=(
-            "F(2, 3, 1, 1, 1), F(2, 3, 2, 4, 5), I(40, 2, 3, 1, 1, 1)",
-            "F(3, 2, 4, 5), F(3, 1, 1, 1), I(1, 3, 2, 4, 5)",
+            "F(2, 3, 8, 7), [2, 3], [4, 3], U(2, 3, 2)",
+            "F(3, 8, 7), [3, 2], [1, 5], U(1, 3, 2)",
+            "F(1, 2, 6, 6), [1, 1], [6, 6], U(1, 2, 2)",
         ),
+    ),
+    Op(
+        "aten.fractional_max_pool3d",
+        "composite",
+        ("aten.fractional_max_pool3d.default",),
+        tests=("F(2, 3, 5, 8, 7), [2, 2, 3], [3, 4, 3], U(2, 3, 3)", "F(3, 5, 8, 7), [2, 3, 2], [4, 1, 5], U(1, 3, 3)"),
     ),
     Op(
         "aten.max_pool2d_with_indices",
@@ -1466,29 +1544,10 @@ OPS = [
         ),
     ),
     Op(
-        "aten.max_pool2d_with_indices_backward",
-        "reduction",
-        ("aten.max_pool2d_with_indices_backward.default",),
-        tests=(
-            "F(2, 3, 3, 3), F(2, 3, 3, 3), [5, 5], [1, 1], [2, 2], [1, 1], False, I(9, 2, 3, 3, 3)",
-            "F(3, 2, 2), F(3, 3, 3), [5], [2], [2], [1], False, I(9, 3, 2, 2)",
-            "F(2, 3, 1, 1), F(2, 3, 4, 5), [4, 5], [], [0, 0], [1, 1], False, I(20, 2, 3, 1, 1)",
-        ),
-    ),
-    Op(
         "aten.max_pool3d_with_indices",
         "composite",
         ("aten.max_pool3d_with_indices.default",),
         tests=("F(2, 3, 4, 6, 4), [2, 2, 2]", "F(3, 5, 5, 6), [3], [2], [1]"),
-    ),
-    Op(
-        "aten.max_pool3d_with_indices_backward",
-        "reduction",
-        ("aten.max_pool3d_with_indices_backward.default",),
-        tests=(
-            "F(2, 3, 2, 2, 2), F(2, 3, 2, 2, 2), [3, 3, 3], [1, 1, 1], [1, 1, 1], [1, 1, 1], False, I(8, 2, 3, 2, 2, 2)",
-            "F(2, 1, 1, 1), F(2, 3, 2, 4), [3, 2, 4], [], [0, 0, 0], [1, 1, 1], False, I(24, 2, 1, 1, 1)",
-        ),
     ),
     Op(
         "aten.max_unpool2d",
@@ -1704,6 +1763,12 @@ OPS = [
         tests=("F(1, 2, 5, 4, 3), [10, 8, 7]", "F(1, 2, 5, 4, 3), [4, 3, 2]"),
     ),
     Op(
+        "aten.upsample_bicubic2d.default",
+        "gather",
+        ("aten.upsample_bicubic2d.default",),
+        tests=("F(1, 2, 4, 5), [8, 9], False", "F(1, 2, 4, 5), [7, 9], True", "F(1, 2, 8, 7), [4, 3], False"),
+    ),
+    Op(
         "aten.upsample_bilinear2d.default",
         "gather",
         ("aten.upsample_bilinear2d.default",),
@@ -1732,6 +1797,12 @@ OPS = [
         "gather",
         ("aten.upsample_nearest3d.default",),
         tests=("F(1, 2, 5, 4, 3), [10, 8, 7]", "F(1, 2, 5, 4, 3), [4, 3, 2]"),
+    ),
+    Op(
+        "aten.upsample_trilinear3d.default",
+        "gather",
+        ("aten.upsample_trilinear3d.default",),
+        tests=("F(1, 2, 3, 4, 5), [5, 8, 9], False", "F(1, 2, 3, 4, 5), [2, 7, 9], True"),
     ),
     Op("aten.cumprod", "scan", ("aten.cumprod.default",), tests=("F(3, 5), 1", "F(3, 5), 0")),
     Op("aten.cumsum", "scan", ("aten.cumsum.default",), tests=("F(3, 5), 1", "F(3, 5), 0", "I(9, 4), 0")),
