@@ -550,8 +550,6 @@ HEAVY: frozenset[str] = frozenset(
         "aten.mm.default",
         "aten.mm.dtype",
         "aten.mv.default",
-        "aten.sort.default",
-        "aten.sort.stable",
         "aten.upsample_bicubic2d.default",
         "aten.upsample_bicubic2d.vec",
         "aten.upsample_bilinear2d.default",

@@ -454,8 +454,6 @@ LOWERINGS = Lowerings(
         "aten.softplus_backward.default": "activation:softplus_backward",
         "aten.softshrink.default": "activation:softshrink",
         "aten.softshrink_backward.default": "activation:softshrink_backward",
-        "aten.sort.default": "pairs:sort",
-        "aten.sort.stable": "pairs:sort_stable",
         "aten.special_bessel_j0.default": "math:special_bessel_j0",
         "aten.special_bessel_j1.default": "math:special_bessel_j1",
         "aten.special_bessel_y0.default": "math:special_bessel_y0",
@@ -3964,17 +3962,24 @@ OPS: dict[str, OpInfo] = {
     "aten.softshrink_backward": OpInfo(
         "pointwise", "Gradient of softshrink", "activation", ("aten.softshrink_backward.default",)
     ),
-    "aten.sort.default": OpInfo(
-        "composite",
-        "Elements of short rows in order, and where they were; equal ones stay in order, NaN is the greatest",
-        "pairs",
-        ("aten.sort.default",),
-    ),
-    "aten.sort.stable": OpInfo(
-        "composite",
-        "Elements of short rows in order, and where they were; equal ones stay in order, NaN is the greatest",
-        "pairs",
-        ("aten.sort.stable",),
+    "aten.sort, aten.topk, aten.kthvalue, aten.median, aten.nanmedian, aten.mode, aten.msort, aten.argsort": OpInfo(
+        "extern",
+        "Sorting and selection",
+        "extern",
+        (
+            "aten.argsort.default",
+            "aten.argsort.stable",
+            "aten.kthvalue.default",
+            "aten.median.default",
+            "aten.median.dim",
+            "aten.mode.default",
+            "aten.msort.default",
+            "aten.nanmedian.default",
+            "aten.nanmedian.dim",
+            "aten.sort.default",
+            "aten.sort.stable",
+            "aten.topk.default",
+        ),
     ),
     "aten.special_bessel_j0": OpInfo(
         "pointwise", "Bessel function of the first kind, order 0", "math", ("aten.special_bessel_j0.default",)
@@ -4105,23 +4110,6 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.threshold_backward": OpInfo(
         "pointwise", "Gradient of threshold and relu", "activation", ("aten.threshold_backward.default",)
-    ),
-    "aten.topk, aten.kthvalue, aten.median, aten.nanmedian, aten.mode, aten.msort, aten.argsort": OpInfo(
-        "extern",
-        "Sorting and selection",
-        "extern",
-        (
-            "aten.argsort.default",
-            "aten.argsort.stable",
-            "aten.kthvalue.default",
-            "aten.median.default",
-            "aten.median.dim",
-            "aten.mode.default",
-            "aten.msort.default",
-            "aten.nanmedian.default",
-            "aten.nanmedian.dim",
-            "aten.topk.default",
-        ),
     ),
     "aten.trace": OpInfo("composite", "Sum of the diagonal", "reduction", ("aten.trace.default",)),
     "aten.transpose.int, aten.transpose_copy.int": OpInfo(

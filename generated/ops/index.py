@@ -645,12 +645,14 @@ def put(b, self, index, source, accumulate=False):
         dtype(self) == dtype(source)
         and dtype(index) == "int64"
         and is_known(numel(self))
-        and gt(numel(self), 0)
         and is_known(numel(index))
         and is_known(numel(source))
-        and numel(index) == numel(source),
-        'dtype(self) == dtype(source) and dtype(index) == "int64" and is_known(numel(self)) and numel(self) > 0 and is_known(numel(index)) and is_known(numel(source)) and numel(index) == numel(source)',
+        and numel(index) == numel(source)
+        and (gt(numel(self), 0) or numel(index) == 0),
+        'dtype(self) == dtype(source) and dtype(index) == "int64" and is_known(numel(self)) and is_known(numel(index)) and is_known(numel(source)) and numel(index) == numel(source) and (numel(self) > 0 or numel(index) == 0)',
     )
+    if numel(index) == 0:
+        return b.call("aten.clone.default", self)
     return b.call(
         "aten.view.default",
         b.call(

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, gt, is_float, is_known, known, le, numel, pays_as_loops, rank, size
+from ...runtime.lower.names import broadcast, dtype, is_float, is_known, numel, pays_as_loops, shape, size
 
 
 # spec: aten._cdist_forward
@@ -13,11 +13,16 @@ def _cdist_forward(b, x1, x2, p, compute_mode):
         and dtype(x1) == dtype(x2)
         and is_known(numel(x1))
         and is_known(numel(x2))
-        and gt(numel(x1), 0)
-        and gt(numel(x2), 0)
         and pays_as_loops(x1, numel(x1) * size(x2, -2)),
-        "is_float(dtype(x1)) and dtype(x1) == dtype(x2) and is_known(numel(x1)) and is_known(numel(x2)) and numel(x1) > 0 and numel(x2) > 0 and pays_as_loops(x1, numel(x1) * size(x2, -2))",
+        "is_float(dtype(x1)) and dtype(x1) == dtype(x2) and is_known(numel(x1)) and is_known(numel(x2)) and pays_as_loops(x1, numel(x1) * size(x2, -2))",
     )
+    if size(x1, -1) == 0:
+        return b.call(
+            "aten.full.default",
+            broadcast(shape(x1)[:-2], shape(x2)[:-2]) + [size(x1, -2), size(x2, -2)],
+            0.0,
+            dtype=dtype(x1),
+        )
     return b.call(
         "aten.linalg_vector_norm.default",
         b.call("aten.unsqueeze.default", x1, -2) - b.call("aten.unsqueeze.default", x2, -3),
@@ -33,112 +38,12 @@ def _euclidean_dist(b, x1, x2):
         and dtype(x1) == dtype(x2)
         and is_known(numel(x1))
         and is_known(numel(x2))
-        and gt(numel(x1), 0)
-        and gt(numel(x2), 0)
         and pays_as_loops(x1, numel(x1) * size(x2, -2)),
-        "is_float(dtype(x1)) and dtype(x1) == dtype(x2) and is_known(numel(x1)) and is_known(numel(x2)) and numel(x1) > 0 and numel(x2) > 0 and pays_as_loops(x1, numel(x1) * size(x2, -2))",
+        "is_float(dtype(x1)) and dtype(x1) == dtype(x2) and is_known(numel(x1)) and is_known(numel(x2)) and pays_as_loops(x1, numel(x1) * size(x2, -2))",
     )
     return b.call(
         "aten.linalg_vector_norm.default",
         b.call("aten.unsqueeze.default", x1, -2) - b.call("aten.unsqueeze.default", x2, -3),
         2,
         [-1],
-    )
-
-
-# spec: aten.sort.default
-def sort(b, self, dim=-1, descending=False):
-    b.native_if(
-        rank(self) > 0
-        and is_known(size(self, dim))
-        and gt(size(self, dim), 1)
-        and le(size(self, dim), 16)
-        and pays_as_loops(self, 2 * numel(self) * size(self, dim)),
-        "rank(self) > 0 and is_known(size(self, dim)) and size(self, dim) > 1 and size(self, dim) <= 16 and pays_as_loops(self, 2 * numel(self) * size(self, dim))",
-    )
-    b.raises("nothing")
-    n = known(size(self, dim))
-    x = b.call("aten.transpose.int", self, dim, -1)
-    a = b.call("aten.unsqueeze.default", x, -1)
-    c = b.call("aten.unsqueeze.default", x, -2)
-    at_ = b.call("aten.arange.default", n, dtype="int64")
-    before = b.call(
-        "aten.lt.Tensor", b.call("aten.view.default", at_, [1, n]), b.call("aten.view.default", at_, [n, 1])
-    )
-    if is_float(dtype(self)):
-        same = b.call("aten.eq.Tensor", a, c) | b.call("aten.isnan.default", a) & b.call("aten.isnan.default", c)
-        less = (
-            b.call("aten.isnan.default", c) & b.call("aten.logical_not.default", b.call("aten.isnan.default", a))
-            | b.call("aten.gt.Tensor", c, a)
-            if descending
-            else b.call("aten.isnan.default", a) & b.call("aten.logical_not.default", b.call("aten.isnan.default", c))
-            | b.call("aten.lt.Tensor", c, a)
-        )
-    else:
-        same = b.call("aten.eq.Tensor", a, c)
-        less = b.call("aten.gt.Tensor", c, a) if descending else b.call("aten.lt.Tensor", c, a)
-    place = b.call("aten.sum.dim_IntList", less | same & before, [-1])
-    found = b.call(
-        "aten.sum.dim_IntList",
-        b.call(
-            "aten.where.self",
-            b.call(
-                "aten.eq.Tensor", b.call("aten.unsqueeze.default", place, -2), b.call("aten.view.default", at_, [n, 1])
-            ),
-            b.call("aten.view.default", at_, [1, n]),
-            0,
-        ),
-        [-1],
-    )
-    return b.call("aten.transpose.int", b.call("aten.gather.default", x, -1, found), dim, -1), b.call(
-        "aten.transpose.int", found, dim, -1
-    )
-
-
-# spec: aten.sort.stable
-def sort_stable(b, self, *, stable, dim=-1, descending=False):
-    b.native_if(
-        rank(self) > 0
-        and is_known(size(self, dim))
-        and gt(size(self, dim), 1)
-        and le(size(self, dim), 16)
-        and pays_as_loops(self, 2 * numel(self) * size(self, dim)),
-        "rank(self) > 0 and is_known(size(self, dim)) and size(self, dim) > 1 and size(self, dim) <= 16 and pays_as_loops(self, 2 * numel(self) * size(self, dim))",
-    )
-    b.raises("nothing")
-    n = known(size(self, dim))
-    x = b.call("aten.transpose.int", self, dim, -1)
-    a = b.call("aten.unsqueeze.default", x, -1)
-    c = b.call("aten.unsqueeze.default", x, -2)
-    at_ = b.call("aten.arange.default", n, dtype="int64")
-    before = b.call(
-        "aten.lt.Tensor", b.call("aten.view.default", at_, [1, n]), b.call("aten.view.default", at_, [n, 1])
-    )
-    if is_float(dtype(self)):
-        same = b.call("aten.eq.Tensor", a, c) | b.call("aten.isnan.default", a) & b.call("aten.isnan.default", c)
-        less = (
-            b.call("aten.isnan.default", c) & b.call("aten.logical_not.default", b.call("aten.isnan.default", a))
-            | b.call("aten.gt.Tensor", c, a)
-            if descending
-            else b.call("aten.isnan.default", a) & b.call("aten.logical_not.default", b.call("aten.isnan.default", c))
-            | b.call("aten.lt.Tensor", c, a)
-        )
-    else:
-        same = b.call("aten.eq.Tensor", a, c)
-        less = b.call("aten.gt.Tensor", c, a) if descending else b.call("aten.lt.Tensor", c, a)
-    place = b.call("aten.sum.dim_IntList", less | same & before, [-1])
-    found = b.call(
-        "aten.sum.dim_IntList",
-        b.call(
-            "aten.where.self",
-            b.call(
-                "aten.eq.Tensor", b.call("aten.unsqueeze.default", place, -2), b.call("aten.view.default", at_, [n, 1])
-            ),
-            b.call("aten.view.default", at_, [1, n]),
-            0,
-        ),
-        [-1],
-    )
-    return b.call("aten.transpose.int", b.call("aten.gather.default", x, -1, found), dim, -1), b.call(
-        "aten.transpose.int", found, dim, -1
     )

@@ -311,9 +311,10 @@ def fractional_max_pool2d(b, self, kernel_size, output_size, random_samples):
         and rank(self) > 2
         and rank(self) < 5
         and rank(random_samples) == 3
-        and all([is_known(m) and gt(m, 0) for m in shape(self)])
+        and all([is_known(m) for m in shape(self)])
+        and all([gt(m, 0) for m in shape(self)[-3:]])
         and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size)),
-        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(random_samples) and rank(self) > 2 and rank(self) < 5 and rank(random_samples) == 3 and all([is_known(m) and m > 0 for m in shape(self)]) and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size))',
+        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(random_samples) and rank(self) > 2 and rank(self) < 5 and rank(random_samples) == 3 and all([is_known(m) for m in shape(self)]) and all([m > 0 for m in shape(self)[-3:]]) and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size))',
     )
     inner = [known(m) for m in shape(self)[-2:]]
     lead = [known(size(self, 0)) if rank(self) == 4 else 1, known(size(self, -3))]
@@ -369,9 +370,10 @@ def fractional_max_pool3d(b, self, kernel_size, output_size, random_samples):
         and rank(self) > 3
         and rank(self) < 6
         and rank(random_samples) == 3
-        and all([is_known(m) and gt(m, 0) for m in shape(self)])
+        and all([is_known(m) for m in shape(self)])
+        and all([gt(m, 0) for m in shape(self)[-4:]])
         and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size)),
-        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(random_samples) and rank(self) > 3 and rank(self) < 6 and rank(random_samples) == 3 and all([is_known(m) and m > 0 for m in shape(self)]) and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size))',
+        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(random_samples) and rank(self) > 3 and rank(self) < 6 and rank(random_samples) == 3 and all([is_known(m) for m in shape(self)]) and all([m > 0 for m in shape(self)[-4:]]) and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size))',
     )
     inner = [known(m) for m in shape(self)[-3:]]
     lead = [known(size(self, 0)) if rank(self) == 5 else 1, known(size(self, -4))]

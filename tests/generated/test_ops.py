@@ -1073,7 +1073,13 @@ OPS = [
         "aten.put",
         "composite",
         ("aten.put.default",),
-        tests=("F(5, 6), S(30, 2, 4), F(2, 4), True", "F(5, 6), I(30, 1), F(1)", "F(5, 6), S(30, 2, 1), F(2), True"),
+        tests=(
+            "F(5, 6), S(30, 2, 4), F(2, 4), True",
+            "F(5, 6), I(30, 1), F(1)",
+            "F(5, 6), S(30, 2, 1), F(2), True",
+            "F(), I(1), F(1)",
+            "F(0), I(1, 0), F(0)",
+        ),
     ),
     Op(
         "aten.scatter.reduce",
@@ -1186,6 +1192,7 @@ OPS = [
             "F(4, 5), I(5, 4), 2, 0.5, F(5), 0",
             "F(4, 5), I(5, 4), 1, 1.5, F(5), 2",
             "F(5), I(5), 1, 1, None, 1",
+            "F(), I(1), 1, 1, None, 1",
             "F(5), I(5, 1), 2, 1, None, 2",
         ),
     ),
@@ -1415,6 +1422,8 @@ OPS = [
             "F(3, 4), F(5, 4), 0.0, 2",
             "F(3, 4), F(5, 4), 3.0, None",
             "F(3, 4), F(5, 4), 0.5, None",
+            "F(2, 0, 4), F(2, 5, 4), inf, None",
+            "F(2, 3, 0), F(2, 5, 0), inf, None",
         ),
     ),
     Op(
@@ -1422,22 +1431,6 @@ OPS = [
         "composite",
         ("aten._euclidean_dist.default",),
         tests=("F(3, 4), F(5, 4)", "F(2, 3, 4), F(2, 5, 4)"),
-    ),
-    Op(
-        "aten.sort.default",
-        "composite",
-        ("aten.sort.default",),
-        tests=("F(3, 5)", "F(3, 5), 0, True", "I(3, 2, 9), -1", "I(3, 9, 2), 0, True"),
-    ),
-    Op(
-        "aten.sort.stable",
-        "composite",
-        ("aten.sort.stable",),
-        tests=(
-            "F(3, 5), stable=True",
-            "F(3, 5), stable=False, dim=0, descending=True",
-            "I(3, 2, 9), stable=True, dim=-1",
-        ),
     ),
     Op(
         "aten._adaptive_avg_pool2d",
