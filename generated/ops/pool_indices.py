@@ -3,15 +3,19 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
+from ...runtime.lower import scalar_ops as s
 from ...runtime.lower.names import (
     ceildiv,
     dtype,
+    ge,
     greatest,
     gt,
     inf,
+    inside,
     is_float,
     is_known,
     known,
+    linear,
     lowest,
     numel,
     pays_as_loops,
@@ -20,16 +24,17 @@ from ...runtime.lower.names import (
     shape,
     size,
     to,
+    value_of,
 )
 
 
 # spec: aten.max_pool2d_with_indices
 def max_pool2d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_mode=False):
     b.native_if(
-        dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-2:]]),
-        'dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-2:]])',
+        dtype(self) != "bool" and (not ceil_mode or all([is_known(m) for m in shape(self)[-2:]])),
+        'dtype(self) != "bool" and (not ceil_mode or all([is_known(m) for m in shape(self)[-2:]]))',
     )
-    inner = [known(m) for m in shape(self)[-2:]]
+    inner = shape(self)[-2:]
     kernel = kernel_size * 2 if len(kernel_size) == 1 else kernel_size
     step = kernel if len(stride) == 0 else stride * 2 if len(stride) == 1 else stride
     pad = padding * 2 if len(padding) == 1 else padding
@@ -37,8 +42,10 @@ def max_pool2d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
     span = [d * (k - 1) + 1 for k, d in zip(kernel, gap)]
     up = [t - 1 if ceil_mode else 0 for t in step]
     most = [(m + 2 * p_ - k + u) // t + 1 for m, k, t, p_, u in zip(inner, span, step, pad, up)]
-    count = [c - 1 if (c - 1) * t >= m + p_ else c for c, m, t, p_ in zip(most, inner, step, pad)]
-    after = [(c - 1) * t + k - m - p_ for c, m, t, p_, k in zip(count, inner, step, pad, span)]
+    count = (
+        [c - 1 if ge((c - 1) * t, m + p_) else c for c, m, t, p_ in zip(most, inner, step, pad)] if ceil_mode else most
+    )
+    after = [(c - 1) * t + k - m - p_ for c, m, t, p_, k in zip(count, inner, step, pad, span)] if ceil_mode else pad
     around = [pad[1], after[1], pad[0], after[0]]
     x = b.call("aten.constant_pad_nd.default", self, around, -inf if is_float(dtype(self)) else lowest(dtype(self)))
     x = b.call("aten.unfold.default", x, -2, span[0], step[0])
@@ -86,10 +93,10 @@ def max_pool2d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
 # spec: aten.max_pool3d_with_indices
 def max_pool3d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_mode=False):
     b.native_if(
-        dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-3:]]),
-        'dtype(self) != "bool" and all([is_known(m) for m in shape(self)[-3:]])',
+        dtype(self) != "bool" and (not ceil_mode or all([is_known(m) for m in shape(self)[-3:]])),
+        'dtype(self) != "bool" and (not ceil_mode or all([is_known(m) for m in shape(self)[-3:]]))',
     )
-    inner = [known(m) for m in shape(self)[-3:]]
+    inner = shape(self)[-3:]
     kernel = kernel_size * 3 if len(kernel_size) == 1 else kernel_size
     step = kernel if len(stride) == 0 else stride * 3 if len(stride) == 1 else stride
     pad = padding * 3 if len(padding) == 1 else padding
@@ -97,8 +104,10 @@ def max_pool3d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
     span = [d * (k - 1) + 1 for k, d in zip(kernel, gap)]
     up = [t - 1 if ceil_mode else 0 for t in step]
     most = [(m + 2 * p_ - k + u) // t + 1 for m, k, t, p_, u in zip(inner, span, step, pad, up)]
-    count = [c - 1 if (c - 1) * t >= m + p_ else c for c, m, t, p_ in zip(most, inner, step, pad)]
-    after = [(c - 1) * t + k - m - p_ for c, m, t, p_, k in zip(count, inner, step, pad, span)]
+    count = (
+        [c - 1 if ge((c - 1) * t, m + p_) else c for c, m, t, p_ in zip(most, inner, step, pad)] if ceil_mode else most
+    )
+    after = [(c - 1) * t + k - m - p_ for c, m, t, p_, k in zip(count, inner, step, pad, span)] if ceil_mode else pad
     around = [pad[2], after[2], pad[1], after[1], pad[0], after[0]]
     x = b.call("aten.constant_pad_nd.default", self, around, -inf if is_float(dtype(self)) else lowest(dtype(self)))
     x = b.call("aten.unfold.default", x, -3, span[0], step[0])
@@ -267,6 +276,124 @@ def adaptive_max_pool3d(b, self, output_size):
         )
         place = b.call("aten.where.self", last >= 0, last, place)
     return b.call("aten.squeeze.dims", top, [-3, -2, -1]), place
+
+
+# spec: aten.max_pool2d_with_indices_backward
+def max_pool2d_with_indices_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    lead = rank(self) - 2
+    windows = shape(grad_output)[lead:]
+    kernel = kernel_size * 2 if len(kernel_size) == 1 else kernel_size
+    step = kernel if len(stride) == 0 else stride * 2 if len(stride) == 1 else stride
+    pad = padding * 2 if len(padding) == 1 else padding
+    gap = dilation * 2 if len(dilation) == 1 else dilation
+    most = [ceildiv(d * (k - 1) + 1, t) for d, k, t in zip(gap, kernel, step)]
+    out = shape(self)
+    i = b.coords(out)
+    r = b.rcoords(most)
+    window = [(x + p_) // t - (n - 1) + y for x, p_, t, n, y in zip(i[lead:], pad, step, most, r)]
+    here = value_of(linear(i[lead:], shape(self)[lead:]))
+    zero = to(0, dtype(grad_output))
+    return b.reduce(
+        "sum",
+        out,
+        r,
+        b.guarded(
+            inside(window, windows),
+            s.where(s.eq(b.at(indices, [*i[:lead], *window]), here), b.at(grad_output, [*i[:lead], *window]), zero),
+            zero,
+        ),
+        dtype(self),
+    )
+
+
+# spec: aten.max_pool3d_with_indices_backward
+def max_pool3d_with_indices_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    lead = rank(self) - 3
+    windows = shape(grad_output)[lead:]
+    kernel = kernel_size * 3 if len(kernel_size) == 1 else kernel_size
+    step = kernel if len(stride) == 0 else stride * 3 if len(stride) == 1 else stride
+    pad = padding * 3 if len(padding) == 1 else padding
+    gap = dilation * 3 if len(dilation) == 1 else dilation
+    most = [ceildiv(d * (k - 1) + 1, t) for d, k, t in zip(gap, kernel, step)]
+    out = shape(self)
+    i = b.coords(out)
+    r = b.rcoords(most)
+    window = [(x + p_) // t - (n - 1) + y for x, p_, t, n, y in zip(i[lead:], pad, step, most, r)]
+    here = value_of(linear(i[lead:], shape(self)[lead:]))
+    zero = to(0, dtype(grad_output))
+    return b.reduce(
+        "sum",
+        out,
+        r,
+        b.guarded(
+            inside(window, windows),
+            s.where(s.eq(b.at(indices, [*i[:lead], *window]), here), b.at(grad_output, [*i[:lead], *window]), zero),
+            zero,
+        ),
+        dtype(self),
+    )
+
+
+# spec: aten.adaptive_max_pool2d_backward
+def adaptive_max_pool2d_backward(b, grad_output, self, indices):
+    b.native_if(
+        is_float(dtype(grad_output))
+        and all([is_known(m) and is_known(n) for m, n in zip(shape(self)[-2:], shape(grad_output)[-2:])]),
+        "is_float(dtype(grad_output)) and all([is_known(m) and is_known(n) for m, n in zip(shape(self)[-2:], shape(grad_output)[-2:])])",
+    )
+    lead = rank(self) - 2
+    inner = [known(m) for m in shape(self)[lead:]]
+    outer = [known(n) for n in shape(grad_output)[lead:]]
+    most = [greatest([ceildiv((x + 1) * n, m) - x * n // m for x in range(m)]) for m, n in zip(inner, outer)]
+    out = shape(self)
+    i = b.coords(out)
+    r = b.rcoords(most)
+    window = [x * n // m + y for x, m, n, y in zip(i[lead:], inner, outer, r)]
+    here = value_of(linear(i[lead:], inner))
+    zero = to(0, dtype(grad_output))
+    return b.reduce(
+        "sum",
+        out,
+        r,
+        b.guarded(
+            inside(window, outer),
+            s.where(s.eq(b.at(indices, [*i[:lead], *window]), here), b.at(grad_output, [*i[:lead], *window]), zero),
+            zero,
+        ),
+        dtype(self),
+    )
+
+
+# spec: aten.adaptive_max_pool3d_backward
+def adaptive_max_pool3d_backward(b, grad_output, self, indices):
+    b.native_if(
+        is_float(dtype(grad_output))
+        and all([is_known(m) and is_known(n) for m, n in zip(shape(self)[-3:], shape(grad_output)[-3:])]),
+        "is_float(dtype(grad_output)) and all([is_known(m) and is_known(n) for m, n in zip(shape(self)[-3:], shape(grad_output)[-3:])])",
+    )
+    lead = rank(self) - 3
+    inner = [known(m) for m in shape(self)[lead:]]
+    outer = [known(n) for n in shape(grad_output)[lead:]]
+    most = [greatest([ceildiv((x + 1) * n, m) - x * n // m for x in range(m)]) for m, n in zip(inner, outer)]
+    out = shape(self)
+    i = b.coords(out)
+    r = b.rcoords(most)
+    window = [x * n // m + y for x, m, n, y in zip(i[lead:], inner, outer, r)]
+    here = value_of(linear(i[lead:], inner))
+    zero = to(0, dtype(grad_output))
+    return b.reduce(
+        "sum",
+        out,
+        r,
+        b.guarded(
+            inside(window, outer),
+            s.where(s.eq(b.at(indices, [*i[:lead], *window]), here), b.at(grad_output, [*i[:lead], *window]), zero),
+            zero,
+        ),
+        dtype(self),
+    )
 
 
 # spec: aten.max_unpool2d

@@ -419,24 +419,6 @@ OPS = [
         ),
     ),
     Op(
-        "aten.max_pool2d_with_indices_backward",
-        "composite",
-        ("aten.max_pool2d_with_indices_backward.default",),
-        tests=(
-            "F(2, 3, 3, 3), F(2, 3, 7, 7), [3, 3], [2, 2], [0, 0], [1, 1], False, I(49, 2, 3, 3, 3)",
-            "F(3, 2, 2), F(3, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, I(16, 3, 2, 2)",
-        ),
-    ),
-    Op(
-        "aten.max_pool3d_with_indices_backward",
-        "composite",
-        ("aten.max_pool3d_with_indices_backward.default",),
-        tests=(
-            "F(2, 3, 2, 1, 2), F(2, 3, 4, 2, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False, I(32, 2, 3, 2, 1, 2)",
-            "F(2, 1, 2, 2), F(2, 2, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False, I(32, 2, 1, 2, 2)",
-        ),
-    ),
-    Op(
         "aten.reflection_pad1d_backward",
         "reduction",
         ("aten.reflection_pad1d_backward.default",),
@@ -1503,10 +1485,25 @@ OPS = [
         tests=("F(2, 3, 8, 6), [4, 3]", "F(3, 7, 5), [4, 3]", "F(2, 3, 5, 6), [7, 9]"),
     ),
     Op(
+        "aten.adaptive_max_pool2d_backward",
+        "reduction",
+        ("aten.adaptive_max_pool2d_backward.default",),
+        tests=("F(2, 3, 1, 1), F(2, 3, 4, 5), I(20, 2, 3, 1, 1)", "F(3, 4, 5), F(3, 1, 1), I(1, 3, 4, 5)"),
+    ),
+    Op(
         "aten.adaptive_max_pool3d",
         "composite",
         ("aten.adaptive_max_pool3d.default",),
         tests=("F(2, 3, 4, 6, 4), [2, 3, 4]", "F(3, 5, 6, 4), [3, 4, 5]"),
+    ),
+    Op(
+        "aten.adaptive_max_pool3d_backward",
+        "reduction",
+        ("aten.adaptive_max_pool3d_backward.default",),
+        tests=(
+            "F(2, 3, 1, 1, 1), F(2, 3, 2, 4, 5), I(40, 2, 3, 1, 1, 1)",
+            "F(3, 2, 4, 5), F(3, 1, 1, 1), I(1, 3, 2, 4, 5)",
+        ),
     ),
     Op(
         "aten.fractional_max_pool2d",
@@ -1537,10 +1534,29 @@ OPS = [
         ),
     ),
     Op(
+        "aten.max_pool2d_with_indices_backward",
+        "reduction",
+        ("aten.max_pool2d_with_indices_backward.default",),
+        tests=(
+            "F(2, 3, 3, 3), F(2, 3, 3, 3), [5, 5], [1, 1], [2, 2], [1, 1], False, I(9, 2, 3, 3, 3)",
+            "F(3, 2, 2), F(3, 3, 3), [5], [2], [2], [1], False, I(9, 3, 2, 2)",
+            "F(2, 3, 1, 1), F(2, 3, 4, 5), [4, 5], [], [0, 0], [1, 1], False, I(20, 2, 3, 1, 1)",
+        ),
+    ),
+    Op(
         "aten.max_pool3d_with_indices",
         "composite",
         ("aten.max_pool3d_with_indices.default",),
         tests=("F(2, 3, 4, 6, 4), [2, 2, 2]", "F(3, 5, 5, 6), [3], [2], [1]"),
+    ),
+    Op(
+        "aten.max_pool3d_with_indices_backward",
+        "reduction",
+        ("aten.max_pool3d_with_indices_backward.default",),
+        tests=(
+            "F(2, 3, 2, 2, 2), F(2, 3, 2, 2, 2), [3, 3, 3], [1, 1, 1], [1, 1, 1], [1, 1, 1], False, I(8, 2, 3, 2, 2, 2)",
+            "F(2, 1, 1, 1), F(2, 3, 2, 4), [3, 2, 4], [], [0, 0, 0], [1, 1, 1], False, I(24, 2, 1, 1, 1)",
+        ),
     ),
     Op(
         "aten.max_unpool2d",
