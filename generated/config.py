@@ -39,6 +39,9 @@ class Config:
     # spec: parallel_threshold
     #: Number of elements under which a CPU kernel stays single-threaded.
     parallel_threshold: int = 32768
+    # spec: loop_products
+    #: Multiply-adds up to which a matrix product or a convolution is loops of a CPU kernel, where it joins its neighbours; larger ones are a library's.
+    loop_products: int = 16384
     # spec: random
     #: Random numbers; philox computes them in kernels from a seed that each call draws from torch's generator, eager has eager's exact stream.
     random: str = "philox"
@@ -151,6 +154,17 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_PARALLEL_THRESHOLD",
         affects="code",
         doc="Number of elements under which a CPU kernel stays single-threaded.",
+    ),
+    # spec: loop_products
+    "loop_products": Setting(
+        name="loop_products",
+        field="loop_products",
+        type="int",
+        default=16384,
+        choices=(),
+        env="OPFORGE_LOOP_PRODUCTS",
+        affects="code",
+        doc="Multiply-adds up to which a matrix product or a convolution is loops of a CPU kernel, where it joins its neighbours; larger ones are a library's.",
     ),
     # spec: random
     "random": Setting(

@@ -26,10 +26,10 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "view": (("shape", "at"), ("dtype", "with")),
     "gather": (("shape", "at"), ("raises", "dtype", "with")),
     "create": (("shape", "at"), ("dtype", "with")),
-    "reduction": (("shape", "over", "reduce", "at"), ("dtype", "with", "finish")),
+    "reduction": (("shape", "over", "reduce", "at"), ("dtype", "with", "finish", "why", "out", "row_bytes", "product")),
     "scan": (("shape", "scan", "dim", "at"), ("dtype", "with")),
     "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with", "finish")),
-    "composite": (("body",), ("raises",)),
+    "composite": (("body",), ("raises", "why")),
     "extern": (("why",), ("out", "row_bytes", "product")),
     "decomposed": ((), ()),
 }
@@ -203,10 +203,10 @@ class Checker:
         )
 
     def factors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """For the overloads of an extern that is a product: the positions of both matrices, and of what is added, among the arguments."""
+        """For the overloads that are products: the positions of both matrices, and of what is added, among the arguments."""
         found: list[tuple[str, tuple[int, ...]]] = []
         wanted = [str(name) for name in self.entry.get("product") or ()]
-        for schema in self.schemas if wanted and self.kind == "extern" else ():
+        for schema in self.schemas if wanted else ():
             names = [a.name for a in schema.args]
             for k, name in enumerate(wanted):
                 if name not in names:
@@ -216,8 +216,8 @@ class Checker:
         return tuple(found)
 
     def out_variants(self) -> tuple[tuple[str, str], ...]:
-        """For the overloads of an extern whose `out` names one that writes its result into a given tensor: that one."""
-        if "out" not in self.entry.data or self.kind != "extern":
+        """For the overloads whose eager kernel has an `out` that names one that writes its result into a given tensor: that one."""
+        if "out" not in self.entry.data:
             return ()
         found: list[tuple[str, str]] = []
         for schema in self.schemas:

@@ -34,7 +34,7 @@ def generate_module(path: str | Path, schemas: TorchSchemas | None = None) -> st
     path = Path(path)
     entries = _entries(path, schemas)
     lowerings = {w.schema.id: function_name(w.schema) for e in entries for w in e.lowerings}
-    extern = {s.id: e.why for e in entries if e.kind == "extern" for s in e.schemas}
+    extern = {s.id: e.why for e in entries if e.why for s in e.schemas}
     text = header("module.py", path.name, f"opforge generate {path.name}") + module_text(
         entries, "opforge.runtime.lower"
     )

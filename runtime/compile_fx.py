@@ -244,7 +244,7 @@ def compile_graph(
     with watch.stage("lower"):
         if target.device != "cpu":
             give_numbers(graph, target.device)
-        lowered = lower(graph, written, device=target.device, checks=cfg.index_checks)
+        lowered = lower(graph, written, device=target.device, checks=cfg.index_checks, products=cfg.loop_products)
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
         functions, inside, controls = _compile_controls(lowered.controls, cfg, watch)

@@ -15,6 +15,8 @@ LOWERINGS = Lowerings(
         "aten._adaptive_avg_pool2d.default": "pool:_adaptive_avg_pool2d",
         "aten._adaptive_avg_pool2d_backward.default": "backward_spatial:_adaptive_avg_pool2d_backward",
         "aten._adaptive_avg_pool3d.default": "pool:_adaptive_avg_pool3d",
+        "aten._cdist_forward.default": "pairs:_cdist_forward",
+        "aten._euclidean_dist.default": "pairs:_euclidean_dist",
         "aten._foreach_abs.default": "foreach:_foreach_abs",
         "aten._foreach_acos.default": "foreach:_foreach_acos",
         "aten._foreach_add.List": "foreach:_foreach_add_List",
@@ -100,6 +102,7 @@ LOWERINGS = Lowerings(
         "aten._softmax.default": "norm:_softmax",
         "aten._softmax_backward_data.default": "norm:_softmax_backward_data",
         "aten._to_copy.default": "compare:_to_copy",
+        "aten._trilinear.default": "product:_trilinear",
         "aten._unsafe_index.Tensor": "index:_unsafe_index_Tensor",
         "aten._unsafe_index_put.default": "index:_unsafe_index_put",
         "aten._unsafe_masked_index.default": "index:_unsafe_masked_index",
@@ -122,8 +125,11 @@ LOWERINGS = Lowerings(
         "aten.adaptive_max_pool3d_backward.default": "pool_indices:adaptive_max_pool3d_backward",
         "aten.add.Scalar": "arithmetic:add_Scalar",
         "aten.add.Tensor": "arithmetic:add_Tensor",
+        "aten.addbmm.default": "product:addbmm",
         "aten.addcdiv.default": "arithmetic:addcdiv",
         "aten.addcmul.default": "arithmetic:addcmul",
+        "aten.addmm.default": "product:addmm",
+        "aten.addmv.default": "product:addmv",
         "aten.addr.default": "arithmetic:addr",
         "aten.alias_copy.default": "compare:alias_copy",
         "aten.all.default": "reduction:all_default",
@@ -150,6 +156,7 @@ LOWERINGS = Lowerings(
         "aten.avg_pool2d_backward.default": "backward_spatial:avg_pool2d_backward",
         "aten.avg_pool3d.default": "pool:avg_pool3d",
         "aten.avg_pool3d_backward.default": "backward_spatial:avg_pool3d_backward",
+        "aten.baddbmm.default": "product:baddbmm",
         "aten.binary_cross_entropy.default": "loss:binary_cross_entropy",
         "aten.binary_cross_entropy_backward.default": "backward_loss:binary_cross_entropy_backward",
         "aten.binary_cross_entropy_with_logits.default": "loss:binary_cross_entropy_with_logits",
@@ -170,6 +177,7 @@ LOWERINGS = Lowerings(
         "aten.bitwise_xor.Scalar_Tensor": "compare:bitwise_xor_Scalar_Tensor",
         "aten.bitwise_xor.Tensor": "compare:bitwise_xor_Tensor",
         "aten.block_diag.default": "index:block_diag",
+        "aten.bmm.default": "product:bmm",
         "aten.cat.default": "index:cat",
         "aten.ceil.default": "arithmetic:ceil",
         "aten.celu.default": "activation:celu",
@@ -183,6 +191,8 @@ LOWERINGS = Lowerings(
         "aten.clone.default": "compare:clone",
         "aten.col2im.default": "backward_spatial:col2im",
         "aten.constant_pad_nd.default": "pad:constant_pad_nd",
+        "aten.convolution.default": "convolution:convolution",
+        "aten.convolution_backward.default": "convolution:convolution_backward",
         "aten.copy.default": "compare:copy",
         "aten.copysign.Scalar": "arithmetic:copysign_Scalar",
         "aten.copysign.Tensor": "arithmetic:copysign_Tensor",
@@ -205,6 +215,7 @@ LOWERINGS = Lowerings(
         "aten.div.Scalar_mode": "arithmetic:div_Scalar_mode",
         "aten.div.Tensor": "arithmetic:div_Tensor",
         "aten.div.Tensor_mode": "arithmetic:div_Tensor_mode",
+        "aten.dot.default": "product:dot",
         "aten.elu.default": "activation:elu",
         "aten.elu_backward.default": "activation:elu_backward",
         "aten.embedding.default": "index:embedding",
@@ -236,6 +247,8 @@ LOWERINGS = Lowerings(
         "aten.fmod.Scalar": "arithmetic:fmod_Scalar",
         "aten.fmod.Tensor": "arithmetic:fmod_Tensor",
         "aten.frac.default": "arithmetic:frac",
+        "aten.fractional_max_pool2d.default": "pool_indices:fractional_max_pool2d",
+        "aten.fractional_max_pool3d.default": "pool_indices:fractional_max_pool3d",
         "aten.full.default": "create:full",
         "aten.full_like.default": "create:full_like",
         "aten.gather.default": "index:gather",
@@ -334,10 +347,13 @@ LOWERINGS = Lowerings(
         "aten.minimum.default": "arithmetic:minimum",
         "aten.mish.default": "activation:mish",
         "aten.mish_backward.default": "activation:mish_backward",
+        "aten.mm.default": "product:mm",
         "aten.mse_loss.default": "loss:mse_loss",
         "aten.mse_loss_backward.default": "loss:mse_loss_backward",
         "aten.mul.Scalar": "arithmetic:mul_Scalar",
         "aten.mul.Tensor": "arithmetic:mul_Tensor",
+        "aten.multi_margin_loss.default": "loss:multi_margin_loss",
+        "aten.mv.default": "product:mv",
         "aten.mvlgamma.default": "math:mvlgamma",
         "aten.nan_to_num.default": "arithmetic:nan_to_num",
         "aten.nansum.default": "reduction:nansum",
@@ -378,6 +394,7 @@ LOWERINGS = Lowerings(
         "aten.pow.Tensor_Tensor": "arithmetic:pow_Tensor_Tensor",
         "aten.prod.default": "reduction:prod_default",
         "aten.prod.dim_int": "reduction:prod_dim_int",
+        "aten.put.default": "index:put",
         "aten.rad2deg.default": "math:rad2deg",
         "aten.reciprocal.default": "math:reciprocal",
         "aten.reflection_pad1d.default": "pad:reflection_pad1d",
@@ -390,6 +407,7 @@ LOWERINGS = Lowerings(
         "aten.remainder.Scalar": "arithmetic:remainder_Scalar",
         "aten.remainder.Scalar_Tensor": "arithmetic:remainder_Scalar_Tensor",
         "aten.remainder.Tensor": "arithmetic:remainder_Tensor",
+        "aten.renorm.default": "norm:renorm",
         "aten.repeat.default": "view:repeat",
         "aten.replication_pad1d.default": "pad:replication_pad1d",
         "aten.replication_pad1d_backward.default": "backward_spatial:replication_pad1d_backward",
@@ -500,6 +518,7 @@ LOWERINGS = Lowerings(
         "aten.unfold_copy.default": "view:unfold_copy",
         "aten.unsqueeze.default": "view:unsqueeze",
         "aten.unsqueeze_copy.default": "view:unsqueeze_copy",
+        "aten.upsample_bicubic2d.default": "resample:upsample_bicubic2d",
         "aten.upsample_bilinear2d.default": "resample:upsample_bilinear2d",
         "aten.upsample_bilinear2d_backward.default": "backward_spatial:upsample_bilinear2d_backward",
         "aten.upsample_linear1d.default": "resample:upsample_linear1d",
@@ -510,8 +529,10 @@ LOWERINGS = Lowerings(
         "aten.upsample_nearest2d_backward.default": "backward_spatial:upsample_nearest2d_backward",
         "aten.upsample_nearest3d.default": "resample:upsample_nearest3d",
         "aten.upsample_nearest3d_backward.default": "backward_spatial:upsample_nearest3d_backward",
+        "aten.upsample_trilinear3d.default": "resample:upsample_trilinear3d",
         "aten.var.correction": "reduction:var_correction",
         "aten.var_mean.correction": "reduction:var_mean_correction",
+        "aten.vdot.default": "product:vdot",
         "aten.view.default": "view:view",
         "aten.view_copy.default": "view:view_copy",
         "aten.where.self": "compare:where_self",
@@ -718,7 +739,6 @@ EXTERN: dict[str, str] = {
     "aten._pack_padded_sequence.default": "a library call is faster than loops",
     "aten._padded_dense_to_jagged_forward.default": "loop code knows dense tensors only",
     "aten._pdist_backward.default": "the eager kernel goes through windows in an order of its own",
-    "aten._pdist_forward.default": "built on a matrix product",
     "aten._philox_key_fold_in.default": "eager's stream, or a generator that the caller keeps",
     "aten._philox_key_split.default": "eager's stream, or a generator that the caller keeps",
     "aten._philox_normal.default": "eager's stream, or a generator that the caller keeps",
@@ -802,7 +822,7 @@ EXTERN: dict[str, str] = {
     "aten._to_sparse_semi_structured.default": "loop code knows dense tensors only",
     "aten._transform_bias_rescale_qkv.default": "a library call is faster than loops",
     "aten._transformer_encoder_layer_fwd.default": "a library call is faster than loops",
-    "aten._trilinear.default": "a library call is faster than loops",
+    "aten._trilinear.default": "a BLAS call is faster than loops",
     "aten._triton_multi_head_attention.default": "a call of a library, chosen by torch for its device",
     "aten._triton_scaled_dot_attention.default": "a call of a library, chosen by torch for its device",
     "aten._unique.default": "a data-dependent loop, or an answer that the program waits for",
@@ -909,9 +929,7 @@ EXTERN: dict[str, str] = {
     "aten.fake_quantize_per_tensor_affine_cachemask.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
     "aten.fft_fftfreq.default": "made once; the size is that of a filter",
     "aten.fft_rfftfreq.default": "made once; the size is that of a filter",
-    "aten.fractional_max_pool2d.default": "the windows follow from roundings of eager's own",
     "aten.fractional_max_pool2d_backward.default": "the eager kernel goes through windows in an order of its own",
-    "aten.fractional_max_pool3d.default": "the eager kernel goes through windows in an order of its own",
     "aten.fractional_max_pool3d_backward.default": "the eager kernel goes through windows in an order of its own",
     "aten.frexp.Tensor": "not worth loop code yet",
     "aten.from_file.default": "no element is computed; the recorder and the wrapper answer or do it",
@@ -921,9 +939,9 @@ EXTERN: dict[str, str] = {
     "aten.geqrf.default": "LAPACK",
     "aten.glu_backward_jvp.default": "not worth loop code yet",
     "aten.glu_jvp.default": "not worth loop code yet",
-    "aten.grid_sampler_2d.default": "the library kernel is good",
+    "aten.grid_sampler_2d.default": "the library kernel finds the taps once for all channels; loops that find them for each took 1.4 to 6 times as long",
     "aten.grid_sampler_2d_backward.default": "the eager kernel goes through windows in an order of its own",
-    "aten.grid_sampler_3d.default": "the library kernel is good",
+    "aten.grid_sampler_3d.default": "the library kernel finds the taps once for all channels; loops that find them for each took 1.4 to 6 times as long",
     "aten.grid_sampler_3d_backward.default": "the eager kernel goes through windows in an order of its own",
     "aten.gru.input": "a library call is faster than loops",
     "aten.hamming_window.default": "made once; the size is that of a filter",
@@ -1019,7 +1037,6 @@ EXTERN: dict[str, str] = {
     "aten.mps_convolution_backward.default": "a call of a library, chosen by torch for its device",
     "aten.mps_convolution_transpose_backward.default": "a call of a library, chosen by torch for its device",
     "aten.msort.default": "sorting is not a loop nest",
-    "aten.multi_margin_loss.default": "a data-dependent loop",
     "aten.multi_margin_loss_backward.default": "a data-dependent loop, or an answer that the program waits for",
     "aten.multilabel_margin_loss_backward.default": "a data-dependent loop, or an answer that the program waits for",
     "aten.multilabel_margin_loss_forward.default": "a data-dependent loop",
@@ -1043,7 +1060,6 @@ EXTERN: dict[str, str] = {
     "aten.ormqr.default": "LAPACK",
     "aten.poisson.default": "a sort, a search or a loop that rejects, whose length depends on the numbers drawn",
     "aten.polar.default": "no complex dtypes in loop code",
-    "aten.put.default": "needs a scan of the mask first",
     "aten.q_per_channel_axis.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
     "aten.q_per_channel_scales.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
     "aten.q_per_channel_zero_points.default": "the layout of packed weights and quantized numbers belongs to the eager kernels",
@@ -1102,7 +1118,6 @@ EXTERN: dict[str, str] = {
     "aten.range.step": "made once; the size is that of a filter",
     "aten.real.default": "no complex dtypes in loop code",
     "aten.record_stream.default": "a graph holds no writes; one that needs such a call runs eagerly",
-    "aten.renorm.default": "not worth loop code yet",
     "aten.repeat_interleave.Tensor": "the size is not known before the kernel runs",
     "aten.resize.default": "no element is computed; the recorder and the wrapper answer or do it",
     "aten.resize_as.default": "no element is computed; the recorder and the wrapper answer or do it",
@@ -1184,10 +1199,8 @@ EXTERN: dict[str, str] = {
     "aten.unique_consecutive.default": "the size is not known before the kernel runs",
     "aten.unique_dim.default": "the size is not known before the kernel runs",
     "aten.unique_dim_consecutive.default": "a data-dependent loop, or an answer that the program waits for",
-    "aten.upsample_bicubic2d.default": "the library kernel is good",
     "aten.upsample_bicubic2d.vec": "the library kernel is good",
     "aten.upsample_bicubic2d_backward.default": "the eager kernel goes through windows in an order of its own",
-    "aten.upsample_trilinear3d.default": "the library kernel is good",
     "aten.upsample_trilinear3d.vec": "the library kernel is good",
     "aten.upsample_trilinear3d_backward.default": "the eager kernel goes through windows in an order of its own",
     "aten.values.default": "loop code knows dense tensors only",
@@ -1470,7 +1483,7 @@ OPS: dict[str, OpInfo] = {
         "pool",
         ("aten._adaptive_avg_pool3d.default",),
     ),
-    "aten._adaptive_avg_pool3d_backward, aten._cdist_backward, aten._grid_sampler_2d_cpu_fallback, aten._grid_sampler_2d_cpu_fallback_backward, aten._pdist_backward, aten._upsample_bicubic2d_aa_backward, aten._upsample_bilinear2d_aa_backward, aten._upsample_lanczos2d_aa.default, aten._upsample_lanczos2d_aa_backward, aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d, aten.fractional_max_pool3d_backward, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, aten.max_pool2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_trilinear3d_backward": OpInfo(
+    "aten._adaptive_avg_pool3d_backward, aten._cdist_backward, aten._grid_sampler_2d_cpu_fallback, aten._grid_sampler_2d_cpu_fallback_backward, aten._pdist_backward, aten._upsample_bicubic2d_aa_backward, aten._upsample_bilinear2d_aa_backward, aten._upsample_lanczos2d_aa.default, aten._upsample_lanczos2d_aa_backward, aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d_backward, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, aten.max_pool2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_trilinear3d_backward": OpInfo(
         "extern",
         "Poolings, resampling and their gradients",
         "extern_rest",
@@ -1485,7 +1498,6 @@ OPS: dict[str, OpInfo] = {
             "aten._upsample_lanczos2d_aa.default",
             "aten._upsample_lanczos2d_aa_backward.default",
             "aten.fractional_max_pool2d_backward.default",
-            "aten.fractional_max_pool3d.default",
             "aten.fractional_max_pool3d_backward.default",
             "aten.grid_sampler_2d_backward.default",
             "aten.grid_sampler_3d_backward.default",
@@ -1803,11 +1815,8 @@ OPS: dict[str, OpInfo] = {
             "aten.batch_norm_update_stats.default",
         ),
     ),
-    "aten._cdist_forward, aten._euclidean_dist, aten._pdist_forward": OpInfo(
-        "extern",
-        "Distances of all pairs",
-        "extern",
-        ("aten._cdist_forward.default", "aten._euclidean_dist.default", "aten._pdist_forward.default"),
+    "aten._cdist_forward": OpInfo(
+        "composite", "Distances of all pairs of rows", "pairs", ("aten._cdist_forward.default",)
     ),
     "aten._cholesky_solve_helper, aten._linalg_eigvals, aten.linalg_ldl_factor_ex, aten.linalg_ldl_solve, aten.lu_unpack": OpInfo(
         "extern",
@@ -1935,7 +1944,7 @@ OPS: dict[str, OpInfo] = {
             "aten.values_copy.default",
         ),
     ),
-    "aten._compute_linear_combination, aten._foreach_mm, aten._grouped_mm, aten._scaled_grouped_mm, aten._scaled_grouped_mm_v2, aten._scaled_mm, aten._scaled_mm_v2, aten._trilinear, aten.linear_backward, aten.matmul_backward": OpInfo(
+    "aten._compute_linear_combination, aten._foreach_mm, aten._grouped_mm, aten._scaled_grouped_mm, aten._scaled_grouped_mm_v2, aten._scaled_mm, aten._scaled_mm_v2, aten.linear_backward, aten.matmul_backward": OpInfo(
         "extern",
         "Products in 8 bits with scales, and of groups of rows",
         "extern_backends",
@@ -1947,7 +1956,6 @@ OPS: dict[str, OpInfo] = {
             "aten._scaled_grouped_mm_v2.default",
             "aten._scaled_mm.default",
             "aten._scaled_mm_v2.default",
-            "aten._trilinear.default",
             "aten.linear_backward.default",
             "aten.matmul_backward.default",
         ),
@@ -2066,6 +2074,20 @@ OPS: dict[str, OpInfo] = {
             "aten.quantized_max_pool3d.default",
         ),
     ),
+    "aten._convolution, aten.convolution_overrideable, aten.mkldnn_convolution, aten.conv2d, aten.slow_conv3d_forward": OpInfo(
+        "extern",
+        "Convolutions",
+        "extern",
+        (
+            "aten._convolution.default",
+            "aten._convolution.deprecated",
+            "aten.conv2d.default",
+            "aten.conv2d.padding",
+            "aten.convolution_overrideable.default",
+            "aten.mkldnn_convolution.default",
+            "aten.slow_conv3d_forward.default",
+        ),
+    ),
     "aten._convolution_double_backward, aten._convolution_mode, aten.conv1d, aten.conv3d, aten.conv_tbc_backward, aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d, aten.slow_conv3d, aten.thnn_conv2d": OpInfo(
         "decomposed",
         "Convolutions",
@@ -2153,16 +2175,11 @@ OPS: dict[str, OpInfo] = {
             "aten.to_mkldnn.default",
         ),
     ),
-    "aten._ctc_loss, aten.multi_margin_loss, aten.multilabel_margin_loss_forward": OpInfo(
+    "aten._ctc_loss, aten.multilabel_margin_loss_forward": OpInfo(
         "extern",
         "Losses with inner search",
         "extern",
-        (
-            "aten._ctc_loss.Tensor",
-            "aten._ctc_loss.default",
-            "aten.multi_margin_loss.default",
-            "aten.multilabel_margin_loss_forward.default",
-        ),
+        ("aten._ctc_loss.Tensor", "aten._ctc_loss.default", "aten.multilabel_margin_loss_forward.default"),
     ),
     "aten._ctc_loss_backward, aten._embedding_bag_backward, aten._embedding_bag_dense_backward, aten._embedding_bag_per_sample_weights_backward, aten._histogramdd_bin_edges, aten._histogramdd_from_bin_cts, aten._histogramdd_from_bin_tensors, aten._segment_reduce_backward, aten._unique, aten.allclose, aten.embedding_renorm, aten.equal, aten.histogram, aten.multi_margin_loss_backward, aten.multilabel_margin_loss_backward, aten.unique_dim_consecutive": OpInfo(
         "extern",
@@ -2287,6 +2304,12 @@ OPS: dict[str, OpInfo] = {
             "aten.to_sparse_csc.default",
             "aten.to_sparse_csr.default",
         ),
+    ),
+    "aten._euclidean_dist": OpInfo(
+        "composite",
+        "Distances of all pairs of rows, without a product of matrices",
+        "pairs",
+        ("aten._euclidean_dist.default",),
     ),
     "aten._fft_r2c, aten._fft_c2c, aten._fft_c2r": OpInfo(
         "extern",
@@ -2775,6 +2798,9 @@ OPS: dict[str, OpInfo] = {
         ),
     ),
     "aten._to_copy": OpInfo("pointwise", "The same values in another dtype", "compare", ("aten._to_copy.default",)),
+    "aten._trilinear.default": OpInfo(
+        "reduction", "Sum of the products of three tensors", "product", ("aten._trilinear.default",)
+    ),
     "aten._unsafe_index.Tensor": OpInfo(
         "composite",
         "Advanced indexing by tensors that torch's own decompositions keep in range",
@@ -2863,9 +2889,13 @@ OPS: dict[str, OpInfo] = {
         ("aten.adaptive_max_pool3d_backward.default",),
     ),
     "aten.add": OpInfo("pointwise", "self + alpha * other", "arithmetic", ("aten.add.Scalar", "aten.add.Tensor")),
+    "aten.addbmm.default": OpInfo(
+        "reduction", "Sum of matrix products, and another sum", "product", ("aten.addbmm.default",)
+    ),
     "aten.addcdiv": OpInfo("pointwise", "self + value * tensor1 / tensor2", "arithmetic", ("aten.addcdiv.default",)),
     "aten.addcmul": OpInfo("pointwise", "self + value * tensor1 * tensor2", "arithmetic", ("aten.addcmul.default",)),
-    "aten.addmm.default": OpInfo("extern", "Matrix product, and a sum", "extern", ("aten.addmm.default",)),
+    "aten.addmm.default": OpInfo("reduction", "Matrix product, and a sum", "product", ("aten.addmm.default",)),
+    "aten.addmv.default": OpInfo("reduction", "Matrix times vector, and a sum", "product", ("aten.addmv.default",)),
     "aten.addr": OpInfo("composite", "beta * self + alpha * outer(vec1, vec2)", "arithmetic", ("aten.addr.default",)),
     "aten.all.default": OpInfo("reduction", "Whether no element is zero", "reduction", ("aten.all.default",)),
     "aten.all.dim, aten.all.dims": OpInfo(
@@ -2954,7 +2984,7 @@ OPS: dict[str, OpInfo] = {
     "aten.avg_pool3d_backward": OpInfo(
         "reduction", "Gradient of avg_pool3d", "backward_spatial", ("aten.avg_pool3d_backward.default",)
     ),
-    "aten.baddbmm.default": OpInfo("extern", "Matrix products, and a sum", "extern", ("aten.baddbmm.default",)),
+    "aten.baddbmm.default": OpInfo("reduction", "Matrix products, and a sum", "product", ("aten.baddbmm.default",)),
     "aten.bartlett_window, aten.blackman_window, aten.fft_fftfreq, aten.fft_rfftfreq, aten.hamming_window, aten.hann_window, aten.kaiser_window, aten.range": OpInfo(
         "extern",
         "Windows of signals",
@@ -3040,6 +3070,7 @@ OPS: dict[str, OpInfo] = {
     "aten.block_diag": OpInfo(
         "composite", "Matrices along the diagonal of a matrix of zeros", "index", ("aten.block_diag.default",)
     ),
+    "aten.bmm.default": OpInfo("reduction", "Matrix products", "product", ("aten.bmm.default",)),
     "aten.bucketize, aten.searchsorted, aten.histc, aten.isin, aten.bincount": OpInfo(
         "extern",
         "Search",
@@ -3132,21 +3163,17 @@ OPS: dict[str, OpInfo] = {
     "aten.constant_pad_nd": OpInfo(
         "view", "One value around the tensor (a negative pad cuts)", "pad", ("aten.constant_pad_nd.default",)
     ),
-    "aten.convolution, aten._convolution, aten.convolution_overrideable, aten.mkldnn_convolution, aten.convolution_backward, aten.conv2d, aten.slow_conv3d_forward": OpInfo(
-        "extern",
-        "Convolutions",
-        "extern",
-        (
-            "aten._convolution.default",
-            "aten._convolution.deprecated",
-            "aten.conv2d.default",
-            "aten.conv2d.padding",
-            "aten.convolution.default",
-            "aten.convolution_backward.default",
-            "aten.convolution_overrideable.default",
-            "aten.mkldnn_convolution.default",
-            "aten.slow_conv3d_forward.default",
-        ),
+    "aten.convolution": OpInfo(
+        "reduction",
+        "Windows of the input times a kernel, or (transposed) the gradient of that",
+        "convolution",
+        ("aten.convolution.default",),
+    ),
+    "aten.convolution_backward": OpInfo(
+        "composite",
+        "Gradients of a convolution for its input, its kernel and its bias",
+        "convolution",
+        ("aten.convolution_backward.default",),
     ),
     "aten.copy": OpInfo(
         "pointwise", "The values of src in the shape and dtype of self", "compare", ("aten.copy.default",)
@@ -3213,6 +3240,7 @@ OPS: dict[str, OpInfo] = {
         "arithmetic",
         ("aten.div.Scalar_mode", "aten.div.Tensor_mode"),
     ),
+    "aten.dot.default": OpInfo("reduction", "Sum of the products of two vectors", "product", ("aten.dot.default",)),
     "aten.elu": OpInfo("pointwise", "Exponential linear unit", "activation", ("aten.elu.default",)),
     "aten.elu_backward": OpInfo("pointwise", "Gradient of elu", "activation", ("aten.elu_backward.default",)),
     "aten.embedding": OpInfo("gather", "Rows of a table", "index", ("aten.embedding.default",)),
@@ -3315,7 +3343,16 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.frac": OpInfo("pointwise", "Fractional part", "arithmetic", ("aten.frac.default",)),
     "aten.fractional_max_pool2d": OpInfo(
-        "extern", "Pooling in windows at random places", "extern", ("aten.fractional_max_pool2d.default",)
+        "composite",
+        "Greatest element of windows that begin at random places, and its position in the plane",
+        "pool_indices",
+        ("aten.fractional_max_pool2d.default",),
+    ),
+    "aten.fractional_max_pool3d": OpInfo(
+        "composite",
+        "Greatest element of windows that begin at random places, and its position in the volume",
+        "pool_indices",
+        ("aten.fractional_max_pool3d.default",),
     ),
     "aten.full": OpInfo("create", "One value everywhere", "create", ("aten.full.default",)),
     "aten.full_like": OpInfo(
@@ -3335,6 +3372,12 @@ OPS: dict[str, OpInfo] = {
     "aten.gelu_backward": OpInfo("pointwise", "Gradient of gelu", "activation", ("aten.gelu_backward.default",)),
     "aten.glu": OpInfo("composite", "First half times the sigmoid of the second", "activation", ("aten.glu.default",)),
     "aten.glu_backward": OpInfo("composite", "Gradient of glu", "activation", ("aten.glu_backward.default",)),
+    "aten.grid_sampler_2d, aten.grid_sampler_3d": OpInfo(
+        "extern",
+        "Samples at positions from data",
+        "extern",
+        ("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default"),
+    ),
     "aten.gt": OpInfo("pointwise", "Whether greater", "compare", ("aten.gt.Scalar", "aten.gt.Tensor")),
     "aten.hardshrink": OpInfo(
         "pointwise", "0 within -lambd..lambd, else x", "activation", ("aten.hardshrink.default",)
@@ -3365,6 +3408,22 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.hypot": OpInfo("pointwise", "sqrt(self^2 + other^2)", "arithmetic", ("aten.hypot.default",)),
     "aten.i0": OpInfo("pointwise", "Modified Bessel function of the first kind, order 0", "math", ("aten.i0.default",)),
+    "aten.igamma, aten.igammac, aten.special_airy_ai, aten.quantize_per_tensor, aten.dequantize, aten.segment_reduce": OpInfo(
+        "extern",
+        "Rare operators",
+        "extern",
+        (
+            "aten.dequantize.self",
+            "aten.dequantize.tensors",
+            "aten.igamma.default",
+            "aten.igammac.default",
+            "aten.quantize_per_tensor.default",
+            "aten.quantize_per_tensor.tensor_qparams",
+            "aten.quantize_per_tensor.tensors",
+            "aten.segment_reduce.default",
+            "aten.special_airy_ai.default",
+        ),
+    ),
     "aten.im2col": OpInfo("view", "Sliding windows as columns", "pool", ("aten.im2col.default",)),
     "aten.index.Tensor": OpInfo(
         "gather", "Advanced indexing by integer tensors, broadcast together", "index", ("aten.index.Tensor",)
@@ -3508,6 +3567,9 @@ OPS: dict[str, OpInfo] = {
         "index",
         ("aten.masked_scatter.default",),
     ),
+    "aten.masked_scatter_backward": OpInfo(
+        "extern", "Scatter by running position", "extern", ("aten.masked_scatter_backward.default",)
+    ),
     "aten.max.default": OpInfo("reduction", "Greatest element", "reduction", ("aten.max.default",)),
     "aten.max.dim": OpInfo(
         "composite", "Greatest element of a dimension and its position", "reduction", ("aten.max.dim",)
@@ -3560,32 +3622,32 @@ OPS: dict[str, OpInfo] = {
     "aten.minimum": OpInfo("pointwise", "The lesser one; NaN if one is NaN", "arithmetic", ("aten.minimum.default",)),
     "aten.mish": OpInfo("pointwise", "x * tanh(softplus(x))", "activation", ("aten.mish.default",)),
     "aten.mish_backward": OpInfo("pointwise", "Gradient of mish", "activation", ("aten.mish_backward.default",)),
-    "aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten.vdot, aten._int_mm, aten._addmm_activation, aten.linear, aten.matmul": OpInfo(
+    "aten.mm.default": OpInfo("reduction", "Matrix product", "product", ("aten.mm.default",)),
+    "aten.mm.dtype, aten.bmm.dtype, aten.addmm.dtype, aten.baddbmm.dtype, aten._int_mm, aten._addmm_activation, aten.linear, aten.matmul": OpInfo(
         "extern",
-        "Matrix products",
+        "Matrix products in another dtype, with an activation, or recorded by what they are made of",
         "extern",
         (
             "aten._addmm_activation.default",
             "aten._int_mm.default",
-            "aten.addbmm.default",
             "aten.addmm.dtype",
-            "aten.addmv.default",
             "aten.baddbmm.dtype",
             "aten.bmm.dtype",
-            "aten.dot.default",
             "aten.linear.default",
             "aten.matmul.default",
             "aten.mm.dtype",
-            "aten.mv.default",
-            "aten.vdot.default",
         ),
-    ),
-    "aten.mm.default, aten.bmm.default": OpInfo(
-        "extern", "Matrix products", "extern", ("aten.bmm.default", "aten.mm.default")
     ),
     "aten.mse_loss": OpInfo("composite", "Squared difference", "loss", ("aten.mse_loss.default",)),
     "aten.mse_loss_backward": OpInfo("composite", "Gradient of mse_loss", "loss", ("aten.mse_loss_backward.default",)),
     "aten.mul": OpInfo("pointwise", "Product", "arithmetic", ("aten.mul.Scalar", "aten.mul.Tensor")),
+    "aten.multi_margin_loss": OpInfo(
+        "composite",
+        "Sum over the other classes of how far each comes up to the target's, with a margin",
+        "loss",
+        ("aten.multi_margin_loss.default",),
+    ),
+    "aten.mv.default": OpInfo("reduction", "Matrix times vector", "product", ("aten.mv.default",)),
     "aten.mvlgamma": OpInfo(
         "composite", "Logarithm of the gamma function of several variables", "math", ("aten.mvlgamma.default",)
     ),
@@ -3708,8 +3770,8 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.prod.default": OpInfo("reduction", "Product of all elements", "reduction", ("aten.prod.default",)),
     "aten.prod.dim_int": OpInfo("reduction", "Product over a dimension", "reduction", ("aten.prod.dim_int",)),
-    "aten.put, aten.masked_scatter_backward": OpInfo(
-        "extern", "Scatter by running position", "extern", ("aten.masked_scatter_backward.default", "aten.put.default")
+    "aten.put": OpInfo(
+        "composite", "Elements at positions in row-major order set or added to", "index", ("aten.put.default",)
     ),
     "aten.rad2deg": OpInfo("pointwise", "Radians to degrees", "math", ("aten.rad2deg.default",)),
     "aten.rand, aten.randn, aten.randint, aten.rand_like, aten.randn_like, aten.randint_like, aten.bernoulli, aten.normal, aten.normal_functional, aten.uniform, aten.native_dropout, aten.exponential, aten.geometric, aten.log_normal, aten.cauchy, aten.random, aten.rrelu_with_noise_functional": OpInfo(
@@ -3795,22 +3857,11 @@ OPS: dict[str, OpInfo] = {
         "arithmetic",
         ("aten.remainder.Scalar", "aten.remainder.Scalar_Tensor", "aten.remainder.Tensor"),
     ),
-    "aten.renorm, aten.igamma, aten.igammac, aten.special_airy_ai, aten.quantize_per_tensor, aten.dequantize, aten.segment_reduce": OpInfo(
-        "extern",
-        "Rare operators",
-        "extern",
-        (
-            "aten.dequantize.self",
-            "aten.dequantize.tensors",
-            "aten.igamma.default",
-            "aten.igammac.default",
-            "aten.quantize_per_tensor.default",
-            "aten.quantize_per_tensor.tensor_qparams",
-            "aten.quantize_per_tensor.tensors",
-            "aten.renorm.default",
-            "aten.segment_reduce.default",
-            "aten.special_airy_ai.default",
-        ),
+    "aten.renorm": OpInfo(
+        "composite",
+        "Slices along a dimension, scaled so that the norm of none exceeds a limit",
+        "norm",
+        ("aten.renorm.default",),
     ),
     "aten.repeat": OpInfo("view", "The whole tensor repeated along its dimensions", "view", ("aten.repeat.default",)),
     "aten.replication_pad1d": OpInfo("gather", "The border repeated", "pad", ("aten.replication_pad1d.default",)),
@@ -4101,7 +4152,10 @@ OPS: dict[str, OpInfo] = {
     "aten.unsqueeze, aten.unsqueeze_copy": OpInfo(
         "view", "A dimension of size 1 inserted", "view", ("aten.unsqueeze.default", "aten.unsqueeze_copy.default")
     ),
-    "aten.upsample_bicubic2d, aten.upsample_trilinear3d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa, aten.grid_sampler_2d, aten.grid_sampler_3d, aten.affine_grid_generator": OpInfo(
+    "aten.upsample_bicubic2d.default": OpInfo(
+        "gather", "Resized by cubic interpolation", "resample", ("aten.upsample_bicubic2d.default",)
+    ),
+    "aten.upsample_bicubic2d.vec, aten.upsample_trilinear3d.vec, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa, aten.affine_grid_generator": OpInfo(
         "extern",
         "Resampling with many taps",
         "extern",
@@ -4111,11 +4165,7 @@ OPS: dict[str, OpInfo] = {
             "aten._upsample_bilinear2d_aa.default",
             "aten._upsample_bilinear2d_aa.vec",
             "aten.affine_grid_generator.default",
-            "aten.grid_sampler_2d.default",
-            "aten.grid_sampler_3d.default",
-            "aten.upsample_bicubic2d.default",
             "aten.upsample_bicubic2d.vec",
-            "aten.upsample_trilinear3d.default",
             "aten.upsample_trilinear3d.vec",
         ),
     ),
@@ -4164,8 +4214,14 @@ OPS: dict[str, OpInfo] = {
         "backward_spatial",
         ("aten.upsample_nearest3d_backward.default",),
     ),
+    "aten.upsample_trilinear3d.default": OpInfo(
+        "gather", "Resized by trilinear interpolation", "resample", ("aten.upsample_trilinear3d.default",)
+    ),
     "aten.var.correction": OpInfo("composite", "Variance, in two passes", "reduction", ("aten.var.correction",)),
     "aten.var_mean.correction": OpInfo("composite", "Variance and mean", "reduction", ("aten.var_mean.correction",)),
+    "aten.vdot.default": OpInfo(
+        "reduction", "Sum of the products of two vectors, the first one conjugated", "product", ("aten.vdot.default",)
+    ),
     "aten.view.default, aten.view_copy.default, aten._unsafe_view, aten._reshape_copy": OpInfo(
         "view",
         "The same elements in another shape",

@@ -11,11 +11,13 @@ from ...runtime.lower.names import (
     dropped,
     dtype,
     greatest,
+    gt,
     highest,
     inf,
     insert,
     is_bool,
     is_float,
+    is_known,
     lowest,
     lt,
     numel,
@@ -635,3 +637,30 @@ def linalg_cross(b, self, other, *, dim=-1):
     return b.call("aten.roll.default", self, [-1], [dim]) * b.call("aten.roll.default", other, [1], [dim]) - b.call(
         "aten.roll.default", self, [1], [dim]
     ) * b.call("aten.roll.default", other, [-1], [dim])
+
+
+# spec: aten.put
+def put(b, self, index, source, accumulate=False):
+    b.native_if(
+        dtype(self) == dtype(source)
+        and dtype(index) == "int64"
+        and is_known(numel(self))
+        and is_known(numel(index))
+        and is_known(numel(source))
+        and numel(index) == numel(source)
+        and (gt(numel(self), 0) or numel(index) == 0),
+        'dtype(self) == dtype(source) and dtype(index) == "int64" and is_known(numel(self)) and is_known(numel(index)) and is_known(numel(source)) and numel(index) == numel(source) and (numel(self) > 0 or numel(index) == 0)',
+    )
+    if numel(index) == 0:
+        return b.call("aten.clone.default", self)
+    return b.call(
+        "aten.view.default",
+        b.call(
+            "aten._unsafe_index_put.default",
+            b.call("aten.view.default", self, [-1]),
+            [b.call("aten.view.default", index, [-1])],
+            b.call("aten.view.default", source, [-1]),
+            accumulate,
+        ),
+        shape(self),
+    )

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, ge, gt, is_float, numel, opmath, rank, shape, to
+from ...runtime.lower.names import dtype, ge, gt, is_float, is_known, numel, opmath, rank, shape, size, to
 
 
 # spec: aten.mse_loss
@@ -190,3 +190,45 @@ def nll_loss2d_forward(b, self, target, weight, reduction, ignore_index):
     if reduction == 1:
         return to(b.call("aten.sum.default", loss) / total, dtype(self)), to(total, dtype(self))
     return to(b.call("aten.sum.default", loss), dtype(self)), to(total, dtype(self))
+
+
+# spec: aten.multi_margin_loss
+def multi_margin_loss(b, self, target, p=1, margin=1, weight=None, reduction=1):
+    b.native_if(
+        is_float(dtype(self))
+        and rank(self) < 3
+        and is_known(numel(self))
+        and gt(numel(self), 0)
+        and (p == 1 or p == 2)
+        and rank(target) < 2
+        and dtype(target) == "int64"
+        and (rank(self) == 2 or numel(target) == 1 and reduction != 0)
+        and (weight is None or dtype(weight) == dtype(self)),
+        'is_float(dtype(self)) and rank(self) < 3 and is_known(numel(self)) and numel(self) > 0 and (p == 1 or p == 2) and rank(target) < 2 and dtype(target) == "int64" and (rank(self) == 2 or (numel(target) == 1 and reduction != 0)) and (weight is None or dtype(weight) == dtype(self))',
+    )
+    b.raises("RuntimeError")
+    n = size(self, -1)
+    kind = opmath(dtype(self))
+    x = b.call("aten.view.default", to(self, kind), [-1, n])
+    t = b.call("aten.view.default", target, [-1, 1])
+    z = margin - b.call("aten.gather.default", x, 1, t) + x
+    z = b.call(
+        "aten.where.self",
+        b.call("aten.gt.Scalar", z, 0)
+        & b.call(
+            "aten.ne.Tensor", b.call("aten.view.default", b.call("aten.arange.default", n, dtype="int64"), [1, n]), t
+        ),
+        z,
+        0.0,
+    )
+    z = z * z if p == 2 else z
+    if weight is not None:
+        z = z * b.call(
+            "aten.unsqueeze.default",
+            b.call("aten.index_select.default", to(weight, kind), 0, b.call("aten.view.default", t, [-1])),
+            1,
+        )
+    loss = b.call("aten.sum.dim_IntList", z, [1]) / n
+    if reduction == 0:
+        return to(b.call("aten.view.default", loss, shape(target)), dtype(self))
+    return to(b.call("aten.mean.default", loss) if reduction == 1 else b.call("aten.sum.default", loss), dtype(self))

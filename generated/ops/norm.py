@@ -6,15 +6,20 @@
 from ...runtime.lower.names import (
     dtype,
     dtype as dtype_of,
+    ge,
+    gt,
     inf,
     is_float,
+    is_known,
     is_on_gpu,
+    numel,
     opmath,
     promoted_dtype,
     rank,
     shape,
     size,
     to,
+    wrap,
 )
 
 
@@ -164,4 +169,23 @@ def _native_batch_norm_legit_no_stats(b, input, weight, bias, training, momentum
         to(y, kind),
         to(b.call("aten.view.default", m, [size(input, 1)]), kept_in),
         to(b.call("aten.view.default", rstd, [size(input, 1)]), kept_in),
+    )
+
+
+# spec: aten.renorm
+def renorm(b, self, p, dim, maxnorm):
+    b.native_if(
+        is_float(dtype(self))
+        and rank(self) > 1
+        and gt(p, 0)
+        and ge(maxnorm, 0)
+        and is_known(numel(self))
+        and gt(numel(self), 0),
+        "is_float(dtype(self)) and rank(self) > 1 and p > 0 and maxnorm >= 0 and is_known(numel(self)) and numel(self) > 0",
+    )
+    d = wrap(dim, rank(self))
+    x = to(self, opmath(dtype(self)))
+    n = b.call("aten.linalg_vector_norm.default", x, p, [k for k in range(rank(self)) if k != d], True)
+    return to(
+        x * b.call("aten.where.self", b.call("aten.gt.Scalar", n, maxnorm), maxnorm / (n + 1e-07), 1.0), dtype(self)
     )

@@ -9,6 +9,7 @@ from ...runtime.lower.names import (
     dtype,
     ge,
     greatest,
+    gt,
     inf,
     inside,
     is_float,
@@ -16,9 +17,12 @@ from ...runtime.lower.names import (
     known,
     linear,
     lowest,
+    numel,
+    pays_as_loops,
     prod,
     rank,
     shape,
+    size,
     to,
     value_of,
 )
@@ -423,4 +427,140 @@ def max_unpool3d(b, self, indices, output_size, stride, padding):
         "aten.view.default",
         b.call("aten.scatter.src", flat, -1, there, b.call("aten.view.default", self, shape(there))),
         lead + output_size,
+    )
+
+
+# spec: aten.fractional_max_pool2d
+def fractional_max_pool2d(b, self, kernel_size, output_size, random_samples):
+    b.native_if(
+        dtype(self) in ["float32", "float64"]
+        and dtype(self) == dtype(random_samples)
+        and rank(self) > 2
+        and rank(self) < 5
+        and rank(random_samples) == 3
+        and all([is_known(m) for m in shape(self)])
+        and all([gt(m, 0) for m in shape(self)[-3:]])
+        and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size)),
+        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(random_samples) and rank(self) > 2 and rank(self) < 5 and rank(random_samples) == 3 and all([is_known(m) for m in shape(self)]) and all([m > 0 for m in shape(self)[-3:]]) and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size))',
+    )
+    inner = [known(m) for m in shape(self)[-2:]]
+    lead = [known(size(self, 0)) if rank(self) == 4 else 1, known(size(self, -3))]
+    x = b.call("aten.view.default", self, lead + inner)
+    last = [m - k for m, k in zip(inner, kernel_size)]
+    wide = [m / greatest(o - 1, 1) for m, o in zip(last, output_size)]
+    count = [b.call("aten.arange.default", o, dtype=dtype(self)) for o in output_size]
+    sh = b.call("aten.view.default", b.call("aten.select.int", random_samples, 2, 1), lead + [1])
+    bh = to((count[0] + sh) * wide[0], "int64") - to(sh * wide[0], "int64")
+    bh = b.call("aten.where.self", b.call("aten.ge.Scalar", count[0], output_size[0] - 1), last[0], bh)
+    sw = b.call("aten.view.default", b.call("aten.select.int", random_samples, 2, 0), lead + [1])
+    bw = to((count[1] + sw) * wide[1], "int64") - to(sw * wide[1], "int64")
+    bw = b.call("aten.where.self", b.call("aten.ge.Scalar", count[1], output_size[1] - 1), last[1], bw)
+    h = b.call(
+        "aten.clamp.default",
+        b.call("aten.view.default", bh, lead + [output_size[0], 1, 1, 1])
+        + b.call(
+            "aten.view.default", b.call("aten.arange.default", kernel_size[0], dtype="int64"), [kernel_size[0], 1]
+        ),
+        0,
+        inner[0] - 1,
+    )
+    w = b.call(
+        "aten.clamp.default",
+        b.call("aten.view.default", bw, lead + [1, output_size[1], 1, 1])
+        + b.call(
+            "aten.view.default", b.call("aten.arange.default", kernel_size[1], dtype="int64"), [1, kernel_size[1]]
+        ),
+        0,
+        inner[1] - 1,
+    )
+    plane = b.call("aten.view.default", b.call("aten.arange.default", lead[0], dtype="int64"), [-1, 1, 1, 1, 1, 1])
+    channel = b.call("aten.view.default", b.call("aten.arange.default", lead[1], dtype="int64"), [-1, 1, 1, 1, 1])
+    x = b.call("aten._unsafe_index.Tensor", x, [plane, channel, h, w])
+    here = h * inner[1] + w
+    top = b.call("aten.amax.default", x, [-2, -1], True)
+    place = b.call(
+        "aten.amin.default", b.call("aten.where.self", b.call("aten.eq.Tensor", x, top), here, prod(inner)), [-2, -1]
+    )
+    after = b.call("aten.amax.default", b.call("aten.where.self", b.call("aten.isnan.default", x), here, -1), [-2, -1])
+    place = b.call("aten.where.self", after >= 0, after, place)
+    out_ = shape(self)[:-2] + output_size
+    return b.call("aten.view.default", b.call("aten.squeeze.dims", top, [-2, -1]), out_), b.call(
+        "aten.view.default", place, out_
+    )
+
+
+# spec: aten.fractional_max_pool3d
+def fractional_max_pool3d(b, self, kernel_size, output_size, random_samples):
+    b.native_if(
+        dtype(self) in ["float32", "float64"]
+        and dtype(self) == dtype(random_samples)
+        and rank(self) > 3
+        and rank(self) < 6
+        and rank(random_samples) == 3
+        and all([is_known(m) for m in shape(self)])
+        and all([gt(m, 0) for m in shape(self)[-4:]])
+        and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size)),
+        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(random_samples) and rank(self) > 3 and rank(self) < 6 and rank(random_samples) == 3 and all([is_known(m) for m in shape(self)]) and all([m > 0 for m in shape(self)[-4:]]) and pays_as_loops(self, numel(random_samples) * prod(output_size) * prod(kernel_size))',
+    )
+    inner = [known(m) for m in shape(self)[-3:]]
+    lead = [known(size(self, 0)) if rank(self) == 5 else 1, known(size(self, -4))]
+    x = b.call("aten.view.default", self, lead + inner)
+    last = [m - k for m, k in zip(inner, kernel_size)]
+    wide = [m / greatest(o - 1, 1) for m, o in zip(last, output_size)]
+    count = [b.call("aten.arange.default", o, dtype=dtype(self)) for o in output_size]
+    sd = b.call("aten.view.default", b.call("aten.select.int", random_samples, 2, 0), lead + [1])
+    bd = to((count[0] + sd) * wide[0], "int64") - to(sd * wide[0], "int64")
+    bd = b.call("aten.where.self", b.call("aten.ge.Scalar", count[0], output_size[0] - 1), last[0], bd)
+    sh = b.call("aten.view.default", b.call("aten.select.int", random_samples, 2, 1), lead + [1])
+    bh = to((count[1] + sh) * wide[1], "int64") - to(sh * wide[1], "int64")
+    bh = b.call("aten.where.self", b.call("aten.ge.Scalar", count[1], output_size[1] - 1), last[1], bh)
+    sw = b.call("aten.view.default", b.call("aten.select.int", random_samples, 2, 2), lead + [1])
+    bw = to((count[2] + sw) * wide[2], "int64") - to(sw * wide[2], "int64")
+    bw = b.call("aten.where.self", b.call("aten.ge.Scalar", count[2], output_size[2] - 1), last[2], bw)
+    d = b.call(
+        "aten.clamp.default",
+        b.call("aten.view.default", bd, lead + [output_size[0], 1, 1, 1, 1, 1])
+        + b.call(
+            "aten.view.default", b.call("aten.arange.default", kernel_size[0], dtype="int64"), [kernel_size[0], 1, 1]
+        ),
+        0,
+        inner[0] - 1,
+    )
+    h = b.call(
+        "aten.clamp.default",
+        b.call("aten.view.default", bh, lead + [1, output_size[1], 1, 1, 1, 1])
+        + b.call(
+            "aten.view.default", b.call("aten.arange.default", kernel_size[1], dtype="int64"), [1, kernel_size[1], 1]
+        ),
+        0,
+        inner[1] - 1,
+    )
+    w = b.call(
+        "aten.clamp.default",
+        b.call("aten.view.default", bw, lead + [1, 1, output_size[2], 1, 1, 1])
+        + b.call(
+            "aten.view.default", b.call("aten.arange.default", kernel_size[2], dtype="int64"), [1, 1, kernel_size[2]]
+        ),
+        0,
+        inner[2] - 1,
+    )
+    plane = b.call(
+        "aten.view.default", b.call("aten.arange.default", lead[0], dtype="int64"), [-1, 1, 1, 1, 1, 1, 1, 1]
+    )
+    channel = b.call("aten.view.default", b.call("aten.arange.default", lead[1], dtype="int64"), [-1, 1, 1, 1, 1, 1, 1])
+    x = b.call("aten._unsafe_index.Tensor", x, [plane, channel, d, h, w])
+    here = (d * inner[1] + h) * inner[2] + w
+    top = b.call("aten.amax.default", x, [-3, -2, -1], True)
+    place = b.call(
+        "aten.amin.default",
+        b.call("aten.where.self", b.call("aten.eq.Tensor", x, top), here, prod(inner)),
+        [-3, -2, -1],
+    )
+    after = b.call(
+        "aten.amax.default", b.call("aten.where.self", b.call("aten.isnan.default", x), here, -1), [-3, -2, -1]
+    )
+    place = b.call("aten.where.self", after >= 0, after, place)
+    out_ = shape(self)[:-3] + output_size
+    return b.call("aten.view.default", b.call("aten.squeeze.dims", top, [-3, -2, -1]), out_), b.call(
+        "aten.view.default", place, out_
     )

@@ -259,3 +259,87 @@ def upsample_bilinear2d(b, self, output_size, align_corners, scales_h=None, scal
         (1.0 - down) * ((1.0 - across) * a + across * c) + down * ((1.0 - across) * d + across * g),
         promoted_dtype(self),
     )
+
+
+# spec: aten.upsample_trilinear3d.default
+def upsample_trilinear3d(b, self, output_size, align_corners, scales_d=None, scales_h=None, scales_w=None):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    inner = shape(self)[2:]
+    kind = opmath(dtype(self))
+    ratio = [
+        (m - 1) / greatest(n - 1, 1) if align_corners else m / n if scale is None else 1.0 / scale
+        for m, n, scale in zip(inner, output_size, [scales_d, scales_h, scales_w])
+    ]
+    out = shape(self)[:2] + output_size
+    i = b.coords(out)
+    x = [to(value_of(k), kind) for k in i[2:]]
+    at_ = [k * q if align_corners else s.maximum((k + 0.5) * q - 0.5, 0.0) for k, q in zip(x, ratio)]
+    low = [s.minimum(to(s.floor(k), "int64"), value_of(m - 1)) for k, m in zip(at_, inner)]
+    share = [k - to(p_, kind) for k, p_ in zip(at_, low)]
+    first = [b.place_of(p_, m) for p_, m in zip(low, inner)]
+    last = [b.place_of(s.minimum(p_ + 1, value_of(m - 1)), m) for p_, m in zip(low, inner)]
+    rest = [1.0 - k for k in share]
+    return b.define(
+        out,
+        sum(
+            [
+                sum(
+                    [
+                        sum(
+                            [
+                                to(b.at(self, [i[0], i[1], a, c, g]), kind) * w
+                                for g, w in zip([first[2], last[2]], [rest[2], share[2]])
+                            ]
+                        )
+                        * v
+                        for c, v in zip([first[1], last[1]], [rest[1], share[1]])
+                    ]
+                )
+                * u
+                for a, u in zip([first[0], last[0]], [rest[0], share[0]])
+            ]
+        ),
+        promoted_dtype(self),
+    )
+
+
+# spec: aten.upsample_bicubic2d.default
+def upsample_bicubic2d(b, self, output_size, align_corners, scales_h=None, scales_w=None):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    inner = shape(self)[2:]
+    kind = opmath(dtype(self))
+    ratio = [
+        (m - 1) / greatest(n - 1, 1) if align_corners else m / n if scale is None else 1.0 / scale
+        for m, n, scale in zip(inner, output_size, [scales_h, scales_w])
+    ]
+    out = shape(self)[:2] + output_size
+    i = b.coords(out)
+    x = [to(value_of(k), kind) for k in i[2:]]
+    at_ = [k * q if align_corners else (k + 0.5) * q - 0.5 for k, q in zip(x, ratio)]
+    low = [s.floor(k) for k in at_]
+    t = [k - p_ for k, p_ in zip(at_, low)]
+    s_ = [1.0 - k for k in t]
+    outer_ = [((-0.75 * (k + 1.0) + 3.75) * (k + 1.0) - 6.0) * (k + 1.0) + 3.0 for k in t]
+    inner_ = [(1.25 * k - 2.25) * k * k + 1.0 for k in t]
+    next_ = [(1.25 * k - 2.25) * k * k + 1.0 for k in s_]
+    last_ = [((-0.75 * (k + 1.0) + 3.75) * (k + 1.0) - 6.0) * (k + 1.0) + 3.0 for k in s_]
+    rows = [
+        b.place_of(s.minimum(s.maximum(to(low[0], "int64") + (k - 1), 0), value_of(inner[0] - 1)), inner[0])
+        for k in range(4)
+    ]
+    columns = [
+        b.place_of(s.minimum(s.maximum(to(low[1], "int64") + (k - 1), 0), value_of(inner[1] - 1)), inner[1])
+        for k in range(4)
+    ]
+    down = [outer_[0], inner_[0], next_[0], last_[0]]
+    across = [outer_[1], inner_[1], next_[1], last_[1]]
+    return b.define(
+        out,
+        sum(
+            [
+                sum([to(b.at(self, [i[0], i[1], a, c]), kind) * w for c, w in zip(columns, across)]) * v
+                for a, v in zip(rows, down)
+            ]
+        ),
+        promoted_dtype(self),
+    )

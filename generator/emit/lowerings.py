@@ -219,11 +219,11 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
             lowerings[w.schema.id] = f"{module or e.family}:{function_name(w.schema)}"
         if e.symbol:
             operators[e.symbol] = symbol_overload(e.schemas)
-        if e.kind == "extern":
+        if e.why:
             extern |= {s.id: e.why for s in e.schemas}
-            out |= dict(e.out)
-            rows |= {s.id: e.row_bytes for s in e.schemas if e.row_bytes}
-            products |= dict(e.product)
+        out |= dict(e.out)
+        rows |= {s.id: e.row_bytes for s in e.schemas if e.row_bytes}
+        products |= dict(e.product)
     return {
         "lowerings": lowerings,
         "operators": operators,

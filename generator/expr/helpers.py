@@ -86,6 +86,7 @@ _TABLE = {
         least(*x: index | list[index]) -> index
         greatest(*x: index | list[index]) -> index
         is_on_gpu(t: tensor) -> bool
+        pays_as_loops(t: tensor, n: index) -> bool
         opmath(d: dtype) -> dtype
         float_of(d: dtype) -> dtype
         sum_dtype(d: dtype) -> dtype

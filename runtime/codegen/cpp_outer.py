@@ -125,6 +125,9 @@ class OuterWriter(RowWriter):
         if not many and isinstance(w.extent, int):
             while self.tile > 4 * self.lanes and w.extent < 2 * self.threads * self.tile:
                 self.tile //= 2
+        # Arrays that are cleared and added up again and again are not much longer than what is kept in them.
+        while self.tile > self.lanes and isinstance(w.extent, int) and self.tile >= 2 * w.extent:
+            self.tile //= 2
 
         def tile() -> None:
             start, end = self.fresh("tile"), self.fresh("tile_end")

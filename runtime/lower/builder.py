@@ -32,6 +32,10 @@ from . import scalar_ops as s
 from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted_dtype
 
 
+class NotNativeError(UnsupportedError):
+    """The condition of an entry does not hold: the eager kernel is meant to run."""
+
+
 class Tensor:
     """A buffer while lowering: `name`, `shape` (ints and `Expr`s), `dtype` (a string) and the builder that defined it."""
 
@@ -161,6 +165,7 @@ class Builder:
     checks  positions that data brings are checked where nothing proves them in range; `place` goes into the errors.
     device  where the program will run: eager's kernels for a GPU give some results another dtype.
     atomic  dtypes of which indexed sums have a form, where no other indexed update has one; None: all have.
+    products  multiply-adds up to which a product that a library has is computed in loops.
     """
 
     def __init__(
@@ -170,6 +175,7 @@ class Builder:
         checks: bool = True,
         device: str = "cpu",
         atomic: Container[str] | None = None,
+        products: int = 0,
     ) -> None:
         if lowerings is None or operators is None:
             from ...generated import ops
@@ -181,6 +187,7 @@ class Builder:
         self.prefix = "t"
         self.origin = ""
         self.checks, self.place, self.device, self.atomic = checks, "", device, atomic
+        self.products = products
         self._error: str | None = None
         self._names: dict[str, int] = {}
         self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
@@ -212,7 +219,7 @@ class Builder:
     # -- decisions -----------------------------------------------------------------------------------------------------
     def native_if(self, condition: Any, text: str) -> None:
         if not condition:
-            raise UnsupportedError(f"not native unless {text}")
+            raise NotNativeError(f"not native unless {text}")
 
     def begin(self, prefix: str, origin: str, place: str = "") -> None:
         """What comes next is one node of the graph: names of its buffers, where it comes from, and what its errors say."""

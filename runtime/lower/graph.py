@@ -23,7 +23,7 @@ from ..ir.index import expr, product, proves_less, proves_nonnegative
 from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
-from .builder import Builder, Tensor
+from .builder import Builder, NotNativeError, Tensor
 from .control import Control, call_control
 from .names import inverse, permuted, unlinear
 from .sizes import Opaque, Sizes
@@ -60,22 +60,28 @@ class Lowered:
 
 
 def lower(
-    gm: fx.GraphModule, mutations: Mapping[int, int] = _NO_MUTATIONS, device: str = "cpu", checks: bool = True
+    gm: fx.GraphModule,
+    mutations: Mapping[int, int] = _NO_MUTATIONS,
+    device: str = "cpu",
+    checks: bool = True,
+    products: int = 0,
 ) -> Lowered:
     """Lower a functional graph whose nodes carry fake values in `meta["val"]`.
 
     mutations   position of a placeholder → position of the output that it must hold when the program ends; the program returns None there.
     device      nodes with tensors elsewhere run by their eager kernel.
     checks      positions that data brings are checked when the program runs.
+    products    multiply-adds up to which a product that a library has is computed in loops.
     Raises `UnsupportedError` only for what no kernel call can express (a subgraph call, a data-dependent size).
     """
-    return _Lowerer(gm, device, checks).run(mutations)
+    return _Lowerer(gm, device, checks, products).run(mutations)
 
 
 class _Lowerer:
-    def __init__(self, gm: fx.GraphModule, device: str, checks: bool) -> None:
+    def __init__(self, gm: fx.GraphModule, device: str, checks: bool, products: int) -> None:
         self.gm, self.device = gm, device
-        self.b = Builder(checks=checks, device=device, atomic=None if device == "cpu" else _atomic())
+        atomic = None if device == "cpu" else _atomic()
+        self.b = Builder(checks=checks, device=device, atomic=atomic, products=products)
         self.sizes = Sizes()
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
@@ -205,7 +211,7 @@ class _Lowerer:
                 raise
             except UnsupportedError as error:
                 b.rewind(mark)
-                reason = str(error)
+                reason = EXTERN.get(name, str(error)) if isinstance(error, NotNativeError) else str(error)
             except _SPEC_ERRORS as error:
                 b.rewind(mark)
                 # Operators take dimension 0 of a tensor that has none; lowerings that index its shape do not.

@@ -57,6 +57,13 @@ def is_on_gpu(t: Any) -> bool:
     return bool(t.builder.device != "cpu")
 
 
+def pays_as_loops(t: Any, n: Size) -> bool:
+    """Whether `n` multiply-adds are so few that loops take less time than the call of a library (setting `loop_products`). What a GPU
+    waits for is the launch, and a call has one as well; of unknown sizes the large ones matter.
+    """
+    return not is_on_gpu(t) and is_known(n) and known(n) <= t.builder.products
+
+
 def dtype(x: Any) -> str:
     """The dtype of a tensor or elem; the dtype that a Python number stands for."""
     if isinstance(x, bool):

@@ -71,7 +71,7 @@ def planned_peak(forward: fx.GraphModule, backward: fx.GraphModule, owned: Colle
     owned  positions of the backward's placeholders that it frees: what was saved only for it.
     """
     with uncounted():
-        halves = [lower(g, checks=cfg.index_checks) for g in (forward, backward)]
+        halves = [lower(g, checks=cfg.index_checks, products=cfg.loop_products) for g in (forward, backward)]
     plans = [plan_of(separate_outputs(h.program), cfg, frugal=True) for h in halves]
     if any(nbytes(b) is None for plan in plans for b in plan.layouts.values()):
         return None

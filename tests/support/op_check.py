@@ -14,6 +14,7 @@ import torch
 
 import opforge
 import opforge.runtime.philox  # registers the seeded operators
+from opforge.generated.ops import EXTERN
 from opforge.runtime.dispatch.trace import trace
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -100,8 +101,9 @@ def _externs(op: Op, cases: list[Case], reasons: dict[str, int]) -> Iterator[str
     """Cases that an eager kernel ran. Some may be outside the entry's `native_if`, but not all of an overload's."""
     for overload in op.overloads:
         why = {text.partition(": ")[2]: n for text, n in reasons.items() if text.partition(": ")[0] == overload}
-        excused = sum(n for reason, n in why.items() if reason.startswith("not native unless"))
-        bad = [r for r in why if not r.startswith("not native unless")]
+        meant = [r for r in why if r.startswith("not native unless") or r == EXTERN.get(overload)]
+        excused = sum(why[reason] for reason in meant)
+        bad = [r for r in why if r not in meant]
         if excused >= sum(c.overload == overload for c in cases):
             bad += list(why)
         yield from (f"{overload} by an eager kernel: {reason}" for reason in bad)
