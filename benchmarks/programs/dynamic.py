@@ -196,7 +196,7 @@ def _masked() -> Any:
 @program("item", "a size from a tensor", None)
 def _item() -> Any:
     def ones(x: Tensor, n: Tensor) -> Tensor:
-        size = int(n.item())
+        size: Any = n.item()
         torch._check(size >= 0)
         return torch.ones(size, 3) * 2 + x
 

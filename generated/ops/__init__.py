@@ -739,6 +739,7 @@ EXTERN: dict[str, str] = {
     "aten._pack_padded_sequence.default": "a library call is faster than loops",
     "aten._padded_dense_to_jagged_forward.default": "loop code knows dense tensors only",
     "aten._pdist_backward.default": "the eager kernel goes through windows in an order of its own",
+    "aten._pdist_forward.default": "the eager kernel goes through windows in an order of its own",
     "aten._philox_key_fold_in.default": "eager's stream, or a generator that the caller keeps",
     "aten._philox_key_split.default": "eager's stream, or a generator that the caller keeps",
     "aten._philox_normal.default": "eager's stream, or a generator that the caller keeps",
@@ -1483,7 +1484,7 @@ OPS: dict[str, OpInfo] = {
         "pool",
         ("aten._adaptive_avg_pool3d.default",),
     ),
-    "aten._adaptive_avg_pool3d_backward, aten._cdist_backward, aten._grid_sampler_2d_cpu_fallback, aten._grid_sampler_2d_cpu_fallback_backward, aten._pdist_backward, aten._upsample_bicubic2d_aa_backward, aten._upsample_bilinear2d_aa_backward, aten._upsample_lanczos2d_aa.default, aten._upsample_lanczos2d_aa_backward, aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d_backward, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, aten.max_pool2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_trilinear3d_backward": OpInfo(
+    "aten._adaptive_avg_pool3d_backward, aten._cdist_backward, aten._grid_sampler_2d_cpu_fallback, aten._grid_sampler_2d_cpu_fallback_backward, aten._pdist_backward, aten._pdist_forward, aten._upsample_bicubic2d_aa_backward, aten._upsample_bilinear2d_aa_backward, aten._upsample_lanczos2d_aa.default, aten._upsample_lanczos2d_aa_backward, aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d_backward, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, aten.max_pool2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_trilinear3d_backward": OpInfo(
         "extern",
         "Poolings, resampling and their gradients",
         "extern_rest",
@@ -1493,6 +1494,7 @@ OPS: dict[str, OpInfo] = {
             "aten._grid_sampler_2d_cpu_fallback.default",
             "aten._grid_sampler_2d_cpu_fallback_backward.default",
             "aten._pdist_backward.default",
+            "aten._pdist_forward.default",
             "aten._upsample_bicubic2d_aa_backward.default",
             "aten._upsample_bilinear2d_aa_backward.default",
             "aten._upsample_lanczos2d_aa.default",
