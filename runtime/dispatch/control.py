@@ -33,9 +33,7 @@ def record_control(recorder: Recorder, op: Any, args: Sequence[Any], kwargs: Map
     """
     form = CONTROL.get(op.name())
     if form is None or any(kwargs.values()):
-        raise UnsupportedError(
-            f"the higher-order operator {op} cannot be traced yet{recorder.where()}; the graph runs eagerly"
-        )
+        raise UnsupportedError(f"the higher-order operator {op} cannot be traced yet{recorder.where()}")
     if form.predicate is not None and not isinstance(args[form.predicate], torch.Tensor):
         # A comparison of sizes is decided now, and becomes a guard.
         chosen = args[form.functions[0 if args[form.predicate] else 1]]
@@ -89,7 +87,7 @@ class _Call:
         self.operands["given"] += self._sizes()
 
     def _fail(self, what: str) -> UnsupportedError:
-        return UnsupportedError(f"{what} of {self.op}{self.recorder.where()}; the graph runs eagerly")
+        return UnsupportedError(f"{what} of {self.op}{self.recorder.where()}")
 
     # -- operands ------------------------------------------------------------------------------------------------------
     def _operand(self, value: Any) -> Any:

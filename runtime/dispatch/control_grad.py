@@ -31,9 +31,7 @@ def call_control(recorder: Recorder, op: Any, args: Sequence[Any], kwargs: dict[
         with no_modes():
             return record_control(recorder, op, args, {})
     if form.runs == "loop":
-        raise UnsupportedError(
-            f"the gradient of {op}{recorder.where()} needs values of as many runs as data decides; the graph runs eagerly"
-        )
+        raise UnsupportedError(f"the gradient of {op}{recorder.where()} needs values of as many runs as data decides")
     lists = [list(args[k]) for k in _operand_lists(form)]
     call = _GRADIENTS[form.runs](recorder, op, form, tuple(args), tuple(len(v) for v in lists))
     out = _Function.apply(call, *(o for values in lists for o in values))

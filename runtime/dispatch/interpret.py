@@ -75,7 +75,7 @@ def _unfolded(op: Any, args: Any, kwargs: Any) -> Any:
     """A higher-order operator as the operators that it calls. Raises `UnsupportedError` where autograd would raise."""
     tensors = (t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
     if not UNFOLDED[op.name()] and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        raise UnsupportedError(f"the gradient of {op}, which autograd refuses; the graph runs eagerly")
+        raise UnsupportedError(f"the gradient of {op}, which autograd refuses")
     return by_operators(op)(*args, **kwargs)
 
 
