@@ -49,6 +49,14 @@ STEPS: dict[str, Step] = {
         ("input",),
         "increment_version({input})",
     ),
+    # spec: bump_shared_version
+    "bump_shared_version": Step(
+        "bump_shared_version",
+        "Autograd is told of a write to each of several inputs in one memory, once where they share a counter, as views of one tensor do.",
+        (),
+        ("input",),
+        "increment_shared_version({input})",
+    ),
     # spec: as_strided_back
     "as_strided_back": Step(
         "as_strided_back",

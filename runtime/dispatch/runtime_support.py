@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,10 +25,19 @@ def reinterpreted(
     return flat.view(dtype).as_strided(size, stride, first)
 
 
+def increment_shared_version(tensors: Sequence[torch.Tensor]) -> None:
+    """Tells autograd of one write to all these tensors; those that share a counter, as views of one tensor do, move it once."""
+    before = [None if t.is_inference() else t._version for t in tensors]
+    for t, version in zip(tensors, before, strict=True):
+        if version is None or t._version == version:
+            torch.autograd.graph.increment_version(t)
+
+
 NAMESPACE: dict[str, Any] = {
     "as_strided": torch.as_strided,
     "enable_grad": torch.enable_grad,
     "is_inference_mode_enabled": torch.is_inference_mode_enabled,
+    "increment_shared_version": increment_shared_version,
     "increment_version": torch.autograd.graph.increment_version,
     "math": math,
     "no_autocast": disable_autocast,

@@ -256,7 +256,7 @@ class _Writer:
         contents: list[str] = []
         layouts: list[str] = []
         storages: list[str] = []
-        bumped: list[str] = []
+        bumped: dict[str, bool] = {}
         for k, base in enumerate(self.meta.bases):
             if base.updated is not None:
                 steps = base_steps(followed=base.followed, tracked=base.tracked, seen=base.seen)
@@ -273,7 +273,7 @@ class _Writer:
             ):
                 x = self.input(i)
                 if name == "bump_version":
-                    bumped.append(x)
+                    bumped[x] = info.base is not None
                     continue
                 contents += _told(bumped)
                 if name in ("copy_back", "copy_back_untracked", "copy_back_unseen"):
@@ -346,9 +346,12 @@ def _tuple(values: tuple[int | str, ...]) -> str:
     return f"({', '.join(str(v) for v in values)}{',' if len(values) == 1 else ''})"
 
 
-def _told(bumped: list[str]) -> list[str]:
-    """The line by which autograd is told of writes to these inputs, which are then forgotten here."""
+def _told(bumped: dict[str, bool]) -> list[str]:
+    """The line by which autograd is told of writes to these inputs, which are then forgotten here. `bumped`: whether each lies in the memory of
+    another input.
+    """
     names = ", ".join(bumped)
-    line = [STEPS["bump_version"].code.format(input=f"({names})" if len(bumped) > 1 else names)] if bumped else []
+    step = STEPS["bump_shared_version" if sum(bumped.values()) > 1 else "bump_version"]
+    line = [step.code.format(input=f"({names})" if len(bumped) > 1 else names)] if bumped else []
     bumped.clear()
     return line

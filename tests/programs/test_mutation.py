@@ -495,3 +495,19 @@ def test_graph_that_wrote_its_input_itself() -> None:
             return None, result
 
         same_effect(program, bind(traced, compiled, in_graph=(0,)), lambda: [iota(8), iota(8)])
+
+
+def test_a_write_moves_a_shared_counter_once() -> None:
+    """Arguments that are views of one tensor share its version counter."""
+
+    def program(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a.add_(1)
+        return a * b, c.sin()
+
+    def moved(run: Callable[..., Any]) -> int:
+        x = torch.zeros(4)
+        run(x, x.view(4), x[:])
+        return x._version
+
+    torch._dynamo.reset()
+    assert moved(torch.compile(program, backend="opforge")) == moved(program) == 1
