@@ -39,6 +39,7 @@ def convolution(b, input, weight, bias, stride, padding, dilation, transposed, o
         and len(dilation) == rank(input) - 2
         and len(output_padding) == rank(input) - 2
         and all([is_known(n) for n in shape(input) + shape(weight) + stride + padding + dilation + output_padding])
+        and (not transposed or all([lt(o, t) or lt(o, d) for o, t, d in zip(output_padding, stride, dilation)]))
         and pays_as_loops(
             input,
             (16 if transposed and prod(stride) != 1 else 1)
@@ -55,7 +56,7 @@ def convolution(b, input, weight, bias, stride, padding, dilation, transposed, o
                 ]
             ),
         ),
-        "is_float(dtype(input)) and dtype(input) == dtype(weight) and (bias is None or dtype(bias) == dtype(input)) and rank(input) == rank(weight) and rank(input) > 2 and rank(input) < 6 and len(stride) == rank(input) - 2 and len(padding) == rank(input) - 2 and len(dilation) == rank(input) - 2 and len(output_padding) == rank(input) - 2 and all([is_known(n) for n in shape(input) + shape(weight) + stride + padding + dilation + output_padding]) and pays_as_loops(input, (16 if transposed and prod(stride) != 1 else 1) * size(input, 0) * numel(weight) * prod([(m - 1) * t - 2 * p + d * (k - 1) + o + 1 if transposed else (m + 2 * p - d * (k - 1) - 1) // t + 1 for m, k, t, p, d, o in zip(shape(input)[2:], shape(weight)[2:], stride, padding, dilation, output_padding)]))",
+        "is_float(dtype(input)) and dtype(input) == dtype(weight) and (bias is None or dtype(bias) == dtype(input)) and rank(input) == rank(weight) and rank(input) > 2 and rank(input) < 6 and len(stride) == rank(input) - 2 and len(padding) == rank(input) - 2 and len(dilation) == rank(input) - 2 and len(output_padding) == rank(input) - 2 and all([is_known(n) for n in shape(input) + shape(weight) + stride + padding + dilation + output_padding]) and (not transposed or all([o < t or o < d for o, t, d in zip(output_padding, stride, dilation)])) and pays_as_loops(input, (16 if transposed and prod(stride) != 1 else 1) * size(input, 0) * numel(weight) * prod([(m - 1) * t - 2 * p + d * (k - 1) + o + 1 if transposed else (m + 2 * p - d * (k - 1) - 1) // t + 1 for m, k, t, p, d, o in zip(shape(input)[2:], shape(weight)[2:], stride, padding, dilation, output_padding)]))",
     )
     kind = opmath(dtype(input))
     inner = shape(input)[2:]

@@ -196,6 +196,7 @@ def nll_loss2d_forward(b, self, target, weight, reduction, ignore_index):
 def multi_margin_loss(b, self, target, p=1, margin=1, weight=None, reduction=1):
     b.native_if(
         is_float(dtype(self))
+        and dtype(self) not in ["float16", "bfloat16"]
         and rank(self) < 3
         and is_known(numel(self))
         and gt(numel(self), 0)
@@ -204,7 +205,7 @@ def multi_margin_loss(b, self, target, p=1, margin=1, weight=None, reduction=1):
         and dtype(target) == "int64"
         and (rank(self) == 2 or numel(target) == 1 and reduction != 0)
         and (weight is None or dtype(weight) == dtype(self)),
-        'is_float(dtype(self)) and rank(self) < 3 and is_known(numel(self)) and numel(self) > 0 and (p == 1 or p == 2) and rank(target) < 2 and dtype(target) == "int64" and (rank(self) == 2 or (numel(target) == 1 and reduction != 0)) and (weight is None or dtype(weight) == dtype(self))',
+        'is_float(dtype(self)) and dtype(self) not in ["float16", "bfloat16"] and rank(self) < 3 and is_known(numel(self)) and numel(self) > 0 and (p == 1 or p == 2) and rank(target) < 2 and dtype(target) == "int64" and (rank(self) == 2 or (numel(target) == 1 and reduction != 0)) and (weight is None or dtype(weight) == dtype(self))',
     )
     b.raises("RuntimeError")
     n = size(self, -1)

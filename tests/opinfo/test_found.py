@@ -48,7 +48,7 @@ def test_internal_operators_get_the_strides_that_they_were_traced_with(mode: str
 def test_public_operators_take_any_strides() -> None:
     """No copy is made for a matrix product, which takes strides as they are."""
     opforge.reset_stats()
-    x, y = torch.randn(4, 6), torch.randn(4, 5)
+    x, y = torch.randn(40, 60), torch.randn(40, 50)  # more than loops take
     result = _check(lambda a, b: a.t().contiguous() @ b, x, y)
     assert not result.different
     assert result.kernels == 0

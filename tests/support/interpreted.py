@@ -142,8 +142,8 @@ def _module(source: str) -> Any:
 class _Lowerer(lowering._Lowerer):
     """Lowers as for a GPU, for tensors on the processor."""
 
-    def __init__(self, gm: torch.fx.GraphModule, device: str, checks: bool) -> None:
-        super().__init__(gm, "cuda", checks)
+    def __init__(self, gm: torch.fx.GraphModule, device: str, checks: bool, products: int) -> None:
+        super().__init__(gm, "cuda", checks, 0)  # small products are loops on the CPU only
         self.device = "cpu"
 
 
