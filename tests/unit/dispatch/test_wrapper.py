@@ -105,7 +105,7 @@ def run(*args):
     base0 = as_strided(x0, (12,), (1,), x0.storage_offset())
     out = compiled(base0)
     base0.data.copy_(out[0])
-    increment_version((x0, x1))
+    increment_shared_version((x0, x1))
     r0 = out[1]
     r1 = 3
     return {'y': r0, 'n': r1}
