@@ -8,6 +8,7 @@ does not use has a gradient of zeros, as torch gives it.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +71,7 @@ class _Function(torch.autograd.Function):
 
 
 @dataclass
-class _Call:
+class _Call(ABC):
     """`counts`: lengths of the operator's lists of operands; `spec`: how its results nest; `autocast`: as it was when the operator was called, by
     device: a gradient runs the functions again.
     """
@@ -88,11 +89,11 @@ class _Call:
         out, self.spec = pytree.tree_flatten(self._record(self._with(self.args, operands)))
         return out, []
 
+    @abstractmethod
     def backward(
         self, operands: Sequence[Any], kept: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Any]
     ) -> list[Any]:
         """Gradients of the operands, None where none is wanted."""
-        raise NotImplementedError
 
     def _with(self, args: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
         found, rest = list(args), list(operands)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import opforge
+from tests.support.scripts import importable
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = [
     "mlp",
     "mlp, marked",
@@ -44,14 +42,8 @@ FEW = ("batches of 1 and 0", "halves", "strides", "number of columns", "masked_s
 
 @pytest.fixture(scope="module", autouse=True)
 def scripts() -> Iterator[None]:
-    """The folder of scripts, which import each other by name."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
-            del sys.modules[name]
+    with importable():
+        yield
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in NAMES])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests.support.scripts import importable
+
 NAMES = [
     "gpt2",
     "gpt2_train",
@@ -35,14 +34,8 @@ NAMES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def scripts() -> Iterator[None]:
-    """The folder of scripts, which import each other by name."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(BENCHMARKS)):
-            del sys.modules[name]
+    with importable():
+        yield
 
 
 def test_every_program_is_named_here() -> None:
