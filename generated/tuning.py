@@ -158,5 +158,6 @@ TUNING: dict[int, Tuning] = {
             FusedProduct(cost=4, depth=512, least=4194304, rows=128, columns=256, steps=64, warps=8, stages=3),
             FusedProduct(cost=4, depth=1024, least=8388608, rows=128, columns=256, steps=64, warps=8, stages=3),
         ),
+        Last(rows=256, elements=4096),
     ),
 }

@@ -70,15 +70,17 @@ class TritonUnit:
 
 
 def render_triton(
-    plan: Plan, *, boxed: bool = False, capability: int = MEASURED, tuning: Tuning | None = None
+    plan: Plan, *, boxed: bool = False, capability: int = MEASURED, tuning: Tuning | None = None, replayed: bool = False
 ) -> TritonUnit:
     """The kernels with the blocks that the table of a GPU (specs/tuning) gives them. Raises `UnsupportedError` for what Triton cannot say.
 
     boxed       the call frees each argument after its last use.
     capability  of the GPU, times ten.
     tuning      another table than that of the GPU.
+    replayed    launches are recorded in a graph, where one more costs less than to count programs for it.
     """
-    return _Unit(plan, tuning or tuning_of(capability)).render(boxed)
+    tuning = tuning or tuning_of(capability)
+    return _Unit(plan, replace(tuning, last=None) if replayed else tuning).render(boxed)
 
 
 class _Unit:

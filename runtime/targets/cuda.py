@@ -73,6 +73,8 @@ class Cuda:
 
     def parts(self) -> dict[str, str]:
         found = {"target": f"sm_{capability(self.index)} x {processors(self.index)}"} | compiler_identity()
+        if self.cfg.cudagraphs:
+            found["replayed"] = "yes"  # other kernels
         # What was measured holds for this very device.
         return found | {"device": self.name()} if self.cfg.max_autotune else found
 
@@ -90,7 +92,7 @@ class Cuda:
         return scheduled(program, self.cfg, processors(self.index), frugal, choose)
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
-        return render_triton(plan, boxed=boxed, capability=capability(self.index))
+        return render_triton(plan, boxed=boxed, capability=capability(self.index), replayed=self.cfg.cudagraphs)
 
     def compile(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> Built:
         preferred = rendered.kernels | (self.tuned(plan, rendered, watch) if self.cfg.max_autotune else {})

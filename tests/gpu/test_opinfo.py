@@ -36,4 +36,5 @@ def test_sample(tmp_path: Path) -> None:
     summary = Summary()
     for report in run_all(_sample(), tmp_path, jobs=min(16, os.cpu_count() or 1), limit=1):
         summary.add(report)
-    assert [(str(Case(**r["case"])), r["failures"][:1]) for r in summary.failures] == [], line(summary)
+    failed = [f"{Case(**r['case'])}: {r['failures'][:1]}" for r in summary.failures]
+    assert not failed, "\n".join([line(summary), *failed])

@@ -63,7 +63,13 @@ def test_right_and_the_counter_is_back_at_zero() -> None:
 def test_only_in_tables_that_say_so() -> None:
     plan, _, unit = unit_of("sum of all")
     assert len(unit.kernels) == 1
-    assert len(render_triton(plan).kernels) == len(plan.kernels()) == 2
+    assert len(render_triton(plan, tuning=replace(ON, last=None)).kernels) == len(plan.kernels()) == 2
+
+
+def test_not_where_launches_are_replayed() -> None:
+    plan, _, unit = unit_of("sum of all")
+    assert unit.chained
+    assert not render_triton(plan, tuning=ON, replayed=True).chained
 
 
 def test_what_is_too_large_has_its_own_launch() -> None:

@@ -74,7 +74,7 @@ def seconds(program: Program) -> dict[str, float]:
 def test_passes_are_near_linear(kind: str) -> None:
     programs = [chain(n, kind) for n in SIZES]
     best = [seconds(p) for p in programs]
-    for _ in range(6):  # other work on the machine only adds time: the least of a few is nearest the truth
+    for _ in range(12):  # other work on the machine only adds time: the least of a few is nearest the truth
         gc.collect()
         gc.disable()  # a full collection walks the whole process's heap, and falls into whichever pass allocates the most
         try:
