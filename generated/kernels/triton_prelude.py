@@ -208,8 +208,8 @@ def ldexp(a, n):
 
 @triton.jit
 def gcd(a, b):
-    a = tl.abs(a)
-    b = tl.abs(b)
+    # One may be a number for all: a loop keeps the types of its variables.
+    a, b = tl.broadcast(tl.abs(a), tl.abs(b))
     while tl.sum((a != 0).to(tl.int32), axis=None) > 0:
         r = tl.where(a == 0, 0, b - _int_div(b, a) * a).to(a.dtype)
         b = tl.where(a == 0, b, a)

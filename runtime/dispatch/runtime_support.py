@@ -19,8 +19,10 @@ def reinterpreted(
     """
     wide = max(source.element_size(), dtype.itemsize)
     first = first * source.element_size() // dtype.itemsize + offset
-    past = first + (0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
+    past = first + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     start, end = first * dtype.itemsize // wide * wide, -(-past * dtype.itemsize // wide) * wide
+    if 0 in size:
+        end = start  # the storage may hold nothing, whatever the offset says
     flat = source.as_strided(((end - start) // source.element_size(),), (1,), start // source.element_size())
     return flat.view(dtype).as_strided(size, stride, first)
 

@@ -100,3 +100,9 @@ def test_the_variance_of_nothing_is_nan() -> None:
     for rows in (3, 0, 1, 2):
         t = torch.randn(rows, 3)
         torch.testing.assert_close(dynamic(t), t.var(0, correction=-1.5), equal_nan=True)
+
+
+def test_an_imaginary_part_of_nothing() -> None:
+    """The view begins one number behind the start of a storage that holds none."""
+    assert not _check(torch.imag, torch.zeros(1, 0, 3, dtype=torch.complex64)).different
+    assert not _check(lambda x: x.imag * 2, torch.zeros(0, dtype=torch.complex128)).different

@@ -36,3 +36,13 @@ def test_functions_of_two_arguments_compile_for_sm90(name: str) -> None:
         return pointwise(b, lambda a, c: getattr(s, name)(a, c), x, n)
 
     compiles(build, [torch.rand(300), torch.rand(300)])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_divisors_of_a_number_for_all_compile_for_sm90(dtype: torch.dtype) -> None:
+    """A loop keeps the types of its variables: a number became a block in it."""
+
+    def build(b: Builder, x: Tensor, n: Tensor) -> Tensor:
+        return pointwise(b, lambda a, c: s.gcd(a, c) + s.gcd(c, a), x, n)
+
+    compiles(build, [torch.ones(300, dtype=dtype), torch.ones((), dtype=dtype)])
