@@ -3,7 +3,9 @@
 A program computes a block of rows. It goes through blocks of columns with the matrix units: scores, what the program makes of them, and
 the sum of values weighted by exp(logit - greatest logit so far), which shrinks when a greater one is met; it is divided by the sum of weights at
 the end. So probabilities are rounded before the division, by the same relative error. Each operand, the logits and the end are functions
-of their own, written by the emitter of other kernels.
+of their own, written by the emitter of other kernels. Where every logit has one factor, it goes into the exponent. What coordinates leave out
+is looked at in those blocks of columns only where they leave out something (a branch: the matrix units wait for each other where the blocks are
+two loops).
 
 Infinities and NaNs come out as they do of the steps one by one: a row of -inf alone has a sum of 0, and 0 / 0 is nan; inf - inf is nan; and
 values that nobody weighs are multiplied by 0 all the same, also those of columns that no row of a block has a logit for.
@@ -21,7 +23,8 @@ from ..schedule.plan import Kernel
 from ..schedule.planned import factors
 from .triton_functions import Functions, rounded
 from .triton_fused import render_fused
-from .triton_live import Live, live_columns
+from .triton_live import Live, free_columns, live_columns
+from .triton_logits import factored, score_dtype, unrounded
 from .triton_product import contraction, render_product
 from .triton_values import HALF, TYPES
 
@@ -72,6 +75,12 @@ class _Renderer(Functions):
     def __init__(self, found: Attention, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> None:
         super().__init__(kernel, layouts, name, wide, found.batch, found.views)
         self.found = found
+        logits, self.factor = factored(unrounded(found.logits, found.score[0]))
+        self.logits, self.seen, self.free = {"logits": logits, "free": logits}, Live(), Live()
+        if len(found.rows) == len(found.columns) == 1:
+            at = found.rows[0], found.columns[0]
+            self.seen = live_columns(logits, *at)
+            self.logits["free"], self.free = free_columns(logits, *at)
 
     def render(self) -> list[str]:
         f = self.found
@@ -83,29 +92,31 @@ class _Renderer(Functions):
         )
         for side, outer, inner, value in sides:
             lines += [*self.operand(side, outer, (inner,), value), "", ""]
-        return [*lines, *self._logits(), "", "", *self._end(), "", "", *self._kernel()]
+        for side in self.logits:
+            lines += [*self._logits(side), "", ""]
+        return [*lines, *self._end(), "", "", *self._kernel()]
 
     # -- functions of a block ------------------------------------------------------------------------------------------
-    def _logits(self) -> list[str]:
-        """Logits of a block of scores; -inf beyond the columns."""
-        f = self.found
+    def _logits(self, side: str) -> list[str]:
+        """Logits of a block of scores, divided by their factor; -inf beyond the columns."""
+        f, logits = self.found, self.logits[side]
         lines: list[str] = []
         v, digits = self.values(lines, f.rows, f.columns)
-        name, dtype = f.score
+        name = f.score[0]
         v.local[name] = name
         v.deep_tiles.add(name)
-        if dtype in HALF:
+        if (dtype := score_dtype(logits, name)) in HALF:
             lines.append(f"{name} = tp.to_dtype({name}, {TYPES[dtype]})")
-        value = v.node(f.logits)
-        lines.append(f'return tl.where(rmask0, tl.broadcast_to({value}, [XBLOCK, RBLOCK]), float("-inf"))')
-        return self.function("logits", v, lines, digits, name)
+        value = f"tl.broadcast_to({v.node(logits)}, [XBLOCK, RBLOCK])"
+        lines.append(f"return {value}" if side == "free" else f'return tl.where(rmask0, {value}, float("-inf"))')
+        return self.function(side, v, lines, digits, name)
 
     def _end(self) -> list[str]:
         """The weighted sums, divided and stored."""
         f = self.found
         lines: list[str] = []
         v, digits = self.values(lines, f.rows, (f.width,))
-        value = "tp.div(sums, total)"
+        value = "sums * tp.reciprocal(total)"  # for each row; it is rounded to 16 bits next
         if f.empty is not None:
             v.local[f.top] = "top"
             value = f"tl.where({v.node(f.empty)}, sums * 0.0, {value})"
@@ -118,36 +129,37 @@ class _Renderer(Functions):
         f = self.found
         rows, given = count(f.rows), ", ".join(self.buffers)
         depth, width = (_block(v) for v in (f.depth, f.width))
-        seen = live_columns(f.logits, f.rows[0], f.columns[0]) if len(f.rows) == len(f.columns) == 1 else Live()
         body = [
             f"# {', '.join(self.kernel.origins)}",
             f"blocks: tl.constexpr = {_blocks_of_rows(f)} // XBLOCK",
             f"batch = (tl.program_id(0) // blocks){self.long}",
             # Those with most to do begin first.
-            f"block = {'tl.program_id(0)' if seen.behind is None else 'blocks - 1 - tl.program_id(0)'} % blocks",
-            f"xindex = (block * XBLOCK + tl.arange(0, XBLOCK)[:, None]){self.long}",
-            f"xmask = xindex < {rows}",
+            f"block = {'tl.program_id(0)' if self.seen.behind is None else 'blocks - 1 - tl.program_id(0)'} % blocks",
+            "first = block * XBLOCK",
+            f"xindex = (first + tl.arange(0, XBLOCK)[:, None]){self.long}",
+            f"xmask = {'tl.full([XBLOCK, 1], True, tl.int1)' if _blocks_of_rows(f) == rows else f'xindex < {rows}'}",
             *self._inside("d", f.depth),
             *self._inside("w", f.width),
             f"left = {self.name}_left({given}, batch, xindex, xmask, dindex, dmask, XBLOCK, {depth})",
             'top = tl.full([XBLOCK, 1], float("-inf"), tl.float32)',
             "total = tl.full([XBLOCK, 1], 0.0, tl.float32)",
             f"sums = tl.zeros([XBLOCK, {width}], tl.float32)",
-            *self._bounds(seen),
-            f"for roffset in tl.range(tp.bound(start), tp.bound(stop), RBLOCK, num_stages={STAGES}):",
+            *self._bounds(),
+            _loop("start", "stop"),
         ]
         inside = [
             *self._columns(),
             f"right = {self.name}_right({given}, batch, cindex[:, None], cmask[:, None], dindex, dmask, RBLOCK, {depth})",
             "score = tp.dot(left, tl.trans(right), tl.zeros([XBLOCK, RBLOCK], tl.float32))",
-            f"logits = {self.name}_logits({given}, batch, xindex, xmask, cindex[None, :], cmask[None, :], score, XBLOCK, RBLOCK)",
-            f"sums, total, top, weights = tp.online_weights(sums, total, top, logits, {_halvings(f)})",
+            *self._block_of_logits(),
+            f"sums, total, top, weights = tp.online_weights(sums, total, top, logits, {self.factor!r}, {_halvings(f)})",
             self._block_of_values(),
             f"sums = tp.dot({rounded('weights', f.values.dtype)}, values, sums)",
         ]
         body += [f"    {line}" for line in inside]
-        body += self._rest(seen)
-        body.append(f"{self.name}_end({given}, batch, xindex, xmask, windex, wmask, sums, top, total, XBLOCK, {width})")
+        body += self._rest()
+        scale = "" if self.factor == 1 else f" * {self.factor!r}"
+        body.append(f"{self.name}_end({given}, batch, xindex, xmask, windex, wmask, sums, top{scale}, total, XBLOCK, {width})")
         taken = ", ".join([*self.buffers, "XBLOCK: tl.constexpr", "RBLOCK: tl.constexpr"])
         return ["@triton.jit", f"def {self.name}({taken}):", *(f"    {line}" for line in body)]
 
@@ -158,39 +170,63 @@ class _Renderer(Functions):
             f"cmask = tl.full([RBLOCK], True, tl.int1) if {columns} % RBLOCK == 0 else cindex < {columns}",
         ]
 
+    def _block_of_logits(self) -> list[str]:
+        """Logits of a block; of those in which nothing is left out by coordinates, and where all columns are, without looking."""
+        given, columns, free = ", ".join(self.buffers), count(self.found.columns), self.free
+        index = f"{given}, batch, xindex, xmask, cindex[None, :]"
+        without = f"logits = {self.name}_free({index}, tl.full([1, RBLOCK], True, tl.int1), score, XBLOCK, RBLOCK)"
+        looked = [
+            f"    logits = {self.name}_logits({index}, cmask[None, :], score, XBLOCK, RBLOCK)",
+            "else:",
+            f"    {without}",
+        ]
+        out = [f"(roffset + RBLOCK > {columns})"]
+        if free.before is not None:
+            out.append(f"(roffset < first + XBLOCK - {1 + free.before})")
+        if free.behind is not None:
+            out.append(f"(roffset + RBLOCK > first + {1 + free.behind})")
+        if len(out) == 1:
+            return [f"if {columns} % RBLOCK == 0:", f"    {without}", f"elif {out[0]}:", *looked]
+        return [f"if {' | '.join(out)}:", *looked]
+
     def _block_of_values(self) -> str:
         given, width = ", ".join(self.buffers), _block(self.found.width)
         return f"values = {self.name}_values({given}, batch, cindex[:, None], cmask[:, None], windex, wmask, RBLOCK, {width})"
 
-    def _bounds(self, seen: Live) -> list[str]:
+    def _bounds(self) -> list[str]:
         """From where to where columns have logits for a row of the block; nowhere, where the block has no rows."""
-        first, rows, columns = "block * XBLOCK", count(self.found.rows), count(self.found.columns)
-        lines = [f"all = tl.where({first} < {rows}, {columns}, 0)", "start = 0", "stop = all"]
+        rows, columns, seen = count(self.found.rows), count(self.found.columns), self.seen
+        lines = [f"all = tl.where(first < {rows}, {columns}, 0)", "start = 0", "stop = all"]
         if seen.before is not None:
-            lines[1] = f"start = tl.maximum({first} - {seen.before}, 0) // RBLOCK * RBLOCK"
+            lines[1] = f"start = tl.maximum(first - {seen.before}, 0) // RBLOCK * RBLOCK"
         if seen.behind is not None:
-            lines[2] = f"stop = tl.maximum(tl.minimum(all, {first} + XBLOCK + {seen.behind}), 0)"
+            lines[2] = f"stop = tl.maximum(tl.minimum(all, first + XBLOCK + {seen.behind}), 0)"
         return lines
 
-    def _rest(self, seen: Live) -> list[str]:
+    def _rest(self) -> list[str]:
         """Values that no row of the block weighs are multiplied by 0: what is not finite must come out."""
+        seen = self.seen
         parts = [("0", "tl.minimum(start, all)")] if seen.before is not None else []
         if seen.behind is not None:
             parts.append(("tl.maximum((stop + RBLOCK - 1) // RBLOCK * RBLOCK, start)", "all"))
         if not parts:
             return []
-        lines = [f"rest = tl.zeros([RBLOCK, {_block(self.found.width)}], tl.float32)"]
+        lines = [f"rest = tp.unweighed_zeros(RBLOCK, {_block(self.found.width)}, {TYPES[self.found.values.dtype]})"]
         for start, stop in parts:
-            lines.append(f"for roffset in tl.range(tp.bound({start}), tp.bound({stop}), RBLOCK, num_stages={STAGES}):")
-            inside = [*self._columns(), self._block_of_values(), "rest += values.to(tl.float32) * 0.0"]
-            lines += [f"    {line}" for line in inside]
-        return [*lines, "sums += tl.sum(rest, 0)[None, :]"]
+            inside = [*self._columns(), self._block_of_values(), "rest = tp.unweighed(rest, values)"]
+            lines += [_loop(start, stop), *(f"    {line}" for line in inside)]
+        return [*lines, "sums += tl.sum(rest.to(tl.float32), 0)[None, :]"]
 
     def _inside(self, name: str, v: Var) -> list[str]:
         """The index of a loop that a block holds, and where it is."""
         n = _block(v)
         some = f"tl.full([1, {n}], True, tl.int1)" if v.extent == n else f"{name}index < {v.extent}"
         return [f"{name}index = tl.arange(0, {n})[None, :]{self.long}", f"{name}mask = {some}"]
+
+
+def _loop(start: str, stop: str) -> str:
+    """The head of a loop over blocks of columns."""
+    return f"for roffset in tl.range(tp.bound({start}), tp.bound({stop}), RBLOCK, num_stages={STAGES}):"
 
 
 def _halvings(f: Attention) -> int:

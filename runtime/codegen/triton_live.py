@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..ir.index import Expr, Var, expr, of
 from ..ir.nodes import FLOATS, Node
+from .triton_logits import is_lowest
 
 _AND, _OR, _NOT = ("logical_and", "bitwise_and"), ("logical_or", "bitwise_or"), ("logical_not", "bitwise_not")
 _OPPOSITE = {"ge": "lt", "lt": "ge", "gt": "le", "le": "gt"}
@@ -14,46 +15,67 @@ _OPPOSITE = {"ge": "lt", "lt": "ge", "gt": "le", "le": "gt"}
 
 @dataclass(frozen=True)
 class Live:
-    """The logits of a row are -inf but for columns row - before, ..., row + behind (None: no bound)."""
+    """The columns row - before, ..., row + behind of a row (None: no bound)."""
 
     before: int | None = None
     behind: int | None = None
 
 
 def live_columns(logits: Node, row: Var, column: Var) -> Live:
-    """What the outermost choices of a logit say: those with -inf on one side."""
-    before: list[int] = []
-    behind: list[int] = []
-    for gap in _gaps(logits):
-        # gap >= 0 is what a logit takes.
-        for first, second, found in ((row, column, behind), (column, row, before)):
-            rest = gap - of(first) + of(second)
-            if rest.is_const:
-                found.append(int(rest))
-    return Live(min(before, default=None), min(behind, default=None))
+    """What the outermost choices of a logit say, those with -inf on one side: the logits of all other columns are -inf."""
+    found: list[Live] = []
+    while (choice := _choice(logits)) is not None:
+        condition, holds, logits = choice
+        found += [live for c in _conditions(condition, holds) if (live := _bound(c, row, column)) is not None]
+    return _all(found)
 
 
-def _gaps(n: Node) -> Iterator[Expr]:
-    """Expressions that are not negative where a value is not -inf."""
-    while True:
-        if n.op == "to_dtype" and n.dtype in FLOATS and n.args[0].dtype in FLOATS:
-            n = n.args[0]
-        elif n.op == "where" and _is_lowest(n.args[2]):
-            yield from _conditions(n.args[0], True)
-            n = n.args[1]
-        elif n.op == "where" and _is_lowest(n.args[1]):
-            yield from _conditions(n.args[0], False)
-            n = n.args[2]
-        else:
-            return
+def free_columns(logits: Node, row: Var, column: Var) -> tuple[Node, Live]:
+    """A logit without those of these choices that ask nothing but coordinates, and the columns for which they take the logit."""
+    found: list[Live] = []
+    while (choice := _choice(logits)) is not None:
+        condition, holds, inner = choice
+        bounds = [_bound(c, row, column) for c in _conditions(condition, holds)]
+        if None in bounds or logits.op != "where":
+            break
+        found += [live for live in bounds if live is not None]
+        logits = inner
+    return logits, _all(found)
 
 
-def _is_lowest(n: Node) -> bool:
-    return n.op == "const" and n.dtype in FLOATS and n.attr == -float("inf")
+def _all(found: list[Live]) -> Live:
+    return Live(
+        min((n for f in found if (n := f.before) is not None), default=None),
+        min((n for f in found if (n := f.behind) is not None), default=None),
+    )
 
 
-def _conditions(n: Node, holds: bool) -> Iterator[Expr]:
-    """Expressions that are not negative where a condition holds (or does not)."""
+def _choice(n: Node) -> tuple[Node, bool, Node] | None:
+    """Of a choice between -inf and a logit: the condition, what it is for the logit, and the logit."""
+    while n.op == "to_dtype" and n.dtype in FLOATS and n.args[0].dtype in FLOATS:
+        (n,) = n.args
+    if n.op == "where" and is_lowest(n.args[2]):
+        return n.args[0], True, n.args[1]
+    if n.op == "where" and is_lowest(n.args[1]):
+        return n.args[0], False, n.args[2]
+    return None
+
+
+def _bound(gap: Expr | None, row: Var, column: Var) -> Live | None:
+    """The columns for which an expression is not negative, if it is a difference of row and column."""
+    if gap is None:
+        return None
+    if (rest := gap - of(row) + of(column)).is_const:
+        return Live(behind=int(rest))
+    if (rest := gap - of(column) + of(row)).is_const:
+        return Live(before=int(rest))
+    return None
+
+
+def _conditions(n: Node, holds: bool) -> Iterator[Expr | None]:
+    """Expressions that are not negative where a condition holds (or does not), and None for each part of it that is none; only where none of
+    them is negative it holds, if there is no None.
+    """
     if n.op in _NOT:
         yield from _conditions(n.args[0], not holds)
     elif n.op in (_AND if holds else _OR):
@@ -62,9 +84,13 @@ def _conditions(n: Node, holds: bool) -> Iterator[Expr]:
     elif n.op in _OPPOSITE:
         op = n.op if holds else _OPPOSITE[n.op]
         left, right = (_coordinate(x) for x in n.args)
-        if left is not None and right is not None:
+        if left is None or right is None:
+            yield None
+        else:
             gap = left - right
             yield {"ge": gap, "gt": gap - 1, "le": -gap, "lt": -gap - 1}[op]
+    else:
+        yield None
 
 
 def _coordinate(n: Node) -> Expr | None:
@@ -73,4 +99,4 @@ def _coordinate(n: Node) -> Expr | None:
     return expr(n.attr) if n.op == "const" and n.dtype == "int64" else None
 
 
-__all__ = ["Live", "live_columns"]
+__all__ = ["Live", "free_columns", "live_columns"]
