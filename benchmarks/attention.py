@@ -27,6 +27,7 @@ from compared import chosen, loaded, run_all
 console = Console(stderr=True)
 HERE = Path(__file__).parent
 CAP = 30.0
+DEVICE = "cuda"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Attention:
         size = (self.batch, self.heads, self.steps, self.width)
         if self.steps_first:
             size = (self.batch, self.steps, self.heads, self.width)
-        made = [torch.randn(size, device="cuda").to(self.dtype) for _ in range(3)]
+        made = [torch.randn(size, device=DEVICE).to(self.dtype) for _ in range(3)]
         return [*made, *self.more(self)]
 
 
@@ -66,15 +67,15 @@ def bias_of(*shape: int | None) -> Callable[[Attention], list[Tensor]]:
 
     def make(p: Attention) -> list[Tensor]:
         size = [p.steps if n is None else p.heads if n == 0 else n for n in shape]
-        return [torch.randn(size, device="cuda").to(p.dtype)]
+        return [torch.randn(size, device=DEVICE).to(p.dtype)]
 
     return make
 
 
 def padding(p: Attention) -> list[Tensor]:
     """Which columns to leave out: the last ones, of each batch another number."""
-    ends = torch.linspace(p.steps // 2, p.steps, p.batch, device="cuda").long()
-    return [torch.arange(p.steps, device="cuda")[None, None, None, :] >= ends[:, None, None, None]]
+    ends = torch.linspace(p.steps // 2, p.steps, p.batch, device=DEVICE).long()
+    return [torch.arange(p.steps, device=DEVICE)[None, None, None, :] >= ends[:, None, None, None]]
 
 
 def flex_plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ def _is_causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 @functools.cache
 def causal_blocks(steps: int) -> Any:
-    return create_block_mask(_is_causal, None, None, steps, steps, device="cuda")
+    return create_block_mask(_is_causal, None, None, steps, steps, device=DEVICE)
 
 
 def flex_causal_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import frexp, inf
 
-from ..ir.nodes import FLOATS, Node, load
+from ..ir.nodes import FLOATS, Node, const, load
 from ..schedule.operands import HALF
 
 # They pass small errors on as small errors; after all else a rounding could decide.
@@ -50,32 +50,42 @@ def score_dtype(logits: Node, name: str) -> str:
     return next(ld.dtype for ld in logits.loads() if ld.attr.buffer == name)
 
 
+def _reads(n: Node, name: str) -> bool:
+    return any(ld.attr.buffer == name for ld in n.loads())
+
+
 def _unrounded(n: Node, name: str) -> Node | None:
-    """None where something other than roundings and smooth functions is made of the score."""
-    if not any(ld.attr.buffer == name for ld in n.loads()) or (n.op == "load" and n.dtype == "float32"):
+    """A value of float32; None where something other than roundings, choices and smooth functions is made of the score."""
+    if not _reads(n, name) or (n.op == "load" and n.dtype == "float32"):
         return n
     if n.dtype != "float32":
-        return None
+        return None  # a condition that reads the score, too
     if n.op == "to_dtype":
-        return _of_half(n, name)
+        return _of_half(n.args[0], name)
     if n.op != "where" and n.op not in SMOOTH:
         return None
-    args = tuple(a for a in (_unrounded(a, name) for a in n.args) if a is not None)  # of a condition: None, if it reads the score
+    args = tuple(a for a in (_unrounded(a, name) for a in n.args) if a is not None)
     return Node(n.op, args, n.dtype, n.attr) if len(args) == len(n.args) else None
 
 
 def _of_half(n: Node, name: str) -> Node | None:
-    """A 16-bit value of the score, made wider again."""
-    (half,) = n.args
-    if half.dtype not in HALF:
+    """A 16-bit value as one of float32."""
+    if n.dtype not in HALF:
         return None
-    if half.op == "load":
-        return load(name, (), "float32") if half.dtype == "bfloat16" else n
-    if half.op != "to_dtype" or (inner := _unrounded(half.args[0], name)) is None:
+    if n.op == "const":
+        return const(n.attr, "float32")
+    if not _reads(n, name):
+        return Node("to_dtype", (n,), "float32")
+    if n.op == "load":
+        return load(name, (), "float32") if n.dtype == "bfloat16" else Node("to_dtype", (n,), "float32")
+    if n.op == "where" and not _reads(n.args[0], name):
+        one, other = (_of_half(a, name) for a in n.args[1:])
+        return None if one is None or other is None else Node("where", (n.args[0], one, other), "float32")
+    if n.op != "to_dtype" or (inner := _unrounded(n.args[0], name)) is None:
         return None
-    if half.dtype == "bfloat16" or _keeps_digits(half.args[0], half.dtype):
+    if n.dtype == "bfloat16" or _keeps_digits(n.args[0], n.dtype):
         return inner
-    return Node("to_dtype", (Node("to_dtype", (inner,), half.dtype),), "float32")
+    return Node("to_dtype", (Node("to_dtype", (inner,), n.dtype),), "float32")
 
 
 def _keeps_digits(n: Node, dtype: str) -> bool:
