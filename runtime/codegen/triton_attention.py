@@ -5,7 +5,7 @@ the sum of values weighted by exp(logit - greatest logit so far), which shrinks 
 the end. So probabilities are rounded before the division, by the same relative error. Each operand, the logits and the end are functions
 of their own, written by the emitter of other kernels. Where every logit has one factor, it goes into the exponent. What coordinates leave out
 is looked at in those blocks of columns only where they leave out something (a branch: the matrix units wait for each other where the blocks are
-two loops).
+two loops). Where data leave out columns (padding, documents), a loop over these data comes first, and says from which column to which there are any.
 
 Infinities and NaNs come out as they do of the steps one by one: a row of -inf alone has a sum of 0, and 0 / 0 is nan; inf - inf is nan; and
 values that nobody weighs are multiplied by 0 all the same, also those of columns that no row of a block has a logit for.
@@ -23,7 +23,7 @@ from ..schedule.plan import Kernel
 from ..schedule.planned import factors
 from .triton_functions import Functions, rounded
 from .triton_fused import render_fused
-from .triton_live import Live, free_columns, live_columns
+from .triton_live import Live, Told, free_columns, live_columns, told_columns
 from .triton_logits import factored, score_dtype, unrounded
 from .triton_product import contraction, render_product
 from .triton_values import HALF, TYPES
@@ -31,6 +31,7 @@ from .triton_values import HALF, TYPES
 LEAST_BLOCK = 16  # rows and columns of the matrix units
 MOST_ROWS = 128  # of a block: all blocks have a divisor of it
 STAGES = 3  # blocks of columns that are on their way
+LOOKED_AT = 1024  # columns at a time, of whose data nothing but the first and the last that has a logit is kept
 
 
 def attention_of(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Attention:
@@ -81,6 +82,10 @@ class _Renderer(Functions):
             at = found.rows[0], found.columns[0]
             self.seen = live_columns(logits, *at)
             self.logits["free"], self.free = free_columns(logits, *at)
+        self.told = told_columns(logits, found.rows, found.columns, found.score[0])
+        others = [ld for ld in logits.loads() if ld.attr.buffer != found.score[0]]
+        # Loads in a branch would not be on their way early.
+        self.loads = any(not ld.vars().isdisjoint(found.columns) for ld in others)
 
     def render(self) -> list[str]:
         f = self.found
@@ -94,6 +99,8 @@ class _Renderer(Functions):
             lines += [*self.operand(side, outer, (inner,), value), "", ""]
         for side in self.logits:
             lines += [*self._logits(side), "", ""]
+        for k, told in enumerate(self.told):
+            lines += self._told(k, told)
         return [*lines, *self._end(), "", "", *self._kernel()]
 
     # -- functions of a block ------------------------------------------------------------------------------------------
@@ -110,6 +117,20 @@ class _Renderer(Functions):
         value = f"tl.broadcast_to({v.node(logits)}, [XBLOCK, RBLOCK])"
         lines.append(f"return {value}" if side == "free" else f'return tl.where(rmask0, {value}, float("-inf"))')
         return self.function(side, v, lines, digits, name)
+
+    def _told(self, k: int, told: Told) -> list[str]:
+        """What data say of a row, and of a column."""
+        f = self.found
+        sides = [] if told.row is None else [(f"row{k}", f.rows, (), told.row, "[XBLOCK, 1]")]
+        sides += [(f"column{k}", (), f.columns, told.column, "[1, RBLOCK]")]
+        made: list[str] = []
+        for side, outer, inner, value, shape in sides:
+            lines: list[str] = []
+            v, digits = self.values(lines, outer, inner)
+            number = "" if value.dtype == "bool" else ".to(tl.int64)"
+            lines.append(f"return tl.broadcast_to({v.node(value)}, {shape}){number}")
+            made += [*self.function(side, v, lines, digits), "", ""]
+        return made
 
     def _end(self) -> list[str]:
         """The weighted sums, divided and stored."""
@@ -185,6 +206,9 @@ class _Renderer(Functions):
             out.append(f"(roffset < first + XBLOCK - {1 + free.before})")
         if free.behind is not None:
             out.append(f"(roffset + RBLOCK > first + {1 + free.behind})")
+        if self.loads:
+            always = f"logits = {self.name}_logits({index}, cmask[None, :], score, XBLOCK, RBLOCK)"
+            return [f"if {columns} % RBLOCK == 0:", f"    {without}", "else:", f"    {always}"] if len(out) == 1 else [always]
         if len(out) == 1:
             return [f"if {columns} % RBLOCK == 0:", f"    {without}", f"elif {out[0]}:", *looked]
         return [f"if {' | '.join(out)}:", *looked]
@@ -201,13 +225,51 @@ class _Renderer(Functions):
             lines[1] = f"start = tl.maximum(first - {seen.before}, 0) // RBLOCK * RBLOCK"
         if seen.behind is not None:
             lines[2] = f"stop = tl.maximum(tl.minimum(all, first + XBLOCK + {seen.behind}), 0)"
-        return lines
+        return [*lines, *self._told_bounds()]
+
+    def _told_bounds(self) -> list[str]:
+        """From where to where data say that there are columns with logits for some row of the block."""
+        if not self.told:
+            return []
+        given, columns = ", ".join(self.buffers), count(self.found.columns)
+        step = min(LOOKED_AT, max(LEAST_BLOCK, 1 << (columns - 1).bit_length()))
+        lines: list[str] = []
+        live = ["there"]
+        for k, told in enumerate(self.told):
+            column = f"{self.name}_column{k}({given}, batch, xindex, xmask, index, there, XBLOCK, {step})"
+            if told.row is None:
+                live.append(column)
+                continue
+            row = f"{self.name}_row{k}({given}, batch, xindex, xmask, dindex, dmask, XBLOCK, 1)"
+            lines += [
+                f"row{k} = {row}",
+                f"least{k} = tl.min(tl.where(xmask, row{k}, {2**63 - 1}))",
+                f"most{k} = tl.max(tl.where(xmask, row{k}, {-(2**63) + 1}))",
+            ]
+            limits = {"ge": ("<= most",), "gt": ("< most",), "le": (">= least",), "lt": ("> least",), "eq": (">= least", "<= most")}
+            live += [f"({column} {limit}{k})" for limit in limits[told.op]]
+        inside = [
+            f"index = (coffset + tl.arange(0, {step})[None, :]){self.long}",
+            f"there = index < {columns}",
+            f"live = {' & '.join(live)}",
+            f"begin = tl.minimum(begin, tl.min(tl.where(live, index, {columns})).to(tl.int32))",
+            "end = tl.maximum(end, tl.max(tl.where(live, index + 1, 0)).to(tl.int32))",
+        ]
+        return [
+            *lines,
+            "begin = all",
+            "end = all * 0",
+            f"for coffset in tl.range(tp.bound(start), tp.bound(stop), {step}):",
+            *(f"    {line}" for line in inside),
+            "start = tl.maximum(start, begin // RBLOCK * RBLOCK)",
+            "stop = tl.minimum(stop, end)",
+        ]
 
     def _rest(self) -> list[str]:
         """Values that no row of the block weighs are multiplied by 0: what is not finite must come out."""
         seen = self.seen
-        parts = [("0", "tl.minimum(start, all)")] if seen.before is not None else []
-        if seen.behind is not None:
+        parts = [("0", "tl.minimum(start, all)")] if seen.before is not None or self.told else []
+        if seen.behind is not None or self.told:
             parts.append(("tl.maximum((stop + RBLOCK - 1) // RBLOCK * RBLOCK, start)", "all"))
         if not parts:
             return []

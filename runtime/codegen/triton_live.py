@@ -1,16 +1,21 @@
-"""Which columns of a row have a logit at all, where a program says by coordinates that others are -inf: causal masks and sliding windows."""
+"""Which columns of a row have a logit at all, where a program says that others are -inf: by coordinates (causal masks and sliding windows), or by
+data that belong to columns, or to rows and columns apart (padding, documents).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ..ir.index import Expr, Var, expr, of
 from ..ir.nodes import FLOATS, Node
+from ..schedule.operands import has_values
 from .triton_logits import is_lowest
 
 _AND, _OR, _NOT = ("logical_and", "bitwise_and"), ("logical_or", "bitwise_or"), ("logical_not", "bitwise_not")
 _OPPOSITE = {"ge": "lt", "lt": "ge", "gt": "le", "le": "gt"}
+_TURNED = {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt", "eq": "eq"}
+_WHOLE = ("int8", "int16", "int32", "int64", "uint8")
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,56 @@ class Live:
 
     before: int | None = None
     behind: int | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """A column has a logit for a row only where `column` is true of it (no `op`), or where `op` holds for the row's `row` and its `column`, both
+    whole numbers.
+    """
+
+    column: Node
+    op: str = ""
+    row: Node | None = None
+
+
+def told_columns(logits: Node, rows: Collection[Var], columns: Collection[Var], score: str) -> list[Told]:
+    """What the outermost choices of a logit ask of data, one number for each column. `score`: the register that is no data."""
+    found: list[Told] = []
+    while (choice := _choice(logits)) is not None:
+        condition, holds, logits = choice
+        for part, true in _parts(condition, holds):
+            data = part.loads()
+            if not data or any(ld.attr.buffer == score or ld.args or any(map(has_values, ld.attr.index)) for ld in data):
+                continue
+            if (told := _told(part, true, frozenset(rows), frozenset(columns))) is not None:
+                found.append(told)
+    return found
+
+
+def _told(n: Node, holds: bool, rows: frozenset[Var], columns: frozenset[Var]) -> Told | None:
+    of_rows, of_columns = not rows.isdisjoint(n.vars()), not columns.isdisjoint(n.vars())
+    if of_columns and not of_rows:
+        return Told(n if holds else Node("logical_not", (n,), "bool"))
+    if not of_columns or len(n.args) != 2 or any(a.dtype not in _WHOLE for a in n.args):
+        return None
+    op = n.op if holds else _OPPOSITE.get(n.op, "eq" if n.op == "ne" else "")
+    row, column = n.args
+    if not columns.isdisjoint(row.vars()):
+        row, column, op = column, row, _TURNED.get(op, "")
+    apart = columns.isdisjoint(row.vars()) and rows.isdisjoint(column.vars())
+    return Told(column, op, row) if apart and op in _TURNED else None
+
+
+def _parts(n: Node, holds: bool) -> Iterator[tuple[Node, bool]]:
+    """Conditions all of which hold (or do not, by the number beside them) where a condition holds (or does not)."""
+    if n.op in _NOT and n.args[0].dtype == "bool":
+        yield from _parts(n.args[0], not holds)
+    elif n.op in (_AND if holds else _OR) and all(a.dtype == "bool" for a in n.args):
+        for a in n.args:
+            yield from _parts(a, holds)
+    else:
+        yield n, holds
 
 
 def live_columns(logits: Node, row: Var, column: Var) -> Live:
@@ -76,21 +131,14 @@ def _conditions(n: Node, holds: bool) -> Iterator[Expr | None]:
     """Expressions that are not negative where a condition holds (or does not), and None for each part of it that is none; only where none of
     them is negative it holds, if there is no None.
     """
-    if n.op in _NOT:
-        yield from _conditions(n.args[0], not holds)
-    elif n.op in (_AND if holds else _OR):
-        for a in n.args:
-            yield from _conditions(a, holds)
-    elif n.op in _OPPOSITE:
-        op = n.op if holds else _OPPOSITE[n.op]
-        left, right = (_coordinate(x) for x in n.args)
+    for part, true in _parts(n, holds):
+        left, right = (_coordinate(x) for x in part.args) if part.op in _OPPOSITE else (None, None)
         if left is None or right is None:
             yield None
         else:
             gap = left - right
+            op = part.op if true else _OPPOSITE[part.op]
             yield {"ge": gap, "gt": gap - 1, "le": -gap, "lt": -gap - 1}[op]
-    else:
-        yield None
 
 
 def _coordinate(n: Node) -> Expr | None:
@@ -99,4 +147,4 @@ def _coordinate(n: Node) -> Expr | None:
     return expr(n.attr) if n.op == "const" and n.dtype == "int64" else None
 
 
-__all__ = ["Live", "free_columns", "live_columns"]
+__all__ = ["Live", "Told", "free_columns", "live_columns", "told_columns"]
