@@ -26,6 +26,7 @@ import attention
 from attention import PROGRAMS, Attention
 from compared import chosen
 
+from opforge.errors import BuildError
 from opforge.generated.rewrites import RULES
 from opforge.runtime.build.triton_job import Binary
 from opforge.runtime.build.triton_pool import compile_kernels
@@ -69,7 +70,7 @@ def work_of(program: Attention) -> Work | None:
     def keep(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         traced = trace(gm, inputs)
         rewrite(traced.graph, RULES, device="cuda")
-        lowered = prepared(separate_outputs(lower(traced.graph).program), PROCESSORS)
+        lowered = prepared(separate_outputs(lower(traced.graph, device=attention.DEVICE).program), PROCESSORS)
         plans.append(scheduled(lowered, Config(), PROCESSORS))
         raise Traced
 
@@ -108,7 +109,7 @@ def times_of(work: Work, binaries: list[Binary | Exception], timer: CudaTimer, r
                 continue
             try:
                 runs[named(one)] = bench.load(one, binary)
-            except Exception as error:  # the device does not take it: that is what is asked
+            except (BuildError, RuntimeError) as error:  # the device does not take it
                 console.print(f"{named(one)}: {error}")
         for _ in range(rounds):
             for name, run in runs.items():
@@ -144,7 +145,10 @@ def main(
         rows[name] = times_of(work, made, CudaTimer(torch.cuda.current_device()), rounds)
         own = named(work.kernel)
         best = sorted(rows[name].items(), key=lambda item: item[1])[:SHOWN]
-        print(f"{name:34} {own:>18} {rows[name].get(own, 0):8.1f}; " + ", ".join(f"{n} {us:.1f}" for n, us in best), flush=True)
+        print(
+            f"{name:34} {own:>18} {rows[name].get(own, 0):8.1f}; " + ", ".join(f"{n} {us:.1f}" for n, us in best),
+            flush=True,
+        )
         if out is not None:
             out.write_text(json.dumps(rows, indent=1) + "\n")
 

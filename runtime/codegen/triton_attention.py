@@ -180,7 +180,9 @@ class _Renderer(Functions):
         body += [f"    {line}" for line in inside]
         body += self._rest()
         scale = "" if self.factor == 1 else f" * {self.factor!r}"
-        body.append(f"{self.name}_end({given}, batch, xindex, xmask, windex, wmask, sums, top{scale}, total, XBLOCK, {width})")
+        body.append(
+            f"{self.name}_end({given}, batch, xindex, xmask, windex, wmask, sums, top{scale}, total, XBLOCK, {width})"
+        )
         taken = ", ".join([*self.buffers, "XBLOCK: tl.constexpr", "RBLOCK: tl.constexpr"])
         return ["@triton.jit", f"def {self.name}({taken}):", *(f"    {line}" for line in body)]
 
@@ -208,7 +210,11 @@ class _Renderer(Functions):
             out.append(f"(roffset + RBLOCK > first + {1 + free.behind})")
         if self.loads:
             always = f"logits = {self.name}_logits({index}, cmask[None, :], score, XBLOCK, RBLOCK)"
-            return [f"if {columns} % RBLOCK == 0:", f"    {without}", "else:", f"    {always}"] if len(out) == 1 else [always]
+            return (
+                [f"if {columns} % RBLOCK == 0:", f"    {without}", "else:", f"    {always}"]
+                if len(out) == 1
+                else [always]
+            )
         if len(out) == 1:
             return [f"if {columns} % RBLOCK == 0:", f"    {without}", f"elif {out[0]}:", *looked]
         return [f"if {' | '.join(out)}:", *looked]
@@ -246,7 +252,13 @@ class _Renderer(Functions):
                 f"least{k} = tl.min(tl.where(xmask, row{k}, {2**63 - 1}))",
                 f"most{k} = tl.max(tl.where(xmask, row{k}, {-(2**63) + 1}))",
             ]
-            limits = {"ge": ("<= most",), "gt": ("< most",), "le": (">= least",), "lt": ("> least",), "eq": (">= least", "<= most")}
+            limits = {
+                "ge": ("<= most",),
+                "gt": ("< most",),
+                "le": (">= least",),
+                "lt": ("> least",),
+                "eq": (">= least", "<= most"),
+            }
             live += [f"({column} {limit}{k})" for limit in limits[told.op]]
         inside = [
             f"index = (coffset + tl.arange(0, {step})[None, :]){self.long}",

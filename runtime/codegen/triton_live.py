@@ -44,7 +44,9 @@ def told_columns(logits: Node, rows: Collection[Var], columns: Collection[Var], 
         condition, holds, logits = choice
         for part, true in _parts(condition, holds):
             data = part.loads()
-            if not data or any(ld.attr.buffer == score or ld.args or any(map(has_values, ld.attr.index)) for ld in data):
+            if not data or any(
+                ld.attr.buffer == score or ld.args or any(map(has_values, ld.attr.index)) for ld in data
+            ):
                 continue
             if (told := _told(part, true, frozenset(rows), frozenset(columns))) is not None:
                 found.append(told)

@@ -14,7 +14,9 @@ from ..schedule.operands import HALF
 
 # They pass small errors on as small errors; after all else a rounding could decide.
 SMOOTH = ("add", "div", "mul", "neg", "sub", "tanh")
-LEAST_FACTOR = 2.0**-60  # by a factor from here to 1, scores whose difference overflows differ by a logit that leaves one of them no weight
+LEAST_FACTOR = (
+    2.0**-60
+)  # by a factor from here to 1, scores whose difference overflows differ by a logit that leaves one of them no weight
 
 
 def unrounded(logits: Node, name: str) -> Node:
