@@ -11,7 +11,7 @@ A kernel runs by itself, on random numbers. µs of the fastest of all rounds, in
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,13 +99,13 @@ def configurations(own: TritonKernel) -> Iterator[TritonKernel]:
                 yield one
 
 
-def times_of(work: Work, binaries: list[Binary | Exception], timer: CudaTimer, rounds: int) -> dict[str, float]:
+def times_of(work: Work, binaries: Sequence[Binary | BuildError], timer: CudaTimer, rounds: int) -> dict[str, float]:
     """µs of each configuration that runs."""
     found: dict[str, float] = {}
     with timer.bench(work) as bench:
         runs = {}
         for one, binary in zip(work.tried, binaries, strict=True):
-            if isinstance(binary, Exception):
+            if isinstance(binary, BuildError):
                 continue
             try:
                 runs[named(one)] = bench.load(one, binary)
@@ -138,7 +138,7 @@ def main(
     for name, work in works.items():
         made = [next(binaries) for _ in work.tried]
         for one, binary in zip(work.tried, made, strict=True):
-            if isinstance(binary, Exception):
+            if isinstance(binary, BuildError):
                 console.print(f"{name}, {named(one)}: {str(binary)[:200]}")
         if compiled:
             continue

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..ir.index import Var
-from ..ir.nodes import Buffer
+from ..ir.nodes import Buffer, Node
 from ..schedule.attention import Attention, attention
 from ..schedule.operands import count
 from ..schedule.plan import Kernel
@@ -121,8 +121,10 @@ class _Renderer(Functions):
     def _told(self, k: int, told: Told) -> list[str]:
         """What data say of a row, and of a column."""
         f = self.found
-        sides = [] if told.row is None else [(f"row{k}", f.rows, (), told.row, "[XBLOCK, 1]")]
-        sides += [(f"column{k}", (), f.columns, told.column, "[1, RBLOCK]")]
+        sides: list[tuple[str, tuple[Var, ...], tuple[Var, ...], Node, str]]
+        sides = [(f"column{k}", (), f.columns, told.column, "[1, RBLOCK]")]
+        if told.row is not None:
+            sides.append((f"row{k}", f.rows, (), told.row, "[XBLOCK, 1]"))
         made: list[str] = []
         for side, outer, inner, value, shape in sides:
             lines: list[str] = []
