@@ -78,6 +78,11 @@ def padding(p: Attention) -> list[Tensor]:
     return [torch.arange(p.steps, device=DEVICE)[None, None, None, :] >= ends[:, None, None, None]]
 
 
+def documents(p: Attention) -> list[Tensor]:
+    """The number of the document that a step belongs to: eight of equal length."""
+    return [torch.arange(p.steps, device=DEVICE) * 8 // p.steps]
+
+
 def flex_plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return flex_attention(q, k, v)
 
@@ -99,6 +104,10 @@ def flex_soft_cap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def flex_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[h, i, j])
+
+
+def flex_documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(ids[i] == ids[j], s, -float("inf")))
 
 
 def _is_causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -138,6 +147,7 @@ PROGRAMS = [
     Attention("flex causal, block mask", flex_causal_blocks),
     Attention("flex alibi", flex_alibi),
     Attention("flex soft cap", flex_soft_cap),
+    Attention("flex documents", flex_documents, more=documents),
     Attention("flex bias", flex_bias, more=bias_of(0, None, None)),
     Attention("flex causal, width 128", flex_causal, heads=8, width=128),
     Attention("flex soft cap, float16", flex_soft_cap, dtype=torch.float16),
