@@ -27,6 +27,7 @@ from compared import chosen, loaded, run_all
 console = Console(stderr=True)
 HERE = Path(__file__).parent
 CAP = 30.0
+DEVICE = "cuda"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Attention:
         size = (self.batch, self.heads, self.steps, self.width)
         if self.steps_first:
             size = (self.batch, self.steps, self.heads, self.width)
-        made = [torch.randn(size, device="cuda").to(self.dtype) for _ in range(3)]
+        made = [torch.randn(size, device=DEVICE).to(self.dtype) for _ in range(3)]
         return [*made, *self.more(self)]
 
 
@@ -66,15 +67,20 @@ def bias_of(*shape: int | None) -> Callable[[Attention], list[Tensor]]:
 
     def make(p: Attention) -> list[Tensor]:
         size = [p.steps if n is None else p.heads if n == 0 else n for n in shape]
-        return [torch.randn(size, device="cuda").to(p.dtype)]
+        return [torch.randn(size, device=DEVICE).to(p.dtype)]
 
     return make
 
 
 def padding(p: Attention) -> list[Tensor]:
     """Which columns to leave out: the last ones, of each batch another number."""
-    ends = torch.linspace(p.steps // 2, p.steps, p.batch, device="cuda").long()
-    return [torch.arange(p.steps, device="cuda")[None, None, None, :] >= ends[:, None, None, None]]
+    ends = torch.linspace(p.steps // 2, p.steps, p.batch, device=DEVICE).long()
+    return [torch.arange(p.steps, device=DEVICE)[None, None, None, :] >= ends[:, None, None, None]]
+
+
+def documents(p: Attention) -> list[Tensor]:
+    """The number of the document that a step belongs to: eight of equal length."""
+    return [torch.arange(p.steps, device=DEVICE) * 8 // p.steps]
 
 
 def flex_plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -100,13 +106,17 @@ def flex_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[h, i, j])
 
 
+def flex_documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(ids[i] == ids[j], s, -float("inf")))
+
+
 def _is_causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
 @functools.cache
 def causal_blocks(steps: int) -> Any:
-    return create_block_mask(_is_causal, None, None, steps, steps, device="cuda")
+    return create_block_mask(_is_causal, None, None, steps, steps, device=DEVICE)
 
 
 def flex_causal_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -137,6 +147,7 @@ PROGRAMS = [
     Attention("flex causal, block mask", flex_causal_blocks),
     Attention("flex alibi", flex_alibi),
     Attention("flex soft cap", flex_soft_cap),
+    Attention("flex documents", flex_documents, more=documents),
     Attention("flex bias", flex_bias, more=bias_of(0, None, None)),
     Attention("flex causal, width 128", flex_causal, heads=8, width=128),
     Attention("flex soft cap, float16", flex_soft_cap, dtype=torch.float16),

@@ -74,7 +74,7 @@ def planned(fn: Callable[..., None], shapes: Shapes, gpu: int) -> Plan:
     with torch.no_grad():
         traced = trace(fn, inputs)
     rewrite(traced.graph, RULES, device="cuda")
-    program = separate_outputs(lower(traced.graph, written_inside(traced)).program)
+    program = separate_outputs(lower(traced.graph, written_inside(traced), device="cuda").program)
     many = processors(torch.cuda.current_device())
     return scheduled(prepared(program, many), current(), many)
 

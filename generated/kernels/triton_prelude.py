@@ -1045,15 +1045,27 @@ def online_exp_total(top, total, whole):
 
 
 @triton.jit
-def online_weights(sums, total, top, x, halvings: tl.constexpr):
-    """Sums of what exp(x - top) weighs, and of these weights, made smaller by a new greatest x; that, and the weights of a block x. The greatest
-    weighs 1 / 2**halvings. Rows of -inf alone have weights of 0. Whether a maximum passes a nan on does not matter: its weight is one.
+def online_weights(sums, total, top, x, factor: tl.constexpr, halvings: tl.constexpr):
+    """Sums of what exp(factor * (x - top)) weighs, and of these weights, made smaller by a new greatest x; that, and the weights of a block x.
+    The greatest weighs 1 / 2**halvings. Rows of -inf alone have weights of 0. Whether a maximum passes a nan on does not matter: its weight is
+    one.
     """
     new = tl.maximum(top, tl.max(x, 1)[:, None])
     base = tl.where(new == float("-inf"), 0.0, new)
-    smaller = coarse_exp(top - base)
-    weights = tl.exp2((x - base) * LOG2_E - halvings)
+    smaller = tl.exp2((top - base) * (LOG2_E * factor))
+    weights = tl.exp2((x - base) * (LOG2_E * factor) - halvings)
     return sums * smaller, total * smaller + tl.sum(weights, 1)[:, None], new, weights
+
+
+# Values that nobody weighs are multiplied by 0, in their own dtype: what is not finite makes a nan. The interpreter multiplies the bits of bfloat16.
+@triton.jit
+def unweighed_zeros(rows: tl.constexpr, columns: tl.constexpr, dtype: tl.constexpr):
+    return tl.zeros([rows, columns], tl.float32 if INTERPRETED else dtype)
+
+
+@triton.jit
+def unweighed(rest, values):
+    return rest + values.to(rest.dtype) * 0.0
 
 
 @triton.jit

@@ -65,6 +65,18 @@ def documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(ids[i] == ids[j], s, -INF))
 
 
+def causal_documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where((i >= j) & (ids[i] == ids[j]), s, -INF))
+
+
+def lengths(q: Tensor, k: Tensor, v: Tensor, n: Tensor) -> Tensor:
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(j < n[b], s, -INF))
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, -1) @ v
+
+
 def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return flex_attention(q, k[:, :2], v[:, :2], enable_gqa=True)
 
@@ -137,6 +149,16 @@ CASES: dict[str, tuple[Program, Callable[[], list[Tensor]]]] = {
     "only later columns": (later_only, heads),
     "sliding window": (sliding, lambda: heads(1030)),
     "documents": (documents, lambda: [*heads(), torch.arange(515, device="cuda") // 91]),
+    **{
+        f"plain, {dtype}, {steps} steps, width {width}": (
+            plain,
+            lambda dtype=dtype, steps=steps, width=width: heads(steps, width, getattr(torch, dtype)),
+        )
+        for dtype, steps, width in (("bfloat16", 1024, 64), ("float16", 515, 64), ("float16", 256, 128), ("bfloat16", 515, 128))
+    },
+    "long documents": (documents, lambda: [*heads(2000), torch.arange(2000, device="cuda") // 300]),
+    "causal documents": (causal_documents, lambda: [*heads(1030), torch.arange(1030, device="cuda") // 170]),
+    "lengths": (lengths, lambda: [*heads(1500), torch.tensor([0, 1201], device="cuda")]),
     "grouped queries": (grouped, lambda: [half(2, 8, 300, 64), *heads(300)[1:]]),
 }  # fmt: skip
 
@@ -155,16 +177,36 @@ def test_as_accurate_as_eager(name: str, graphs: bool) -> None:
 
 @pytest.mark.parametrize("bad", [INF, -INF, float("nan")])
 @pytest.mark.parametrize("which", ["queries", "keys", "values", "bias"])
-@pytest.mark.parametrize("name", ["composed", "causal"])
+@pytest.mark.parametrize("name", ["composed", "causal", "plain", "documents"])
 def test_infinities_and_nans_spread_as_in_eager(bad: float, which: str, name: str) -> None:
     torch.manual_seed(0)
-    given = [*heads(200), half(200, 200)] if name == "composed" else heads(200)
-    if (at := ("queries", "keys", "values", "bias").index(which)) >= len(given):
+    more = {"composed": lambda: [half(200, 200)], "documents": lambda: [torch.arange(200, device="cuda") // 60]}
+    given = [*heads(200), *more.get(name, list)()]
+    if name != "composed" and which == "bias":
         pytest.skip("it has no bias")
-    given[at][..., 70, 3] = bad
-    program = composed if name == "composed" else causal
+    given[("queries", "keys", "values", "bias").index(which)][..., 70, 3] = bad
+    program = {"composed": composed, "causal": causal, "plain": plain, "documents": documents}[name]
     found, _ = compiled(program, given, False)
     assert_as_accurate(found, program(*given), program(*(t.double() for t in given)))
+
+
+def test_rows_of_infinitely_small_scores() -> None:
+    """Eager's softmax of such a row is nan: the library's kernels give numbers."""
+    given = heads(200)
+    given[0][..., 70, 3] = -INF
+    given[1][..., 3] = given[1][..., 3].abs() + 1
+    found, _ = compiled(plain, given, False)
+    assert bool(found[..., 70, :].isnan().all())
+    assert_as_accurate(found, plain(*given), plain(*(t.double() for t in given)))
+
+
+def test_plain_values_near_the_greatest_number() -> None:
+    """The library's kernels overflow there."""
+    q, k, v = heads(200)
+    given = [q, k, v.sign() * 3e38]
+    found, _ = compiled(plain, given, False)
+    assert bool(found.isfinite().all())
+    assert_as_accurate(found, plain(*given), plain(*(t.double() for t in given)))
 
 
 def test_values_near_the_greatest_number() -> None:

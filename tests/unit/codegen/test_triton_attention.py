@@ -112,6 +112,31 @@ def documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(ids[i] == ids[j], s, -INF))
 
 
+def wide_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Some blocks of columns are whole inside of it."""
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where((i >= j) & (i - j < 100), s, -INF))
+
+
+def causal_documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where((i >= j) & (ids[i] == ids[j]), s, -INF))
+
+
+def lengths(q: Tensor, k: Tensor, v: Tensor, n: Tensor) -> Tensor:
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(j < n[b], s, -INF))
+
+
+def in_order(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(ids[i] <= ids[j], s, -INF))
+
+
+def positive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(s > 0, s, -INF))
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, -1) @ v
+
+
 def flex_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[h, i, j])
 
@@ -137,8 +162,25 @@ def mask_of(*shape: int, empty: bool = False) -> Tensor:
     return mask
 
 
+def beyond(*ends: int, before: bool = False) -> Tensor:
+    """Which of 130 columns to leave out, of each batch another number: those behind the ends, or before them."""
+    columns, given = torch.arange(130)[None, None, None, :], torch.tensor(ends)[:, None, None, None]
+    return columns < given if before else columns >= given
+
+
 def steps_first() -> list[Tensor]:
     return [half(2, 50, 2, 32) for _ in range(3)]
+
+
+def spoiled(make: Callable[[], list[Tensor]], which: int, bad: float) -> Callable[[], list[Tensor]]:
+    """Inputs of which one has some odd number, in the last head."""
+
+    def made() -> list[Tensor]:
+        inputs = make()
+        inputs[which][..., -1, 50, 3] = bad
+        return inputs
+
+    return made
 
 
 CASES: dict[str, Case] = {
@@ -170,6 +212,20 @@ CASES: dict[str, Case] = {
     "sliding window": (sliding, lambda: heads(150)),
     "sliding window, more queries": (sliding, lambda: heads(180, keys=60)),
     "documents": (documents, lambda: [*heads(), torch.arange(65) // 11]),
+    "plain": (plain, lambda: heads(130)),
+    "plain in float16": (plain, lambda: heads(130, dtype=torch.float16)),
+    "plain in float16, width of 80": (plain, lambda: heads(40, 80, torch.float16)),
+    "plain, scores of 1e30": (plain, lambda: [*(t * 1e15 for t in heads()[:2]), heads()[2]]),
+    "window with whole blocks": (wide_window, lambda: heads(200)),
+    "long documents": (documents, lambda: [*heads(200), torch.arange(200) // 50]),
+    "causal documents": (causal_documents, lambda: [*heads(130), torch.arange(130) // 33]),
+    "documents with a nan in the next": (documents, lambda: [*spoiled(lambda: heads(100), 2, float("nan"))(), torch.arange(100) // 25]),
+    "lengths": (lengths, lambda: [*heads(130), torch.tensor([40, 97])]),
+    "lengths of nothing": (lengths, lambda: [*heads(130), torch.tensor([0, 97])]),
+    "in order": (in_order, lambda: [*heads(130), torch.arange(130) // 20]),
+    "columns behind": (masked, lambda: [*heads(130), beyond(50, 100)]),
+    "columns before": (masked, lambda: [*heads(130), beyond(50, 100, before=True)]),
+    "positive scores": (positive, heads),
     "flexible bias": (flex_bias, with_bias(2, 65, 65)),
     "grouped queries": (grouped, lambda: [half(2, 4, 40, 32) for _ in range(3)]),
     "flexible, heads behind the steps": (flex_by_steps, steps_first),
@@ -199,17 +255,6 @@ def ran(plans: dict[str, tuple[Plan, list[Tensor]]]) -> dict[str, Tensor]:
 
 def is_joined(plan: Plan) -> bool:
     return sum(bool(k.parts) for k in plan.kernels()) == 1 and not any(isinstance(s, ExternStep) for s in plan.steps)
-
-
-def spoiled(make: Callable[[], list[Tensor]], which: int, bad: float) -> Callable[[], list[Tensor]]:
-    """Inputs of which one has some odd number, in the last head."""
-
-    def made() -> list[Tensor]:
-        inputs = make()
-        inputs[which][..., -1, 50, 3] = bad
-        return inputs
-
-    return made
 
 
 CASES |= {
@@ -249,7 +294,32 @@ def assert_as_accurate(found: Tensor, eager: Tensor, exact: Tensor) -> None:
     assert float(ours.square().mean()) <= 4 * float(theirs.square().mean()) + 1e-7 * scale
 
 
-@pytest.mark.parametrize("name", ["bias", "float16", "width of 80", "soft cap", "slopes", "heads behind the steps"])
+@pytest.mark.parametrize("name", ["mask", "lengths", "causal documents", "columns behind"])
+def test_data_are_looked_at_first(plans: dict[str, tuple[Plan, list[Tensor]]], name: str) -> None:
+    (kernel,) = render_triton(plans[name][0]).kernels.values()
+    assert "stop = tl.minimum(stop, end)" in kernel.source
+
+
+@pytest.mark.parametrize("name", ["bias", "causal", "mask of whole rows", "positive scores"])
+def test_nothing_is_looked_at_for_nothing(plans: dict[str, tuple[Plan, list[Tensor]]], name: str) -> None:
+    (kernel,) = render_triton(plans[name][0]).kernels.values()
+    assert "coffset" not in kernel.source
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bias",
+        "float16",
+        "width of 80",
+        "soft cap",
+        "slopes",
+        "heads behind the steps",
+        "causal",
+        "causal documents",
+        "columns behind",
+    ],
+)
 def test_compiles_for_sm90(plans: dict[str, tuple[Plan, list[Tensor]]], name: str, tmp_path: Path) -> None:
     for kernel in render_triton(plans[name][0]).kernels.values():
         assert compile_job(cuda.job_of(kernel, 90), tmp_path).cubin[:4] == b"\x7fELF"

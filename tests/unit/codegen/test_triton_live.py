@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opforge.runtime.codegen.triton_live import Live, live_columns
+from opforge.runtime.codegen.triton_live import Live, Told, free_columns, live_columns, told_columns
 from opforge.runtime.ir.index import Var, of
 from opforge.runtime.ir.nodes import Node, const, index_node, load
 
@@ -56,3 +56,63 @@ ALWAYS_TOLD = load("mask", (I, J), "bool")
 )
 def test_bounds(logits: Node, wanted: Live) -> None:
     assert live_columns(logits, ROW, COLUMN) == wanted
+
+
+@pytest.mark.parametrize(
+    ("logits", "wanted", "live"),
+    [
+        (SCORE, SCORE, Live()),
+        (where(CAUSAL, SCORE, LOWEST), SCORE, Live(behind=0)),
+        (where(CAUSAL, where(NEAR, SCORE, LOWEST), LOWEST), SCORE, Live(before=39, behind=0)),
+        (where(holds("logical_and", CAUSAL, NEAR), SCORE, LOWEST), SCORE, Live(before=39, behind=0)),
+        # A choice that asks something else too has to be made everywhere, and so has all that is inside of it.
+        *(
+            (logits, logits, Live())
+            for logits in (
+                where(holds("logical_and", ALWAYS_TOLD, CAUSAL), SCORE, LOWEST),
+                where(ALWAYS_TOLD, where(CAUSAL, SCORE, LOWEST), LOWEST),
+                where(holds("logical_or", CAUSAL, ALWAYS_TOLD), SCORE, LOWEST),
+                where(holds("ge", at(I * 2), at(J)), SCORE, LOWEST),
+            )
+        ),
+        (where(CAUSAL, where(ALWAYS_TOLD, SCORE, LOWEST), LOWEST), where(ALWAYS_TOLD, SCORE, LOWEST), Live(behind=0)),
+    ],
+)
+def test_columns_where_no_choice_is_left(logits: Node, wanted: Node, live: Live) -> None:
+    assert free_columns(logits, ROW, COLUMN) == (wanted, live)
+
+
+OF_ROW, OF_COLUMN, LENGTH = load("ids", (I,), "int64"), load("ids", (J,), "int64"), load("lengths", (0,), "int64")
+PADDED = load("padded", (J,), "bool")
+
+
+@pytest.mark.parametrize(
+    ("logits", "wanted"),
+    [
+        (where(holds("eq", OF_ROW, OF_COLUMN), SCORE, LOWEST), [Told(OF_COLUMN, "eq", OF_ROW)]),
+        (where(holds("eq", OF_COLUMN, OF_ROW), SCORE, LOWEST), [Told(OF_COLUMN, "eq", OF_ROW)]),
+        (where(holds("ne", OF_ROW, OF_COLUMN), LOWEST, SCORE), [Told(OF_COLUMN, "eq", OF_ROW)]),
+        (where(holds("le", OF_COLUMN, OF_ROW), SCORE, LOWEST), [Told(OF_COLUMN, "ge", OF_ROW)]),
+        (where(holds("lt", OF_ROW, OF_COLUMN), LOWEST, SCORE), [Told(OF_COLUMN, "ge", OF_ROW)]),
+        (where(holds("gt", OF_ROW, at(J)), SCORE, LOWEST), [Told(at(J), "gt", OF_ROW)]),
+        (where(PADDED, LOWEST, SCORE), [Told(holds("logical_not", PADDED))]),
+        (where(PADDED, SCORE, LOWEST), [Told(PADDED)]),
+        (where(holds("lt", at(J), LENGTH), SCORE, LOWEST), [Told(holds("lt", at(J), LENGTH))]),
+        (
+            where(holds("logical_and", CAUSAL, holds("eq", OF_ROW, OF_COLUMN)), where(PADDED, LOWEST, SCORE), LOWEST),
+            [Told(OF_COLUMN, "eq", OF_ROW), Told(holds("logical_not", PADDED))],
+        ),
+        # Coordinates are told without a look; a number for each row and column, an alternative, and what only forbids one number leave out nothing.
+        (where(CAUSAL, SCORE, LOWEST), []),
+        (where(ALWAYS_TOLD, SCORE, LOWEST), []),
+        (where(holds("logical_or", CAUSAL, PADDED), SCORE, LOWEST), []),
+        (where(holds("ne", OF_ROW, OF_COLUMN), SCORE, LOWEST), []),
+        (where(holds("eq", OF_ROW, OF_COLUMN), LOWEST, SCORE), []),
+        (where(holds("gt", Node("add", (OF_ROW, OF_COLUMN), "int64"), LENGTH), SCORE, LOWEST), []),
+        (where(holds("gt", load("x", (I,), "float32"), load("y", (J,), "float32")), SCORE, LOWEST), []),
+        (where(holds("gt", SCORE, load("y", (J,), "float32")), SCORE, LOWEST), []),
+        (where(PADDED, SCORE, const(0, "float32")), []),
+    ],
+)
+def test_columns_that_data_leave_out(logits: Node, wanted: list[Told]) -> None:
+    assert told_columns(logits, (ROW,), (COLUMN,), "score") == wanted
