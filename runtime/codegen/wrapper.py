@@ -90,7 +90,8 @@ class WrapperWriter:
         self.imports: list[str] = []  # what only some wrappers need
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
         self.passed: dict[str, list[str]] = {}  # arena buffers whose addresses are passed together, by the function
-        passed = Counter(home(plan, n) for k in (*plan.kernels(), *routines_of(plan)) for n in (*k.reads, *k.writes))
+        users = [*((k.reads, k.writes) for k in plan.kernels()), *((r.reads, r.writes) for r in routines_of(plan))]
+        passed = Counter(home(plan, n) for reads, writes in users for n in (*reads, *writes))
         self.often = {n for n, count in passed.items() if count > 1}
         self.allocated: set[str] = set()
         self.addresses: dict[str, str] = {}  # of buffers that are passed often: local variables
