@@ -17,7 +17,7 @@ from ..generated.ops import OUT
 from . import config
 from .build.cache import Cache, key
 from .build.scratch import warn_once
-from .codegen.unit import PRELUDE
+from .codegen.unit import KERNELS
 from .codegen.wrapper import render_wrapper
 from .config import Config
 from .execute.load import load_wrapper
@@ -205,7 +205,7 @@ def code_digest() -> str:
     parts = sorted(
         p for folder in ("ir", "schedule", "codegen", "execute", "targets") for p in (root / folder).glob("*.py")
     )
-    parts += [*sorted((root.parent / "generated").glob("*.py")), PRELUDE]
+    parts += [*sorted((root.parent / "generated").glob("*.py")), *sorted(KERNELS.glob("*.h"))]
     digest = hashlib.sha256()
     for p in parts:
         digest.update(p.name.encode() + p.read_bytes())

@@ -15,7 +15,9 @@ LOWERINGS = Lowerings(
         "aten._adaptive_avg_pool2d.default": "pool:_adaptive_avg_pool2d",
         "aten._adaptive_avg_pool2d_backward.default": "backward_spatial:_adaptive_avg_pool2d_backward",
         "aten._adaptive_avg_pool3d.default": "pool:_adaptive_avg_pool3d",
+        "aten._batch_norm_with_update_functional.default": "backward:_batch_norm_with_update_functional",
         "aten._cdist_forward.default": "pairs:_cdist_forward",
+        "aten._chunk_cat.default": "index:_chunk_cat",
         "aten._euclidean_dist.default": "pairs:_euclidean_dist",
         "aten._foreach_abs.default": "foreach:_foreach_abs",
         "aten._foreach_acos.default": "foreach:_foreach_acos",
@@ -90,11 +92,17 @@ LOWERINGS = Lowerings(
         "aten._foreach_tanh.default": "foreach:_foreach_tanh",
         "aten._foreach_trunc.default": "foreach:_foreach_trunc",
         "aten._foreach_zero.default": "foreach_lists:_foreach_zero",
+        "aten._linalg_det.default": "linear:_linalg_det",
+        "aten._linalg_eigh.default": "linear:_linalg_eigh",
+        "aten._linalg_slogdet.default": "linear:_linalg_slogdet",
+        "aten._linalg_solve_ex.default": "linear:_linalg_solve_ex",
+        "aten._linalg_svd.default": "linear:_linalg_svd",
         "aten._log_softmax.default": "norm:_log_softmax",
         "aten._log_softmax_backward_data.default": "norm:_log_softmax_backward_data",
         "aten._native_batch_norm_legit.no_stats": "norm:_native_batch_norm_legit_no_stats",
         "aten._native_batch_norm_legit_functional.default": "backward:_native_batch_norm_legit_functional",
         "aten._native_batch_norm_legit_no_training.default": "norm:_native_batch_norm_legit_no_training",
+        "aten._pdist_forward.default": "special:_pdist_forward",
         "aten._prelu_kernel.default": "activation:_prelu_kernel",
         "aten._prelu_kernel_backward.default": "activation:_prelu_kernel_backward",
         "aten._reshape_copy.default": "view:_reshape_copy",
@@ -178,10 +186,14 @@ LOWERINGS = Lowerings(
         "aten.bitwise_xor.Tensor": "compare:bitwise_xor_Tensor",
         "aten.block_diag.default": "index:block_diag",
         "aten.bmm.default": "product:bmm",
+        "aten.bucketize.Tensor": "sort:bucketize_Tensor",
         "aten.cat.default": "index:cat",
         "aten.ceil.default": "arithmetic:ceil",
         "aten.celu.default": "activation:celu",
         "aten.channel_shuffle.default": "view:channel_shuffle",
+        "aten.cholesky.default": "linear:cholesky",
+        "aten.cholesky_inverse.default": "linear:cholesky_inverse",
+        "aten.cholesky_solve.default": "linear:cholesky_solve",
         "aten.clamp.Tensor": "arithmetic:clamp_Tensor",
         "aten.clamp.default": "arithmetic:clamp",
         "aten.clamp_max.Tensor": "arithmetic:clamp_max_Tensor",
@@ -200,6 +212,8 @@ LOWERINGS = Lowerings(
         "aten.cosh.default": "math:cosh",
         "aten.count_nonzero.default": "reduction:count_nonzero",
         "aten.count_nonzero.dim_IntList": "reduction:count_nonzero_dim_IntList",
+        "aten.cummax.default": "sort:cummax",
+        "aten.cummin.default": "sort:cummin",
         "aten.cumprod.default": "scan:cumprod",
         "aten.cumsum.default": "scan:cumsum",
         "aten.deg2rad.default": "math:deg2rad",
@@ -249,6 +263,7 @@ LOWERINGS = Lowerings(
         "aten.frac.default": "arithmetic:frac",
         "aten.fractional_max_pool2d.default": "pool_indices:fractional_max_pool2d",
         "aten.fractional_max_pool3d.default": "pool_indices:fractional_max_pool3d",
+        "aten.frexp.Tensor": "special:frexp_Tensor",
         "aten.full.default": "create:full",
         "aten.full_like.default": "create:full_like",
         "aten.gather.default": "index:gather",
@@ -257,6 +272,7 @@ LOWERINGS = Lowerings(
         "aten.ge.Tensor": "compare:ge_Tensor",
         "aten.gelu.default": "activation:gelu",
         "aten.gelu_backward.default": "activation:gelu_backward",
+        "aten.geqrf.default": "linear:geqrf",
         "aten.glu.default": "activation:glu",
         "aten.glu_backward.default": "activation:glu_backward",
         "aten.gt.Scalar": "compare:gt_Scalar",
@@ -274,6 +290,8 @@ LOWERINGS = Lowerings(
         "aten.huber_loss_backward.default": "backward_loss:huber_loss_backward",
         "aten.hypot.default": "arithmetic:hypot",
         "aten.i0.default": "math:i0",
+        "aten.igamma.default": "special:igamma",
+        "aten.igammac.default": "special:igammac",
         "aten.im2col.default": "pool:im2col",
         "aten.index.Tensor": "index:index_Tensor",
         "aten.index_add.default": "index:index_add",
@@ -298,7 +316,17 @@ LOWERINGS = Lowerings(
         "aten.lerp.Tensor": "arithmetic:lerp_Tensor",
         "aten.lgamma.default": "math:lgamma",
         "aten.lift_fresh_copy.default": "compare:lift_fresh_copy",
+        "aten.linalg_cholesky_ex.default": "linear:linalg_cholesky_ex",
         "aten.linalg_cross.default": "index:linalg_cross",
+        "aten.linalg_householder_product.default": "linear:linalg_householder_product",
+        "aten.linalg_inv_ex.default": "linear:linalg_inv_ex",
+        "aten.linalg_lu.default": "linear:linalg_lu",
+        "aten.linalg_lu_factor_ex.default": "linear:linalg_lu_factor_ex",
+        "aten.linalg_lu_solve.default": "linear:linalg_lu_solve",
+        "aten.linalg_matrix_exp.default": "linear:linalg_matrix_exp",
+        "aten.linalg_pinv.atol_rtol_tensor": "linear:linalg_pinv_atol_rtol_tensor",
+        "aten.linalg_qr.default": "linear:linalg_qr",
+        "aten.linalg_solve_triangular.default": "linear:linalg_solve_triangular",
         "aten.linalg_vector_norm.default": "reduction:linalg_vector_norm",
         "aten.linspace.Scalar_Tensor": "create:linspace_Scalar_Tensor",
         "aten.linspace.Tensor_Scalar": "create:linspace_Tensor_Scalar",
@@ -326,6 +354,7 @@ LOWERINGS = Lowerings(
         "aten.logsumexp.default": "reduction:logsumexp",
         "aten.lt.Scalar": "compare:lt_Scalar",
         "aten.lt.Tensor": "compare:lt_Tensor",
+        "aten.lu_unpack.default": "linear:lu_unpack",
         "aten.masked_fill.Scalar": "compare:masked_fill_Scalar",
         "aten.masked_fill.Tensor": "compare:masked_fill_Tensor",
         "aten.masked_scatter.default": "index:masked_scatter",
@@ -342,12 +371,15 @@ LOWERINGS = Lowerings(
         "aten.maximum.default": "arithmetic:maximum",
         "aten.mean.default": "reduction:mean",
         "aten.mean.dim": "reduction:mean_dim",
+        "aten.median.default": "sort:median",
+        "aten.median.dim": "sort:median_dim",
         "aten.min.default": "reduction:min_default",
         "aten.min.dim": "reduction:min_dim",
         "aten.minimum.default": "arithmetic:minimum",
         "aten.mish.default": "activation:mish",
         "aten.mish_backward.default": "activation:mish_backward",
         "aten.mm.default": "product:mm",
+        "aten.mode.default": "sort:mode",
         "aten.mse_loss.default": "loss:mse_loss",
         "aten.mse_loss_backward.default": "loss:mse_loss_backward",
         "aten.mul.Scalar": "arithmetic:mul_Scalar",
@@ -356,6 +388,8 @@ LOWERINGS = Lowerings(
         "aten.mv.default": "product:mv",
         "aten.mvlgamma.default": "math:mvlgamma",
         "aten.nan_to_num.default": "arithmetic:nan_to_num",
+        "aten.nanmedian.default": "sort:nanmedian",
+        "aten.nanmedian.dim": "sort:nanmedian_dim",
         "aten.nansum.default": "reduction:nansum",
         "aten.narrow_copy.default": "view:narrow_copy",
         "aten.native_batch_norm.default": "norm:native_batch_norm",
@@ -384,6 +418,7 @@ LOWERINGS = Lowerings(
         "aten.one_hot.default": "index:one_hot",
         "aten.ones.default": "create:ones",
         "aten.ones_like.default": "create:ones_like",
+        "aten.ormqr.default": "linear:ormqr",
         "aten.permute.default": "view:permute",
         "aten.permute_copy.default": "view:permute_copy",
         "aten.pixel_shuffle.default": "view:pixel_shuffle",
@@ -430,6 +465,8 @@ LOWERINGS = Lowerings(
         "aten.scatter.value_reduce": "index:scatter_value_reduce",
         "aten.scatter_add.default": "index:scatter_add",
         "aten.scatter_reduce.two": "index:scatter_reduce_two",
+        "aten.searchsorted.Tensor": "sort:searchsorted_Tensor",
+        "aten.segment_reduce.default": "special:segment_reduce",
         "aten.select.int": "view:select_int",
         "aten.select_backward.default": "backward:select_backward",
         "aten.select_copy.int": "view:select_copy_int",
@@ -456,14 +493,24 @@ LOWERINGS = Lowerings(
         "aten.softplus_backward.default": "activation:softplus_backward",
         "aten.softshrink.default": "activation:softshrink",
         "aten.softshrink_backward.default": "activation:softshrink_backward",
+        "aten.sort.default": "sort:sort",
+        "aten.sort.stable": "sort:sort_stable",
         "aten.special_bessel_j0.default": "math:special_bessel_j0",
         "aten.special_bessel_j1.default": "math:special_bessel_j1",
         "aten.special_bessel_y0.default": "math:special_bessel_y0",
+        "aten.special_chebyshev_polynomial_t.default": "special:special_chebyshev_polynomial_t",
+        "aten.special_chebyshev_polynomial_u.default": "special:special_chebyshev_polynomial_u",
+        "aten.special_chebyshev_polynomial_v.default": "special:special_chebyshev_polynomial_v",
+        "aten.special_chebyshev_polynomial_w.default": "special:special_chebyshev_polynomial_w",
         "aten.special_entr.default": "math:special_entr",
         "aten.special_erfcx.default": "math:special_erfcx",
+        "aten.special_hermite_polynomial_h.default": "special:special_hermite_polynomial_h",
+        "aten.special_hermite_polynomial_he.default": "special:special_hermite_polynomial_he",
         "aten.special_i0e.default": "math:special_i0e",
         "aten.special_i1.default": "math:special_i1",
         "aten.special_i1e.default": "math:special_i1e",
+        "aten.special_laguerre_polynomial_l.default": "special:special_laguerre_polynomial_l",
+        "aten.special_legendre_polynomial_p.default": "special:special_legendre_polynomial_p",
         "aten.special_log_ndtr.default": "math:special_log_ndtr",
         "aten.special_modified_bessel_i0.default": "math:special_modified_bessel_i0",
         "aten.special_modified_bessel_i1.default": "math:special_modified_bessel_i1",
@@ -472,6 +519,10 @@ LOWERINGS = Lowerings(
         "aten.special_ndtri.default": "math:special_ndtri",
         "aten.special_scaled_modified_bessel_k0.default": "math:special_scaled_modified_bessel_k0",
         "aten.special_scaled_modified_bessel_k1.default": "math:special_scaled_modified_bessel_k1",
+        "aten.special_shifted_chebyshev_polynomial_t.default": "special:special_shifted_chebyshev_polynomial_t",
+        "aten.special_shifted_chebyshev_polynomial_u.default": "special:special_shifted_chebyshev_polynomial_u",
+        "aten.special_shifted_chebyshev_polynomial_v.default": "special:special_shifted_chebyshev_polynomial_v",
+        "aten.special_shifted_chebyshev_polynomial_w.default": "special:special_shifted_chebyshev_polynomial_w",
         "aten.special_spherical_bessel_j0.default": "math:special_spherical_bessel_j0",
         "aten.special_xlog1py.default": "arithmetic:special_xlog1py",
         "aten.special_xlog1py.other_scalar": "arithmetic:special_xlog1py_other_scalar",
@@ -505,9 +556,11 @@ LOWERINGS = Lowerings(
         "aten.tanh_backward.default": "activation:tanh_backward",
         "aten.threshold.default": "activation:threshold",
         "aten.threshold_backward.default": "activation:threshold_backward",
+        "aten.topk.default": "sort:topk",
         "aten.trace.default": "reduction:trace",
         "aten.transpose.int": "view:transpose_int",
         "aten.transpose_copy.int": "view:transpose_copy_int",
+        "aten.triangular_solve.default": "linear:triangular_solve",
         "aten.tril.default": "create:tril",
         "aten.triu.default": "create:triu",
         "aten.trunc.default": "arithmetic:trunc",
@@ -1484,7 +1537,7 @@ OPS: dict[str, OpInfo] = {
         "pool",
         ("aten._adaptive_avg_pool3d.default",),
     ),
-    "aten._adaptive_avg_pool3d_backward, aten._cdist_backward, aten._grid_sampler_2d_cpu_fallback, aten._grid_sampler_2d_cpu_fallback_backward, aten._pdist_backward, aten._pdist_forward, aten._upsample_bicubic2d_aa_backward, aten._upsample_bilinear2d_aa_backward, aten._upsample_lanczos2d_aa.default, aten._upsample_lanczos2d_aa_backward, aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d_backward, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, aten.max_pool2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_trilinear3d_backward": OpInfo(
+    "aten._adaptive_avg_pool3d_backward, aten._cdist_backward, aten._grid_sampler_2d_cpu_fallback, aten._grid_sampler_2d_cpu_fallback_backward, aten._pdist_backward, aten._upsample_bicubic2d_aa_backward, aten._upsample_bilinear2d_aa_backward, aten._upsample_lanczos2d_aa.default, aten._upsample_lanczos2d_aa_backward, aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d_backward, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, aten.max_pool2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_trilinear3d_backward": OpInfo(
         "extern",
         "Poolings, resampling and their gradients",
         "extern_rest",
@@ -1494,7 +1547,6 @@ OPS: dict[str, OpInfo] = {
             "aten._grid_sampler_2d_cpu_fallback.default",
             "aten._grid_sampler_2d_cpu_fallback_backward.default",
             "aten._pdist_backward.default",
-            "aten._pdist_forward.default",
             "aten._upsample_bicubic2d_aa_backward.default",
             "aten._upsample_bilinear2d_aa_backward.default",
             "aten._upsample_lanczos2d_aa.default",
@@ -1587,7 +1639,7 @@ OPS: dict[str, OpInfo] = {
             "aten.vstack.default",
         ),
     ),
-    "aten._add_relu, aten._aminmax, aten._chunk_cat, aten._foreach_addcdiv, aten._foreach_addcmul, aten._foreach_powsum, aten._fused_rms_norm_backward, aten._index_put_impl, aten._is_all_true, aten._is_any_true, aten._logcumsumexp, aten._masked_scale, aten._masked_softmax, aten._masked_softmax_backward, aten._stack, aten.frexp, aten.glu_backward_jvp, aten.glu_jvp, aten.hash_tensor, aten.linalg__powsum, aten.native_norm, aten.norm, aten.special_chebyshev_polynomial_t, aten.special_chebyshev_polynomial_u, aten.special_chebyshev_polynomial_v, aten.special_chebyshev_polynomial_w, aten.special_hermite_polynomial_h, aten.special_hermite_polynomial_he, aten.special_laguerre_polynomial_l, aten.special_legendre_polynomial_p, aten.special_shifted_chebyshev_polynomial_t, aten.special_shifted_chebyshev_polynomial_u, aten.special_shifted_chebyshev_polynomial_v, aten.special_shifted_chebyshev_polynomial_w": OpInfo(
+    "aten._add_relu, aten._aminmax, aten._foreach_addcdiv, aten._foreach_addcmul, aten._foreach_powsum, aten._fused_rms_norm_backward, aten._index_put_impl, aten._is_all_true, aten._is_any_true, aten._logcumsumexp, aten._masked_scale, aten._masked_softmax, aten._masked_softmax_backward, aten._stack, aten.glu_backward_jvp, aten.glu_jvp, aten.hash_tensor, aten.linalg__powsum, aten.native_norm, aten.norm": OpInfo(
         "extern",
         "Rare operators",
         "extern_rest",
@@ -1596,7 +1648,6 @@ OPS: dict[str, OpInfo] = {
             "aten._add_relu.Tensor",
             "aten._aminmax.default",
             "aten._aminmax.dim",
-            "aten._chunk_cat.default",
             "aten._foreach_addcdiv.Tensor",
             "aten._foreach_addcmul.Tensor",
             "aten._foreach_powsum.Scalar",
@@ -1609,7 +1660,6 @@ OPS: dict[str, OpInfo] = {
             "aten._masked_softmax.default",
             "aten._masked_softmax_backward.default",
             "aten._stack.default",
-            "aten.frexp.Tensor",
             "aten.glu_backward_jvp.default",
             "aten.glu_jvp.default",
             "aten.hash_tensor.default",
@@ -1617,42 +1667,6 @@ OPS: dict[str, OpInfo] = {
             "aten.native_norm.ScalarOpt_dim_dtype",
             "aten.native_norm.default",
             "aten.norm.ScalarOpt_dtype",
-            "aten.special_chebyshev_polynomial_t.default",
-            "aten.special_chebyshev_polynomial_t.n_scalar",
-            "aten.special_chebyshev_polynomial_t.x_scalar",
-            "aten.special_chebyshev_polynomial_u.default",
-            "aten.special_chebyshev_polynomial_u.n_scalar",
-            "aten.special_chebyshev_polynomial_u.x_scalar",
-            "aten.special_chebyshev_polynomial_v.default",
-            "aten.special_chebyshev_polynomial_v.n_scalar",
-            "aten.special_chebyshev_polynomial_v.x_scalar",
-            "aten.special_chebyshev_polynomial_w.default",
-            "aten.special_chebyshev_polynomial_w.n_scalar",
-            "aten.special_chebyshev_polynomial_w.x_scalar",
-            "aten.special_hermite_polynomial_h.default",
-            "aten.special_hermite_polynomial_h.n_scalar",
-            "aten.special_hermite_polynomial_h.x_scalar",
-            "aten.special_hermite_polynomial_he.default",
-            "aten.special_hermite_polynomial_he.n_scalar",
-            "aten.special_hermite_polynomial_he.x_scalar",
-            "aten.special_laguerre_polynomial_l.default",
-            "aten.special_laguerre_polynomial_l.n_scalar",
-            "aten.special_laguerre_polynomial_l.x_scalar",
-            "aten.special_legendre_polynomial_p.default",
-            "aten.special_legendre_polynomial_p.n_scalar",
-            "aten.special_legendre_polynomial_p.x_scalar",
-            "aten.special_shifted_chebyshev_polynomial_t.default",
-            "aten.special_shifted_chebyshev_polynomial_t.n_scalar",
-            "aten.special_shifted_chebyshev_polynomial_t.x_scalar",
-            "aten.special_shifted_chebyshev_polynomial_u.default",
-            "aten.special_shifted_chebyshev_polynomial_u.n_scalar",
-            "aten.special_shifted_chebyshev_polynomial_u.x_scalar",
-            "aten.special_shifted_chebyshev_polynomial_v.default",
-            "aten.special_shifted_chebyshev_polynomial_v.n_scalar",
-            "aten.special_shifted_chebyshev_polynomial_v.x_scalar",
-            "aten.special_shifted_chebyshev_polynomial_w.default",
-            "aten.special_shifted_chebyshev_polynomial_w.n_scalar",
-            "aten.special_shifted_chebyshev_polynomial_w.x_scalar",
         ),
     ),
     "aten._amp_foreach_non_finite_check_and_unscale, aten._amp_update_scale, aten._fused_adagrad, aten._fused_adam, aten._fused_adamw, aten._fused_sgd": OpInfo(
@@ -1800,13 +1814,12 @@ OPS: dict[str, OpInfo] = {
             "aten.upsample_nearest3d.vec",
         ),
     ),
-    "aten._batch_norm_no_update, aten._batch_norm_with_update_functional, aten.batch_norm_backward, aten.batch_norm_backward_elemt, aten.batch_norm_backward_reduce, aten.batch_norm_elemt, aten.batch_norm_gather_stats, aten.batch_norm_gather_stats_with_counts, aten.batch_norm_stats, aten.batch_norm_update_stats": OpInfo(
+    "aten._batch_norm_no_update, aten.batch_norm_backward, aten.batch_norm_backward_elemt, aten.batch_norm_backward_reduce, aten.batch_norm_elemt, aten.batch_norm_gather_stats, aten.batch_norm_gather_stats_with_counts, aten.batch_norm_stats, aten.batch_norm_update_stats": OpInfo(
         "extern",
         "Batch norms over several devices, or in the layout of a library",
         "extern_rest",
         (
             "aten._batch_norm_no_update.default",
-            "aten._batch_norm_with_update_functional.default",
             "aten.batch_norm_backward.default",
             "aten.batch_norm_backward_elemt.default",
             "aten.batch_norm_backward_reduce.default",
@@ -1817,10 +1830,16 @@ OPS: dict[str, OpInfo] = {
             "aten.batch_norm_update_stats.default",
         ),
     ),
+    "aten._batch_norm_with_update_functional": OpInfo(
+        "composite",
+        "Normalized per channel by the statistics of the batch; also the running statistics that follow, and nothing for a library",
+        "backward",
+        ("aten._batch_norm_with_update_functional.default",),
+    ),
     "aten._cdist_forward": OpInfo(
         "composite", "Distances of all pairs of rows", "pairs", ("aten._cdist_forward.default",)
     ),
-    "aten._cholesky_solve_helper, aten._linalg_eigvals, aten.linalg_ldl_factor_ex, aten.linalg_ldl_solve, aten.lu_unpack": OpInfo(
+    "aten._cholesky_solve_helper, aten._linalg_eigvals, aten.linalg_ldl_factor_ex, aten.linalg_ldl_solve": OpInfo(
         "extern",
         "Linear algebra",
         "extern_rest",
@@ -1829,7 +1848,6 @@ OPS: dict[str, OpInfo] = {
             "aten._linalg_eigvals.default",
             "aten.linalg_ldl_factor_ex.default",
             "aten.linalg_ldl_solve.default",
-            "aten.lu_unpack.default",
         ),
     ),
     "aten._choose_qparams_per_tensor, aten._rowwise_prune, aten._saturate_weight_to_fp16, aten._wrapped_linear_prepack, aten._wrapped_quantized_linear_prepacked, aten.choose_qparams_optimized, aten.fake_quantize_per_channel_affine, aten.fake_quantize_per_channel_affine_cachemask_backward, aten.fake_quantize_per_tensor_affine, aten.fake_quantize_per_tensor_affine_cachemask_backward, aten.fbgemm_linear_fp16_weight, aten.fbgemm_linear_fp16_weight_fp32_activation, aten.fbgemm_linear_int8_weight, aten.fbgemm_linear_int8_weight_fp32_activation, aten.fbgemm_linear_quantize_weight, aten.fbgemm_pack_gemm_matrix_fp16, aten.fbgemm_pack_quantized_matrix, aten.nanquantile, aten.quantile, aten.quantized_gru_cell, aten.quantized_lstm_cell, aten.quantized_rnn_relu_cell, aten.quantized_rnn_tanh_cell": OpInfo(
@@ -1867,6 +1885,12 @@ OPS: dict[str, OpInfo] = {
             "aten.quantized_rnn_relu_cell.default",
             "aten.quantized_rnn_tanh_cell.default",
         ),
+    ),
+    "aten._chunk_cat": OpInfo(
+        "composite",
+        "Tensors in chunks along a dimension, filled up with zeros; the chunks of one number side by side",
+        "index",
+        ("aten._chunk_cat.default",),
     ),
     "aten._coalesce, aten._coalesced, aten._convert_indices_from_coo_to_csr, aten._convert_indices_from_csr_to_coo, aten._dimI, aten._dimV, aten._indices, aten._indices_copy, aten._nnz, aten._sparse_addmm, aten._sparse_broadcast_to, aten._sparse_broadcast_to_copy, aten._sparse_compressed_tensor_with_dims, aten._sparse_coo_tensor_with_dims, aten._sparse_coo_tensor_with_dims_and_tensors, aten._sparse_csr_prod, aten._sparse_csr_sum, aten._sparse_log_softmax.default, aten._sparse_log_softmax_backward_data, aten._sparse_mask_projection, aten._sparse_mm_reduce_impl, aten._sparse_mm_reduce_impl_backward, aten._sparse_semi_structured_addmm, aten._sparse_semi_structured_apply, aten._sparse_semi_structured_apply_dense, aten._sparse_semi_structured_linear, aten._sparse_semi_structured_mm, aten._sparse_semi_structured_tile, aten._sparse_softmax.default, aten._sparse_softmax_backward_data, aten._sparse_sparse_matmul, aten._sparse_sum.dim, aten._sparse_sum_backward, aten._spdiags, aten._spsolve, aten._to_dense, aten._to_sparse, aten._to_sparse_bsc, aten._to_sparse_bsr, aten._to_sparse_csc, aten._to_sparse_csr, aten._to_sparse_semi_structured, aten._validate_compressed_sparse_indices, aten._values, aten._values_copy, aten.ccol_indices, aten.ccol_indices_copy, aten.col_indices, aten.col_indices_copy, aten.copy_sparse_to_sparse, aten.crow_indices, aten.crow_indices_copy, aten.dense_dim, aten.hspmm, aten.indices, aten.indices_copy, aten.is_coalesced, aten.resize_as_sparse, aten.row_indices, aten.row_indices_copy, aten.sparse_compressed_tensor, aten.sparse_coo_tensor.size, aten.sparse_dim, aten.sparse_mask, aten.sparse_resize, aten.sparse_resize_and_clear, aten.sparse_sampled_addmm, aten.values, aten.values_copy": OpInfo(
         "extern",
@@ -2500,39 +2524,26 @@ OPS: dict[str, OpInfo] = {
             "aten.to_padded_tensor.default",
         ),
     ),
-    "aten._linalg_det, aten._linalg_slogdet, aten._linalg_svd, aten._linalg_eigh, aten._linalg_solve_ex, aten.linalg_eig, aten.linalg_eigvals, aten.linalg_inv_ex, aten.linalg_qr, aten.linalg_lu, aten.linalg_lu_factor_ex, aten.linalg_lu_solve, aten.linalg_cholesky_ex, aten.linalg_lstsq, aten.linalg_solve_triangular, aten.linalg_matrix_exp, aten.linalg_pinv, aten.cholesky, aten.cholesky_solve, aten.cholesky_inverse, aten.triangular_solve, aten.geqrf, aten.linalg_householder_product, aten.ormqr": OpInfo(
-        "extern",
-        "Linear algebra",
-        "extern",
-        (
-            "aten._linalg_det.default",
-            "aten._linalg_eigh.default",
-            "aten._linalg_slogdet.default",
-            "aten._linalg_solve_ex.default",
-            "aten._linalg_svd.default",
-            "aten.cholesky.default",
-            "aten.cholesky_inverse.default",
-            "aten.cholesky_solve.default",
-            "aten.geqrf.default",
-            "aten.linalg_cholesky_ex.default",
-            "aten.linalg_eig.default",
-            "aten.linalg_eigvals.default",
-            "aten.linalg_householder_product.default",
-            "aten.linalg_inv_ex.default",
-            "aten.linalg_lstsq.default",
-            "aten.linalg_lu.default",
-            "aten.linalg_lu_factor_ex.default",
-            "aten.linalg_lu_solve.default",
-            "aten.linalg_matrix_exp.default",
-            "aten.linalg_pinv.atol_rtol_float",
-            "aten.linalg_pinv.atol_rtol_tensor",
-            "aten.linalg_pinv.default",
-            "aten.linalg_pinv.rcond_tensor",
-            "aten.linalg_qr.default",
-            "aten.linalg_solve_triangular.default",
-            "aten.ormqr.default",
-            "aten.triangular_solve.default",
-        ),
+    "aten._linalg_det": OpInfo(
+        "composite", "Determinants, with factors for the gradient", "linear", ("aten._linalg_det.default",)
+    ),
+    "aten._linalg_eigh": OpInfo(
+        "composite", "Eigenvalues of symmetric matrices, from the least", "linear", ("aten._linalg_eigh.default",)
+    ),
+    "aten._linalg_slogdet": OpInfo(
+        "composite",
+        "Signs of determinants and logarithms of their magnitudes, with factors for the gradient",
+        "linear",
+        ("aten._linalg_slogdet.default",),
+    ),
+    "aten._linalg_solve_ex": OpInfo(
+        "composite",
+        "Solutions of linear equations, with factors for the gradient",
+        "linear",
+        ("aten._linalg_solve_ex.default",),
+    ),
+    "aten._linalg_svd": OpInfo(
+        "composite", "Singular values, from the greatest", "linear", ("aten._linalg_svd.default",)
     ),
     "aten._log_softmax": OpInfo("composite", "Logarithm of softmax", "norm", ("aten._log_softmax.default",)),
     "aten._log_softmax_backward_data": OpInfo(
@@ -2646,6 +2657,9 @@ OPS: dict[str, OpInfo] = {
             "aten.rnn_tanh.input",
             "aten.rnn_tanh_cell.default",
         ),
+    ),
+    "aten._pdist_forward": OpInfo(
+        "composite", "Distances of all pairs of rows, each once", "special", ("aten._pdist_forward.default",)
     ),
     "aten._prelu_kernel": OpInfo(
         "pointwise", "x above zero, weight * x below", "activation", ("aten._prelu_kernel.default",)
@@ -3073,20 +3087,21 @@ OPS: dict[str, OpInfo] = {
         "composite", "Matrices along the diagonal of a matrix of zeros", "index", ("aten.block_diag.default",)
     ),
     "aten.bmm.default": OpInfo("reduction", "Matrix products", "product", ("aten.bmm.default",)),
-    "aten.bucketize, aten.searchsorted, aten.histc, aten.isin, aten.bincount": OpInfo(
+    "aten.bucketize.Scalar, aten.searchsorted.Scalar, aten.histc, aten.isin, aten.bincount": OpInfo(
         "extern",
         "Search",
         "extern",
         (
             "aten.bincount.default",
             "aten.bucketize.Scalar",
-            "aten.bucketize.Tensor",
             "aten.histc.default",
             "aten.isin.Scalar_Tensor",
             "aten.isin.Tensor_Scalar",
             "aten.searchsorted.Scalar",
-            "aten.searchsorted.Tensor",
         ),
+    ),
+    "aten.bucketize.Tensor": OpInfo(
+        "composite", "Between which boundaries each element lies", "sort", ("aten.bucketize.Tensor",)
     ),
     "aten.cat": OpInfo(
         "view",
@@ -3125,6 +3140,21 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.channel_shuffle": OpInfo(
         "composite", "Channels of groups interleaved", "view", ("aten.channel_shuffle.default",)
+    ),
+    "aten.cholesky": OpInfo(
+        "composite", "Triangles whose squares are the matrices", "linear", ("aten.cholesky.default",)
+    ),
+    "aten.cholesky_inverse": OpInfo(
+        "composite",
+        "Inverses of matrices that are given by their Cholesky factors",
+        "linear",
+        ("aten.cholesky_inverse.default",),
+    ),
+    "aten.cholesky_solve": OpInfo(
+        "composite",
+        "Solutions of linear equations whose matrix is given by its Cholesky factor",
+        "linear",
+        ("aten.cholesky_solve.default",),
     ),
     "aten.clamp": OpInfo(
         "pointwise", "Limited to min..max; NaN stays", "arithmetic", ("aten.clamp.Tensor", "aten.clamp.default")
@@ -3197,8 +3227,11 @@ OPS: dict[str, OpInfo] = {
         "reduction",
         ("aten.count_nonzero.dim_IntList",),
     ),
-    "aten.cummax, aten.cummin": OpInfo(
-        "extern", "Running extremes with positions", "extern", ("aten.cummax.default", "aten.cummin.default")
+    "aten.cummax": OpInfo(
+        "composite",
+        "Greatest element so far along a dimension, and where the last such is",
+        "sort",
+        ("aten.cummax.default",),
     ),
     "aten.cummaxmin_backward, aten.cumprod_backward, aten.gather_backward, aten.index_select_backward, aten.infinitely_differentiable_gelu_backward, aten.masked_select_backward, aten.trace_backward, aten.value_selecting_reduction_backward": OpInfo(
         "decomposed",
@@ -3214,6 +3247,12 @@ OPS: dict[str, OpInfo] = {
             "aten.trace_backward.default",
             "aten.value_selecting_reduction_backward.default",
         ),
+    ),
+    "aten.cummin": OpInfo(
+        "composite",
+        "Least element so far along a dimension, and where the last such is",
+        "sort",
+        ("aten.cummin.default",),
     ),
     "aten.cumprod": OpInfo("scan", "Running product (integers as int64)", "scan", ("aten.cumprod.default",)),
     "aten.cumsum": OpInfo("scan", "Running sum (integers as int64)", "scan", ("aten.cumsum.default",)),
@@ -3356,6 +3395,12 @@ OPS: dict[str, OpInfo] = {
         "pool_indices",
         ("aten.fractional_max_pool3d.default",),
     ),
+    "aten.frexp.Tensor": OpInfo(
+        "composite",
+        "Fractions of at least a half, and the exponents of two that they are multiplied by",
+        "special",
+        ("aten.frexp.Tensor",),
+    ),
     "aten.full": OpInfo("create", "One value everywhere", "create", ("aten.full.default",)),
     "aten.full_like": OpInfo(
         "create", "One value in the shape of another tensor", "create", ("aten.full_like.default",)
@@ -3372,6 +3417,9 @@ OPS: dict[str, OpInfo] = {
         "pointwise", "Gaussian error linear unit, exact or by tanh", "activation", ("aten.gelu.default",)
     ),
     "aten.gelu_backward": OpInfo("pointwise", "Gradient of gelu", "activation", ("aten.gelu_backward.default",)),
+    "aten.geqrf": OpInfo(
+        "composite", "Reflections that make matrices triangles, and the triangles", "linear", ("aten.geqrf.default",)
+    ),
     "aten.glu": OpInfo("composite", "First half times the sigmoid of the second", "activation", ("aten.glu.default",)),
     "aten.glu_backward": OpInfo("composite", "Gradient of glu", "activation", ("aten.glu_backward.default",)),
     "aten.grid_sampler_2d, aten.grid_sampler_3d": OpInfo(
@@ -3410,21 +3458,11 @@ OPS: dict[str, OpInfo] = {
     ),
     "aten.hypot": OpInfo("pointwise", "sqrt(self^2 + other^2)", "arithmetic", ("aten.hypot.default",)),
     "aten.i0": OpInfo("pointwise", "Modified Bessel function of the first kind, order 0", "math", ("aten.i0.default",)),
-    "aten.igamma, aten.igammac, aten.special_airy_ai, aten.quantize_per_tensor, aten.dequantize, aten.segment_reduce": OpInfo(
-        "extern",
-        "Rare operators",
-        "extern",
-        (
-            "aten.dequantize.self",
-            "aten.dequantize.tensors",
-            "aten.igamma.default",
-            "aten.igammac.default",
-            "aten.quantize_per_tensor.default",
-            "aten.quantize_per_tensor.tensor_qparams",
-            "aten.quantize_per_tensor.tensors",
-            "aten.segment_reduce.default",
-            "aten.special_airy_ai.default",
-        ),
+    "aten.igamma": OpInfo(
+        "composite", "Lower incomplete gamma function, regularized", "special", ("aten.igamma.default",)
+    ),
+    "aten.igammac": OpInfo(
+        "composite", "Upper incomplete gamma function, regularized", "special", ("aten.igammac.default",)
     ),
     "aten.im2col": OpInfo("view", "Sliding windows as columns", "pool", ("aten.im2col.default",)),
     "aten.index.Tensor": OpInfo(
@@ -3467,6 +3505,12 @@ OPS: dict[str, OpInfo] = {
     "aten.isnan": OpInfo("pointwise", "Whether NaN", "compare", ("aten.isnan.default",)),
     "aten.isneginf": OpInfo("pointwise", "Whether minus infinity", "compare", ("aten.isneginf.default",)),
     "aten.isposinf": OpInfo("pointwise", "Whether plus infinity", "compare", ("aten.isposinf.default",)),
+    "aten.kthvalue, aten.msort, aten.argsort": OpInfo(
+        "extern",
+        "Sorting and selection",
+        "extern",
+        ("aten.argsort.default", "aten.argsort.stable", "aten.kthvalue.default", "aten.msort.default"),
+    ),
     "aten.lcm": OpInfo("pointwise", "Least common multiple", "arithmetic", ("aten.lcm.default",)),
     "aten.ldexp": OpInfo(
         "pointwise", "self * 2 ** other, for whole exponents, rounded once", "arithmetic", ("aten.ldexp.Tensor",)
@@ -3482,8 +3526,68 @@ OPS: dict[str, OpInfo] = {
         "pointwise", "Linear interpolation, from the nearer end", "arithmetic", ("aten.lerp.Scalar", "aten.lerp.Tensor")
     ),
     "aten.lgamma": OpInfo("pointwise", "Logarithm of the absolute gamma function", "math", ("aten.lgamma.default",)),
+    "aten.linalg_cholesky_ex": OpInfo(
+        "composite",
+        "Triangles whose squares are the matrices, and which have none",
+        "linear",
+        ("aten.linalg_cholesky_ex.default",),
+    ),
     "aten.linalg_cross": OpInfo(
         "composite", "Cross product along a dimension of size 3", "index", ("aten.linalg_cross.default",)
+    ),
+    "aten.linalg_eig, aten.linalg_eigvals, aten.linalg_lstsq": OpInfo(
+        "extern",
+        "Linear algebra",
+        "extern",
+        ("aten.linalg_eig.default", "aten.linalg_eigvals.default", "aten.linalg_lstsq.default"),
+    ),
+    "aten.linalg_householder_product": OpInfo(
+        "composite",
+        "The first columns of a product of reflections",
+        "linear",
+        ("aten.linalg_householder_product.default",),
+    ),
+    "aten.linalg_inv_ex": OpInfo(
+        "composite", "Inverse matrices, and which have none", "linear", ("aten.linalg_inv_ex.default",)
+    ),
+    "aten.linalg_lu": OpInfo(
+        "composite", "Factors of matrices, and the permutation of their rows", "linear", ("aten.linalg_lu.default",)
+    ),
+    "aten.linalg_lu_factor_ex": OpInfo(
+        "composite",
+        "Factors of matrices with exchanged rows, the exchanges, and which have a zero on the diagonal",
+        "linear",
+        ("aten.linalg_lu_factor_ex.default",),
+    ),
+    "aten.linalg_lu_solve": OpInfo(
+        "composite",
+        "Solutions of linear equations whose matrix is given by factors",
+        "linear",
+        ("aten.linalg_lu_solve.default",),
+    ),
+    "aten.linalg_matrix_exp": OpInfo(
+        "composite", "Exponentials of matrices", "linear", ("aten.linalg_matrix_exp.default",)
+    ),
+    "aten.linalg_pinv": OpInfo(
+        "extern",
+        "Inverses of what is not singular in matrices, by bounds that are numbers",
+        "linear",
+        ("aten.linalg_pinv.atol_rtol_float", "aten.linalg_pinv.default", "aten.linalg_pinv.rcond_tensor"),
+    ),
+    "aten.linalg_pinv.atol_rtol_tensor": OpInfo(
+        "composite", "Inverses of what is not singular in matrices", "linear", ("aten.linalg_pinv.atol_rtol_tensor",)
+    ),
+    "aten.linalg_qr": OpInfo(
+        "composite",
+        "Orthogonal columns and the triangle that they are multiplied by",
+        "linear",
+        ("aten.linalg_qr.default",),
+    ),
+    "aten.linalg_solve_triangular": OpInfo(
+        "composite",
+        "Solutions of linear equations whose matrix is a triangle",
+        "linear",
+        ("aten.linalg_solve_triangular.default",),
     ),
     "aten.linalg_vector_norm": OpInfo(
         "composite", "Norm of the elements over dimensions", "reduction", ("aten.linalg_vector_norm.default",)
@@ -3557,6 +3661,12 @@ OPS: dict[str, OpInfo] = {
         "composite", "log(sum(exp(x))), shifted by the greatest element", "reduction", ("aten.logsumexp.default",)
     ),
     "aten.lt": OpInfo("pointwise", "Whether less", "compare", ("aten.lt.Scalar", "aten.lt.Tensor")),
+    "aten.lu_unpack": OpInfo(
+        "composite",
+        "Triangles and the permutation that factors and pivots stand for",
+        "linear",
+        ("aten.lu_unpack.default",),
+    ),
     "aten.masked_fill": OpInfo(
         "pointwise",
         "value where the mask holds, else self",
@@ -3617,6 +3727,15 @@ OPS: dict[str, OpInfo] = {
     "aten.maximum": OpInfo("pointwise", "The greater one; NaN if one is NaN", "arithmetic", ("aten.maximum.default",)),
     "aten.mean.default": OpInfo("reduction", "Mean of all elements", "reduction", ("aten.mean.default",)),
     "aten.mean.dim": OpInfo("reduction", "Mean over dimensions", "reduction", ("aten.mean.dim",)),
+    "aten.median.default": OpInfo(
+        "composite", "Element in the middle of the order of all, the lower of two", "sort", ("aten.median.default",)
+    ),
+    "aten.median.dim": OpInfo(
+        "composite",
+        "Element in the middle of a dimension's order, the lower of two, and where it is",
+        "sort",
+        ("aten.median.dim",),
+    ),
     "aten.min.default": OpInfo("reduction", "Least element", "reduction", ("aten.min.default",)),
     "aten.min.dim": OpInfo(
         "composite", "Least element of a dimension and its position", "reduction", ("aten.min.dim",)
@@ -3640,6 +3759,12 @@ OPS: dict[str, OpInfo] = {
             "aten.mm.dtype",
         ),
     ),
+    "aten.mode": OpInfo(
+        "composite",
+        "Element that is most often along a dimension, of several the least, and where it is",
+        "sort",
+        ("aten.mode.default",),
+    ),
     "aten.mse_loss": OpInfo("composite", "Squared difference", "loss", ("aten.mse_loss.default",)),
     "aten.mse_loss_backward": OpInfo("composite", "Gradient of mse_loss", "loss", ("aten.mse_loss_backward.default",)),
     "aten.mul": OpInfo("pointwise", "Product", "arithmetic", ("aten.mul.Scalar", "aten.mul.Tensor")),
@@ -3654,6 +3779,18 @@ OPS: dict[str, OpInfo] = {
         "composite", "Logarithm of the gamma function of several variables", "math", ("aten.mvlgamma.default",)
     ),
     "aten.nan_to_num": OpInfo("pointwise", "NaN and infinities replaced", "arithmetic", ("aten.nan_to_num.default",)),
+    "aten.nanmedian.default": OpInfo(
+        "composite",
+        "Element in the middle of the order of all numbers, the lower of two",
+        "sort",
+        ("aten.nanmedian.default",),
+    ),
+    "aten.nanmedian.dim": OpInfo(
+        "composite",
+        "Element in the middle of the order of a dimension's numbers, the lower of two, and where it is",
+        "sort",
+        ("aten.nanmedian.dim",),
+    ),
     "aten.nansum": OpInfo("reduction", "Sum with NaN as 0", "reduction", ("aten.nansum.default",)),
     "aten.narrow_copy": OpInfo("composite", "A range of a dimension", "view", ("aten.narrow_copy.default",)),
     "aten.native_batch_norm": OpInfo(
@@ -3758,6 +3895,7 @@ OPS: dict[str, OpInfo] = {
     "aten.one_hot": OpInfo("gather", "1 at the class of each element", "index", ("aten.one_hot.default",)),
     "aten.ones": OpInfo("create", "Ones", "create", ("aten.ones.default",)),
     "aten.ones_like": OpInfo("create", "Ones in the shape of another tensor", "create", ("aten.ones_like.default",)),
+    "aten.ormqr": OpInfo("composite", "A product of reflections times a matrix", "linear", ("aten.ormqr.default",)),
     "aten.permute, aten.permute_copy": OpInfo(
         "view", "Dimensions in another order", "view", ("aten.permute.default", "aten.permute_copy.default")
     ),
@@ -3922,6 +4060,15 @@ OPS: dict[str, OpInfo] = {
     "aten.scatter_reduce.two": OpInfo(
         "scatter", "Elements combined by an index per element along a dimension", "index", ("aten.scatter_reduce.two",)
     ),
+    "aten.searchsorted.Tensor": OpInfo(
+        "composite",
+        "Where each element belongs in the sorted last dimension of another tensor",
+        "sort",
+        ("aten.searchsorted.Tensor",),
+    ),
+    "aten.segment_reduce": OpInfo(
+        "composite", "Runs of a dimension reduced, each to one element", "special", ("aten.segment_reduce.default",)
+    ),
     "aten.select.int, aten.select_copy.int": OpInfo(
         "view", "One position of a dimension", "view", ("aten.select.int", "aten.select_copy.int")
     ),
@@ -3974,23 +4121,26 @@ OPS: dict[str, OpInfo] = {
     "aten.softshrink_backward": OpInfo(
         "pointwise", "Gradient of softshrink", "activation", ("aten.softshrink_backward.default",)
     ),
-    "aten.sort, aten.topk, aten.kthvalue, aten.median, aten.nanmedian, aten.mode, aten.msort, aten.argsort": OpInfo(
+    "aten.sort.default": OpInfo(
+        "composite", "Elements of a dimension in order, and where each comes from", "sort", ("aten.sort.default",)
+    ),
+    "aten.sort.stable": OpInfo(
+        "composite",
+        "Elements of a dimension in order, and where each comes from; equal ones may stay in theirs",
+        "sort",
+        ("aten.sort.stable",),
+    ),
+    "aten.special_airy_ai, aten.quantize_per_tensor, aten.dequantize": OpInfo(
         "extern",
-        "Sorting and selection",
+        "Rare operators",
         "extern",
         (
-            "aten.argsort.default",
-            "aten.argsort.stable",
-            "aten.kthvalue.default",
-            "aten.median.default",
-            "aten.median.dim",
-            "aten.mode.default",
-            "aten.msort.default",
-            "aten.nanmedian.default",
-            "aten.nanmedian.dim",
-            "aten.sort.default",
-            "aten.sort.stable",
-            "aten.topk.default",
+            "aten.dequantize.self",
+            "aten.dequantize.tensors",
+            "aten.quantize_per_tensor.default",
+            "aten.quantize_per_tensor.tensor_qparams",
+            "aten.quantize_per_tensor.tensors",
+            "aten.special_airy_ai.default",
         ),
     ),
     "aten.special_bessel_j0": OpInfo(
@@ -4005,15 +4155,85 @@ OPS: dict[str, OpInfo] = {
     "aten.special_bessel_y1": OpInfo(
         "extern", "Bessel function of the second kind, order 1", "extern", ("aten.special_bessel_y1.default",)
     ),
+    "aten.special_chebyshev_polynomial_t.default": OpInfo(
+        "composite",
+        "Chebyshev's polynomials of the first kind",
+        "special",
+        ("aten.special_chebyshev_polynomial_t.default",),
+    ),
+    "aten.special_chebyshev_polynomial_t.x_scalar, aten.special_chebyshev_polynomial_t.n_scalar, aten.special_chebyshev_polynomial_u.x_scalar, aten.special_chebyshev_polynomial_u.n_scalar, aten.special_chebyshev_polynomial_v.x_scalar, aten.special_chebyshev_polynomial_v.n_scalar, aten.special_chebyshev_polynomial_w.x_scalar, aten.special_chebyshev_polynomial_w.n_scalar, aten.special_shifted_chebyshev_polynomial_t.x_scalar, aten.special_shifted_chebyshev_polynomial_t.n_scalar, aten.special_shifted_chebyshev_polynomial_u.x_scalar, aten.special_shifted_chebyshev_polynomial_u.n_scalar, aten.special_shifted_chebyshev_polynomial_v.x_scalar, aten.special_shifted_chebyshev_polynomial_v.n_scalar, aten.special_shifted_chebyshev_polynomial_w.x_scalar, aten.special_shifted_chebyshev_polynomial_w.n_scalar, aten.special_hermite_polynomial_h.x_scalar, aten.special_hermite_polynomial_h.n_scalar, aten.special_hermite_polynomial_he.x_scalar, aten.special_hermite_polynomial_he.n_scalar, aten.special_laguerre_polynomial_l.x_scalar, aten.special_laguerre_polynomial_l.n_scalar, aten.special_legendre_polynomial_p.x_scalar, aten.special_legendre_polynomial_p.n_scalar": OpInfo(
+        "extern",
+        "Orthogonal polynomials of a number",
+        "special",
+        (
+            "aten.special_chebyshev_polynomial_t.n_scalar",
+            "aten.special_chebyshev_polynomial_t.x_scalar",
+            "aten.special_chebyshev_polynomial_u.n_scalar",
+            "aten.special_chebyshev_polynomial_u.x_scalar",
+            "aten.special_chebyshev_polynomial_v.n_scalar",
+            "aten.special_chebyshev_polynomial_v.x_scalar",
+            "aten.special_chebyshev_polynomial_w.n_scalar",
+            "aten.special_chebyshev_polynomial_w.x_scalar",
+            "aten.special_hermite_polynomial_h.n_scalar",
+            "aten.special_hermite_polynomial_h.x_scalar",
+            "aten.special_hermite_polynomial_he.n_scalar",
+            "aten.special_hermite_polynomial_he.x_scalar",
+            "aten.special_laguerre_polynomial_l.n_scalar",
+            "aten.special_laguerre_polynomial_l.x_scalar",
+            "aten.special_legendre_polynomial_p.n_scalar",
+            "aten.special_legendre_polynomial_p.x_scalar",
+            "aten.special_shifted_chebyshev_polynomial_t.n_scalar",
+            "aten.special_shifted_chebyshev_polynomial_t.x_scalar",
+            "aten.special_shifted_chebyshev_polynomial_u.n_scalar",
+            "aten.special_shifted_chebyshev_polynomial_u.x_scalar",
+            "aten.special_shifted_chebyshev_polynomial_v.n_scalar",
+            "aten.special_shifted_chebyshev_polynomial_v.x_scalar",
+            "aten.special_shifted_chebyshev_polynomial_w.n_scalar",
+            "aten.special_shifted_chebyshev_polynomial_w.x_scalar",
+        ),
+    ),
+    "aten.special_chebyshev_polynomial_u.default": OpInfo(
+        "composite",
+        "Chebyshev's polynomials of the second kind",
+        "special",
+        ("aten.special_chebyshev_polynomial_u.default",),
+    ),
+    "aten.special_chebyshev_polynomial_v.default": OpInfo(
+        "composite",
+        "Chebyshev's polynomials of the third kind",
+        "special",
+        ("aten.special_chebyshev_polynomial_v.default",),
+    ),
+    "aten.special_chebyshev_polynomial_w.default": OpInfo(
+        "composite",
+        "Chebyshev's polynomials of the fourth kind",
+        "special",
+        ("aten.special_chebyshev_polynomial_w.default",),
+    ),
     "aten.special_entr": OpInfo(
         "pointwise", "-x log(x), 0 at zero, -inf below", "math", ("aten.special_entr.default",)
     ),
     "aten.special_erfcx": OpInfo("pointwise", "exp(x * x) erfc(x)", "math", ("aten.special_erfcx.default",)),
+    "aten.special_hermite_polynomial_h.default": OpInfo(
+        "composite", "Hermite's polynomials, the physicists'", "special", ("aten.special_hermite_polynomial_h.default",)
+    ),
+    "aten.special_hermite_polynomial_he.default": OpInfo(
+        "composite",
+        "Hermite's polynomials, the probabilists'",
+        "special",
+        ("aten.special_hermite_polynomial_he.default",),
+    ),
     "aten.special_i0e": OpInfo("pointwise", "i0 scaled by exp(-|x|)", "math", ("aten.special_i0e.default",)),
     "aten.special_i1": OpInfo(
         "pointwise", "Modified Bessel function of the first kind, order 1", "math", ("aten.special_i1.default",)
     ),
     "aten.special_i1e": OpInfo("pointwise", "i1 scaled by exp(-|x|)", "math", ("aten.special_i1e.default",)),
+    "aten.special_laguerre_polynomial_l.default": OpInfo(
+        "composite", "Laguerre's polynomials", "special", ("aten.special_laguerre_polynomial_l.default",)
+    ),
+    "aten.special_legendre_polynomial_p.default": OpInfo(
+        "composite", "Legendre's polynomials", "special", ("aten.special_legendre_polynomial_p.default",)
+    ),
     "aten.special_log_ndtr": OpInfo(
         "pointwise", "Logarithm of the normal distribution function", "math", ("aten.special_log_ndtr.default",)
     ),
@@ -4055,6 +4275,30 @@ OPS: dict[str, OpInfo] = {
         "Modified Bessel function of the second kind, order 1, times exp(x)",
         "math",
         ("aten.special_scaled_modified_bessel_k1.default",),
+    ),
+    "aten.special_shifted_chebyshev_polynomial_t.default": OpInfo(
+        "composite",
+        "Chebyshev's polynomials of the first kind, from 0 to 1",
+        "special",
+        ("aten.special_shifted_chebyshev_polynomial_t.default",),
+    ),
+    "aten.special_shifted_chebyshev_polynomial_u.default": OpInfo(
+        "composite",
+        "Chebyshev's polynomials of the second kind, from 0 to 1",
+        "special",
+        ("aten.special_shifted_chebyshev_polynomial_u.default",),
+    ),
+    "aten.special_shifted_chebyshev_polynomial_v.default": OpInfo(
+        "composite",
+        "Chebyshev's polynomials of the third kind, from 0 to 1",
+        "special",
+        ("aten.special_shifted_chebyshev_polynomial_v.default",),
+    ),
+    "aten.special_shifted_chebyshev_polynomial_w.default": OpInfo(
+        "composite",
+        "Chebyshev's polynomials of the fourth kind, from 0 to 1",
+        "special",
+        ("aten.special_shifted_chebyshev_polynomial_w.default",),
     ),
     "aten.special_spherical_bessel_j0": OpInfo(
         "pointwise", "sin(x) / x, 1 at zero and 0 at both ends", "math", ("aten.special_spherical_bessel_j0.default",)
@@ -4123,9 +4367,21 @@ OPS: dict[str, OpInfo] = {
     "aten.threshold_backward": OpInfo(
         "pointwise", "Gradient of threshold and relu", "activation", ("aten.threshold_backward.default",)
     ),
+    "aten.topk": OpInfo(
+        "composite",
+        "The greatest (or least) elements of a dimension, and where they are",
+        "sort",
+        ("aten.topk.default",),
+    ),
     "aten.trace": OpInfo("composite", "Sum of the diagonal", "reduction", ("aten.trace.default",)),
     "aten.transpose.int, aten.transpose_copy.int": OpInfo(
         "view", "Two dimensions exchanged", "view", ("aten.transpose.int", "aten.transpose_copy.int")
+    ),
+    "aten.triangular_solve": OpInfo(
+        "composite",
+        "Solutions of linear equations whose matrix is a triangle, and a copy of that",
+        "linear",
+        ("aten.triangular_solve.default",),
     ),
     "aten.tril": OpInfo("view", "The lower triangle, zero above", "create", ("aten.tril.default",)),
     "aten.tril_indices, aten.triu_indices, aten.combinations": OpInfo(

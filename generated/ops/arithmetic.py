@@ -563,10 +563,15 @@ def nextafter(b, self, other):
 
 # spec: aten.ldexp
 def ldexp_Tensor(b, self, other):
-    b.native_if(is_int(dtype(other)) and dtype(self) != "float64", 'is_int(dtype(other)) and dtype(self) != "float64"')
+    b.native_if(
+        is_int(dtype(other)) and dtype(self) != "float64" or dtype(self) == "float32" and dtype(other) == "float32",
+        '(is_int(dtype(other)) and dtype(self) != "float64") or (dtype(self) == "float32" and dtype(other) == "float32")',
+    )
     p = b.pointwise((self,), plain=(other,), promote="float", compute="float64")
     self, other = p.operands
-    return p.result(s.ldexp(self, to(s.minimum(s.maximum(to(other, "int32"), -400), 400), "float64")))
+    if is_int(dtype(other)):
+        return p.result(s.ldexp(self, to(s.minimum(s.maximum(to(other, "int32"), -400), 400), "float64")))
+    return p.result(self * to(to(s.exp2(to(other, "float64")), "float32"), "float64"))
 
 
 # spec: aten.logaddexp
@@ -693,6 +698,8 @@ def logit(b, self, eps=None):
 
 # spec: aten.addr
 def addr(b, self, vec1, vec2, *, beta=1, alpha=1):
-    b.native_if(is_nonzero(beta), "is_nonzero(beta)")
+    b.native_if(is_nonzero(beta) or beta == 0, "is_nonzero(beta) or beta == 0")
     outer = b.call("aten.unsqueeze.default", vec1, 1) * vec2
+    if not is_nonzero(beta):
+        return to(b.call("aten.mul.Tensor", outer, alpha), promoted_dtype(self, outer))
     return b.call("aten.mul.Tensor", self, beta) + b.call("aten.mul.Tensor", outer, alpha)

@@ -123,7 +123,28 @@ def native_batch_norm_backward(
 
 # spec: aten._native_batch_norm_legit_functional
 def _native_batch_norm_legit_functional(b, input, weight, bias, running_mean, running_var, training, momentum, eps):
-    b.native_if(training and rank(input) >= 2, "training and rank(input) >= 2")
+    b.native_if(
+        rank(input) >= 2 and (training or not is_on_gpu(input)),
+        "rank(input) >= 2 and (training or not is_on_gpu(input))",
+    )
+    if not training:
+        normal, none, neither = b.call(
+            "aten._native_batch_norm_legit_no_training.default",
+            input,
+            weight,
+            bias,
+            running_mean,
+            running_var,
+            momentum,
+            eps,
+        )
+        return (
+            normal,
+            none,
+            neither,
+            b.call("aten.clone.default", running_mean),
+            b.call("aten.clone.default", running_var),
+        )
     c = size(input, 1)
     dims = [0] + list(range(2, rank(input)))
     across = [1, c] + [1 for k in range(rank(input) - 2)]
@@ -151,6 +172,23 @@ def _native_batch_norm_legit_functional(b, input, weight, bias, running_mean, ru
         to(new_mean, dtype(running_mean)),
         to(new_var, dtype(running_var)),
     )
+
+
+# spec: aten._batch_norm_with_update_functional
+def _batch_norm_with_update_functional(b, input, weight, bias, running_mean, running_var, momentum, eps):
+    b.native_if(rank(input) >= 2 and not is_on_gpu(input), "rank(input) >= 2 and not is_on_gpu(input)")
+    y, m, rstd, new_mean, new_var = b.call(
+        "aten._native_batch_norm_legit_functional.default",
+        input,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        True,
+        momentum,
+        eps,
+    )
+    return y, m, rstd, b.call("aten.full.default", [0], 0, dtype="uint8"), new_mean, new_var
 
 
 # spec: aten.embedding_dense_backward

@@ -7,6 +7,7 @@ from ...runtime.lower import scalar_ops as s
 from ...runtime.lower.names import (
     broadcast,
     broadcasted,
+    ceildiv,
     drop,
     dropped,
     dtype,
@@ -21,6 +22,7 @@ from ...runtime.lower.names import (
     lowest,
     lt,
     numel,
+    prod,
     promoted_dtype,
     rank,
     replace,
@@ -602,6 +604,25 @@ def cat(b, tensors, dim=0):
             [b.at(t, replace(i, d, i[d] - start)) for t, start in zip(parts, starts)],
         ),
         promoted_dtype(*tensors),
+    )
+
+
+# spec: aten._chunk_cat
+def _chunk_cat(b, tensors, dim, num_chunks):
+    b.native_if(
+        all([dtype(t) == dtype(tensors[0]) for t in tensors]) and all([is_known(numel(t)) for t in tensors]),
+        "all([dtype(t) == dtype(tensors[0]) for t in tensors]) and all([is_known(numel(t)) for t in tensors])",
+    )
+    d = wrap(dim, rank(tensors[0]))
+    more = [ceildiv(size(t, d), num_chunks) * num_chunks - size(t, d) for t in tensors]
+    whole = [
+        b.call("aten.constant_pad_nd.default", t, [0 for k in range(2 * (rank(t) - d) - 1)] + [n], 0)
+        for t, n in zip(tensors, more)
+    ]
+    return b.call(
+        "aten.cat.default",
+        [b.call("aten.view.default", t, shape(t)[:d] + [num_chunks, prod(shape(t)[d:]) // num_chunks]) for t in whole],
+        d + 1,
     )
 
 

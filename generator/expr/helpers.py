@@ -87,6 +87,7 @@ _TABLE = {
         greatest(*x: index | list[index]) -> index
         is_on_gpu(t: tensor) -> bool
         pays_as_loops(t: tensor, n: index) -> bool
+        was_row_major(t: tensor) -> bool
         opmath(d: dtype) -> dtype
         float_of(d: dtype) -> dtype
         sum_dtype(d: dtype) -> dtype
@@ -111,6 +112,7 @@ _TABLE = {
         guarded(cond: elem, value: elem, other: elem) -> elem
         first_of(conds: list[elem], values: list[elem]) -> elem
         demanded(t: tensor, holds: tensor, error: str, says: str) -> tensor
+        routine(name: str, inputs: list[tensor], outs: list[any], numbers: list[any]) -> list[tensor]
     """,
 }
 

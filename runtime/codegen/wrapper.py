@@ -13,6 +13,7 @@ from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
+from .routines import Routine, routine_call, routines_of
 
 NO_PROGRAMS: Mapping[str, Size] = MappingProxyType({})
 NO_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -89,7 +90,8 @@ class WrapperWriter:
         self.imports: list[str] = []  # what only some wrappers need
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
         self.passed: dict[str, list[str]] = {}  # arena buffers whose addresses are passed together, by the function
-        passed = Counter(home(plan, n) for k in plan.kernels() for n in (*k.reads, *k.writes))
+        users = [*((k.reads, k.writes) for k in plan.kernels()), *((r.reads, r.writes) for r in routines_of(plan))]
+        passed = Counter(home(plan, n) for reads, writes in users for n in (*reads, *writes))
         self.often = {n for n, count in passed.items() if count > 1}
         self.allocated: set[str] = set()
         self.addresses: dict[str, str] = {}  # of buffers that are passed often: local variables
@@ -209,7 +211,11 @@ class WrapperWriter:
         if isinstance(step, KernelStep):
             self._kernel(step.kernel)
         elif isinstance(step, ExternStep):
-            self._extern(step)
+            routine = routine_call(step, self.plan.layouts)
+            if routine is None:
+                self._extern(step)
+            else:
+                self._routine(routine)
         else:
             assert isinstance(step, CopyStep)
             # Without a word to autograd: who calls the graph tells it of the write, however it was done.
@@ -306,6 +312,13 @@ class WrapperWriter:
         return (
             f"reinterpret({self._tensor(v.buffer)}, {shape_text(v.shape)}, {shape_text(v.stride)}, {number(v.offset)})"
         )
+
+    def _routine(self, routine: Routine) -> None:
+        for name in routine.writes:
+            if self._kind(name) == "own":
+                self._allocate(name)
+        args = [*(self._pointer(n) for n in (*routine.reads, *routine.writes)), *map(number, routine.sizes)]
+        self.body.append(f"{routine.name}({', '.join(args)})")
 
     def _extern(self, step: ExternStep) -> None:
         call = step.call

@@ -20,7 +20,11 @@ from ..torch_compat import reinterpret_tensor as reinterpret
 Place = tuple[torch.device, int]
 """A device, and the stream on it in whose order the memory is used."""
 CPU: Place = (torch.device("cpu"), 0)
-_ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "RuntimeError": RuntimeError}
+_ERRORS: dict[str, type[Exception]] = {
+    "IndexError": IndexError,
+    "LinAlgError": torch.linalg.LinAlgError,
+    "RuntimeError": RuntimeError,
+}
 
 
 class Arena:

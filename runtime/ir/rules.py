@@ -8,7 +8,7 @@ from ...generated.scalars import REDUCTIONS, SCALARS, SCANS, Reduction
 from .nodes import FLOATS, Node
 
 Fail = Callable[[str], None]
-ERRORS = ("IndexError", "RuntimeError")
+ERRORS = ("IndexError", "LinAlgError", "RuntimeError")
 """What a position out of range raises."""
 
 

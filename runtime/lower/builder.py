@@ -20,14 +20,17 @@ from ..ir.nodes import (
     Extern,
     Nest,
     Node,
+    Ref,
     Scatter,
     Size,
+    contiguous_strides,
     coordinates,
     index_node,
     indirect,
     load,
 )
 from ..ir.ranges import value_range
+from ..ir.routines import PREFIX
 from . import scalar_ops as s
 from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted_dtype
 
@@ -188,6 +191,7 @@ class Builder:
         self.origin = ""
         self.checks, self.place, self.device, self.atomic = checks, "", device, atomic
         self.products = products
+        self.row_major: dict[str, bool] = {}  # of arguments, as they were traced
         self._error: str | None = None
         self._names: dict[str, int] = {}
         self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
@@ -404,6 +408,24 @@ class Builder:
                 origin=self.origin,
             )
         )
+
+    def routine(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        outs: Sequence[tuple[Sequence[Size], str]],
+        numbers: Sequence[Any] = (),
+    ) -> list[Tensor]:
+        """Results of these shapes and dtypes by a C++ routine, `file.function`, which is given the inputs with their strides, and numbers."""
+        if self.device != "cpu":
+            raise NotNativeError(f"the routine {name} is for a processor")
+        made = []
+        for k, (sizes, kind) in enumerate(outs):
+            shape = tuple(map(canonical, sizes))
+            named = self.fresh(self.prefix if len(outs) == 1 else f"{self.prefix}_{k}")
+            made.append(Buffer(named, shape, _checked(kind), contiguous_strides(shape)))
+        args = (*(Ref(t.name) for t in inputs), *numbers)
+        return self.extern(made, PREFIX + name, args, (), len(made) == 1, compiled=True)
 
     def extern(
         self,

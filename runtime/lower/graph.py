@@ -253,6 +253,8 @@ class _Lowerer:
             value = self.env[a]
             if isinstance(value, Opaque):
                 raise UnsupportedError(f"{value.what} is an argument of {self.b.place}{value.advice}")
+            if isinstance(value, Tensor) and a.meta["val"].layout == torch.strided:
+                self.b.row_major[value.name] = _row_major(a.meta["val"])
             return value
         if isinstance(a, (list, tuple)):
             return [self.argument(x) for x in a]
@@ -282,9 +284,14 @@ class _Lowerer:
             if i not in read or not isinstance(v, torch.Tensor) or v.ndim < 2 or _row_major(v) or not _dense(v):
                 continue
             for k in range(len(self.b.items) - 1, mark - 1, -1):
-                item = self.b.items[k]
-                if isinstance(item, Nest) and item.name == r.name:
-                    self.b.items[k] = replace(item, stride=self.sizes.strides(v.stride()))
+                item, stride = self.b.items[k], self.sizes.strides(v.stride())
+                if isinstance(item, Nest):
+                    if item.name == r.name:
+                        self.b.items[k] = replace(item, stride=stride)
+                        break
+                elif any(out.name == r.name for out in item.outs):  # of a routine
+                    outs = tuple(replace(out, stride=stride) if out.name == r.name else out for out in item.outs)
+                    self.b.items[k] = replace(item, outs=outs)
                     break
 
     # -- eager kernels -------------------------------------------------------------------------------------------------

@@ -64,6 +64,11 @@ def pays_as_loops(t: Any, n: Size) -> bool:
     return not is_on_gpu(t) and is_known(n) and known(n) <= t.builder.products
 
 
+def was_row_major(t: Any) -> bool:
+    """Whether an argument of the operator was row-major when it was traced: some eager kernels then compute from its transpose."""
+    return bool(t.builder.row_major.get(t.name, True))
+
+
 def dtype(x: Any) -> str:
     """The dtype of a tensor or elem; the dtype that a Python number stands for."""
     if isinstance(x, bool):

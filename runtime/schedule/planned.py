@@ -10,6 +10,7 @@ from ...generated.ops import OUT, PRODUCTS, ROW_BYTES
 from ...generated.scalars import SCALARS
 from ..config import Config
 from ..ir.nodes import Extern, Program
+from ..ir.routines import routine_of
 from ..lower.graph import lower
 from ..observe.counters import uncounted
 from .memory import nbytes, step_reads, step_writes
@@ -46,8 +47,8 @@ def plan_of(
 
 
 def has_out(call: Extern) -> bool:
-    """Whether the eager kernel can write its result into given memory."""
-    return call.single and call.target in OUT
+    """Whether the kernel can write its result into given memory."""
+    return routine_of(call) is not None or (call.single and call.target in OUT)
 
 
 def row_bytes(call: Extern) -> int:

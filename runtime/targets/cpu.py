@@ -15,7 +15,7 @@ from ...generated.targets import CPU_TARGETS, CpuTarget
 from ..build.compiler import compile_cpp, compiler_id
 from ..build.manifest import Entry
 from ..build.toolchain import host_target, runs_here
-from ..codegen.unit import PRELUDE, Unit, render_unit
+from ..codegen.unit import PRELUDE, Unit, render_unit, with_includes
 from ..config import Config
 from ..execute.load import load_library
 from ..graphs.recording import Recorder
@@ -72,13 +72,13 @@ class Cpu:
             count = len(set(rendered.symbols.values()))
             watch.progress.kernels(0, count)
             with watch.stage("build"):
-                source = rendered.source.replace('#include "prelude.h"\n', PRELUDE.read_text(), 1)
-                files["kernels.so"] = compile_cpp(source, name="kernels", cfg=self.cfg)
+                files["kernels.so"] = compile_cpp(with_includes(rendered.source, PRELUDE), name="kernels", cfg=self.cfg)
             watch.progress.kernels(count, count)
         symbols = {
             k.name: [rendered.symbols[k.name], rendered.arity[k.name], len(k.symbols), bool(kernel_checks(k))]
             for k in plan.kernels()
         }
+        symbols |= {n: [n, rendered.arity[n], sizes, False] for n, sizes in rendered.routines.items()}
         return Built(rendered.source, files, symbols)
 
     def recorder(self) -> Recorder | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import opforge
 from opforge.errors import BuildError
+from opforge.runtime.codegen.unit import KERNELS
 from opforge.runtime.config import Config
 from opforge.runtime.targets import cpu as engine
 
@@ -28,9 +29,16 @@ class _Unit:
     library: ctypes.CDLL | None = None
     error: BuildError | None = None
 
+    def routines(self) -> list[str]:
+        """The texts of the routines that it calls; several units may have them."""
+        texts = [path.read_text() for path in sorted(KERNELS.glob("routine_*.h"))]
+        return [text for text in texts if text in self.source]
+
     def text(self, head: str) -> str:
-        """Its source without the prelude, with names of its own."""
+        """Its source without the prelude and routines, with names of its own."""
         body = self.source.removeprefix(head)
+        for text in self.routines():
+            body = body.replace(text, "")
         for symbol in _SYMBOL.findall(body):
             body = re.sub(rf"\b{symbol}\b", self.prefix + symbol, body)
         return f"namespace {self.prefix}all {{\n{body}\n}}\n"
@@ -94,7 +102,9 @@ class Batch:
                     unit.error = error
 
     def _build(self, units: list[_Unit], head: str) -> None:
-        path = _compile_cpp(head + "".join(u.text(head) for u in units), name="kernels", cfg=units[0].cfg)
+        routines = "".join(dict.fromkeys(text for u in units for text in u.routines()))
+        source = head + routines + "".join(u.text(head) for u in units)
+        path = _compile_cpp(source, name="kernels", cfg=units[0].cfg)
         library = _load_library(path)
         for unit in units:
             unit.library = library

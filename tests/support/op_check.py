@@ -352,7 +352,7 @@ def _from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
     assert isinstance(tree, ast.Call)
     swept = (
         dtypes
-        if any(isinstance(n, ast.Call) and n.func.id == "F" for n in ast.walk(tree) if n is not tree)
+        if any(isinstance(n, ast.Call) and n.func.id in ("F", "D") for n in ast.walk(tree) if n is not tree)
         else dtypes[:1]
     )  # type: ignore[attr-defined]
     for d in swept:
@@ -362,6 +362,11 @@ def _from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
         yield f"{text} not contiguous", args, {str(k.arg): _value(k.value, dtypes[0]) for k in tree.keywords}
 
 
+def _positive_definite(shape: tuple[int, ...]) -> torch.Tensor:
+    x = torch.randn(shape, dtype=torch.float64)
+    return x @ x.mT + torch.eye(shape[-1], dtype=torch.float64)
+
+
 def _strided(v: Any) -> Any:
     if isinstance(v, list):
         return [_strided(x) for x in v]
@@ -369,7 +374,7 @@ def _strided(v: Any) -> Any:
 
 
 def _value(node: ast.expr, dtype: torch.dtype) -> Any:
-    """A literal, a list, a dtype name, or a tensor (`F`, `P`, `U`, `I`, `S`, `B`)."""
+    """A literal, a list, a dtype name, or a tensor (`F`, `P`, `U`, `I`, `S`, `B`, `D`, `N`)."""
     if isinstance(node, ast.List):
         return [_value(e, dtype) for e in node.elts]
     if isinstance(node, ast.Name):
@@ -394,5 +399,7 @@ def _value(node: ast.expr, dtype: torch.dtype) -> Any:
         "P": lambda: (torch.rand(shape_) * 3 + 0.1).to(dtype if dtype in FLOATS else torch.float32),
         "U": lambda: torch.rand(shape_).clamp(0.01, 0.99).to(dtype if dtype in FLOATS else torch.float32),
         "B": lambda: torch.rand(shape_) > 0.5,
+        "D": lambda: _positive_definite(shape_).to(dtype),
+        "N": lambda: torch.arange(1, shape_[-1] + 1, dtype=torch.int32).expand(shape_).clone(),
     }
     return make[node.func.id]()

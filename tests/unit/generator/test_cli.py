@@ -173,12 +173,12 @@ def test_templates_of_new_entries_are_valid(kind: str, opforge: Opforge, tmp_pat
 
 
 def test_a_template_says_which_row_it_replaces(opforge: Opforge) -> None:
-    text = opforge("new-op", "aten.frexp").stdout
+    text = opforge("new-op", "aten._masked_scale").stdout
     assert text.startswith(
-        "# aten::frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)\n# In place of 'aten.frexp' there: "
+        "# aten::_masked_scale(Tensor self, Tensor mask, float scale) -> Tensor\n# In place of 'aten._masked_scale' there: "
     )
     assert "(extern: " in text
-    assert "\n- op: aten.frexp\n" in text
+    assert "\n- op: aten._masked_scale\n" in text
 
 
 def test_rows_counts_what_the_installed_torch_has() -> None:

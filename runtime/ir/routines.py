@@ -1,0 +1,21 @@
+"""Calls of routines: C++ templates of `specs/kernels` that compute what no loop nest can (a sort, a factorization), as steps of a program."""
+
+from __future__ import annotations
+
+from .nodes import Extern
+
+PREFIX = "routine."
+"""Of the target of such a call, which goes on with the routine's file and its function."""
+
+
+def routine_of(call: Extern) -> tuple[str, str] | None:
+    """The file and the function of the routine that a call is for; None for calls of eager kernels and of compiled graphs. A routine's arguments
+    are tensors, then numbers; it writes all of its results into memory that the plan gives it.
+    """
+    if not (call.compiled and call.target.startswith(PREFIX)):
+        return None
+    file, _, function = call.target.removeprefix(PREFIX).partition(".")
+    return file, function
+
+
+__all__ = ["PREFIX", "routine_of"]
