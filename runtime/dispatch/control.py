@@ -254,11 +254,16 @@ class _Call:
     def _scan(self, body: _Function) -> list[Any]:
         count = len(self.operands["carried"])
         self._check_carried(body, count)
+        return [*(self._like(t) for t in body.fakes[:count]), *self._stacked(body.results[count:])]
+
+    def _map(self, body: _Function) -> list[Any]:
+        return self._stacked(body.results)
+
+    def _stacked(self, results: Sequence[Any]) -> list[Any]:
         rows = self.args[self.form.sliced][0].shape[0]  # type: ignore[index]
-        stacked = body.results[count:]
-        if not all(t is None or isinstance(t, torch.Tensor) for t in stacked):
+        if not all(t is None or isinstance(t, torch.Tensor) for t in results):
             raise self._fail("a number for each slice")
-        return [*(self._like(t) for t in body.fakes[:count]), *(self._like(t, rows) for t in stacked)]
+        return [self._like(t, rows) for t in results]
 
     def _check_carried(self, body: _Function, count: int) -> None:
         """Raises what torch raises, or `UnsupportedError`, where one run does not return what the next one takes."""

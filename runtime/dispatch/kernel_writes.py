@@ -48,7 +48,7 @@ def writes_of(kernel: Any, pointers: Iterable[str], constants: Mapping[str, Any]
     walk.run()
     if walk.anywhere:
         raise UnsupportedError(f"the kernel {function.__name__} writes to an address that none of its arguments is")
-    return Writes((walk.written | names) & pointers, walk.effect)
+    return Writes(pointers & (walk.written | names), walk.effect)
 
 
 def python_function(kernel: Any) -> Any:

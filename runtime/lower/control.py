@@ -31,7 +31,7 @@ class Control:
     """A function of the wrapper, which runs compiled graphs.
 
     name      of the function, which takes the predicate of a branch, then operands: what is carried, slices, what is given.
-    runs      `branch`, `loop` or `scan`, as `specs/decompositions.yaml` explains them.
+    runs      `branch`, `loop`, `scan` or `map`, as `specs/decompositions.yaml` explains them.
     graphs    what it runs, each with one placeholder for an operand.
     carried, sliced  numbers of such operands.
     layouts   of each operand: None where any will do (a number), () for row-major, or its strides.

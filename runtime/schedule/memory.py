@@ -211,8 +211,10 @@ def in_place_candidate(
     step: Step, name: str, plan: Plan, last: dict[str, int], k: int, among: Container[str]
 ) -> str | None:
     """A buffer that dies here, whose memory can hold the result `name`."""
-    found = could_hold if isinstance(step, KernelStep) else written_over
-    return next((c for c in found(step, name, plan.layouts) if c in among and last.get(c) == k), None)  # type: ignore[operator]
+    held = (
+        could_hold(step, name, plan.layouts) if isinstance(step, KernelStep) else written_over(step, name, plan.layouts)
+    )
+    return next((c for c in held if c in among and last.get(c) == k), None)
 
 
 def written_over(step: Step, name: str, layouts: Mapping[str, Buffer]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Triton kernels that a program launches itself, by Triton's interpreter on the processor (`tests/gpu/test_user_kernels.py` has the same on a GPU)."""
+"""Triton kernels that a program launches itself, by Triton's interpreter (`tests/gpu/test_user_kernels.py` has the same on a GPU)."""
 
 from __future__ import annotations
 
