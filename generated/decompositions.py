@@ -36,7 +36,7 @@ class Control(NamedTuple):
     """How a higher-order operator runs functions of the program, and the positions of its arguments."""
 
     runs: str
-    """`branch`, `loop` or `scan`, as `specs/decompositions.yaml` explains them."""
+    """`branch`, `loop`, `scan` or `map`, as `specs/decompositions.yaml` explains them."""
     functions: tuple[int, ...]
     given: int
     """A list of what all functions take."""
@@ -516,7 +516,6 @@ REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
 UNFOLDED: dict[str, bool] = {
     "flex_attention": True,  # Attention whose scores a function of the program changes, and a function masks.
     "associative_scan": True,  # Running results of an associative function of the program, in a logarithm of steps.
-    "map_impl": True,  # A function of the program for each slice.
     "out_dtype": False,  # An operator on arguments that are converted to the dtype of its result first.
 }
 """Higher-order operators that are recorded as the operators that they call, and whether autograd follows them."""
@@ -528,5 +527,7 @@ CONTROL: dict[str, Control] = {
     "while_loop": Control("loop", (0, 1), 3, carried=2),
     # A function of the program for each slice, which takes what it has returned for the slice before.
     "scan": Control("scan", (0,), 3, carried=1, sliced=2),
+    # A function of the program for each slice.
+    "map_impl": Control("map", (0,), 2, sliced=1),
 }
 """Higher-order operators whose functions are compiled as graphs of their own."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import warnings
 from collections import Counter
@@ -43,7 +42,7 @@ from .observe.watch import Watch
 from .realize import Artifacts, Compiled, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import auto_functionalized, by_operators, pytree
+from .torch_compat import pytree
 
 HISTORY: list[Artifacts] = []
 
@@ -248,13 +247,13 @@ def compile_graph(
     watch.text("loop_ir.txt", lambda: dump(lowered.program))
     try:
         functions, inside, controls = _compile_controls(lowered.controls, cfg, watch)
-        functions |= {name: functools.partial(by_operators(auto_functionalized), op) for name, op in lowered.calls}
+        functions |= {call.name: call.function for call in lowered.calls}
         call, artifacts = realize(lowered, target, cfg, watch, boxed=boxed, frugal=frugal, functions=functions)
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled graph: {error}") from error
     artifacts.inside, artifacts.controls = inside, controls
     artifacts.kernels += sum(a.kernels for a in inside.values())
-    called = Counter([*Counter(artifacts.externs).elements(), *(str(op) for _, op in lowered.calls)])
+    called = Counter([*Counter(artifacts.externs).elements(), *(call.kernel for call in lowered.calls if call.kernel)])
     artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), called))
     if cfg.cudagraphs and (recorder := target.recorder()) is not None:
         call = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)

@@ -124,6 +124,7 @@ __all__ = [
     "tag_activation_checkpoint",
     "tensor_uses",
     "transforms_preserved",
+    "user_kernel",
     "with_effects",
 ]
 
@@ -191,6 +192,13 @@ def by_operators(op: Any) -> Callable[..., Any]:
 
     kernel: Callable[..., Any] = op.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
     return kernel
+
+
+def user_kernel(kernel: int, constants: int) -> tuple[Any, dict[str, Any]]:
+    """The Triton kernel and the arguments that a graph names by numbers. [2.11, 2.13]"""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return kernel_side_table.get_kernel(kernel), kernel_side_table.get_constant_args(constants)
 
 
 def running_node() -> Any:

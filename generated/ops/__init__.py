@@ -1414,6 +1414,16 @@ PRODUCTS: dict[str, tuple[int, ...]] = {
     "aten.bmm.default": (0, 1),
     "aten.mm.default": (0, 1),
 }
+UNSPECIFIED: frozenset[str] = frozenset(
+    {
+        "aten.empty.memory_format",
+        "aten.empty_like.default",
+        "aten.empty_permuted.default",
+        "aten.empty_strided.default",
+        "aten.new_empty.default",
+        "aten.new_empty_strided.default",
+    }
+)
 OPS: dict[str, OpInfo] = {
     "aten.__and__, aten.__or__, aten.__xor__, aten._cast_Byte, aten._cast_Char, aten._cast_Double, aten._cast_Float, aten._cast_Half, aten._cast_Int, aten._cast_Long, aten._cast_Short, aten.absolute, aten.adjoint, aten.arccos, aten.arccosh, aten.arcsin, aten.arcsinh, aten.arctan, aten.arctan2, aten.arctanh, aten.clip, aten.concat, aten.concatenate, aten.det, aten.divide, aten.fix, aten.ger, aten.greater, aten.greater_equal, aten.inverse, aten.less, aten.less_equal, aten.linalg_matmul, aten.log_sigmoid, aten.mH, aten.mT, aten.matrix_H, aten.matrix_exp, aten.matrix_power, aten.max, aten.min, aten.moveaxis, aten.multiply, aten.negative, aten.not_equal, aten.numpy_T, aten.orgqr, aten.positive, aten.row_stack, aten.slogdet, aten.special_digamma, aten.special_erf, aten.special_erfc, aten.special_erfinv, aten.special_exp2, aten.special_expit, aten.special_expm1, aten.special_gammainc, aten.special_gammaincc, aten.special_gammaln, aten.special_i0, aten.special_log1p, aten.special_log_softmax, aten.special_logit, aten.special_logsumexp, aten.special_multigammaln, aten.special_ndtr, aten.special_polygamma, aten.special_psi, aten.special_round, aten.special_sinc, aten.special_softmax, aten.special_xlogy, aten.subtract, aten.swapaxes, aten.swapdims, aten.trapz, aten.true_divide": OpInfo(
         "decomposed",

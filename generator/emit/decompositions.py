@@ -94,6 +94,7 @@ _CONTROL: dict[str, tuple[int, tuple[str, ...]]] = {
     "branch": (2, ("predicate",)),
     "loop": (2, ("carried",)),
     "scan": (1, ("carried", "sliced")),
+    "map": (1, ("sliced",)),
 }
 """For each way to run functions: how many there are, and the keys that it needs besides."""
 

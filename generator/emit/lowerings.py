@@ -207,13 +207,14 @@ def _default(arg: TorchArg) -> str:
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, Any]]:
-    """`LOWERINGS`, `OPERATORS`, `EXTERN`, `OUT`, `ROW_BYTES` and `PRODUCTS` as plain dicts of source; a lowering is named `module:function`."""
+    """`LOWERINGS`, `OPERATORS` and the other tables of `_table` as plain dicts of source; a lowering is named `module:function`."""
     lowerings: dict[str, str] = {}
     operators: dict[str, str] = {}
     extern: dict[str, str] = {}
     out: dict[str, str] = {}
     rows: dict[str, int] = {}
     products: dict[str, tuple[int, ...]] = {}
+    unspecified: dict[str, None] = {}
     for e in entries:
         for w in e.lowerings:
             lowerings[w.schema.id] = f"{module or e.family}:{function_name(w.schema)}"
@@ -224,6 +225,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         out |= dict(e.out)
         rows |= {s.id: e.row_bytes for s in e.schemas if e.row_bytes}
         products |= dict(e.product)
+        unspecified |= dict.fromkeys(s.id for s in e.schemas if e.unspecified)
     return {
         "lowerings": lowerings,
         "operators": operators,
@@ -231,6 +233,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         "out": out,
         "rows": rows,
         "products": products,
+        "unspecified": unspecified,
     }
 
 
@@ -263,6 +266,9 @@ def _table(families: dict[str, list[OpEntry]]) -> str:
         "PRODUCTS: dict[str, tuple[int, ...]] = {",
         *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["products"].items())),
         "}",
+        "UNSPECIFIED: frozenset[str] = frozenset({",
+        *(f"    {literal(k)}," for k in sorted(t["unspecified"])),
+        "})",
         "OPS: dict[str, OpInfo] = {",
         *(f"    {literal(e.id)}: {_info(e)}," for e in sorted(entries, key=lambda e: e.id)),
         "}",

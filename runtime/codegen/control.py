@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..lower.control import Control
 
-_ROLES = {"branch": ("then", "otherwise"), "loop": ("test", "step"), "scan": ("step",)}
+_ROLES = {"branch": ("then", "otherwise"), "loop": ("test", "step"), "scan": ("step",), "map": ("step",)}
 
 
 def roles(control: Control) -> tuple[str, ...]:
@@ -83,4 +83,4 @@ def _scan(control: Control, operands: list[str]) -> list[str]:
     ]
 
 
-_RENDER = {"branch": _branch, "loop": _loop, "scan": _scan}
+_RENDER = {"branch": _branch, "loop": _loop, "scan": _scan, "map": _scan}

@@ -322,6 +322,9 @@ class WrapperWriter:
 
     def _extern(self, step: ExternStep) -> None:
         call = step.call
+        if call.writes:
+            self._writing(step)
+            return
         args = [self._argument(a) for a in step.args] + [f"{k}={self._argument(v)}" for k, v in step.kwargs]
         if step.out:
             target = self.names.constant("op", f"overload({self.out_targets[call.target]!r})")
@@ -351,6 +354,18 @@ class WrapperWriter:
                     f"if {missing}{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
                     f"{b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r})"
                 )
+
+    def _writing(self, step: ExternStep) -> None:
+        """A call that writes into its arguments: into memory of their results, with the contents from before where these are elsewhere."""
+        call, args = step.call, []
+        for name, before in zip(step.out, step.args, strict=False):
+            if self._kind(name) == "own":
+                self._allocate(name)
+            args.append(self._tensor(name))
+            if before is not None and home(self.plan, before.buffer) != home(self.plan, name):
+                self.body.append(f"{args[-1]}.copy_({self._argument(before)})")
+        args += [self._argument(a) for a in step.args[call.writes :]]
+        self.body.append(f"{call.target}({', '.join(args)})" + (f"  # {call.origin}" if call.origin else ""))
 
     def _argument(self, x: object) -> str:
         if isinstance(x, ViewOf):

@@ -31,6 +31,10 @@ def record_control(recorder: Recorder, op: Any, args: Sequence[Any], kwargs: Map
     """What a call of a higher-order operator gives, recorded as one node whose functions are graphs. Raises `UnsupportedError` for one that
     the spec does not know, and for functions that write to what they are given.
     """
+    if op.name() in ("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"):
+        from .user_kernels import record_launch, record_launch_on_copies  # most programs have none
+
+        return (record_launch_on_copies if "tensors_to_clone" in kwargs else record_launch)(recorder, **kwargs)
     form = CONTROL.get(op.name())
     if form is None or any(kwargs.values()):
         raise UnsupportedError(f"the higher-order operator {op} cannot be traced yet{recorder.where()}")
@@ -250,11 +254,16 @@ class _Call:
     def _scan(self, body: _Function) -> list[Any]:
         count = len(self.operands["carried"])
         self._check_carried(body, count)
+        return [*(self._like(t) for t in body.fakes[:count]), *self._stacked(body.results[count:])]
+
+    def _map(self, body: _Function) -> list[Any]:
+        return self._stacked(body.results)
+
+    def _stacked(self, results: Sequence[Any]) -> list[Any]:
         rows = self.args[self.form.sliced][0].shape[0]  # type: ignore[index]
-        stacked = body.results[count:]
-        if not all(t is None or isinstance(t, torch.Tensor) for t in stacked):
+        if not all(t is None or isinstance(t, torch.Tensor) for t in results):
             raise self._fail("a number for each slice")
-        return [*(self._like(t) for t in body.fakes[:count]), *(self._like(t, rows) for t in stacked)]
+        return [self._like(t, rows) for t in results]
 
     def _check_carried(self, body: _Function, count: int) -> None:
         """Raises what torch raises, or `UnsupportedError`, where one run does not return what the next one takes."""

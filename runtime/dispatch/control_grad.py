@@ -210,7 +210,26 @@ class _Scan(_Call):
         ]
 
 
-_GRADIENTS: dict[str, type[_Call]] = {"branch": _Branch, "scan": _Scan}
+class _Map(_Call):
+    """Slices know nothing of each other: each gives a gradient of what all take, and these are added up."""
+
+    def backward(
+        self, operands: Sequence[Any], kept: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Any]
+    ) -> list[Any]:
+        sliced = self.counts[0]
+        told = [k for k, g in enumerate(grads) if g is not None]
+        function = self.args[self.form.functions[0]]
+
+        def step(values: Sequence[Any], recorder: Recorder) -> list[Any]:
+            tangents = dict(zip(told, values[: len(told)], strict=True))
+            return self._vjp(function, values[len(told) :], wanted, tangents, recorder)
+
+        slices = [*(grads[k] for k in told), *operands[:sliced]]
+        found = iter(self._call([Derived(step)], [slices, operands[sliced:]]))
+        return [(next(found) if k < sliced else next(found).sum(0)) if w else None for k, w in enumerate(wanted)]
+
+
+_GRADIENTS: dict[str, type[_Call]] = {"branch": _Branch, "scan": _Scan, "map": _Map}
 
 
 def _autocast() -> Iterator[tuple[str, bool, torch.dtype]]:

@@ -45,6 +45,9 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 body, *values = load(node.args)
                 with region(recorder, body):
                     env[node] = run_graph(body, values, {}, recorder)
+            case "call_function" if _is_region(node.target):
+                body, _, *values = load(node.args)
+                env[node] = run_graph(body, values, {}, recorder) if isinstance(body, fx.GraphModule) else body(*values)
             case "call_function" if node.target is with_effects:
                 env[node] = run_with_token(*load(node.args), **load(node.kwargs))
             case "call_function" if isinstance(node.target, HigherOrderOperator) and node.target.name() in UNFOLDED:
@@ -69,6 +72,13 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 recorder.origin = None
                 return load(node.args[0])
     raise AssertionError("a graph without an output")
+
+
+def _is_region(target: Any) -> bool:
+    """Whether a call runs a function that the program asks to be compiled by itself (`torch.compiler.nested_compile_region`): it is a part of the
+    program like any other here.
+    """
+    return isinstance(target, HigherOrderOperator) and target.name() == "invoke_subgraph"
 
 
 def _unfolded(op: Any, args: Any, kwargs: Any) -> Any:

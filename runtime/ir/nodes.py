@@ -391,6 +391,7 @@ class Extern:
 
     outs    one Buffer per tensor result (with the strides that the kernel gives its results).
     target  registered name of the overload, `namespace.name.overload`.
+    writes  it writes into so many of its first arguments and returns nothing: `outs` are these afterwards. What was None had no contents.
     """
 
     outs: tuple[Buffer, ...]
@@ -404,6 +405,7 @@ class Extern:
         int, ...
     ] = ()  # of `outs` among the kernel's results, where others (numbers, None) lie between or after them
     compiled: bool = False  # no kernel: `target` is a function that comes with the program, made of compiled graphs
+    writes: int = 0
 
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(r.buffer for r in refs((self.args, tuple(v for _, v in self.kwargs)))))

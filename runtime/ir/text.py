@@ -171,6 +171,7 @@ def _extern(call: Extern) -> list[str]:
     many = "" if call.single else " many" + "".join(f" {k}" for k in call.places)
     many += " effect" if call.effect else ""
     many += " compiled" if call.compiled else ""
+    many += f" writes {call.writes}" if call.writes else ""
     origin = f" from {json.dumps(call.origin)}" if call.origin else ""
     return [f"extern {'; '.join(_buffer(b) for b in call.outs)} = {call.target}({', '.join(args)}){many}{origin}"]
 
@@ -337,5 +338,8 @@ def _read_extern(r: Reader) -> Extern:
     while not single and r.peek().isdigit():
         places.append(r.integer())
     effect, compiled = r.take("effect"), r.take("compiled")
+    writes = r.integer() if r.take("writes") else 0
     origin = r.string() if r.take("from") else ""
-    return Extern(tuple(outs), target, tuple(args), tuple(kwargs), single, effect, origin, tuple(places), compiled)
+    return Extern(
+        tuple(outs), target, tuple(args), tuple(kwargs), single, effect, origin, tuple(places), compiled, writes
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ...errors import IRError
 from .facts import in_range, plausible
 from .index import Expr, Sym, Val, Var, expr
-from .nodes import DTYPES, FLOATS, INTS, Buffer, Extern, Nest, Node, Program, Size, refs
+from .nodes import DTYPES, FLOATS, INTS, Buffer, Extern, Nest, Node, Program, Ref, Size, refs
 from .rules import check_loop, check_scalar
 
 
@@ -97,10 +97,24 @@ class _Verifier:
             self.fail(f"{len(call.outs)} results of a kernel that returns one")
         if call.places and (len(call.places) != len(call.outs) or list(call.places) != sorted(set(call.places))):
             self.fail(f"{len(call.outs)} results at the places {list(call.places)}")
+        if call.writes:
+            self.written(call)
         for out in call.outs:
             if out.stride is None:
                 self.fail(f"result {out.name!r} has no strides")
             self.define(out, opaque=True)
+
+    def written(self, call: Extern) -> None:
+        if call.writes != len(call.outs) or call.writes > len(call.args):
+            self.fail(f"it writes into {call.writes} of {len(call.args)} arguments and has {len(call.outs)} results")
+        for before, out in zip(call.args, call.outs, strict=False):
+            if not isinstance(before, Ref):
+                if before is not None:
+                    self.fail(f"it writes into {before!r}")
+                continue
+            b = self.read(before.buffer)
+            if (b.shape, b.dtype) != (out.shape, out.dtype):
+                self.fail(f"{out.name!r} is {out.dtype}{list(out.shape)}, it writes into {b.dtype}{list(b.shape)}")
 
     def nest(self, nest: Nest) -> None:
         if len(nest.vars) != len(nest.shape):

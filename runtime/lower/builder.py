@@ -437,11 +437,13 @@ class Builder:
         effect: bool = False,
         places: tuple[int, ...] = (),
         compiled: bool = False,
+        writes: int = 0,
     ) -> list[Tensor]:
         """A call of an eager kernel (`compiled`: of a function that comes with the program) with results `outs`, at `places` among all its
-        results when there are others; with an `effect` it runs even if nothing uses them.
+        results when there are others; with an `effect` it runs even if nothing uses them; `writes`: as in `Extern`.
         """
-        self.items.append(Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled))
+        call = Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled, writes)
+        self.items.append(call)
         return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.decompositions import CONTROL
+from ...generated.ops import UNSPECIFIED
 from ..dispatch.operators import op_info
 from ..dispatch.overlap import is_row_major
 from ..dispatch.regions import Layout
+from ..dispatch.user_kernels import Launch
 from ..observe.counters import count_extern
-from ..torch_compat import HigherOrderOperator, OpOverload, auto_functionalized, python_source
+from ..torch_compat import HigherOrderOperator, OpOverload, auto_functionalized, by_operators, python_source
 from .sizes import Opaque
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ class Control:
     """A function of the wrapper, which runs compiled graphs.
 
     name      of the function, which takes the predicate of a branch, then operands: what is carried, slices, what is given.
-    runs      `branch`, `loop` or `scan`, as `specs/decompositions.yaml` explains them.
+    runs      `branch`, `loop`, `scan` or `map`, as `specs/decompositions.yaml` explains them.
     graphs    what it runs, each with one placeholder for an operand.
     carried, sliced  numbers of such operands.
     layouts   of each operand: None where any will do (a number), () for row-major, or its strides.
@@ -46,6 +49,15 @@ class Control:
     test: str = ""
 
 
+@dataclass(frozen=True)
+class Call:
+    """A function of the wrapper that calls something of the program's; `kernel`: the operator whose eager kernel it runs."""
+
+    name: str
+    function: Callable[..., Any]
+    kernel: str = ""
+
+
 def call_control(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[Any]:
     """The results of the call, as values of the lowerer, which has the function among its `controls` from then on. Raises
     `UnsupportedError` for an operator that the spec does not know.
@@ -54,6 +66,8 @@ def call_control(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[A
     form = CONTROL.get(target.name()) if isinstance(target, HigherOrderOperator) else None
     if target is auto_functionalized:
         return _call_on_copies(lowerer, node, val)
+    if isinstance(target, Launch):
+        return _launch(lowerer, node, target, val)
     if form is None:
         raise UnsupportedError(f"{target} is not an operator overload")
     lists = {key: list(node.args[k]) for key in ("carried", "sliced", "given") if (k := getattr(form, key)) is not None}  # type: ignore[arg-type]
@@ -86,9 +100,22 @@ def _call_on_copies(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> lis
     assert isinstance(op, OpOverload)
     name = lowerer.b.fresh(f"run_{op._opname}")
     kwargs = tuple((k, lowerer.extern_argument(v)) for k, v in node.kwargs.items())
-    lowerer.calls.append((name, op))
+    lowerer.calls.append(Call(name, functools.partial(by_operators(auto_functionalized), op), str(op)))
     count_extern(str(op), "it writes to its arguments, and runs on copies of them")
     return _extern(lowerer, node, name, (), kwargs, True, val)
+
+
+def _launch(lowerer: _Lowerer, node: fx.Node, launch: Launch, val: Sequence[Any]) -> list[Any]:
+    """The launch of a kernel of the program, which writes into its first arguments. What nobody has written before needs no contents."""
+    written, *rest = node.args
+    name = lowerer.b.fresh(f"run_{launch.name}")
+    lowerer.calls.append(Call(name, launch.run))
+    count_extern(f"triton.{launch.name}", "a kernel of the program, launched as it is")
+    fresh = [isinstance(n, fx.Node) and str(n.target) in UNSPECIFIED for n in written]  # type: ignore[union-attr]
+    before = [None if new else lowerer.extern_argument(n) for n, new in zip(written, fresh, strict=True)]  # type: ignore[arg-type]
+    outs = [lowerer.buffer(lowerer.b.fresh(f"{node.name}_{k}"), t) for k, t in enumerate(val)]
+    args = (*before, *(lowerer.extern_argument(a) for a in rest))
+    return list(lowerer.b.extern(outs, name, args, (), False, launch.effect, compiled=True, writes=len(outs)))
 
 
 def _is_tensor(t: Any) -> bool:

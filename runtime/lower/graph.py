@@ -24,7 +24,7 @@ from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
 from .builder import Builder, NotNativeError, Tensor
-from .control import Control, call_control
+from .control import Call, Control, call_control
 from .names import inverse, permuted, unlinear
 from .sizes import Opaque, Sizes
 
@@ -48,15 +48,15 @@ def repeats(t: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program, what its inputs beyond the placeholders are, what each placeholder became (a buffer name, a size, or None), the functions that
-    it calls besides operators, and the names by which it calls operators on copies of what they write.
+    """A program, what its inputs beyond the placeholders are, what each placeholder became (a buffer name, a size, or None), the functions of
+    compiled graphs that it calls besides operators, and the others.
     """
 
     program: Program
     constants: tuple[tuple[str, torch.Tensor], ...]
     placeholders: tuple[str | Size | None, ...]
     controls: tuple[Control, ...] = ()
-    calls: tuple[tuple[str, OpOverload], ...] = ()
+    calls: tuple[Call, ...] = ()
 
 
 def lower(
@@ -88,7 +88,7 @@ class _Lowerer:
         self.constants: list[tuple[str, torch.Tensor]] = []
         self.placeholders: list[str | Size | None] = []
         self.controls: list[Control] = []
-        self.calls: list[tuple[str, OpOverload]] = []
+        self.calls: list[Call] = []
 
     def run(self, mutations: Mapping[int, int]) -> Lowered:
         outputs: tuple[Output, ...] = ()

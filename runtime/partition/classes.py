@@ -12,6 +12,7 @@ from torch import fx
 
 from ...generated import recompute
 from ..dispatch.effects import has_effect
+from ..dispatch.user_kernels import Launch
 from ..torch_compat import OpOverload
 
 
@@ -71,6 +72,8 @@ def class_of(node: fx.Node) -> OpClass:
         return OpClass.SYMBOL if plain and found not in (OpClass.FIXED, OpClass.EFFECT) else found
     if target is operator.getitem:
         return OpClass.PART
+    if isinstance(target, Launch):
+        return OpClass.EFFECT if target.effect else OpClass.HEAVY
     if getattr(target, "__module__", "").split(".")[0] in ("_operator", "math", "builtins", "torch") and not hasattr(
         target, "dispatch"
     ):

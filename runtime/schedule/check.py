@@ -124,6 +124,9 @@ class _Checker:
             ):
                 self.fail(f"argument {given!r} should be {wanted!r}")
         outs = {b.name for b in call.outs}
+        if call.writes and step.out != tuple(b.name for b in call.outs):
+            self.fail("it writes into its arguments, which are not its results")
+        self.apart(step)
         if not set(step.out) <= outs:
             self.fail(f"it writes to {sorted(set(step.out) - outs)}, which are not its results")
         read = [g.buffer for g in _leaves((step.args, step.kwargs)) if isinstance(g, (Ref, ViewOf))]
@@ -136,13 +139,35 @@ class _Checker:
             if b.name not in step.out and b.stride is not None and not _same_strides(b.shape, layout.stride, b.stride):
                 self.fail(f"result {b.name!r} has strides {_show(layout.stride)}, the kernel gives {_show(b.stride)}")
             for r in read if b.name in step.out else ():
-                if self.memory.region(r).overlaps(self.memory.region(b.name)):
+                if self.memory.region(r).overlaps(self.memory.region(b.name)) and not self.in_place(step, b.name, read):
                     self.fail(f"result {b.name!r} is written over argument {r!r}")
             if b.name not in step.out and not self.memory.region(b.name).storage.startswith("extern "):
                 self.fail(
                     f"result {b.name!r} is allocated by the kernel, but has a place in {self.memory.region(b.name).storage}"
                 )
             self.memory.write(b.name, self.where)
+
+    def in_place(self, step: ExternStep, name: str, read: list[str]) -> bool:
+        """Whether a call that writes into arguments does so in the very memory of what it reads there, and of nothing else that it reads."""
+        if not step.call.writes:
+            return False
+        given = step.args[[b.name for b in step.call.outs].index(name)]
+        if not isinstance(given, (Ref, ViewOf)):
+            return False
+        seen = self._whole(given.buffer) if isinstance(given, Ref) else given
+        own, base = self.memory.layout(name), self.memory.layout(seen.buffer)
+        places = [(b.shape, b.stride, b.offset) for b in (seen, own, base)]
+        region = self.memory.region(name)
+        overlapping = [r for r in read if self.memory.region(r).overlaps(region)]
+        same = places[0] == places[1] == places[2] and self.memory.region(seen.buffer) == region
+        return same and overlapping == [seen.buffer]
+
+    def apart(self, step: ExternStep) -> None:
+        """What a call writes at once must lie in different memory."""
+        for k, name in enumerate(step.out):
+            for other in step.out[:k]:
+                if self.memory.region(name).overlaps(self.memory.region(other)):
+                    self.fail(f"results {other!r} and {name!r} share memory")
 
     def argument(self, wanted: str, given: Any) -> None:
         if isinstance(given, Ref):

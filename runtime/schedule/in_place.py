@@ -16,8 +16,8 @@ from ..ir.index import product
 from ..ir.nodes import Buffer, Extern, Nest, Program, load, rebuild
 from .inline import is_pointwise
 from .kernels import kernel_checks, statement_nodes
-from .memory import flat_index, step_reads, step_writes
-from .plan import Kernel, KernelStep, Phase, Reduce, Statement, Step, Store
+from .memory import flat_index, step_reads, step_writes, written_over
+from .plan import ExternStep, Kernel, KernelStep, Phase, Reduce, Statement, Step, Store
 
 
 def computed_last(program: Program, items: Sequence[Nest | Extern]) -> list[Nest]:
@@ -64,12 +64,21 @@ def write_in_place(
     writer = {name: k for k, step in enumerate(steps) for name in step_writes(step)}
     last_read = {name: k for k, step in enumerate(steps) for name in step_reads(step)}
     # A kernel that checks positions, and an eager kernel, may raise: by then no input has been changed.
-    raises = max(
-        (k for k, s in enumerate(steps) if not isinstance(s, KernelStep) or kernel_checks(s.kernel)), default=-1
+    raises = max((k for k, s in enumerate(steps) if not isinstance(s, KernelStep) or _checks(s)), default=-1)
+    # A call that writes into its arguments comes after what it follows in the program, also if that writes an input.
+    raises_first = max(
+        (k for k, s in enumerate(steps) if not _writes(s) and (isinstance(s, ExternStep) or _checks(s))), default=-1
     )
     found: dict[str, str] = {}
     for target, source in program.mutations:
         k = writer.get(source, -1)
+        if k >= 0 and _writes(steps[k]):
+            chain = _written_one_after_another(steps, target, source, writer, layouts)
+            read = {name: last_read.get(name, -1) for name in (target, *chain[:-1])}
+            after = [writer[name] for name in chain]
+            if chain and after[0] > raises_first and list(read.values()) == after and not {*chain} & {*held}:
+                found |= dict.fromkeys(chain, target)
+            continue
         if (
             k <= raises
             or source in held
@@ -86,6 +95,29 @@ def write_in_place(
             steps[k] = KernelStep(ordered)
             found[source] = target
     return found
+
+
+def _checks(step: Step) -> bool:
+    return isinstance(step, KernelStep) and bool(kernel_checks(step.kernel))
+
+
+def _writes(step: Step) -> bool:
+    return isinstance(step, ExternStep) and step.call.writes > 0
+
+
+def _written_one_after_another(
+    steps: Sequence[Step], target: str, source: str, writer: dict[str, int], layouts: dict[str, Buffer]
+) -> list[str]:
+    """What calls that write into their arguments make of the input `target`, up to `source`; nothing if that is made of something else."""
+    chain = [source]
+    while _writes(steps[k := writer.get(chain[0], -1)]) and k >= 0:
+        before = written_over(steps[k], chain[0], layouts)
+        if not before:
+            return []
+        if before[0] == target:
+            return chain
+        chain.insert(0, before[0])
+    return []
 
 
 def _same(a: Buffer, b: Buffer) -> bool:

@@ -137,6 +137,7 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False, 
     held = {o.buffer for o in plan.outputs if o.buffer is not None}
     for b in plan.inputs:
         plan.places[b.name] = Place("input")
+    lent = _lent(plan, held, last)
     space = Arena()
     size_of: dict[str, int] = {}
     owned: set[str] = set()  # values with memory that is theirs alone, which another may get when they die
@@ -156,17 +157,15 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False, 
                 plan.places[name] = Place("alias", 0, stored[name])
             elif not mutable:
                 plan.places[name] = Place("extern")
-            elif name in held or size is None or not arena or (frugal and size >= LARGE):
-                reused = in_place_candidate(step, name, plan, last, k, owned) if isinstance(step, KernelStep) else None
+            elif name in held or name in lent or size is None or not arena or (frugal and size >= LARGE):
+                reused = in_place_candidate(step, name, plan, last, k, owned)
                 if reused is not None:
                     owned.discard(reused)
                 plan.places[name] = Place("own") if reused is None else Place("alias", 0, reused)
                 if name not in held:
                     owned.add(name)
             else:
-                reused = (
-                    in_place_candidate(step, name, plan, last, k, size_of) if isinstance(step, KernelStep) else None
-                )
+                reused = in_place_candidate(step, name, plan, last, k, size_of)
                 if reused is not None:
                     plan.places[name] = Place("alias", 0, reused)
                     size_of[name] = size_of.pop(reused)
@@ -185,6 +184,17 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False, 
     plan.arena_bytes = space.top
 
 
+def _lent(plan: Plan, held: Container[str], last: Mapping[str, int]) -> set[str]:
+    """Values that calls write over, and whose memory is returned with the results."""
+    found: set[str] = set()
+    for k in range(len(plan.steps) - 1, -1, -1):
+        step = plan.steps[k]
+        for name in step_writes(step) if isinstance(step, ExternStep) else ():
+            if name in held or name in found:
+                found.update(n for n in written_over(step, name, plan.layouts) if last[n] == k)
+    return found
+
+
 def arena_offset(plan: Plan, name: str) -> int:
     """Bytes from the start of the arena, through in-place updates."""
     place = plan.places[name]
@@ -198,10 +208,39 @@ def home(plan: Plan, name: str) -> str:
 
 
 def in_place_candidate(
-    step: KernelStep, name: str, plan: Plan, last: dict[str, int], k: int, among: Container[str]
+    step: Step, name: str, plan: Plan, last: dict[str, int], k: int, among: Container[str]
 ) -> str | None:
     """A buffer that dies here, whose memory can hold the result `name`."""
-    return next((c for c in could_hold(step, name, plan.layouts) if c in among and last.get(c) == k), None)
+    held = (
+        could_hold(step, name, plan.layouts) if isinstance(step, KernelStep) else written_over(step, name, plan.layouts)
+    )
+    return next((c for c in held if c in among and last.get(c) == k), None)
+
+
+def written_over(step: Step, name: str, layouts: Mapping[str, Buffer]) -> tuple[str, ...]:
+    """Of a call that writes into its arguments: the buffer that `name` is the new contents of, where it is all of that one, laid out alike, and
+    the call reads it nowhere else.
+    """
+    if not isinstance(step, ExternStep) or not step.call.writes:
+        return ()
+    before = step.args[step.out.index(name)]
+    if before is None:
+        return ()
+    old, new = layouts[before.buffer], layouts[name]
+    if isinstance(before, ViewOf) and (before.shape, before.stride, before.offset) != (
+        old.shape,
+        old.stride,
+        old.offset,
+    ):
+        return ()
+    same = (old.dtype, old.shape, old.stride, old.offset) == (new.dtype, new.shape, new.stride, new.offset)
+    return (before.buffer,) if same and _count(step.args, before.buffer) == 1 else ()
+
+
+def _count(tree: object, buffer: str) -> int:
+    if isinstance(tree, (list, tuple)):
+        return sum(_count(x, buffer) for x in tree)
+    return getattr(tree, "buffer", None) == buffer
 
 
 def could_hold(step: KernelStep, name: str, layouts: Mapping[str, Buffer]) -> tuple[str, ...]:

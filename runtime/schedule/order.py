@@ -52,7 +52,9 @@ def _steps(steps: Sequence[Step], layouts: Mapping[str, Buffer]) -> _Steps:
     tied = -1
     for k, step in enumerate(steps):
         reads, writes = step_reads(step), step_writes(step)
-        planned = isinstance(step, KernelStep) or (isinstance(step, ExternStep) and bool(step.out))
+        planned = isinstance(step, KernelStep) or (
+            isinstance(step, ExternStep) and bool(step.out) and not step.call.writes
+        )
         waits = {writer[n] for n in reads if n in writer}
         for n in writes:
             waits.update(readers.get(n, ()))

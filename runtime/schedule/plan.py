@@ -128,12 +128,13 @@ class ViewOf:
 
 @dataclass(frozen=True)
 class ExternStep:
-    """`call.args` with each `Ref` replaced by a `ViewOf` or left a `Ref` (the whole buffer). `out` = results written to planned memory."""
+    """`call.args` with each `Ref` replaced by a `ViewOf` or left a `Ref` (the whole buffer). `out` = results written to planned memory: all
+    of a call that writes into its arguments."""
 
     call: Extern
     args: tuple
     kwargs: tuple[tuple[str, object], ...]
-    out: tuple[str, ...] = ()  # buffers given to the kernel's out= variant; empty: the kernel allocates
+    out: tuple[str, ...] = ()  # empty: the kernel allocates
 
 
 @dataclass(frozen=True)

@@ -302,7 +302,7 @@ def _extern_step(call: Extern, as_views: dict[str, ViewOf], out_variants: Callab
 
     args = tuple(place(a) for a in call.args)
     kwargs = tuple((k, place(v)) for k, v in call.kwargs)
-    return ExternStep(call, args, kwargs, tuple(b.name for b in call.outs) if out_variants(call) else ())
+    return ExternStep(call, args, kwargs, tuple(b.name for b in call.outs) if call.writes or out_variants(call) else ())
 
 
 def _kernel_name(number: int, group: Group) -> str:

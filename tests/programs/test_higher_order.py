@@ -149,6 +149,82 @@ def test_scans_and_maps(program: Callable[[Tensor], Tensor], grad: bool) -> None
         torch.testing.assert_close(ours, theirs)
 
 
+def _pairs(x: Tensor) -> Any:
+    """Two values, of which a combination is no sum of one."""
+
+    def combine(a: Any, b: Any) -> Any:
+        return a[0] * b[0], a[1] * b[0] + b[1]
+
+    return associative_scan(combine, (x, x.sin()), 0, combine_mode="generic")
+
+
+def _reversed(x: Tensor) -> Any:
+    return associative_scan(lambda a, b: a + b * a, x, 1, reverse=True, combine_mode="generic")
+
+
+def _mapped_results(x: Tensor) -> Any:
+    """Two results, of operands that lie otherwise, and a function in the function."""
+
+    def row(r: Tensor, w: Tensor) -> Any:
+        return torch.cond(r.sum() > 3, lambda r: r.sin(), lambda r: r * 2, (r,)) + w, r.sum()
+
+    return map_slices(row, x.t(), x[:, 0] * 1.5)
+
+
+@pytest.mark.parametrize("program", [_pairs, _reversed, _mapped_results])
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_several_values(program: Callable[[Tensor], Any], grad: bool) -> None:
+    x = torch.rand(6, 7, requires_grad=grad)
+    torch._dynamo.reset()
+    with opforge.config.patch(strict=True):
+        found = _flat(torch.compile(program, backend="opforge", fullgraph=True)(x))
+    expected = _flat(program(x))
+    torch.testing.assert_close(found, expected)
+    if grad:
+        ours, theirs = (torch.autograd.grad(sum(t.sin().sum() for t in out), x) for out in (found, expected))  # type: ignore[arg-type]
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_function_of_a_map_is_compiled_once() -> None:
+    """It was written out for each slice."""
+    torch._dynamo.reset()
+    with opforge.config.patch(strict=True), torch.no_grad():
+        compiled = torch.compile(lambda x: map_slices(lambda r: r.softmax(0), x), backend="opforge", dynamic=True)
+        graphs = opforge.stats()["graphs"]
+        for rows in (300, 5, 2):
+            x = torch.rand(rows, 4)
+            torch.testing.assert_close(compiled(x), x.softmax(1))
+    assert opforge.stats()["graphs"] == graphs + 1
+    assert opforge.last_artifacts().kernels == 1
+
+
+@torch.compiler.nested_compile_region
+def _region(x: Tensor, y: Tensor) -> Any:
+    return (x * y).sin() @ y.t(), x + 1
+
+
+def _regions(x: Tensor, y: Tensor) -> Any:
+    a, b = _region(x, y)
+    return a.sum(0), _region(b, y)[0]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_regions_of_the_program(dynamic: bool, grad: bool) -> None:
+    torch._dynamo.reset()
+    with opforge.config.patch(strict=True):
+        compiled = torch.compile(_regions, backend="opforge", fullgraph=True, dynamic=dynamic)
+        for rows in (5, 6) if dynamic else (5,):
+            leaves = [torch.rand(rows, 7, requires_grad=grad) for _ in range(2)]
+            found, expected = compiled(*leaves), _regions(*leaves)
+            torch.testing.assert_close(found, expected)
+            if grad:
+                ours, theirs = (
+                    torch.autograd.grad(sum(t.sin().sum() for t in out), leaves) for out in (found, expected)
+                )
+                torch.testing.assert_close(ours, theirs)
+
+
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
     return out_dtype(torch.ops.aten.mm.default, torch.int32, a, b) + 1
 
