@@ -148,6 +148,11 @@ def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:
     raise _ERRORS[error](message)
 
 
+def unmet(message: str) -> None:
+    """Raise what a condition on sizes from data says that does not hold."""
+    raise RuntimeError(message)
+
+
 __all__ = [
     "Workspaces",
     "conform",
@@ -156,4 +161,5 @@ __all__ = [
     "overload",
     "reinterpret",
     "restride",
+    "unmet",
 ]

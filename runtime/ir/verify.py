@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ...errors import IRError
 from .facts import in_range, plausible
 from .index import Expr, Sym, Val, Var, expr
+from .learned import learned_by, names_in
 from .nodes import DTYPES, FLOATS, INTS, Buffer, Extern, Nest, Node, Program, Size, refs
 from .rules import check_loop, check_scalar
 
@@ -15,7 +16,7 @@ def verify(program: Program) -> None:
     """Raise IRError for the first rule that `program` breaks.
 
     Checked: single assignment, definition before use, ranks, dtypes (by the generated scalar tables), every index within its buffer
-    or guarded by a mask, loop variables used only in their own nest, declared symbols, shapes and dtypes of mutations.
+    or guarded by a mask, loop variables used only in their own nest, symbols declared, and learned before use, shapes and dtypes of mutations.
     """
     _Verifier(program).run()
 
@@ -24,7 +25,7 @@ class _Verifier:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.buffers: dict[str, Buffer] = {}
-        self.symbols = set(program.symbols)
+        self.symbols = set(program.symbols) - learned_by(program.items)
         self.where = "program"
         self.typed: set[Node] = set()
 
@@ -97,10 +98,34 @@ class _Verifier:
             self.fail(f"{len(call.outs)} results of a kernel that returns one")
         if call.places and (len(call.places) != len(call.outs) or list(call.places) != sorted(set(call.places))):
             self.fail(f"{len(call.outs)} results at the places {list(call.places)}")
+        self.learn(call)
         for out in call.outs:
             if out.stride is None:
                 self.fail(f"result {out.name!r} has no strides")
             self.define(out, opaque=True)
+
+    def learn(self, call: Extern) -> None:
+        """Sizes that the call brings, and conditions on them."""
+        shapes = {b.name: b.shape for b in call.outs}
+        for s in call.learns:
+            if s.symbol in self.symbols or s.symbol not in self.program.symbols:
+                self.fail(f"symbol {s.symbol!r} is learned twice, or not declared by the program")
+            if s.source:
+                self.known(s.source)
+            elif s.buffer:
+                shape = shapes.get(s.buffer, ())
+                atom = expr(shape[s.dim]).atom if 0 <= s.dim < len(shape) else None
+                if not isinstance(atom, Sym) or atom.name != s.symbol:
+                    self.fail(f"symbol {s.symbol!r} is not size {s.dim} of result {s.buffer!r}")
+            elif call.outs or not call.target:
+                self.fail(f"symbol {s.symbol!r} is no number that the call returns")
+            self.symbols.add(s.symbol)
+        for source, _ in call.demands:
+            self.known(source)
+
+    def known(self, source: str) -> None:
+        if missing := names_in(source) - self.symbols:
+            self.fail(f"{source!r} needs {', '.join(sorted(missing))}, which is not known here")
 
     def nest(self, nest: Nest) -> None:
         if len(nest.vars) != len(nest.shape):

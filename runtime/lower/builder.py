@@ -5,14 +5,16 @@ The printed form of every kind of spec entry, and the meaning of the methods, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import UnsupportedError
+from ...generated.scalars import REDUCTIONS
 from ..ir.facts import positive_for_sizes
 from ..ir.guards import bounded, checks, demanded, masked
-from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
+from ..ir.index import Expr, Sym, Val, Var, expr, product, proves_less, proves_nonnegative
 from ..ir.index import size as canonical
+from ..ir.learned import Learned
 from ..ir.nodes import (
     DTYPES,
     FLOATS,
@@ -188,6 +190,7 @@ class Builder:
         self.origin = ""
         self.checks, self.place, self.device, self.atomic = checks, "", device, atomic
         self.products = products
+        self.may_be_empty: Collection[str] = ()  # size symbols that come from data
         self._error: str | None = None
         self._names: dict[str, int] = {}
         self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
@@ -347,6 +350,7 @@ class Builder:
         """The reduction of `value` over `r`. Float16 and bfloat16 accumulate in float32 and are rounded at the end unless `exact`."""
         shape = tuple(map(canonical, shape))
         rvars = tuple(x.var for x in map(expr, r) if x.var is not None)
+        self._may_reduce(kind, rvars)
         before = value.dtype
         accumulates, result = s.reduction(kind, dtype or before, before)
         value = s.to_dtype(value, accumulates)
@@ -356,6 +360,12 @@ class Builder:
         name = self.fresh(self.prefix if final == result and not exact else f"{self.prefix}_acc")
         t = self._add(Nest(name, shape, result, self.grid(shape), value, rvars=rvars, reduce=kind, origin=self.origin))
         return self.to(t, final)
+
+    def _may_reduce(self, kind: str, rvars: Sequence[Var | None]) -> None:
+        """Eager refuses the greatest of no elements, by an error that a loop over none would not raise."""
+        sizes = {a.name for v in rvars if v is not None for a in expr(v.extent).atoms() if isinstance(a, Sym)}
+        if REDUCTIONS[kind].identity.get("int") in ("lowest", "highest") and not sizes.isdisjoint(self.may_be_empty):
+            raise NotNativeError(f"{kind} over a size from data, which may be 0")
 
     def scan(self, kind: str, shape: Sequence[Size], dim: int, value: Any, dtype: str | None = None) -> Tensor:
         """The running reduction of `value` along `dim`, accumulated as `reduce` does."""
@@ -415,11 +425,14 @@ class Builder:
         effect: bool = False,
         places: tuple[int, ...] = (),
         compiled: bool = False,
+        learns: tuple[Learned, ...] = (),
     ) -> list[Tensor]:
         """A call of an eager kernel (`compiled`: of a function that comes with the program) with results `outs`, at `places` among all its
-        results when there are others; with an `effect` it runs even if nothing uses them.
+        results when there are others; with an `effect` it runs even if nothing uses them. It `learns` sizes.
         """
-        self.items.append(Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled))
+        self.items.append(
+            Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled, learns)
+        )
         return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]
 
 

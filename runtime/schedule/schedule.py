@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from ..ir.facts import is_packed
+from ..ir.learned import learned_by
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
 from .attention import join_products
 from .folds import fold_columns
@@ -58,7 +59,7 @@ def schedule(
         if isinstance(it, Extern):
             wanted.update(r.buffer for r in refs((it.args, tuple(v for _, v in it.kwargs))))
     layouts: dict[str, Buffer] = {}
-    fuser = Fuser(fusion, programs, layouts)
+    fuser = Fuser(fusion, programs, layouts, learned_by(items))
     for b in program.inputs:
         layouts[b.name] = Buffer(
             b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset
