@@ -102,6 +102,8 @@ class Symbols:
             return float(expr)
         if expr in (sympy.true, sympy.false):
             return bool(expr)
+        if isinstance(expr, (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction)):
+            kind = torch.SymBool
         known = self.nodes.get(expr)
         if known is None:
             known = self.nodes[expr] = (

@@ -33,9 +33,13 @@ class _Verifier:
         raise IRError(f"{self.where}: {message}")
 
     def run(self) -> None:
+        known, first = self.symbols, self.program.items[:1]
+        if first and isinstance(first[0], Extern) and not first[0].target:
+            self.symbols = known | learned_by(first)  # what is computed of arguments' sizes may be one
         for b in self.program.inputs:
             self.where = f"input {b.name!r}"
             self.define(b, opaque=True)
+        self.symbols = known
         for item in self.program.items:
             origin = f" ({item.origin})" if item.origin else ""
             if isinstance(item, Extern):
@@ -115,8 +119,9 @@ class _Verifier:
             elif s.buffer:
                 shape = shapes.get(s.buffer, ())
                 atom = expr(shape[s.dim]).atom if 0 <= s.dim < len(shape) else None
-                if not isinstance(atom, Sym) or atom.name != s.symbol:
-                    self.fail(f"symbol {s.symbol!r} is not size {s.dim} of result {s.buffer!r}")
+                own = isinstance(atom, Sym) and atom.name == s.symbol
+                if not own and not (s.dim < len(shape) and any(s.symbol in names_in(d) for d, _ in call.demands)):
+                    self.fail(f"symbol {s.symbol!r} is not size {s.dim} of result {s.buffer!r}, nor checked to be it")
             elif call.outs or not call.target:
                 self.fail(f"symbol {s.symbol!r} is no number that the call returns")
             self.symbols.add(s.symbol)

@@ -31,6 +31,7 @@ from ..ir.nodes import (
 )
 from ..ir.ranges import value_range
 from . import scalar_ops as s
+from .empty import reads_nothing
 from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted_dtype
 
 
@@ -191,6 +192,7 @@ class Builder:
         self.checks, self.place, self.device, self.atomic = checks, "", device, atomic
         self.products = products
         self.may_be_empty: Collection[str] = ()  # size symbols that come from data
+        self._shapes: dict[str, tuple[Size, ...]] = {}  # of what is read, where sizes may be 0
         self._error: str | None = None
         self._names: dict[str, int] = {}
         self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
@@ -218,6 +220,13 @@ class Builder:
             if isinstance(item, Nest):
                 del self._names[item.name]
         del self.items[mark:]
+
+    def check_empty(self, mark: int) -> None:
+        """Raises `UnsupportedError` where a nest defined since `mark` reads memory that is not there if a size from data is 0."""
+        for item in self.items[mark:] if self.may_be_empty else ():
+            found = reads_nothing(item, self._shapes, self.may_be_empty) if isinstance(item, Nest) else None
+            if found is not None:
+                raise UnsupportedError(f"it reads {found}, whose size comes from data and may be 0")
 
     # -- decisions -----------------------------------------------------------------------------------------------------
     def native_if(self, condition: Any, text: str) -> None:
@@ -266,6 +275,8 @@ class Builder:
         """The elem of `t` at the coordinates, in the dtype of `t`."""
         if len(index) != len(t.shape):
             raise UnsupportedError(f"{len(index)} coordinates for {t}")
+        if self.may_be_empty:
+            self._shapes[t.name] = t.shape
         return load(t.name, [_coordinate(x, n) for x, n in zip(index, t.shape, strict=True)], t.dtype)
 
     def index_of(self, value: Any, n: Size) -> Expr:

@@ -5,7 +5,7 @@ Conditions are checked right behind the call that brings the last size they ment
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,13 @@ import torch
 from ...errors import UnsupportedError
 from ..ir.learned import Learned, names_in
 from ..ir.nodes import Extern, Nest
-from ..torch_compat import python_source, runtime_asserts, symbol_range
+from ..torch_compat import python_source, runtime_asserts, symbol_hint, symbol_range
 
 if TYPE_CHECKING:
     from .sizes import Sizes
 
+LIKELY = (24, 7, *range(2, 65), 1, 0)
+"""What checkers take a size from data for: the first that the program's conditions allow."""
 LARGE = 1 << 62
 """No bound: every integer of 64 bits is within."""
 
@@ -28,20 +30,26 @@ class FromData:
     """What is learned while the graph runs, for the `sizes` of one graph.
 
     known     torch's names of symbols that an argument, or a call so far, tells.
-    unhinted  the program's names of those that no example input tells: such a size may be 0 or 1, and code must not rely on another.
+    unhinted  the program's names of those that no example input tells; `may_be_zero`: of these, those that no condition keeps above 0.
     """
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self.known: set[str] = set()
         self.unhinted: set[str] = set()
+        self.may_be_zero: set[str] = set()
         self._of_results: set[sympy.Symbol] = set()
         self._derived: list[tuple[Learned, sympy.Expr]] = []
-        self._demands: list[tuple[sympy.Basic, str]] = []
+        self._demands: list[tuple[sympy.Basic, str]] = []  # of the program
+        self._required: list[tuple[sympy.Basic, str]] = []  # since tracing relies on it
         self._env: Any = None
 
-    def given(self, values: Iterable[Any]) -> None:
-        """Sizes, strides or numbers that the graph is called with."""
+    def given(self, value: Any) -> None:
+        """A tensor or a number that the graph is called with."""
+        if isinstance(value, torch.Tensor):
+            values = (*value.shape, *(value.stride() if value.layout == torch.strided else ()))
+        else:
+            values = (value,)
         for n in values:
             if isinstance(n, torch.SymInt) and n.node.expr.is_symbol:
                 self._know(n, n.node.expr)
@@ -51,9 +59,15 @@ class FromData:
         found = []
         for name, t in zip(names, tensors, strict=True):
             for dim, n in enumerate(t.shape):
-                if isinstance(n, torch.SymInt) and n.node.expr.is_symbol and n.node.expr.name not in self.known:
-                    self._of_results.add(n.node.expr)
-                    found.append(Learned(self._know(n, n.node.expr), name, dim))
+                if not isinstance(n, torch.SymInt):
+                    continue
+                symbol, now = n.node._expr, n.node.expr
+                if now is not symbol and (not symbol.is_symbol or symbol_hint(n, symbol) is not None):
+                    symbol = now  # equal by a guard
+                if symbol.is_symbol and symbol.name not in self.known:
+                    self._of_results.add(symbol)
+                    found.append(Learned(self._know(n, symbol), name, dim))
+                    self._require_same(symbol, now)
         return tuple(found)
 
     def of_number(self, value: torch.SymInt, from_data: bool) -> Learned | None:
@@ -69,15 +83,15 @@ class FromData:
             for bound, condition in ((low, symbol >= low), (high, symbol <= high)):
                 if abs(bound) < LARGE:
                     self._require(condition)
-        if now is not symbol:
-            self._require(sympy.Eq(symbol, now))
+        self._require_same(symbol, now)
         return learned
 
     def demand(self, condition: Any, message: str) -> None:
         """Raise a RuntimeError that says `message` unless the condition (SymBool or bool) holds. Raises `UnsupportedError` where it is about
         sizes that nothing tells.
         """
-        e = condition.node.expr if isinstance(condition, torch.SymBool) else sympy.S(bool(condition))
+        e = sympy.S(condition) if isinstance(condition, bool) else condition.node._expr  # before it made two sizes one
+        e = e if self._all_known(e) else condition.node.expr
         if not self._all_known(e):
             raise UnsupportedError(f"the condition {e} is about sizes that nothing in the graph tells")
         self._demands.append((e, message))
@@ -88,11 +102,10 @@ class FromData:
 
     def settle(self, items: list[Nest | Extern]) -> None:
         """Put into `items` what is computed and what must hold, each where its sizes are known."""
-        told = {e for e, _ in self._demands}
         for e, message in runtime_asserts(self._env):
             # What is about sizes of the example inputs alone is a guard.
-            if e not in told and self._all_known(e) and any(self._name(s) in self.unhinted for s in e.free_symbols):
-                self._demands.append((e, message))
+            if self._all_known(e) and any(self._name(s) in self.unhinted for s in e.free_symbols):
+                self._required.append((e, message))
         last: dict[str, int] = {}
         for k, item in enumerate(items):
             if isinstance(item, Extern):
@@ -101,7 +114,7 @@ class FromData:
         changed: dict[int, Extern] = {}
         for learned, e in self._derived:
             self._add(e, items, last, changed, at_start, (learned,), ())
-        for e, message in self._demands:
+        for e, message in (*self._demands, *self._required):
             if e != sympy.true and not self._is_size(e):
                 self._add(e, items, last, changed, at_start, (), ((self._source(e), message),))
         start = changed.pop(-1, None)
@@ -126,12 +139,29 @@ class FromData:
         new = tuple(d for d in demands if d[0] not in {source for source, _ in item.demands})
         changed[k] = replace(item, learns=item.learns + learns, demands=item.demands + new)
 
+    def likely(self, value: Any, symbol: sympy.Symbol) -> int:
+        """A size that a symbol may have, as far as conditions on it alone say."""
+        asserts = [e for e, _ in runtime_asserts(value.node.shape_env) if e.free_symbols == {symbol}]
+        low, high = symbol_range(value, symbol)
+
+        def may_be(n: int) -> bool:
+            return bool(low <= n <= high) and all(
+                e.xreplace({symbol: sympy.Integer(n)}) != sympy.false for e in asserts
+            )
+
+        return next((n for n in LIKELY if may_be(n)), LIKELY[0])
+
     # -- symbols -------------------------------------------------------------------------------------------------------
     def _know(self, value: Any, symbol: sympy.Symbol) -> str:
         self.known.add(symbol.name)
         self._env = value.node.shape_env
         if self.sizes.note(value, symbol):
-            self.unhinted.add(self._name(symbol))
+            name, least = self._name(symbol), symbol_range(value, symbol)[0]
+            self.unhinted.add(name)
+            if least >= 1:
+                self._require(symbol >= least)
+            else:
+                self.may_be_zero.add(name)
         return self._name(symbol)
 
     def _name(self, symbol: sympy.Symbol) -> str:
@@ -145,7 +175,12 @@ class FromData:
         return isinstance(e, sympy.Ge) and e.lhs in self._of_results and e.rhs == 0
 
     def _require(self, e: sympy.Basic) -> None:
-        self._demands.append((e, f"Runtime assertion failed for expression {e}"))
+        self._required.append((e, f"Runtime assertion failed for expression {e}"))
+
+    def _require_same(self, symbol: sympy.Symbol, now: sympy.Expr) -> None:
+        """What the program has found out about a size from data: it is another one, or a number."""
+        if now is not symbol:
+            self._require(sympy.Eq(symbol, now))
 
     def _source(self, e: sympy.Basic) -> str:
         symbols = {s: sympy.Symbol(self._name(s), integer=True) for s in e.free_symbols}

@@ -84,7 +84,7 @@ class _Lowerer:
         atomic = None if device == "cpu" else _atomic()
         self.b = Builder(checks=checks, device=device, atomic=atomic, products=products)
         self.sizes = Sizes()
-        self.b.may_be_empty = self.sizes.from_data.unhinted
+        self.b.may_be_empty = self.sizes.from_data.may_be_zero
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
         self.constants: list[tuple[str, torch.Tensor]] = []
@@ -94,6 +94,9 @@ class _Lowerer:
 
     def run(self, mutations: Mapping[int, int]) -> Lowered:
         outputs: tuple[Output, ...] = ()
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
+                self.sizes.from_data.given(node.meta.get("val"))
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
                 self.placeholder(node)
@@ -116,7 +119,6 @@ class _Lowerer:
     def placeholder(self, node: fx.Node) -> None:
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
-            self.sizes.from_data.given((*val.shape, *(val.stride() if val.layout == torch.strided else ())))
             self.env[node] = self.input(node.name, val)
             self.placeholders.append(self.env[node].name)
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
@@ -229,6 +231,7 @@ class _Lowerer:
                 )  # type: ignore[misc]
                 read = _read(node)
                 self.check(result, val, read)
+                b.check_empty(mark)
                 self.lay_out(result, val, mark, read)
                 return result
             except _Contradiction:

@@ -14,9 +14,6 @@ from ..ir.nodes import Size
 from ..torch_compat import decided, dimension_of_none, symbol_hint, symbol_range
 from .from_data import FromData
 
-UNKNOWN = 7
-"""What checkers take a number for that comes from data."""
-
 
 class Sizes:
     """Converts `int`s and `SymInt`s; remembers the symbols it has met, in order, and every expression that it has converted."""
@@ -31,7 +28,7 @@ class Sizes:
 
     def argument(self, value: Any) -> Size:
         """A number that the graph is called with: its symbol is known, wherever it comes from."""
-        self.from_data.given((value,))
+        self.from_data.given(value)
         return self.index(value)
 
     def index(self, value: Any) -> Size:
@@ -65,7 +62,9 @@ class Sizes:
         if symbol.name not in self._hinted:
             self._hinted.add(symbol.name)
             nonnegative = symbol_range(value, symbol)[0] >= 0
-            self._name(symbol.name, symbol.name, nonnegative, UNKNOWN if hint is None else hint)
+            self._name(
+                symbol.name, symbol.name, nonnegative, self.from_data.likely(value, symbol) if hint is None else hint
+            )
         return hint is None
 
     def _name(self, key: str, name: str, nonnegative: bool, hint: int | None) -> Expr:

@@ -194,7 +194,7 @@ def _exact_strides(items: list[Nest | Extern]) -> dict[str, tuple[Size, ...]]:
     would copy what has others.
     """
     internal = [
-        it for it in items if isinstance(it, Extern) and (it.compiled or it.target.split(".")[1].startswith("_"))
+        it for it in items if isinstance(it, Extern) and (it.compiled or it.target.partition(".")[2].startswith("_"))
     ]
     found = (r for it in internal for r in refs((it.args, tuple(v for _, v in it.kwargs))))
     return {r.buffer: r.stride for r in found if r.stride is not None}
@@ -303,7 +303,9 @@ def _extern_step(call: Extern, as_views: dict[str, ViewOf], out_variants: Callab
 
     args = tuple(place(a) for a in call.args)
     kwargs = tuple((k, place(v)) for k, v in call.kwargs)
-    return ExternStep(call, args, kwargs, tuple(b.name for b in call.outs) if out_variants(call) else ())
+    # Memory can be planned only for a result whose size is known before.
+    outs = tuple(b.name for b in call.outs) if out_variants(call) and not call.learns else ()
+    return ExternStep(call, args, kwargs, outs)
 
 
 def _kernel_name(number: int, group: Group) -> str:
