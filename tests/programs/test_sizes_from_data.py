@@ -206,7 +206,7 @@ def _running(x: Any) -> Any:
 @program("statistics", positive())
 def _statistics(x: Any) -> Any:
     y = x[x > 0]
-    return y.var(), y.prod(), (y > 1).any(), y.norm()
+    return y.var(), y.prod(), (y > 1).any(), y.std()
 
 
 @program("a loss of some rows", [(torch.eye(6), torch.arange(6), torch.arange(6) < k) for k in COUNTS])
@@ -329,7 +329,8 @@ def test_sizes_that_are_a_choice_are_computed() -> None:
         for (x,) in positive():
             torch.testing.assert_close(compiled(x), x[x > 0][:2] + 1)
     assert opforge.stats()["fallbacks"] == {}
-    assert "size0 = " in HISTORY[-1].wrapper
+    wrapper = HISTORY[-1].wrapper
+    assert "size0 = " in wrapper or "slice_copy" in wrapper  # torch before 2.12 calls it another size from data
 
 
 def test_a_size_that_a_graph_before_has_made() -> None:
