@@ -228,7 +228,10 @@ def _without_whole(
     whole = {
         k: v
         for k, (e, n) in enumerate(zip(index, shape, strict=True))
-        if (v := e.var) in loops and expr(v.extent) == expr(n) and sum(v in mine for mine in inside) == 1
+        if (v := e.var) is not None
+        and v in loops
+        and expr(v.extent) == expr(n)
+        and sum(v in mine for mine in inside) == 1
     }
     rest = [k for k in range(len(index)) if k not in whole]
     own = set(whole.values())

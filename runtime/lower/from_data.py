@@ -56,7 +56,7 @@ class FromData:
 
     def of_results(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[Learned, ...]:
         """The sizes that a call tells by what it returns: the buffers `names`."""
-        found = []
+        found: list[Learned] = []
         for name, t in zip(names, tensors, strict=True):
             for dim, n in enumerate(t.shape):
                 if not isinstance(n, torch.SymInt):
@@ -70,12 +70,10 @@ class FromData:
                     self._require_same(symbol, now)
         return tuple(found)
 
-    def of_number(self, value: torch.SymInt, from_data: bool) -> Learned | None:
-        """The number that a call returns; None where it says nothing new. `from_data`: the call reads elements, so what the program has
-        found out about the number must be checked.
-        """
+    def of_number(self, value: torch.SymInt) -> Learned | None:
+        """The number that a call reads from data; None where it is known already. What the program has found out about it is checked."""
         symbol, now = value.node._expr, value.node.expr
-        if not symbol.is_symbol or symbol.name in self.known or (not from_data and self._all_known(now)):
+        if not symbol.is_symbol or symbol.name in self.known:
             return None
         learned = Learned(self._know(value, symbol))
         low, high = symbol_range(value, symbol)

@@ -200,9 +200,10 @@ class _Lowerer:
     def number(self, node: fx.Node, val: Any) -> Size:
         """A number that is known, or computed from others, or that a call reads from data."""
         target = node.target
-        if isinstance(target, OpOverload) and isinstance(val, torch.SymInt) and _tensors(node):
-            from_data = torch.Tag.data_dependent_output in target.tags
-            if (learned := self.sizes.from_data.of_number(val, from_data)) is not None:
+        # Not a size, a stride or an offset of a tensor: calls of kernels need not lay their results out as traced.
+        reads = isinstance(target, OpOverload) and torch.Tag.data_dependent_output in target.tags
+        if reads and isinstance(val, torch.SymInt):
+            if (learned := self.sizes.from_data.of_number(val)) is not None:
                 name = str(target)
                 self.b.begin(node.name, origin_of(name, node), place_of(name, node))
                 args = tuple(self.extern_argument(a) for a in node.args)

@@ -346,3 +346,22 @@ def test_a_size_that_a_graph_before_has_made() -> None:
         for (x,) in positive():
             torch.testing.assert_close(compiled(x), fn(x))
     assert opforge.stats()["fallbacks"] == {}
+
+
+def test_a_result_has_eagers_strides() -> None:
+    """The fake kernel of `unique` along a dimension says that its result is contiguous; and such a graph has conditions, which may run again."""
+    compiled = torch.compile(lambda x: torch.unique(x, dim=1), backend="opforge", fullgraph=True)
+    x = torch.randint(0, 3, (3, 4, 5))
+    with torch.no_grad():
+        assert compiled(x).stride() == torch.unique(x, dim=1).stride()
+    (reason,) = opforge.stats()["fallbacks"]
+    assert "returned strides" in reason
+
+
+def test_a_view_at_a_place_from_data_is_left_to_eager() -> None:
+    """Its offset was read from a copy, which has none."""
+    compiled = torch.compile(lambda x, n: torch.narrow(x, 0, n, 2), backend="opforge", fullgraph=True)
+    x = torch.arange(5.0)
+    with torch.no_grad():
+        for k in (2, -3, 0):
+            assert compiled(x, torch.tensor(k)).tolist() == torch.narrow(x, 0, torch.tensor(k), 2).tolist()
