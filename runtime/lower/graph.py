@@ -202,14 +202,13 @@ class _Lowerer:
         target = node.target
         # Not a size, a stride or an offset of a tensor: calls of kernels need not lay their results out as traced.
         reads = isinstance(target, OpOverload) and torch.Tag.data_dependent_output in target.tags
-        if reads and isinstance(val, torch.SymInt):
-            if (learned := self.sizes.from_data.of_number(val)) is not None:
-                name = str(target)
-                self.b.begin(node.name, origin_of(name, node), place_of(name, node))
-                args = tuple(self.extern_argument(a) for a in node.args)
-                kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
-                count_extern(name, EXTERN.get(name, "no lowering"))
-                self.b.extern([], name, args, kwargs, True, effect=True, learns=(learned,))
+        if reads and isinstance(val, torch.SymInt) and (learned := self.sizes.from_data.of_number(val)) is not None:
+            name = str(target)
+            self.b.begin(node.name, origin_of(name, node), place_of(name, node))
+            args = tuple(self.extern_argument(a) for a in node.args)
+            kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
+            count_extern(name, EXTERN.get(name, "no lowering"))
+            self.b.extern([], name, args, kwargs, True, effect=True, learns=(learned,))
         return self.sizes.index(val)
 
     def tensor_call(self, node: fx.Node, val: Any) -> Any:
