@@ -35,6 +35,7 @@ ROLES: dict[str, Any] = {
     "size": torch.ops.aten.sym_size.int,  # Reads one size.
     "stride": torch.ops.aten.sym_stride.int,  # Reads one stride.
     "offset": torch.ops.aten.sym_storage_offset.default,  # Reads the storage offset.
+    "demand": torch.ops.aten._assert_scalar.default,  # Raises its second argument, a text, where its first, a condition on sizes, does not hold.
 }
 # fmt: on
 

@@ -21,6 +21,7 @@ from ..errors import (
     UnsupportedError,
     first_line,
 )
+from ..generated.dispatch_tables import ROLES
 from ..generated.rewrites import RULES
 from . import config
 from .codegen.control import render_control, roles
@@ -144,7 +145,8 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Confi
     HISTORY.append(artifacts)
     del HISTORY[:-64]
     # Only a graph that looks at what eager kernels return can find it unlike its trace.
-    checked = " import conform" in artifacts.wrapper and not any(has_effect(n.target) for n in traced.graph.graph.nodes)
+    effects = {n.target for n in traced.graph.graph.nodes if has_effect(n.target)} - {ROLES["demand"]}
+    checked = " import conform" in artifacts.wrapper and not effects
     return _until_mistraced(run, gm) if checked and not cfg.strict else run
 
 

@@ -167,7 +167,7 @@ def _build(
     files = {**built.files, "wrapper.py": wrapper.encode(), f"kernels.{target.suffix}": built.source.encode()}
     externs: dict[str, int] = {}
     for step in plan.steps:
-        if isinstance(step, ExternStep) and not step.call.compiled:
+        if isinstance(step, ExternStep) and step.call.target and not step.call.compiled:
             externs[step.call.target] = externs.get(step.call.target, 0) + 1
     symbols = dict(built.symbols)
     meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}

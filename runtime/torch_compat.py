@@ -111,6 +111,7 @@ __all__ = [
     "refuses_writes",
     "registered_effect",
     "reinterpret_tensor",
+    "runtime_asserts",
     "same_addresses",
     "saved_objects",
     "saving_is_hooked",
@@ -120,7 +121,7 @@ __all__ = [
     "storage_at",
     "storage_uses",
     "symbol_hint",
-    "symbol_is_nonnegative",
+    "symbol_range",
     "tag_activation_checkpoint",
     "tensor_uses",
     "transforms_preserved",
@@ -370,9 +371,16 @@ def symbol_hint(size: object, symbol: object) -> int | None:
     return None if value is None else int(value)
 
 
-def symbol_is_nonnegative(size: object, symbol: object) -> bool:
-    """Whether a symbol cannot be negative, as its guards say: a dimension, or a number that was compared. [2.11, 2.13]"""
-    return bool(size.node.shape_env.var_to_range[symbol].lower >= 0)  # type: ignore[attr-defined]
+def symbol_range(size: object, symbol: object) -> tuple[Any, Any]:
+    """The least and the greatest value of a symbol, sympy numbers, as guards and conditions of the program say. [2.11, 2.13]"""
+    values = size.node.shape_env.var_to_range[symbol]  # type: ignore[attr-defined]
+    return values.lower, values.upper
+
+
+def runtime_asserts(env: object) -> list[tuple[Any, str]]:
+    """Conditions on sizes from data that tracing has relied on, sympy expressions, each with a message; none without a ShapeEnv. [2.11, 2.13]"""
+    found: dict[Any, Any] = getattr(env, "deferred_runtime_asserts", {})
+    return [(a.expr, str(a.msg)) for asserts in found.values() for a in asserts]
 
 
 def keep_item(own: object, fake: object) -> None:

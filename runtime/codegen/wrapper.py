@@ -110,6 +110,7 @@ class WrapperWriter:
             f"from opforge.runtime.execute.{self.support} import {n}"
             for n in sorted({"Workspaces", "empty_strided", "overload", "reinterpret", *self.imports})
         ]
+        lines += ["import math"] if any("math." in line for line in self.body) else []
         lines += ["import torch", ""]
         for name, text in self.names.constants.items():
             lines.append(f"{name} = {text}")
@@ -153,8 +154,9 @@ class WrapperWriter:
     def _sizes(self) -> list[str]:
         """Reads the size symbols that no argument is from the arguments that have them as a size or stride. Raises `UnsupportedError`."""
         lines = []
+        learned = {s.symbol for step in self.plan.steps if isinstance(step, ExternStep) for s in step.call.learns}
         for symbol in self.plan.symbols:
-            if symbol in self.parameters:
+            if symbol in self.parameters or symbol in learned:
                 continue
             for b in self.plan.inputs:
                 places = [f"{b.name}.size({d})" for d, n in enumerate(b.shape) if _is_symbol(n, symbol)]
@@ -325,6 +327,9 @@ class WrapperWriter:
         if call.writes:
             self._writing(step)
             return
+        if not call.target:
+            self._learn(call)
+            return
         args = [self._argument(a) for a in step.args] + [f"{k}={self._argument(v)}" for k, v in step.kwargs]
         if step.out:
             target = self.names.constant("op", f"overload({self.out_targets[call.target]!r})")
@@ -335,24 +340,28 @@ class WrapperWriter:
             self.body.append(
                 f"{target}({', '.join(args)})  # {call.origin}" if call.origin else f"{target}({', '.join(args)})"
             )
+            self._learn(call)
             return
         target = call.target if call.compiled else self.names.constant("op", f"overload({call.target!r})")
-        names = [b.name for b in call.outs]
+        names = [b.name for b in call.outs] or [s.symbol for s in call.learns if not s.source]
         left = f"{names[0]}" if call.single and names else _unpacked(call)
         comment = f"  # {call.origin}" if call.origin else ""
         self.body.append(
             f"{left} = {target}({', '.join(args)}){comment}" if names else f"{target}({', '.join(args)}){comment}"
         )
+        self._learn(call)
         for b in call.outs:
             # Of several results one may be None where tracing has a tensor.
             if b.stride is not None and b.name in self.plan.layouts and b.name in self.read:
                 shape, stride = shape_text(b.shape), shape_text(b.stride)
                 dtype = self.names.constant("dtype", f"torch.{b.dtype}")
                 self.imports.append("conform")
+                # Of results whose sizes data makes fake kernels often know no strides; the caller sees eager's.
+                exact = ", True" if call.learns and any(o.buffer == b.name for o in self.plan.outputs) else ""
                 missing = "" if call.single else f"{b.name} is None or "
                 self.body.append(
                     f"if {missing}{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
-                    f"{b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r})"
+                    f"{b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r}{exact})"
                 )
 
     def _writing(self, step: ExternStep) -> None:
@@ -366,6 +375,16 @@ class WrapperWriter:
                 self.body.append(f"{args[-1]}.copy_({self._argument(before)})")
         args += [self._argument(a) for a in step.args[call.writes :]]
         self.body.append(f"{call.target}({', '.join(args)})" + (f"  # {call.origin}" if call.origin else ""))
+    def _learn(self, call: Extern) -> None:
+        """The sizes that a call brings, and what is demanded of them."""
+        for s in call.learns:
+            if s.source:
+                self.body.append(f"{s.symbol} = {s.source}")
+            elif s.buffer:
+                self.body.append(f"{s.symbol} = {self._tensor(s.buffer)}.shape[{s.dim}]")
+        for source, message in call.demands:
+            self.imports.append("unmet")
+            self.body.append(f"if not ({source}): unmet({self.names.constant('message', repr(message))})")
 
     def _argument(self, x: object) -> str:
         if isinstance(x, ViewOf):

@@ -200,6 +200,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
             item = node if single else self._item(node, k, t)
             step = Step(info.op, args, kwargs, info.view_arg, index)
             self.regions.set(t, Value(parent.region, item, layouts[k], parent, step, parent.region.version))
+            self._bind_unbacked(t, item)  # a slice may have a size that only data tells
 
     def _undeclared_alias(self, info: OpInfo, out: Any, t: torch.Tensor, args: Any, kwargs: Any) -> Any:
         """A result that shares an argument's storage although the schema does not say so is a view all the same."""

@@ -102,6 +102,8 @@ class Symbols:
             return float(expr)
         if expr in (sympy.true, sympy.false):
             return bool(expr)
+        if isinstance(expr, (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction)):
+            kind = torch.SymBool
         known = self.nodes.get(expr)
         if known is None:
             known = self.nodes[expr] = (
@@ -118,6 +120,11 @@ class Symbols:
 
     def _compute(self, expr: Any, kind: type) -> fx.Node:
         name = type(expr).__name__
+        if name == "Piecewise":
+            (value, condition), *others = expr.args
+            rest = others[0][0] if others[0][1] == sympy.true else expr.func(*others)
+            parts = (self._expr(condition, torch.SymBool), self._expr(value, kind), self._expr(rest, kind))
+            return self._call(torch.sym_ite, parts, expr, kind)
         if name == "CeilToInt" or name in _UNARY:
             return self._call(_UNARY[name], (self._expr(expr.args[0], torch.SymFloat),), expr, kind)
         target = _BINARY.get(name)

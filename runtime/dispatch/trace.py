@@ -166,7 +166,7 @@ def _trace_once(
         values = border.enter(inputs, recorder)
         attributes = {name: t for (name, _), t in zip(lifted, values[count:], strict=True)}
         # Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run.
-        symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts)
+        symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts) or _sizes_from_data(gm)
         dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
         saved, seed_before = Saved(), torch.initial_seed()
         had = [_gradient(t) for t in values]
@@ -209,6 +209,11 @@ def _trace_once(
         border if border.any else None,
         grad_after if grad_after != grad else None,
     )
+
+
+def _sizes_from_data(gm: Any) -> bool:
+    """Whether Dynamo has seen that a call of the program makes a size, or a number."""
+    return isinstance(gm, fx.GraphModule) and any(n.meta.get("unbacked_bindings") for n in gm.graph.nodes)
 
 
 def _gradient(t: Any) -> Any:

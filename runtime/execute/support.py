@@ -125,11 +125,17 @@ def laid_out(t: torch.Tensor, dtype: torch.dtype, stride: tuple[int, ...]) -> to
 
 
 def conform(
-    t: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], op: str
+    t: torch.Tensor | None,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    op: str,
+    exact: bool = False,
 ) -> torch.Tensor:
     """What the eager kernel of `op` returned, with the strides and the dtype that the graph was traced with. Other strides are the kernel's
     choice; another dtype is a mistake of its fake kernel (`specs/decompositions.yaml` corrects those that are known), told once. Raises
-    `MetadataError` for other sizes, and for none at all: the code that was made for the traced ones would read other memory.
+    `MetadataError` for other sizes, and for none at all: the code that was made for the traced ones would read other memory; where they
+    are to be `exact`, also for other strides.
     """
     if t is None or t.shape != shape:
         found = "no tensor" if t is None else f"sizes {list(t.shape)}"
@@ -137,6 +143,8 @@ def conform(
             f"{op} returned {found} where tracing says {list(shape)}: its fake kernel is wrong, please report it; "
             "meanwhile keep the call out of compiled code (torch.compiler.disable)"
         )
+    if exact and t.numel() and any(n > 1 and a != b for n, a, b in zip(shape, t.stride(), stride, strict=True)):
+        raise MetadataError(f"{op} returned strides {list(t.stride())} where tracing says {list(stride)}")
     if t.dtype is not dtype:
         warn_once(
             "result",
@@ -152,6 +160,11 @@ def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:
     raise _ERRORS[error](message)
 
 
+def unmet(message: str) -> None:
+    """Raise what a condition on sizes from data says that does not hold."""
+    raise RuntimeError(message)
+
+
 __all__ = [
     "Workspaces",
     "conform",
@@ -160,4 +173,5 @@ __all__ = [
     "overload",
     "reinterpret",
     "restride",
+    "unmet",
 ]

@@ -210,8 +210,29 @@ def covers(index: Sequence[Expr], shape: Sequence[Size], loops: Sequence[Var]) -
         return True
     if any(isinstance(a, Val) for e in index for a in e.atoms()):
         return False
+    index, shape, loops = _without_whole(index, shape, loops)
     if expr(product(v.extent for v in loops)) != expr(product(shape)):
         return False
     if not all(in_range(e, n) for e, n in zip(index, shape, strict=True)):
         return False
     return is_injective(flat(index, contiguous_strides(tuple(shape))), loops)
+
+
+def _without_whole(
+    index: Sequence[Expr], shape: Sequence[Size], loops: Sequence[Var]
+) -> tuple[list[Expr], list[Size], list[Var]]:
+    """What is left to prove without the dimensions that a loop of their own goes through whole: a position `-(-s // 8)*i + j` says less than
+    the coordinates i and j, since nothing is known there of the size in front of i.
+    """
+    inside = [{a for a in e.atoms() if isinstance(a, Var)} for e in index]
+    whole = {
+        k: v
+        for k, (e, n) in enumerate(zip(index, shape, strict=True))
+        if (v := e.var) is not None
+        and v in loops
+        and expr(v.extent) == expr(n)
+        and sum(v in mine for mine in inside) == 1
+    }
+    rest = [k for k in range(len(index)) if k not in whole]
+    own = set(whole.values())
+    return [index[k] for k in rest], [shape[k] for k in rest], [v for v in loops if v not in own]

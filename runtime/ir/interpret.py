@@ -118,12 +118,20 @@ class _Interpreter:
         return result
 
     def extern(self, call: Extern) -> None:
-        namespace, name, overload = call.target.split(".")
-        function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-        result = function(*self.argument(call.args), **{k: self.argument(v) for k, v in call.kwargs})
+        result: Any = ()
+        if call.target:
+            namespace, name, overload = call.target.split(".")
+            function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+            result = function(*self.argument(call.args), **{k: self.argument(v) for k, v in call.kwargs})
         tensors = [result] if call.single else [t for t in result if isinstance(t, Tensor)]
-        for b, t in zip(call.outs, tensors, strict=True):
+        for b, t in zip(call.outs, tensors, strict=bool(call.outs)):
             self.env[b.name] = t
+        for s in call.learns:
+            from_source = eval(s.source, {"math": math}, dict(self.symbols)) if s.source else result
+            self.symbols[s.symbol] = self.env[s.buffer].shape[s.dim] if s.buffer else from_source
+        for source, message in call.demands:
+            if not eval(source, {"math": math}, dict(self.symbols)):
+                raise RuntimeError(message)
 
     def argument(self, a: Any) -> Any:
         if isinstance(a, Ref):

@@ -390,8 +390,10 @@ class Extern:
     """A call of an eager kernel. `args`/`kwargs` may hold `Ref`s at any depth (lists and tuples); other leaves are plain data or sizes.
 
     outs    one Buffer per tensor result (with the strides that the kernel gives its results).
-    target  registered name of the overload, `namespace.name.overload`.
+    target  registered name of the overload, `namespace.name.overload`; "" where nothing is called, but sizes are computed and checked.
+    places  of `outs` among the kernel's results, where others (numbers, None) lie between or after them.
     writes  it writes into so many of its first arguments and returns nothing: `outs` are these afterwards. What was None had no contents.
+    learns  sizes that are known from here on (`learned.Learned`); `demands`: conditions on them, Python source, and what a RuntimeError says.
     """
 
     outs: tuple[Buffer, ...]
@@ -401,11 +403,11 @@ class Extern:
     single: bool = True  # the kernel returns one tensor, not a tuple
     effect: bool = False  # must run even if no result is used
     origin: str = ""
-    places: tuple[
-        int, ...
-    ] = ()  # of `outs` among the kernel's results, where others (numbers, None) lie between or after them
+    places: tuple[int, ...] = ()
     compiled: bool = False  # no kernel: `target` is a function that comes with the program, made of compiled graphs
     writes: int = 0
+    learns: tuple[Any, ...] = ()
+    demands: tuple[tuple[str, str], ...] = ()
 
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(r.buffer for r in refs((self.args, tuple(v for _, v in self.kwargs)))))

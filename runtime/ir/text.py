@@ -22,6 +22,7 @@ from typing import Any
 
 from ...errors import IRError
 from .index import Expr, Quotient, Sym, Val, Var, expr, of
+from .learned import Learned
 from .nodes import Buffer, Extern, Nest, Node, Output, Program, Ref, Scatter, Size
 from .reader import Reader, tokens
 
@@ -172,8 +173,16 @@ def _extern(call: Extern) -> list[str]:
     many += " effect" if call.effect else ""
     many += " compiled" if call.compiled else ""
     many += f" writes {call.writes}" if call.writes else ""
+    many += "".join(f" learn {_learned(s)}" for s in call.learns)
+    many += "".join(f" demand {json.dumps(source)} {json.dumps(message)}" for source, message in call.demands)
     origin = f" from {json.dumps(call.origin)}" if call.origin else ""
-    return [f"extern {'; '.join(_buffer(b) for b in call.outs)} = {call.target}({', '.join(args)}){many}{origin}"]
+    return [
+        f"extern {'; '.join(_buffer(b) for b in call.outs)} = {call.target or 'nothing'}({', '.join(args)}){many}{origin}"
+    ]
+
+
+def _learned(s: Learned) -> str:
+    return f"{s.symbol} = {json.dumps(s.source)}" if s.source else f"{s.symbol} = {s.buffer or 'result'} {s.dim}"
 
 
 def _data(x: Any) -> str:
@@ -339,7 +348,30 @@ def _read_extern(r: Reader) -> Extern:
         places.append(r.integer())
     effect, compiled = r.take("effect"), r.take("compiled")
     writes = r.integer() if r.take("writes") else 0
+    learns: list[Learned] = []
+    demands: list[tuple[str, str]] = []
+    while r.take("learn"):
+        symbol = r.name()
+        r.expect("=")
+        if r.peek().startswith('"'):
+            learns.append(Learned(symbol, source=r.string()))
+        else:
+            buffer = r.name()
+            learns.append(Learned(symbol, "" if buffer == "result" else buffer, r.integer()))
+    while r.take("demand"):
+        demands.append((r.string(), r.string()))
     origin = r.string() if r.take("from") else ""
     return Extern(
-        tuple(outs), target, tuple(args), tuple(kwargs), single, effect, origin, tuple(places), compiled, writes
+        tuple(outs),
+        "" if target == "nothing" else target,
+        tuple(args),
+        tuple(kwargs),
+        single,
+        effect,
+        origin,
+        tuple(places),
+        compiled,
+        writes,
+        tuple(learns),
+        tuple(demands),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ...errors import IRError
 from .facts import in_range, plausible
 from .index import Expr, Sym, Val, Var, expr
+from .learned import learned_by, names_in
 from .nodes import DTYPES, FLOATS, INTS, Buffer, Extern, Nest, Node, Program, Ref, Size, refs
 from .rules import check_loop, check_scalar
 
@@ -15,7 +16,7 @@ def verify(program: Program) -> None:
     """Raise IRError for the first rule that `program` breaks.
 
     Checked: single assignment, definition before use, ranks, dtypes (by the generated scalar tables), every index within its buffer
-    or guarded by a mask, loop variables used only in their own nest, declared symbols, shapes and dtypes of mutations.
+    or guarded by a mask, loop variables used only in their own nest, symbols declared, and learned before use, shapes and dtypes of mutations.
     """
     _Verifier(program).run()
 
@@ -24,7 +25,7 @@ class _Verifier:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.buffers: dict[str, Buffer] = {}
-        self.symbols = set(program.symbols)
+        self.symbols = set(program.symbols) - learned_by(program.items)
         self.where = "program"
         self.typed: set[Node] = set()
 
@@ -32,9 +33,13 @@ class _Verifier:
         raise IRError(f"{self.where}: {message}")
 
     def run(self) -> None:
+        known, first = self.symbols, self.program.items[:1]
+        if first and isinstance(first[0], Extern) and not first[0].target:
+            self.symbols = known | learned_by(first)  # what is computed of arguments' sizes may be one
         for b in self.program.inputs:
             self.where = f"input {b.name!r}"
             self.define(b, opaque=True)
+        self.symbols = known
         for item in self.program.items:
             origin = f" ({item.origin})" if item.origin else ""
             if isinstance(item, Extern):
@@ -99,6 +104,7 @@ class _Verifier:
             self.fail(f"{len(call.outs)} results at the places {list(call.places)}")
         if call.writes:
             self.written(call)
+        self.learn(call)
         for out in call.outs:
             if out.stride is None:
                 self.fail(f"result {out.name!r} has no strides")
@@ -115,6 +121,30 @@ class _Verifier:
             b = self.read(before.buffer)
             if (b.shape, b.dtype) != (out.shape, out.dtype):
                 self.fail(f"{out.name!r} is {out.dtype}{list(out.shape)}, it writes into {b.dtype}{list(b.shape)}")
+
+    def learn(self, call: Extern) -> None:
+        """Sizes that the call brings, and conditions on them."""
+        shapes = {b.name: b.shape for b in call.outs}
+        for s in call.learns:
+            if s.symbol in self.symbols or s.symbol not in self.program.symbols:
+                self.fail(f"symbol {s.symbol!r} is learned twice, or not declared by the program")
+            if s.source:
+                self.known(s.source)
+            elif s.buffer:
+                shape = shapes.get(s.buffer, ())
+                atom = expr(shape[s.dim]).atom if 0 <= s.dim < len(shape) else None
+                own = isinstance(atom, Sym) and atom.name == s.symbol
+                if not own and not (s.dim < len(shape) and any(s.symbol in names_in(d) for d, _ in call.demands)):
+                    self.fail(f"symbol {s.symbol!r} is not size {s.dim} of result {s.buffer!r}, nor checked to be it")
+            elif call.outs or not call.target:
+                self.fail(f"symbol {s.symbol!r} is no number that the call returns")
+            self.symbols.add(s.symbol)
+        for source, _ in call.demands:
+            self.known(source)
+
+    def known(self, source: str) -> None:
+        if missing := names_in(source) - self.symbols:
+            self.fail(f"{source!r} needs {', '.join(sorted(missing))}, which is not known here")
 
     def nest(self, nest: Nest) -> None:
         if len(nest.vars) != len(nest.shape):

@@ -5,14 +5,16 @@ The printed form of every kind of spec entry, and the meaning of the methods, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import UnsupportedError
+from ...generated.scalars import REDUCTIONS
 from ..ir.facts import positive_for_sizes
 from ..ir.guards import bounded, checks, demanded, masked
-from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
+from ..ir.index import Expr, Sym, Val, Var, expr, product, proves_less, proves_nonnegative
 from ..ir.index import size as canonical
+from ..ir.learned import Learned
 from ..ir.nodes import (
     DTYPES,
     FLOATS,
@@ -32,6 +34,7 @@ from ..ir.nodes import (
 from ..ir.ranges import value_range
 from ..ir.routines import PREFIX
 from . import scalar_ops as s
+from .empty import reads_nothing
 from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted_dtype
 
 
@@ -192,6 +195,8 @@ class Builder:
         self.checks, self.place, self.device, self.atomic = checks, "", device, atomic
         self.products = products
         self.row_major: dict[str, bool] = {}  # of arguments, as they were traced
+        self.may_be_empty: Collection[str] = ()  # size symbols that come from data
+        self._shapes: dict[str, tuple[Size, ...]] = {}  # of what is read, where sizes may be 0
         self._error: str | None = None
         self._names: dict[str, int] = {}
         self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
@@ -219,6 +224,13 @@ class Builder:
             if isinstance(item, Nest):
                 del self._names[item.name]
         del self.items[mark:]
+
+    def check_empty(self, mark: int) -> None:
+        """Raises `UnsupportedError` where a nest defined since `mark` reads memory that is not there if a size from data is 0."""
+        for item in self.items[mark:] if self.may_be_empty else ():
+            found = reads_nothing(item, self._shapes, self.may_be_empty) if isinstance(item, Nest) else None
+            if found is not None:
+                raise UnsupportedError(f"it reads {found}, whose size comes from data and may be 0")
 
     # -- decisions -----------------------------------------------------------------------------------------------------
     def native_if(self, condition: Any, text: str) -> None:
@@ -267,6 +279,8 @@ class Builder:
         """The elem of `t` at the coordinates, in the dtype of `t`."""
         if len(index) != len(t.shape):
             raise UnsupportedError(f"{len(index)} coordinates for {t}")
+        if self.may_be_empty:
+            self._shapes[t.name] = t.shape
         return load(t.name, [_coordinate(x, n) for x, n in zip(index, t.shape, strict=True)], t.dtype)
 
     def index_of(self, value: Any, n: Size) -> Expr:
@@ -351,6 +365,7 @@ class Builder:
         """The reduction of `value` over `r`. Float16 and bfloat16 accumulate in float32 and are rounded at the end unless `exact`."""
         shape = tuple(map(canonical, shape))
         rvars = tuple(x.var for x in map(expr, r) if x.var is not None)
+        self._may_reduce(kind, rvars)
         before = value.dtype
         accumulates, result = s.reduction(kind, dtype or before, before)
         value = s.to_dtype(value, accumulates)
@@ -360,6 +375,12 @@ class Builder:
         name = self.fresh(self.prefix if final == result and not exact else f"{self.prefix}_acc")
         t = self._add(Nest(name, shape, result, self.grid(shape), value, rvars=rvars, reduce=kind, origin=self.origin))
         return self.to(t, final)
+
+    def _may_reduce(self, kind: str, rvars: Sequence[Var | None]) -> None:
+        """Eager refuses the greatest of no elements, by an error that a loop over none would not raise."""
+        sizes = {a.name for v in rvars if v is not None for a in expr(v.extent).atoms() if isinstance(a, Sym)}
+        if REDUCTIONS[kind].identity.get("int") in ("lowest", "highest") and not sizes.isdisjoint(self.may_be_empty):
+            raise NotNativeError(f"{kind} over a size from data, which may be 0")
 
     def scan(self, kind: str, shape: Sequence[Size], dim: int, value: Any, dtype: str | None = None) -> Tensor:
         """The running reduction of `value` along `dim`, accumulated as `reduce` does."""
@@ -438,11 +459,12 @@ class Builder:
         places: tuple[int, ...] = (),
         compiled: bool = False,
         writes: int = 0,
+        learns: tuple[Learned, ...] = (),
     ) -> list[Tensor]:
         """A call of an eager kernel (`compiled`: of a function that comes with the program) with results `outs`, at `places` among all its
-        results when there are others; with an `effect` it runs even if nothing uses them; `writes`: as in `Extern`.
+        results when there are others; with an `effect` it runs even if nothing uses them; `writes`: as in `Extern`. It `learns` sizes.
         """
-        call = Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled, writes)
+        call = Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled, writes, learns)
         self.items.append(call)
         return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]
 

@@ -17,7 +17,7 @@ from ...generated.ops import EXTERN
 from ..dispatch.operators import makes_new, op_info, reads_storage
 from ..dispatch.overlap import is_row_major
 from ..dispatch.regions import Layout
-from ..dispatch.source import module_of, user_frame
+from ..dispatch.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
 from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
@@ -26,6 +26,7 @@ from ..torch_compat import OpOverload
 from .builder import Builder, NotNativeError, Tensor
 from .control import Call, Control, call_control
 from .names import inverse, permuted, unlinear
+from .origins import origin_of, place_of, spec_of
 from .sizes import Opaque, Sizes
 
 _DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -83,6 +84,7 @@ class _Lowerer:
         atomic = None if device == "cpu" else _atomic()
         self.b = Builder(checks=checks, device=device, atomic=atomic, products=products)
         self.sizes = Sizes()
+        self.b.may_be_empty = self.sizes.from_data.may_be_zero
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
         self.constants: list[tuple[str, torch.Tensor]] = []
@@ -94,6 +96,9 @@ class _Lowerer:
         outputs: tuple[Output, ...] = ()
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
+                self.sizes.from_data.given(node.meta.get("val"))
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
                 self.placeholder(node)
             elif node.op == "get_attr":
                 self.constant(node)
@@ -103,6 +108,7 @@ class _Lowerer:
                 outputs = tuple(self.output(a) for a in _leaves(node.args[0]))
             else:
                 raise UnsupportedError(f"graph node {node.name} is a {node.op}")
+        self.sizes.from_data.settle(self.b.items)
         updates = tuple((str(self.placeholders[i]), str(outputs[k].buffer)) for i, k in mutations.items())
         outputs = tuple(Output(None) if k in mutations.values() else o for k, o in enumerate(outputs))
         program = Program(tuple(self.inputs), self.b.items, outputs, updates, self.sizes.names)
@@ -174,9 +180,15 @@ class _Lowerer:
         if node.target is operator.getitem:
             self.env[node] = self.env[node.args[0]][node.args[1]]  # type: ignore[index]
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
-            self.env[node] = self.sizes.index(val)
+            self.env[node] = self.number(node, val)
+        elif node.target is ROLES["demand"]:
+            condition, message = node.args
+            self.sizes.from_data.demand(
+                condition.meta["val"] if isinstance(condition, fx.Node) else condition, str(message)
+            )
+            self.env[node] = None
         elif val is None and isinstance(node.target, OpOverload):
-            self.b.begin(node.name, _origin(str(node.target), node))
+            self.b.begin(node.name, origin_of(str(node.target), node))
             self.env[node] = self.extern(node, (), str(node.target))
         elif val is None or isinstance(val, (bool, float, str)):
             self.env[node] = val
@@ -185,14 +197,28 @@ class _Lowerer:
         else:
             self.env[node] = self.tensor_call(node, val)
 
+    def number(self, node: fx.Node, val: Any) -> Size:
+        """A number that is known, or computed from others, or that a call reads from data."""
+        target = node.target
+        # Not a size, a stride or an offset of a tensor: calls of kernels need not lay their results out as traced.
+        reads = isinstance(target, OpOverload) and torch.Tag.data_dependent_output in target.tags
+        if reads and isinstance(val, torch.SymInt) and (learned := self.sizes.from_data.of_number(val)) is not None:
+            name = str(target)
+            self.b.begin(node.name, origin_of(name, node), place_of(name, node))
+            args = tuple(self.extern_argument(a) for a in node.args)
+            kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
+            count_extern(name, EXTERN.get(name, "no lowering"))
+            self.b.extern([], name, args, kwargs, True, effect=True, learns=(learned,))
+        return self.sizes.index(val)
+
     def tensor_call(self, node: fx.Node, val: Any) -> Any:
         target = node.target
         b = self.b
         if not isinstance(target, OpOverload):
-            b.begin(node.name, _origin(f"control.{target}", node))
+            b.begin(node.name, origin_of(f"control.{target}", node))
             return call_control(self, node, val)
         name = str(target)
-        b.begin(node.name, _origin(name, node), _place(name, node))
+        b.begin(node.name, origin_of(name, node), place_of(name, node))
         reason = self.why_extern(node, val)
         lowering = b.lowerings.get(name)
         if reason is None and lowering is None:
@@ -205,6 +231,7 @@ class _Lowerer:
                 )  # type: ignore[misc]
                 read = _read(node)
                 self.check(result, val, read)
+                b.check_empty(mark)
                 self.lay_out(result, val, mark, read)
                 return result
             except _Contradiction:
@@ -216,7 +243,7 @@ class _Lowerer:
                 b.rewind(mark)
                 # Operators take dimension 0 of a tensor that has none; lowerings that index its shape do not.
                 flat = isinstance(error, IndexError) and not all(t.ndim for t in _tensors(node))
-                fails = f"its lowering in {_spec_of(lowering)} fails with {type(error).__name__}"
+                fails = f"its lowering in {spec_of(lowering)} fails with {type(error).__name__}"
                 reason = f"{'a tensor without dimensions' if flat else fails}: {error}"
         if any(r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns):
             return self.view(node, val, name, reason)
@@ -302,12 +329,16 @@ class _Lowerer:
         kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
         # All that a call which makes no elements can do is to raise an error.
         effect = op_info(node.target).keep or all(map(_is_empty, _leaves(val)))
-        if isinstance(val, torch.Tensor):
-            return self.b.extern([self.buffer(self.b.fresh(node.name), val)], name, args, kwargs, True, effect)[0]
-        tensors = [v for v in val if isinstance(v, torch.Tensor)]
-        outs = [self.buffer(self.b.fresh(f"{node.name}_{k}"), v) for k, v in enumerate(tensors)]
+        single = isinstance(val, torch.Tensor)
+        tensors = [val] if single else [v for v in val if isinstance(v, torch.Tensor)]
+        names = [self.b.fresh(node.name if single else f"{node.name}_{k}") for k in range(len(tensors))]
+        learns = self.sizes.from_data.of_results(names, tensors)
+        outs = [self.buffer(n, v) for n, v in zip(names, tensors, strict=True)]
+        effect = effect or bool(learns)
+        if single:
+            return self.b.extern(outs, name, args, kwargs, True, effect, learns=learns)[0]
         places = tuple(k for k, v in enumerate(val) if isinstance(v, torch.Tensor)) if len(tensors) < len(val) else ()
-        handles = iter(self.b.extern(outs, name, args, kwargs, False, effect, places))
+        handles = iter(self.b.extern(outs, name, args, kwargs, False, effect, places, learns=learns))
         return [next(handles) if isinstance(v, torch.Tensor) else self.plain_result(v, name) for v in val]
 
     def plain_result(self, v: Any, name: str) -> Any:
@@ -440,13 +471,6 @@ def _dense(t: torch.Tensor) -> bool:
     return True
 
 
-def _spec_of(lowering: Any) -> str:
-    """The file that holds a lowering: the user's spec file, or the generated module of opforge's own."""
-    code = getattr(lowering, "__code__", None)
-    path = str(code.co_filename).replace(chr(92), "/") if code is not None else "<opforge ?>"
-    return path.removeprefix("<opforge ").removesuffix(">") if path.startswith("<") else path.rpartition("/")[2]
-
-
 def _refs(value: Any) -> Any:
     if isinstance(value, Tensor):
         return Ref(value.name)
@@ -460,32 +484,6 @@ def _leaves(tree: Any) -> Sequence[Any]:
     if not isinstance(tree, (list, tuple)):
         return (tree,)
     return [leaf for item in tree for leaf in _leaves(item)]
-
-
-def _origin(name: str, node: fx.Node) -> str:
-    """`op: source line`, on one line and safe inside a comment of any target language."""
-    packet = name.split(".")[1]
-    trace = node.meta.get("stack_trace")
-    if not trace:
-        return packet
-    lines = [text for text in map(str.strip, trace.rstrip().rsplit("\n", 2)[1:]) if text.strip("^~ ")]
-    line = lines[-1] if lines else ""
-    return f"{packet}: {_harmless(line)}"
-
-
-def _harmless(line: str) -> str:
-    """A source line as it may stand in comments and texts of any target language."""
-    return line[:100].replace("\\", "/").replace("*/", "* /")
-
-
-def _place(name: str, node: fx.Node) -> str:
-    """`op (file.py:12 in forward): source line`, or `op (module 1.emb, an Embedding)` where no line is known, for errors."""
-    frame, packet = user_frame(node.meta.get("stack_trace")), name.split(".")[1]
-    if frame is None:
-        module = module_of(node)
-        return f"{packet} ({module})" if module else packet
-    line = _harmless(frame.code)
-    return f"{packet} ({frame.file}:{frame.line} in {frame.function})" + (f": {line}" if line else "")
 
 
 def _is_empty(t: Any) -> bool:

@@ -11,10 +11,8 @@ from ...errors import UnsupportedError
 from ..ir.index import SIGNED, Expr, Sym, expr, sym
 from ..ir.index import size as canonical
 from ..ir.nodes import Size
-from ..torch_compat import decided, dimension_of_none, symbol_hint, symbol_is_nonnegative
-
-UNKNOWN = 7
-"""What checkers take a number for that the caller makes from data: a function of a program has such operands."""
+from ..torch_compat import decided, dimension_of_none, symbol_hint, symbol_range
+from .from_data import FromData
 
 
 class Sizes:
@@ -25,12 +23,12 @@ class Sizes:
         self._memo: dict[sympy.Expr, Size] = {}
         self._hinted: set[str] = set()
         self._stride = False
-        self._given: set[str] = set()
+        self._env: Any = None
+        self.from_data = FromData(self)
 
     def argument(self, value: Any) -> Size:
         """A number that the graph is called with: its symbol is known, wherever it comes from."""
-        if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
-            self._given.add(value.node.expr.name)
+        self.from_data.given(value)
         return self.index(value)
 
     def index(self, value: Any) -> Size:
@@ -49,20 +47,31 @@ class Sizes:
         return tuple(a.name for e in self.symbols.values() if isinstance(a := e.atom, Sym))
 
     def _note_symbols(self, value: torch.SymInt) -> None:
-        """Name each new symbol, and let it know the size that it had while tracing: checkers use it, code never does."""
         for symbol in value.node.expr.free_symbols:
             if symbol.name not in self._hinted:
-                hint = symbol_hint(value, symbol)
-                if hint is None and symbol.name in self._given:
-                    hint = UNKNOWN
-                if hint is None:
-                    raise UnsupportedError(f"size {symbol.name} is made from data while the graph runs")
-                self._hinted.add(symbol.name)
-                name = symbol.name if symbol_is_nonnegative(value, symbol) else f"{symbol.name}{SIGNED}"
-                self.symbols[symbol.name] = sym(name)
-                atom = self.symbols[symbol.name].atom
-                assert isinstance(atom, Sym)
-                atom.hint = hint
+                self.note(value, symbol)
+
+    def note(self, value: Any, symbol: sympy.Symbol) -> bool:
+        """Name a symbol, and let it know the size that it had while tracing: checkers use it, code never does. Whether it had none. Raises
+        `UnsupportedError` where nothing that is known by now tells it.
+        """
+        self._env = value.node.shape_env
+        hint = symbol_hint(value, symbol)
+        if hint is None and symbol.name not in self.from_data.known:
+            raise UnsupportedError(f"size {symbol.name} is made from data while the graph runs")
+        if symbol.name not in self._hinted:
+            self._hinted.add(symbol.name)
+            nonnegative = symbol_range(value, symbol)[0] >= 0
+            self._name(
+                symbol.name, symbol.name, nonnegative, self.from_data.likely(value, symbol) if hint is None else hint
+            )
+        return hint is None
+
+    def _name(self, key: str, name: str, nonnegative: bool, hint: int | None) -> Expr:
+        found = self.symbols[key] = sym(name if nonnegative else f"{name}{SIGNED}")
+        assert isinstance(found.atom, Sym)
+        found.atom.hint = hint
+        return found
 
     def strides(self, values: Any) -> tuple[Size, ...]:
         """As `shape`, for strides: torch writes max(1, n) where an empty dimension must not make them 0."""
@@ -112,7 +121,17 @@ class Sizes:
             return expr(self.convert(e.args[0])) % self.convert(e.args[1])
         if name == "Max" and self._stride and len(e.args) == 2 and 1 in e.args:
             return self.convert(next(a for a in e.args if a != 1))  # the strides of an empty tensor are never used
-        raise UnsupportedError(f"size expression {e} ({name}) has no index form")
+        return self._derived(e)
+
+    def _derived(self, e: sympy.Expr) -> Size:
+        """A symbol for what sums, products and quotients do not say, computed when the graph runs."""
+        nonnegative = bool(self._env.bound_sympy(e).lower >= 0)
+        hints = {s: a.hint for s in e.free_symbols if isinstance(a := self.symbols[s.name].atom, Sym)}
+        value = e.xreplace({s: sympy.Integer(h) for s, h in hints.items() if h is not None})
+        key = f"size{sum(k.startswith('size') for k in self.symbols)}"
+        found = self._name(key, key, nonnegative, int(value) if value.is_Integer else None)
+        self.from_data.derive(e, found.text)
+        return found
 
 
 class Opaque:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from ...errors import PlanError
 from ..ir.facts import equal, flat
 from ..ir.index import Expr, expr
+from ..ir.learned import learned_by, symbols_of
 from ..ir.nodes import ITEMSIZE, Extern, Node, Output, Program, Ref, Size, contiguous_strides, coordinates, load
 from .check_kernel import KernelCheck
 from .check_loops import element
@@ -42,6 +43,7 @@ class _Checker:
         self.calls = [i for i in program.items if isinstance(i, Extern)]
         self.done: list[Extern] = []
         self.names: set[str] = set()
+        self.unknown = learned_by(program.items)
         self.copied: dict[str, str] = {}  # input → the buffer whose value a CopyStep put there
 
     def fail(self, message: str) -> NoReturn:
@@ -77,6 +79,8 @@ class _Checker:
         if kernel.name in self.names:
             self.fail("another kernel has this name")
         self.names.add(kernel.name)
+        if missing := self.unknown.intersection(kernel.symbols):
+            self.fail(f"the size {min(missing)} is not known yet")
         if kernel.parts:
             self.parts(kernel)
         else:
@@ -110,6 +114,9 @@ class _Checker:
         call = step.call
         if call not in self.calls:
             self.fail("the program has no such call (or it is made twice)")
+        if missing := self.unknown.intersection(symbols_of(call)):
+            self.fail(f"the size {min(missing)} is not known yet")
+        self.unknown -= {s.symbol for s in call.learns}
         self.calls.remove(call)
         self.done.append(call)
         if len(call.args) != len(step.args) or [k for k, _ in call.kwargs] != [k for k, _ in step.kwargs]:

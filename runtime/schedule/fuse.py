@@ -7,11 +7,12 @@ Joining aligns loop variables through the loads between the members; a variable 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from ..ir.index import Atom, Expr, Quotient, Var, expr, of, product, size
+from ..ir.learned import symbols_of
 from ..ir.nodes import Buffer, Extern, Nest, Node, Scatter, rebuild
 from ..lower.partial_sums import COLUMNS, SMALL
 from .access import along, in_order, same_loops, within_point
@@ -90,21 +91,28 @@ def _order(v: Var, e: Expr) -> tuple[int, str]:
 class Fuser:
     """Groups the items of one program. `group_of` tells which group defines each buffer."""
 
-    def __init__(self, enabled: bool = True, programs: int = 0, layouts: Mapping[str, Buffer] = NO_LAYOUTS) -> None:
-        self.enabled, self.programs, self.layouts = enabled, programs, layouts
+    def __init__(
+        self,
+        enabled: bool = True,
+        programs: int = 0,
+        layouts: Mapping[str, Buffer] = NO_LAYOUTS,
+        learned: Collection[str] = (),
+    ) -> None:
+        self.enabled, self.programs, self.layouts, self.learned = enabled, programs, layouts, learned
         self.groups: list[Group] = []
         self.first = 0  # groups before that are not joined any more
-        self.group_of: dict[str, int] = {}
+        self.group_of: dict[str, int] = {}  # of buffers, and of the symbols that are `learned`
         self.readers: dict[str, list[int]] = {}
         self.after: dict[int, list[int]] = {}  # groups that begin with what reads a group's results, and none later
 
     def add(self, item: Nest | Extern) -> None:
-        earliest = max((self.group_of.get(n, -1) for n in item.reads()), default=-1)
+        needs = item.reads() if not self.learned else (*item.reads(), *symbols_of(item))
+        earliest = max((self.group_of.get(n, -1) for n in needs), default=-1)
         if isinstance(item, Extern):
             group = self._new_group()
             group.extern, group.closed = item, True
-            for b in item.outs:
-                self.group_of[b.name] = group.number
+            for name in (*(b.name for b in item.outs), *(s.symbol for s in item.learns)):
+                self.group_of[name] = group.number
             return
         for number in self._candidates(item, earliest):
             if self._join(self.groups[number], item):

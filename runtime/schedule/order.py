@@ -30,11 +30,14 @@ class _Steps:
 
 
 def least_memory(steps: list[Step], layouts: Mapping[str, Buffer], held: Collection[str]) -> list[Step]:
-    """The steps in the order with the lowest peak that was found, or as they are where none is much lower, or a size is symbolic.
+    """The steps in the order with the lowest peak that was found, or as they are where none is much lower, or a size is symbolic or learned
+    by a step.
 
     held  buffers that are returned. Steps that may raise, draw random numbers or have effects keep their order among each other.
     """
     if len(steps) < 3 or any(nbytes(b) is None for b in layouts.values()):
+        return steps
+    if any(isinstance(s, ExternStep) and s.call.learns for s in steps):
         return steps
     found = _steps(steps, layouts)
     given = list(range(len(steps)))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from ..ir.facts import is_packed
+from ..ir.learned import learned_by
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
 from .attention import join_products
 from .folds import fold_columns
@@ -58,7 +59,7 @@ def schedule(
         if isinstance(it, Extern):
             wanted.update(r.buffer for r in refs((it.args, tuple(v for _, v in it.kwargs))))
     layouts: dict[str, Buffer] = {}
-    fuser = Fuser(fusion, programs, layouts)
+    fuser = Fuser(fusion, programs, layouts, learned_by(items))
     for b in program.inputs:
         layouts[b.name] = Buffer(
             b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset
@@ -193,7 +194,7 @@ def _exact_strides(items: list[Nest | Extern]) -> dict[str, tuple[Size, ...]]:
     would copy what has others.
     """
     internal = [
-        it for it in items if isinstance(it, Extern) and (it.compiled or it.target.split(".")[1].startswith("_"))
+        it for it in items if isinstance(it, Extern) and (it.compiled or it.target.partition(".")[2].startswith("_"))
     ]
     found = (r for it in internal for r in refs((it.args, tuple(v for _, v in it.kwargs))))
     return {r.buffer: r.stride for r in found if r.stride is not None}
@@ -302,7 +303,9 @@ def _extern_step(call: Extern, as_views: dict[str, ViewOf], out_variants: Callab
 
     args = tuple(place(a) for a in call.args)
     kwargs = tuple((k, place(v)) for k, v in call.kwargs)
-    return ExternStep(call, args, kwargs, tuple(b.name for b in call.outs) if call.writes or out_variants(call) else ())
+    # Memory can be planned only for a result whose size is known before.
+    planned = call.writes or (out_variants(call) and not call.learns)
+    return ExternStep(call, args, kwargs, tuple(b.name for b in call.outs) if planned else ())
 
 
 def _kernel_name(number: int, group: Group) -> str:

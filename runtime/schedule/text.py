@@ -30,7 +30,8 @@ def plan_text(plan: Plan) -> str:
 
 def _extern(step: ExternStep) -> str:
     made = ", ".join(b.name for b in step.call.outs)
-    return f"extern {step.call.target}({', '.join(step.call.reads())}) -> {made}"
+    learned = "".join(f", size {s.symbol}" for s in step.call.learns)
+    return f"extern {step.call.target or 'nothing'}({', '.join(step.call.reads())}) -> {made}{learned}"
 
 
 def _kernel(k: Kernel) -> Iterator[str]:

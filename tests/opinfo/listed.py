@@ -72,8 +72,6 @@ KNOWN: dict[str, str] = {
         ("fft.ifft *", "fft.ihfft*", "svd complex*", "svd_lowrank complex*", "pca_lowrank complex*"), _LAZY
     ),
     "linalg.matrix_rank* out*": "ours: the version counter of `out` does not move (a composite operator wrote it); the values are right",
-    "nn.functional.conv3d float32 forward dynamic": "ours: the checker of plans does not prove that a padding of symbolic sizes writes each "
-    "element once (uneven padding='same', dilation=3)",
     "special.bessel_j1 float* cuda": "torch: its numbers, in float64 too, are up to 5e-7 from the right ones between 5 and 8; ours are not",
     "narrow_copy * out* cuda": "torch: there is no kernel of `narrow_copy.out` for CUDA, and we copy into it",
     "sort * out*": _SORT,

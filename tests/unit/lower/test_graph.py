@@ -110,9 +110,21 @@ def test_indirect_reads_of_unknown_sizes() -> None:
     assert externs(result) == []
 
 
-def test_a_size_made_from_data_is_unsupported() -> None:
+def test_a_size_made_from_data_is_told_by_the_call_that_makes_it() -> None:
+    program = lowered(lambda x: torch.nonzero(x) + 1, torch.ones(2), mode="symbolic").program
+    call, nest = program.items
+    assert isinstance(call, Extern)
+    assert isinstance(nest, Nest)
+    assert [(s.symbol, s.buffer, s.dim) for s in call.learns] == [(str(nest.shape[0]), call.outs[0].name, 0)]
+
+
+def test_a_size_made_from_data_that_no_call_tells_is_unsupported() -> None:
+    gm = make_fx(lambda x: torch.nonzero(x) + 1, tracing_mode="symbolic")(torch.ones(2))
+    call = next(n for n in gm.graph.nodes if n.op == "call_function")
+    call.meta["val"] = call.meta["val"][:, 0]  # no size of a result is the symbol alone
+    call.meta["val"] = torch.cat([call.meta["val"]] * 2)
     with pytest.raises(UnsupportedError, match="made from data"):
-        lowered(lambda x: torch.nonzero(x) + 1, torch.ones(2), mode="symbolic")
+        lower(gm)
 
 
 def test_what_differs_from_the_trace_runs_eagerly() -> None:
