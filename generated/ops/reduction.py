@@ -10,6 +10,7 @@ from ...runtime.lower.names import (
     gt,
     inf,
     is_bool,
+    is_complex,
     is_float,
     is_known,
     kept,
@@ -320,7 +321,7 @@ def std_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
 def linalg_vector_norm(b, self, ord=2, dim=None, keepdim=False, *, dtype=None):
     dims = dims_of(dim, rank(self))
     kind = promoted_dtype(self) if dtype is None else dtype
-    x = to(self, opmath(kind))
+    x = b.call("aten.abs.default", self) if is_complex(kind) else to(self, opmath(kind))
     if ord == 2:
         return to(b.call("aten.sqrt.default", b.call("aten.sum.dim_IntList", x * x, dims, keepdim)), kind)
     if ord == 1:

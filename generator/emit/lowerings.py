@@ -207,13 +207,14 @@ def _default(arg: TorchArg) -> str:
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, Any]]:
-    """`LOWERINGS`, `OPERATORS`, `EXTERN`, `OUT`, `ROW_BYTES` and `PRODUCTS` as plain dicts of source; a lowering is named `module:function`."""
+    """`LOWERINGS`, `OPERATORS`, `EXTERN`, `OUT`, `ROW_BYTES`, `PRODUCTS` and `COMPLEX` as plain dicts of source; a lowering is named `module:function`."""
     lowerings: dict[str, str] = {}
     operators: dict[str, str] = {}
     extern: dict[str, str] = {}
     out: dict[str, str] = {}
     rows: dict[str, int] = {}
     products: dict[str, tuple[int, ...]] = {}
+    complex_: dict[str, bool] = {}
     for e in entries:
         for w in e.lowerings:
             lowerings[w.schema.id] = f"{module or e.family}:{function_name(w.schema)}"
@@ -224,6 +225,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         out |= dict(e.out)
         rows |= {s.id: e.row_bytes for s in e.schemas if e.row_bytes}
         products |= dict(e.product)
+        complex_ |= {w.schema.id: True for w in e.lowerings if e.complex}
     return {
         "lowerings": lowerings,
         "operators": operators,
@@ -231,6 +233,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         "out": out,
         "rows": rows,
         "products": products,
+        "complex": complex_,
     }
 
 
@@ -262,6 +265,9 @@ def _table(families: dict[str, list[OpEntry]]) -> str:
         "}",
         "PRODUCTS: dict[str, tuple[int, ...]] = {",
         *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["products"].items())),
+        "}",
+        "COMPLEX: set[str] = {",
+        *(f"    {literal(k)}," for k in sorted(t["complex"])),
         "}",
         "OPS: dict[str, OpInfo] = {",
         *(f"    {literal(e.id)}: {_info(e)}," for e in sorted(entries, key=lambda e: e.id)),

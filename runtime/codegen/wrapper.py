@@ -10,6 +10,7 @@ from types import MappingProxyType
 from ...errors import UnsupportedError
 from ..ir.index import Expr, Quotient, Sym, expr
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
+from ..ir.pairs import outside
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
@@ -103,6 +104,7 @@ class WrapperWriter:
             self._step(step)
             self.body += [f"del {name}" for name in (*plan.frees.get(k, ()), *read_last.get(k, ()))]
         results = [self._result(o) for o in plan.outputs]
+        parts = [self._as_real(b.name) for b in plan.inputs if b.paired and b.name in self.parameters]
         lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
         lines += [
             f"from opforge.runtime.execute.{self.support} import {n}"
@@ -122,7 +124,7 @@ class WrapperWriter:
             ]
         else:
             lines.append(f"def call({', '.join(self.parameters)}):")
-        lines += [f"    {line}" for line in self._sizes()]
+        lines += [f"    {line}" for line in [*self._sizes(), *parts]]
         lines += [f"    del {name}" for name in read_last.get(-1, ())]
         if plan.arena_bytes:
             lines.append("    arena, space = workspaces.take()")
@@ -154,7 +156,7 @@ class WrapperWriter:
         for symbol in self.plan.symbols:
             if symbol in self.parameters:
                 continue
-            for b in self.plan.inputs:
+            for b in map(outside, self.plan.inputs):
                 places = [f"{b.name}.size({d})" for d, n in enumerate(b.shape) if _is_symbol(n, symbol)]
                 places += [f"{b.name}.stride({d})" for d, n in enumerate(b.stride or ()) if _is_symbol(n, symbol)]
                 if places:
@@ -330,20 +332,34 @@ class WrapperWriter:
         for b in call.outs:
             # Of several results one may be None where tracing has a tensor.
             if b.stride is not None and b.name in self.plan.layouts and b.name in self.read:
-                shape, stride = shape_text(b.shape), shape_text(b.stride)
-                dtype = self.names.constant("dtype", f"torch.{b.dtype}")
+                seen = outside(b)
+                shape, stride = shape_text(seen.shape), shape_text(seen.stride or ())
+                dtype = self.names.constant("dtype", f"torch.{seen.dtype}")
                 self.imports.append("conform")
                 missing = "" if call.single else f"{b.name} is None or "
                 self.body.append(
                     f"if {missing}{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
                     f"{b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r})"
                 )
+                if b.paired:
+                    self.body.append(self._as_real(b.name))
+
+    def _as_real(self, name: str) -> str:
+        self.imports.append("as_real")
+        return f"{name} = as_real({name})"
+
+    def _outside(self, text: str, x: ViewOf | Ref) -> str:
+        """A tensor as eager kernels and callers know it."""
+        if not x.paired:
+            return text
+        self.imports.append("as_complex")
+        return f"as_complex({text})"
 
     def _argument(self, x: object) -> str:
         if isinstance(x, ViewOf):
-            return self._view(x)
+            return self._outside(self._view(x), x)
         if isinstance(x, Ref):
-            return self._tensor(x.buffer)
+            return self._outside(self._tensor(x.buffer), x)
         if isinstance(x, Expr):
             return number(x)
         if isinstance(x, list):
@@ -364,7 +380,7 @@ class WrapperWriter:
 
     def _result(self, o: Output | ViewOf) -> str:
         if isinstance(o, ViewOf):
-            return self._view(o)
+            return self._outside(self._view(o), o)
         if isinstance(o.value, Expr):
             return number(o.value)
         return repr(o.value)

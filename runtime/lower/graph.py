@@ -13,19 +13,21 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
-from ...generated.ops import EXTERN
+from ...generated.ops import COMPLEX, EXTERN
 from ..dispatch.operators import makes_new, op_info, reads_storage
 from ..dispatch.overlap import is_row_major
 from ..dispatch.regions import Layout
-from ..dispatch.source import module_of, user_frame
+from ..dispatch.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
 from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
+from ..ir.pairs import PART, inside
 from ..observe.counters import count_extern
-from ..torch_compat import OpOverload
+from ..torch_compat import OpOverload, pytree
 from .builder import Builder, NotNativeError, Tensor
 from .control import Control, call_control
 from .names import inverse, permuted, unlinear
+from .origins import origin, place
 from .sizes import Opaque, Sizes
 
 _DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -125,12 +127,12 @@ class _Lowerer:
     def input(self, name: str, val: torch.Tensor) -> Tensor:
         buffer = self.buffer(self.b.fresh(name), val)
         self.inputs.append(buffer)
-        return Tensor(buffer.name, buffer.shape, buffer.dtype, self.b)
+        return self.b.tensor(buffer)
 
     def buffer(self, name: str, val: torch.Tensor) -> Buffer:
-        """A buffer as a fake tensor describes it; layouts without strides (sparse) have none."""
+        """A buffer as a fake tensor describes it; layouts without strides (sparse) have none. What is complex comes in parts."""
         stride = self.sizes.strides(val.stride()) if val.layout == torch.strided else None
-        return Buffer(name, self.sizes.shape(val.shape), _DTYPE_NAMES[val.dtype], stride)
+        return inside(Buffer(name, self.sizes.shape(val.shape), _DTYPE_NAMES[val.dtype], stride))
 
     def constant(self, node: fx.Node) -> None:
         value: Any = self.gm
@@ -146,7 +148,8 @@ class _Lowerer:
             self.env[node] = self.b.define((), value.item(), _DTYPE_NAMES[value.dtype])
             return
         self.env[node] = self.input(node.name, value)
-        self.constants.append((self.env[node].name, value))
+        in_parts = value.is_complex() and self.inputs[-1].paired
+        self.constants.append((self.env[node].name, torch.view_as_real(value.resolve_conj()) if in_parts else value))
 
     def output(self, value: Any) -> Output:
         val = self.env[value] if isinstance(value, fx.Node) else value
@@ -155,13 +158,13 @@ class _Lowerer:
             # Only gradients are handed out as views that repeat elements (results that do are made outside of the graph): memory of their
             # own, in any layout, does as well.
             if fake.layout != torch.strided or (repeats(fake) and not makes_new(value.target)):
-                return Output(val.name)
+                return Output(val.name, paired=val.is_paired)
             stride = self.sizes.strides(fake.stride())
             if not is_packed(val.shape, stride):
                 raise UnsupportedError(
                     f"output {value} has gaps between its elements, which compiled code does not leave"
                 )
-            return Output(val.name, stride)
+            return Output(val.name, val.strides(stride), paired=val.is_paired)
         if isinstance(val, Opaque):
             frame = user_frame(value.meta.get("stack_trace"))
             where = f"output {value}" if frame is None else f"the output of {frame}"
@@ -176,7 +179,7 @@ class _Lowerer:
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             self.env[node] = self.sizes.index(val)
         elif val is None and isinstance(node.target, OpOverload):
-            self.b.begin(node.name, _origin(str(node.target), node))
+            self.b.begin(node.name, origin(str(node.target), node))
             self.env[node] = self.extern(node, (), str(node.target))
         elif val is None or isinstance(val, (bool, float, str)):
             self.env[node] = val
@@ -189,10 +192,10 @@ class _Lowerer:
         target = node.target
         b = self.b
         if not isinstance(target, OpOverload):
-            b.begin(node.name, _origin(f"control.{target}", node))
+            b.begin(node.name, origin(f"control.{target}", node))
             return call_control(self, node, val)
         name = str(target)
-        b.begin(node.name, _origin(name, node), _place(name, node))
+        b.begin(node.name, origin(name, node), place(name, node))
         reason = self.why_extern(node, val)
         lowering = b.lowerings.get(name)
         if reason is None and lowering is None:
@@ -234,6 +237,8 @@ class _Lowerer:
         for t in tensors:
             if why := self.unloopable(t):
                 return why
+        if str(node.target) not in COMPLEX and (found := _complex_part([node.args, node.kwargs, val])):
+            return found
         many = MANY if self.device == "cpu" else MANY_ON_GPU
         return f"more than {many} tensors" if len(tensors) > many else None
 
@@ -242,7 +247,8 @@ class _Lowerer:
             return f"a tensor on {t.device.type}"
         if t.layout != torch.strided:
             return f"layout {t.layout}"
-        return None if _DTYPE_NAMES[t.dtype] in DTYPES else f"dtype {_DTYPE_NAMES[t.dtype]}"
+        dtype = _DTYPE_NAMES[t.dtype]
+        return None if dtype in DTYPES or dtype in PART else f"dtype {dtype}"
 
     def loopable(self, t: torch.Tensor) -> bool:
         return self.unloopable(t) is None
@@ -258,8 +264,6 @@ class _Lowerer:
             return [self.argument(x) for x in a]
         if isinstance(a, torch.dtype):
             return _DTYPE_NAMES[a]
-        if isinstance(a, complex):
-            raise UnsupportedError("a complex number")
         return a
 
     def check(self, result: Any, val: Any, read: Container[int]) -> None:
@@ -284,7 +288,7 @@ class _Lowerer:
             for k in range(len(self.b.items) - 1, mark - 1, -1):
                 item = self.b.items[k]
                 if isinstance(item, Nest) and item.name == r.name:
-                    self.b.items[k] = replace(item, stride=self.sizes.strides(v.stride()))
+                    self.b.items[k] = replace(item, stride=r.strides(self.sizes.strides(v.stride())))
                     break
 
     # -- eager kernels -------------------------------------------------------------------------------------------------
@@ -319,14 +323,15 @@ class _Lowerer:
         if isinstance(fake.storage_offset(), torch.SymInt) or fake.storage_offset() != 0:
             raise UnsupportedError(f"{node.name} does not begin where its storage does")
         copy = self.buffer(self.b.fresh(node.name), fake)
-        return Ref(self.b.extern([copy], str(ROLES["clone"]), (argument,), (), True)[0].name)
+        return _refs(self.b.extern([copy], str(ROLES["clone"]), (argument,), (), True)[0])
 
     def extern_argument(self, a: Any) -> Any:
         if isinstance(a, fx.Node):
             fake = a.meta.get("val")
             if isinstance(fake, torch.Tensor) and isinstance(self.env[a], Tensor) and fake.layout == torch.strided:
                 stride = self.sizes.strides(fake.stride())
-                return Ref(self.env[a].name, None if 0 in stride else stride)
+                t = self.env[a]
+                return Ref(t.name, None if 0 in stride else t.strides(stride), t.is_paired)
             return _refs(self.argument(a))
         if isinstance(a, (list, tuple)):
             return [self.extern_argument(x) for x in a]
@@ -442,7 +447,7 @@ def _spec_of(lowering: Any) -> str:
 
 def _refs(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return Ref(value.name)
+        return Ref(value.name, paired=value.is_paired)
     if isinstance(value, (list, tuple)):
         return [_refs(v) for v in value]
     return value
@@ -455,30 +460,16 @@ def _leaves(tree: Any) -> Sequence[Any]:
     return [leaf for item in tree for leaf in _leaves(item)]
 
 
-def _origin(name: str, node: fx.Node) -> str:
-    """`op: source line`, on one line and safe inside a comment of any target language."""
-    packet = name.split(".")[1]
-    trace = node.meta.get("stack_trace")
-    if not trace:
-        return packet
-    lines = [text for text in map(str.strip, trace.rstrip().rsplit("\n", 2)[1:]) if text.strip("^~ ")]
-    line = lines[-1] if lines else ""
-    return f"{packet}: {_harmless(line)}"
-
-
-def _harmless(line: str) -> str:
-    """A source line as it may stand in comments and texts of any target language."""
-    return line[:100].replace("\\", "/").replace("*/", "* /")
-
-
-def _place(name: str, node: fx.Node) -> str:
-    """`op (file.py:12 in forward): source line`, or `op (module 1.emb, an Embedding)` where no line is known, for errors."""
-    frame, packet = user_frame(node.meta.get("stack_trace")), name.split(".")[1]
-    if frame is None:
-        module = module_of(node)
-        return f"{packet} ({module})" if module else packet
-    line = _harmless(frame.code)
-    return f"{packet} ({frame.file}:{frame.line} in {frame.function})" + (f": {line}" if line else "")
+def _complex_part(tree: Any) -> str | None:
+    """Why an operator that knows no complex numbers has no lowering here: the first one among its arguments and results, if any."""
+    for leaf in pytree.tree_leaves(tree):
+        value = leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
+        for t in _leaves(value):
+            if isinstance(t, complex):
+                return "a complex number"
+            if isinstance(t, torch.Tensor) and t.is_complex():
+                return f"dtype {_DTYPE_NAMES[t.dtype]}"
+    return None
 
 
 def _is_empty(t: Any) -> bool:

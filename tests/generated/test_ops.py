@@ -591,6 +591,27 @@ OPS = [
         ("prims.convert_element_type.default",),
         tests=("F(3, 5), float64", "F(3, 5), bfloat16"),
     ),
+    Op("aten._conj, aten._conj_copy", "view", ("aten._conj.default", "aten._conj_copy.default")),
+    Op("aten._neg_view, aten._neg_view_copy", "view", ("aten._neg_view.default", "aten._neg_view_copy.default")),
+    Op("aten.complex", "pointwise", ("aten.complex.default",)),
+    Op(
+        "aten.conj_physical, aten._conj_physical",
+        "pointwise",
+        ("aten._conj_physical.default", "aten.conj_physical.default"),
+    ),
+    Op("aten.imag", "view", ("aten.imag.default",)),
+    Op("aten.polar", "pointwise", ("aten.polar.default",)),
+    Op("aten.real", "view", ("aten.real.default",)),
+    Op(
+        "aten.view_as_complex, aten.view_as_complex_copy",
+        "view",
+        ("aten.view_as_complex.default", "aten.view_as_complex_copy.default"),
+    ),
+    Op(
+        "aten.view_as_real, aten.view_as_real_copy",
+        "view",
+        ("aten.view_as_real.default", "aten.view_as_real_copy.default"),
+    ),
     Op(
         "aten.convolution",
         "reduction",
