@@ -207,7 +207,7 @@ def _default(arg: TorchArg) -> str:
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, Any]]:
-    """`LOWERINGS`, `OPERATORS`, `EXTERN`, `OUT`, `ROW_BYTES`, `PRODUCTS` and `COMPLEX` as plain dicts of source; a lowering is named `module:function`."""
+    """The tables of the generated package as plain dicts of source; a lowering is named `module:function`."""
     lowerings: dict[str, str] = {}
     operators: dict[str, str] = {}
     extern: dict[str, str] = {}

@@ -417,7 +417,8 @@ class Extern:
 
 def is_paired(call: Extern) -> bool:
     """Whether an eager kernel takes or returns complex tensors."""
-    return any(x.paired for x in (*call.outs, *refs((call.args, tuple(v for _, v in call.kwargs)))))
+    given = refs((call.args, tuple(v for _, v in call.kwargs)))
+    return any(b.paired for b in call.outs) or any(r.paired for r in given)
 
 
 def refs(tree: Any) -> Iterator[Ref]:

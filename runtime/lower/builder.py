@@ -370,7 +370,7 @@ class Builder:
         shape = tuple(map(canonical, shape))
         rvars = tuple(x.var for x in map(expr, r) if x.var is not None)
         if value.dtype in PART or (dtype or "") in PART:
-            return self._reduce_parts(kind, shape, rvars, s.to_dtype(value, dtype or value.dtype), exact)
+            return self._reduce_parts(kind, shape, rvars, s.to_dtype(value, dtype or value.dtype))
         before = value.dtype
         accumulates, result = s.reduction(kind, dtype or before, before)
         value = s.to_dtype(value, accumulates)
