@@ -76,6 +76,21 @@ def ne_(s: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     return s.logical_or(s.ne(a, c), s.ne(b, d))
 
 
+# spec: logical_and
+def logical_and_(s: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    return s.logical_and(s.logical_or(s.ne(a, 0), s.ne(b, 0)), s.logical_or(s.ne(c, 0), s.ne(d, 0)))
+
+
+# spec: logical_or
+def logical_or_(s: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    return s.logical_or(s.logical_or(s.ne(a, 0), s.ne(b, 0)), s.logical_or(s.ne(c, 0), s.ne(d, 0)))
+
+
+# spec: logical_xor
+def logical_xor_(s: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    return s.logical_xor(s.logical_or(s.ne(a, 0), s.ne(b, 0)), s.logical_or(s.ne(c, 0), s.ne(d, 0)))
+
+
 # spec: logical_not
 def logical_not_(s: Any, a: Any, b: Any) -> Any:
     return s.logical_and(s.eq(a, 0), s.eq(b, 0))
@@ -118,6 +133,9 @@ COMPLEX: dict[str, Callable[..., Any]] = {
     "reciprocal": reciprocal_,
     "eq": eq_,
     "ne": ne_,
+    "logical_and": logical_and_,
+    "logical_or": logical_or_,
+    "logical_xor": logical_xor_,
     "logical_not": logical_not_,
     "where": where_,
     "exp": exp_,

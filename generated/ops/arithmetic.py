@@ -520,8 +520,12 @@ def lerp_Tensor(b, self, end, weight):
 def addcmul(b, self, tensor1, tensor2, *, value=1):
     b.native_if(
         not is_bool(promoted_dtype(self, tensor1, tensor2))
-        and (is_float(promoted_dtype(self, tensor1, tensor2)) or not is_float(dtype(value))),
-        "not is_bool(promoted_dtype(self, tensor1, tensor2)) and (is_float(promoted_dtype(self, tensor1, tensor2)) or not is_float(dtype(value)))",
+        and (
+            is_float(promoted_dtype(self, tensor1, tensor2))
+            or is_complex(promoted_dtype(self, tensor1, tensor2))
+            or not is_float(dtype(value))
+        ),
+        "not is_bool(promoted_dtype(self, tensor1, tensor2)) and (is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2)) or not is_float(dtype(value)))",
     )
     p = b.pointwise((self, tensor1, tensor2))
     self, tensor1, tensor2 = p.operands
@@ -534,10 +538,13 @@ def addcmul(b, self, tensor1, tensor2, *, value=1):
 
 # spec: aten.addcdiv
 def addcdiv(b, self, tensor1, tensor2, *, value=1):
-    b.native_if(is_float(promoted_dtype(self, tensor1, tensor2)), "is_float(promoted_dtype(self, tensor1, tensor2))")
+    b.native_if(
+        is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2)),
+        "is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2))",
+    )
     p = b.pointwise((self, tensor1, tensor2), promote="float")
     self, tensor1, tensor2 = p.operands
-    if value == 1:
+    if value == 1 and is_float(p.common):
         return p.result(self + tensor1 / tensor2)
     return p.result(self + value * tensor1 / tensor2)
 
