@@ -87,6 +87,7 @@ class WrapperWriter:
         self.views: dict[
             str, tuple[str, str]
         ] = {}  # strided views of arena buffers: name → (buffer, shape, stride, offset)
+        self.handled: set[str] = set()  # inputs that are needed as tensors, not only as addresses
         self.imports: list[str] = []  # what only some wrappers need
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
         self.passed: dict[str, list[str]] = {}  # arena buffers whose addresses are passed together, by the function
@@ -104,7 +105,7 @@ class WrapperWriter:
             self._step(step)
             self.body += [f"del {name}" for name in (*plan.frees.get(k, ()), *read_last.get(k, ()))]
         results = [self._result(o) for o in plan.outputs]
-        parts = [self._as_real(b.name) for b in plan.inputs if b.paired and b.name in self.parameters]
+        parts = [self._as_real(b.name) for b in plan.inputs if b.paired and b.name in self.handled]
         lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
         lines += [
             f"from opforge.runtime.execute.{self.support} import {n}"
@@ -215,6 +216,7 @@ class WrapperWriter:
         else:
             assert isinstance(step, CopyStep)
             # Without a word to autograd: who calls the graph tells it of the write, however it was done.
+            self.handled.add(step.target)
             self.body.append(f"{step.target}.data.copy_({self._tensor(step.source)})")
 
     def _kernel(self, kernel: Kernel) -> None:
@@ -287,6 +289,7 @@ class WrapperWriter:
         if self._in_arena(name):
             self.tensors.add(name)
             return f"space.{name}"
+        self.handled.add(home(self.plan, name))
         return home(self.plan, name)
 
     def _view(self, v: ViewOf) -> str:
