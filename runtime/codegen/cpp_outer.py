@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping
 
 from ..ir.index import Var, product
@@ -10,7 +12,6 @@ from ..schedule.plan import Reduce, Scan
 from .cpp import BLOCK, COMPUTE
 from .cpp_rows import RowWriter
 from .loops import FlatPhase, FlatStatement
-
 
 NEAR = 4
 """Points at most of a loop inside of the lanes'."""
@@ -35,11 +36,8 @@ class OuterWriter(RowWriter):
         def point() -> None:
             self._tile_arrays(self.lanes)
             for k, phase in enumerate(self.fk.phases):
-                self._loops(
-                    near,
-                    f"#pragma GCC unroll {NEAR}" if near else "",
-                    lambda k=k, phase=phase: self._lane_phase(phase, k),
-                )  # type: ignore[misc]
+                write = functools.partial(self._lane_phase, phase, k)
+                self._loops(near, f"#pragma GCC unroll {NEAR}" if near else "", write)
 
         def inside() -> None:
             self._vector_loop(w, "0", w.extent, point, "" if many else self._pragma(1))
@@ -62,7 +60,7 @@ class OuterWriter(RowWriter):
 
         short = [v for v in self.fk.outer if v is not w and isinstance(v.extent, int) and v.extent <= NEAR]
         found = [v for v in short if inside(v)]
-        return found if product(v.extent for v in found) <= NEAR else []
+        return found if math.prod(int(v.extent) for v in found) <= NEAR else []
 
     def _lane_phase(self, phase: FlatPhase, number: int) -> None:
         reduces = [s for s in phase.body if isinstance(s.source, Reduce)]

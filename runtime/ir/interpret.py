@@ -51,6 +51,7 @@ class _Interpreter:
             for n, actual in zip(b.shape, t.shape, strict=True):
                 if isinstance(n, Expr) and isinstance(n.atom, Sym):
                     self.symbols.setdefault(n.atom.name, actual)
+            t = torch.view_as_real(t) if b.paired and t.is_complex() else t
             self.env[b.name] = t.to(self.dtype(b.dtype)) if b.dtype in FLOATS else t
         self.grid: dict[Atom, Tensor] = {}
         self.memo: dict[Node, Tensor] = {}
@@ -61,7 +62,11 @@ class _Interpreter:
                 self.extern(item)
             else:
                 self.env[item.name] = self.nest(item)
-        return [o.value if o.buffer is None else self.env[o.buffer] for o in self.program.outputs]
+        return [o.value if o.buffer is None else self.outside(o.buffer, o.paired) for o in self.program.outputs]
+
+    def outside(self, buffer: str, paired: bool) -> Tensor:
+        t = self.env[buffer]
+        return torch.view_as_complex(t.contiguous()) if paired else t
 
     def dtype(self, name: str) -> torch.dtype:
         return torch.float64 if self.exact and name in FLOATS else getattr(torch, name)
@@ -123,11 +128,11 @@ class _Interpreter:
         result = function(*self.argument(call.args), **{k: self.argument(v) for k, v in call.kwargs})
         tensors = [result] if call.single else [t for t in result if isinstance(t, Tensor)]
         for b, t in zip(call.outs, tensors, strict=True):
-            self.env[b.name] = t
+            self.env[b.name] = torch.view_as_real(t.resolve_conj()) if b.paired else t
 
     def argument(self, a: Any) -> Any:
         if isinstance(a, Ref):
-            return self.env[a.buffer]
+            return self.outside(a.buffer, a.paired)
         if isinstance(a, (list, tuple)):
             return type(a)(self.argument(x) for x in a)
         return self.size(a) if isinstance(a, Expr) else a
