@@ -352,9 +352,11 @@ class WrapperWriter:
         return f"{name} = as_real({name})"
 
     def _outside(self, text: str, x: ViewOf | Ref) -> str:
-        """A tensor as eager kernels and callers know it."""
+        """A tensor as eager kernels and callers know it. Memory of the graph's own begins where parts may lie beside each other."""
         if not x.paired:
             return text
+        if isinstance(x, ViewOf) and self._kind(home(self.plan, x.buffer)) == "own" and _is_beside(x):
+            return f"torch.view_as_complex({text})"
         self.imports.append("as_complex")
         return f"as_complex({text})"
 
@@ -387,6 +389,12 @@ class WrapperWriter:
         if isinstance(o.value, Expr):
             return number(o.value)
         return repr(o.value)
+
+
+def _is_beside(v: ViewOf) -> bool:
+    """Whether each two elements along the last dimension of a view are seen to be a complex number in memory."""
+    even = all(c % 2 == 0 for n in (*v.stride[:-1], v.offset) for _, c in expr(n).terms)
+    return even and v.stride[-1] == 1
 
 
 def _is_symbol(n: Size, symbol: str) -> bool:

@@ -150,7 +150,7 @@ def as_real(t: torch.Tensor) -> torch.Tensor:
 def as_complex(t: torch.Tensor) -> torch.Tensor:
     """The complex tensor whose real and imaginary parts are the last dimension: the same memory where they lie beside each other."""
     beside = t.stride(-1) == 1 and t.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in t.stride()[:-1])
-    return torch.view_as_complex(t if beside else t.contiguous())
+    return torch.view_as_complex(t if beside else t.clone(memory_format=torch.contiguous_format))
 
 
 def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:
