@@ -47,11 +47,11 @@ class _Interpreter:
             raise IRError(f"{len(inputs)} tensors for {len(program.inputs)} inputs")
         self.program, self.symbols, self.exact, self.check = program, symbols, exact, check
         self.env: dict[str, Tensor] = {}
-        for b, t in zip(program.inputs, inputs, strict=True):
+        for b, given in zip(program.inputs, inputs, strict=True):
+            t = torch.view_as_real(given) if b.paired and given.is_complex() else given
             for n, actual in zip(b.shape, t.shape, strict=True):
                 if isinstance(n, Expr) and isinstance(n.atom, Sym):
                     self.symbols.setdefault(n.atom.name, actual)
-            t = torch.view_as_real(t) if b.paired and t.is_complex() else t
             self.env[b.name] = t.to(self.dtype(b.dtype)) if b.dtype in FLOATS else t
         self.grid: dict[Atom, Tensor] = {}
         self.memo: dict[Node, Tensor] = {}
