@@ -38,6 +38,8 @@ def user_module(path: Path, imports: Sequence[str] = ()) -> str:
         "    for overload, function in LOWERINGS.items():",
         "        ops.LOWERINGS.add(overload, function)",
         "    ops.EXTERN.update(EXTERN)",
+        "    ops.COMPLEX.difference_update(LOWERINGS)",
+        "    ops.COMPLEX.update(COMPLEX)",
     ]
     text = generate_module(path, user_schemas(path, imports)) + "\n".join(lines) + "\n"
     return format_files({"module.py": text})["module.py"]

@@ -20,7 +20,7 @@ from .op_entries import WITHOUT_LOWERING, Lowering, OpEntry
 from .recursion import check_recursion
 from .torch_schemas import TorchSchema
 
-COMMON = ("op", "doc", "kind", "symbol", "native_if", "let", "tests", "test_dtypes", "unspecified")
+COMMON = ("op", "doc", "kind", "symbol", "complex", "native_if", "let", "tests", "test_dtypes", "unspecified")
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pointwise": (("expr",), ("operands", "promoted", "promote", "compute", "dtype", "with")),
     "view": (("shape", "at"), ("dtype", "with")),
@@ -198,6 +198,7 @@ class Checker:
             unspecified=bool(entry.get("unspecified")),
             why=str(entry.get("why") or ""),
             out=self.out_variants(),
+            complex=bool(entry.get("complex", self.kind == "view")),
             row_bytes=int(entry.get("row_bytes") or 0),
             product=self.factors(),
         )

@@ -52,6 +52,7 @@ class OpEntry:
     test_dtypes: tuple[str, ...]
     unspecified: bool
     why: str
+    complex: bool = False
     out: tuple[tuple[str, str], ...] = ()
     row_bytes: int = 0
     product: tuple[tuple[str, tuple[int, ...]], ...] = ()

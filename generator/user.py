@@ -26,7 +26,7 @@ _base = cache(load_model)
 
 
 def generate_module(path: str | Path, schemas: TorchSchemas | None = None) -> str:
-    """The Python module that a user's spec file becomes: its lowering functions and the tables `LOWERINGS` and `EXTERN`.
+    """The Python module that a user's spec file becomes: its lowering functions and the tables `LOWERINGS`, `EXTERN` and `COMPLEX`.
 
     `schemas` are torch's with the user's own operators; by default those that are registered in this process.
     Raises `SpecError` with every mistake of the file.
@@ -40,6 +40,9 @@ def generate_module(path: str | Path, schemas: TorchSchemas | None = None) -> st
     )
     text += "\n\nLOWERINGS = {" + "".join(f"\n    {literal(k)}: {v}," for k, v in sorted(lowerings.items())) + "\n}\n"
     text += f"EXTERN: dict[str, str] = {literal(dict(sorted(extern.items())))}\n"
+    text += (
+        f"COMPLEX: set[str] = set({literal(sorted(w.schema.id for e in entries if e.complex for w in e.lowerings))})\n"
+    )
     return format_files({"module.py": text})["module.py"]
 
 
@@ -51,6 +54,8 @@ def load_user_specs(path: str | Path) -> list[str]:
     for overload, function in module.LOWERINGS.items():
         ops.LOWERINGS.add(overload, function)
     ops.EXTERN.update(module.EXTERN)
+    ops.COMPLEX.difference_update(module.LOWERINGS)
+    ops.COMPLEX.update(module.COMPLEX)
     return sorted(module.LOWERINGS)
 
 

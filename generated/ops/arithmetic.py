@@ -10,6 +10,7 @@ from ...runtime.lower.names import (
     highest,
     inf,
     is_bool,
+    is_complex,
     is_float,
     is_int,
     is_nonzero,
@@ -17,6 +18,7 @@ from ...runtime.lower.names import (
     lowest,
     nan,
     opmath,
+    part_dtype,
     promoted_dtype,
     to,
 )
@@ -25,8 +27,8 @@ from ...runtime.lower.names import (
 # spec: aten.add
 def add_Scalar(b, self, other, alpha=1):
     b.native_if(
-        is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
-        "is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
+        is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -38,8 +40,8 @@ def add_Scalar(b, self, other, alpha=1):
 # spec: aten.add
 def add_Tensor(b, self, other, *, alpha=1):
     b.native_if(
-        is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
-        "is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
+        is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -53,8 +55,12 @@ def sub_Scalar(b, self, other, alpha=1):
     b.native_if(
         not is_bool(dtype(self))
         and not is_bool(dtype(other))
-        and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))),
-        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+        and (
+            is_float(promoted_dtype(self, other))
+            or is_complex(promoted_dtype(self, other))
+            or not is_float(dtype(alpha))
+        ),
+        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -68,8 +74,12 @@ def sub_Tensor(b, self, other, *, alpha=1):
     b.native_if(
         not is_bool(dtype(self))
         and not is_bool(dtype(other))
-        and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))),
-        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+        and (
+            is_float(promoted_dtype(self, other))
+            or is_complex(promoted_dtype(self, other))
+            or not is_float(dtype(alpha))
+        ),
+        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -83,8 +93,12 @@ def rsub_Scalar(b, self, other, alpha=1):
     b.native_if(
         not is_bool(dtype(self))
         and not is_bool(dtype(other))
-        and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))),
-        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+        and (
+            is_float(promoted_dtype(self, other))
+            or is_complex(promoted_dtype(self, other))
+            or not is_float(dtype(alpha))
+        ),
+        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -98,8 +112,12 @@ def rsub_Tensor(b, self, other, *, alpha=1):
     b.native_if(
         not is_bool(dtype(self))
         and not is_bool(dtype(other))
-        and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha))),
-        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+        and (
+            is_float(promoted_dtype(self, other))
+            or is_complex(promoted_dtype(self, other))
+            or not is_float(dtype(alpha))
+        ),
+        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -270,8 +288,10 @@ def fmod_Tensor(b, self, other):
 # spec: aten.pow.Tensor_Scalar
 def pow_Tensor_Scalar(b, self, exponent):
     b.native_if(
-        is_float(promoted_dtype(self, exponent)) or ge(exponent, 0),
-        "is_float(promoted_dtype(self, exponent)) or exponent >= 0",
+        exponent in [1, 2, 3]
+        if is_complex(promoted_dtype(self, exponent))
+        else is_float(promoted_dtype(self, exponent)) or ge(exponent, 0),
+        "exponent in [1, 2, 3] if is_complex(promoted_dtype(self, exponent)) else is_float(promoted_dtype(self, exponent)) or exponent >= 0",
     )
     power = exponent
     p = b.pointwise((self, exponent))
@@ -322,7 +342,7 @@ def abs_default(b, self):
     b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
-    return p.result(s.abs(self))
+    return p.result(s.abs(self), part_dtype(p.common))
 
 
 # spec: aten.sign, aten.sgn
@@ -500,8 +520,12 @@ def lerp_Tensor(b, self, end, weight):
 def addcmul(b, self, tensor1, tensor2, *, value=1):
     b.native_if(
         not is_bool(promoted_dtype(self, tensor1, tensor2))
-        and (is_float(promoted_dtype(self, tensor1, tensor2)) or not is_float(dtype(value))),
-        "not is_bool(promoted_dtype(self, tensor1, tensor2)) and (is_float(promoted_dtype(self, tensor1, tensor2)) or not is_float(dtype(value)))",
+        and (
+            is_float(promoted_dtype(self, tensor1, tensor2))
+            or is_complex(promoted_dtype(self, tensor1, tensor2))
+            or not is_float(dtype(value))
+        ),
+        "not is_bool(promoted_dtype(self, tensor1, tensor2)) and (is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2)) or not is_float(dtype(value)))",
     )
     p = b.pointwise((self, tensor1, tensor2))
     self, tensor1, tensor2 = p.operands
@@ -514,10 +538,13 @@ def addcmul(b, self, tensor1, tensor2, *, value=1):
 
 # spec: aten.addcdiv
 def addcdiv(b, self, tensor1, tensor2, *, value=1):
-    b.native_if(is_float(promoted_dtype(self, tensor1, tensor2)), "is_float(promoted_dtype(self, tensor1, tensor2))")
+    b.native_if(
+        is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2)),
+        "is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2))",
+    )
     p = b.pointwise((self, tensor1, tensor2), promote="float")
     self, tensor1, tensor2 = p.operands
-    if value == 1:
+    if value == 1 and is_float(p.common):
         return p.result(self + tensor1 / tensor2)
     return p.result(self + value * tensor1 / tensor2)
 

@@ -4,7 +4,20 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, inf, is_bool, is_float, is_int, is_known, le, numel, promoted_dtype
+from ...runtime.lower.names import (
+    dtype,
+    im,
+    inf,
+    is_bool,
+    is_complex,
+    is_float,
+    is_int,
+    is_known,
+    le,
+    numel,
+    promoted_dtype,
+    re,
+)
 
 
 # spec: aten.eq
@@ -97,6 +110,8 @@ def isnan(b, self):
     (self,) = p.operands
     if is_float(p.common):
         return p.result(s.isnan(self))
+    if is_complex(p.common):
+        return p.result(s.isnan(re(self)) | s.isnan(im(self)))
     return p.result(False)
 
 
@@ -106,6 +121,8 @@ def isinf(b, self):
     (self,) = p.operands
     if is_float(p.common):
         return p.result(s.isinf(self))
+    if is_complex(p.common):
+        return p.result(s.isinf(re(self)) | s.isinf(im(self)))
     return p.result(False)
 
 

@@ -268,7 +268,9 @@ def index_add(b, self, dim, index, source, *, alpha=1):
     return b.scatter(
         self,
         r,
-        (b.at(src_, r) if rank(self) > 0 else b.at(src_, [at_])) * alpha,
+        (b.at(src_, r) if rank(self) > 0 else b.at(src_, [at_]))
+        if alpha == 1
+        else (b.at(src_, r) if rank(self) > 0 else b.at(src_, [at_])) * alpha,
         replace(r, d, at_) if rank(self) > 0 else [],
         mode="sum",
     )

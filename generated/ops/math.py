@@ -4,7 +4,21 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, inf, is_float, is_number, opmath, pi, prod, to
+from ...runtime.lower.names import (
+    dtype,
+    im,
+    inf,
+    is_complex,
+    is_float,
+    is_number,
+    nan,
+    opmath,
+    part_dtype,
+    pi,
+    prod,
+    re,
+    to,
+)
 
 
 # spec: aten.exp
@@ -297,7 +311,11 @@ def special_entr(b, self):
 def angle(b, self):
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
-    return p.result(s.where(s.isnan(self), self, s.where(self < 0, to(pi, opmath(p.common)), 0)))
+    if is_complex(p.common):
+        return p.result(
+            s.where(s.isnan(re(self)) | s.isnan(im(self)), nan, s.atan2(im(self), re(self))), part_dtype(p.common)
+        )
+    return p.result(s.where(s.isnan(self), self, s.where(self < 0, to(pi, opmath(p.common)), 0)), part_dtype(p.common))
 
 
 # spec: aten.special_spherical_bessel_j0

@@ -10,6 +10,7 @@ from ...runtime.lower.names import (
     gt,
     inf,
     is_bool,
+    is_complex,
     is_float,
     is_known,
     kept,
@@ -17,6 +18,7 @@ from ...runtime.lower.names import (
     nan,
     numel,
     opmath,
+    part_dtype,
     prod,
     promoted_dtype,
     rank,
@@ -319,8 +321,8 @@ def std_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
 # spec: aten.linalg_vector_norm
 def linalg_vector_norm(b, self, ord=2, dim=None, keepdim=False, *, dtype=None):
     dims = dims_of(dim, rank(self))
-    kind = promoted_dtype(self) if dtype is None else dtype
-    x = to(self, opmath(kind))
+    kind = part_dtype(promoted_dtype(self) if dtype is None else dtype)
+    x = to(b.call("aten.abs.default", self) if is_complex(promoted_dtype(self)) else self, opmath(kind))
     if ord == 2:
         return to(b.call("aten.sqrt.default", b.call("aten.sum.dim_IntList", x * x, dims, keepdim)), kind)
     if ord == 1:

@@ -207,7 +207,7 @@ def _default(arg: TorchArg) -> str:
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, Any]]:
-    """`LOWERINGS`, `OPERATORS` and the other tables of `_table` as plain dicts of source; a lowering is named `module:function`."""
+    """The tables of the generated package as plain dicts of source; a lowering is named `module:function`."""
     lowerings: dict[str, str] = {}
     operators: dict[str, str] = {}
     extern: dict[str, str] = {}
@@ -215,6 +215,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
     rows: dict[str, int] = {}
     products: dict[str, tuple[int, ...]] = {}
     unspecified: dict[str, None] = {}
+    complex_: dict[str, bool] = {}
     for e in entries:
         for w in e.lowerings:
             lowerings[w.schema.id] = f"{module or e.family}:{function_name(w.schema)}"
@@ -226,6 +227,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         rows |= {s.id: e.row_bytes for s in e.schemas if e.row_bytes}
         products |= dict(e.product)
         unspecified |= dict.fromkeys(s.id for s in e.schemas if e.unspecified)
+        complex_ |= {w.schema.id: True for w in e.lowerings if e.complex}
     return {
         "lowerings": lowerings,
         "operators": operators,
@@ -234,6 +236,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         "rows": rows,
         "products": products,
         "unspecified": unspecified,
+        "complex": complex_,
     }
 
 
@@ -269,6 +272,9 @@ def _table(families: dict[str, list[OpEntry]]) -> str:
         "UNSPECIFIED: frozenset[str] = frozenset({",
         *(f"    {literal(k)}," for k in sorted(t["unspecified"])),
         "})",
+        "COMPLEX: set[str] = {",
+        *(f"    {literal(k)}," for k in sorted(t["complex"])),
+        "}",
         "OPS: dict[str, OpInfo] = {",
         *(f"    {literal(e.id)}: {_info(e)}," for e in sorted(entries, key=lambda e: e.id)),
         "}",

@@ -39,6 +39,8 @@ def _op(e: OpEntry) -> str:
         parts.append(f"tests={literal(e.tests)}")
     if e.test_dtypes:
         parts.append(f"dtypes={literal(e.test_dtypes)}")
+    if e.complex:
+        parts.append("complex_=True")
     if e.unspecified:
         parts.append("values=False")
     return f"Op({', '.join(parts)})"

@@ -1,16 +1,17 @@
-"""Reads specs/scalars.yaml, writes generated/{scalars,cpp_scalars,triton_scalars}.py: the scalar instruction set."""
+"""Reads specs/scalars.yaml, writes generated/{scalars,complex_scalars,cpp_scalars,triton_scalars}.py: the scalar instruction set."""
 
 from __future__ import annotations
 
 import hashlib
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..diagnostics import Diagnostics, did_you_mean
 from ..load import Document, Entry
 from ..model import Model
 from ..render import header, literal, render
+from . import complex_scalars
 
 SPEC = "specs/scalars.yaml"
 KINDS = ("float", "int", "bool")
@@ -42,6 +43,7 @@ class ScalarSpec:
     ulp: float
     domain: tuple[float, float]
     fold: bool
+    complex: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -97,6 +99,10 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> ScalarSet:
             if spec.symbol in symbols:
                 diags.error(entry.pos("symbol"), f"'{spec.symbol}' means '{symbols[spec.symbol]}' already")
             symbols[spec.symbol] = spec.name
+    for entry in doc.tagged("scalar"):
+        spec = scalars[entry.id]
+        texts = complex_scalars.check_parts(entry, len(spec.args), scalars, diags)
+        scalars[entry.id] = replace(spec, complex=texts)
     for entry in doc.tagged("reduction"):
         reductions[entry.id] = _reduction(entry, scalars, diags)
     for entry in doc.tagged("scan"):
@@ -192,11 +198,12 @@ def cpp_identity(spec: ReductionSpec) -> str:
 
 
 def emit(model: Model) -> dict[str, str]:
-    """The three tables, or nothing when there is no scalar spec."""
+    """The four tables, or nothing when there is no scalar spec."""
     part: ScalarSet | None = model.part("scalars", None)
     if part is None:
         return {}
-    out = {}
+    listed = [(s.name, len(s.args), s.complex) for s in part.scalars.values()]
+    out = {complex_scalars.PATH: complex_scalars.text_of(listed)}
     for name in ("scalars", "cpp_scalars", "triton_scalars"):
         path = f"generated/{name}.py"
         text = render(f"{name}.py.j2", header=header(path, SPEC), part=part, literal=literal, cpp_identity=cpp_identity)

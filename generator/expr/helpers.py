@@ -91,9 +91,12 @@ _TABLE = {
         opmath(d: dtype) -> dtype
         float_of(d: dtype) -> dtype
         sum_dtype(d: dtype) -> dtype
+        part_dtype(d: dtype) -> dtype
+        complex_of(d: dtype) -> dtype
         promote_types(a: dtype, b: dtype) -> dtype
         promoted_dtype(*x: optional[tensor | elem | number]) -> dtype
         is_float(d: dtype) -> bool
+        is_complex(d: dtype) -> bool
         is_int(d: dtype) -> bool
         is_bool(d: dtype) -> bool
         is_signed(d: dtype) -> bool
@@ -101,6 +104,10 @@ _TABLE = {
         highest(d: dtype) -> number
         to(x: T, d: dtype) -> T
         value_of(x: index) -> elem
+        re(x: elem) -> elem
+        im(x: elem) -> elem
+        paired(re: elem, im: elem) -> elem
+        part(x: elem, k: index) -> elem
         within(x: index, lo: index, hi: index) -> elem
         inside(coords: list[index], shape: list[index]) -> elem
         steps(start: number, end: number, step: number) -> index

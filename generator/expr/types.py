@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 _SIMPLE = ("tensor", "elem", "int", "index", "number", "bool", "str", "dtype", "none", "any")
 _OPEN = ("tuple",)
-DTYPE_NAMES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+DTYPE_NAMES = (
+    "float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128",
+)  # fmt: skip
 # torch's numbers of dtypes, which stand in schemas as defaults
 DTYPE_NUMBERS = {
     0: "uint8",

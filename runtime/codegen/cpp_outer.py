@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping
 
 from ..ir.index import Var, product
@@ -10,6 +12,9 @@ from ..schedule.plan import Reduce, Scan
 from .cpp import BLOCK, COMPUTE
 from .cpp_rows import RowWriter
 from .loops import FlatPhase, FlatStatement
+
+NEAR = 4
+"""Points at most of a loop inside of the lanes'."""
 
 
 class OuterWriter(RowWriter):
@@ -24,18 +29,38 @@ class OuterWriter(RowWriter):
     def _lanes(self) -> None:
         w = self.choice.var
         assert w is not None
-        others = [v for v in self.fk.outer if v is not w]
+        near = self._near(w)
+        others = [v for v in self.fk.outer if v is not w and v not in near]
         many = bool(others) and self._enough(others)
 
         def point() -> None:
             self._tile_arrays(self.lanes)
             for k, phase in enumerate(self.fk.phases):
-                self._lane_phase(phase, k)
+                write = functools.partial(self._lane_phase, phase, k)
+                self._loops(near, f"#pragma GCC unroll {NEAR}" if near else "", write)
 
         def inside() -> None:
             self._vector_loop(w, "0", w.extent, point, "" if many else self._pragma(1))
 
         self._loops(others, self._pragma(len(others)) if many else "", inside)
+
+    def _near(self, w: Var) -> list[Var]:
+        """Loops of a few points that lie beside each other in what is stored (real and imaginary part, three colours): they run inside of the
+        lanes' loop, so that memory is gone through once, and what the points share is computed once.
+        """
+        stores = [s for p in self.fk.phases for s in p.body]
+        if len(self.fk.phases) > 1 or self.fk.phases[0].inner or any(s.where is None for s in stores):
+            return []
+
+        def inside(v: Var) -> bool:
+            steps = [(s.where.coefficient(v), s.where.coefficient(w)) for s in stores if s.where is not None]
+            return all(
+                a is not None and b is not None and a.is_const and b.is_const and 0 < int(a) < int(b) for a, b in steps
+            )
+
+        short = [v for v in self.fk.outer if v is not w and isinstance(v.extent, int) and v.extent <= NEAR]
+        found = [v for v in short if inside(v)]
+        return found if math.prod(int(v.extent) for v in found) <= NEAR else []
 
     def _lane_phase(self, phase: FlatPhase, number: int) -> None:
         reduces = [s for s in phase.body if isinstance(s.source, Reduce)]

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from ...errors import UnsupportedError
 from ..ir.index import Expr, Quotient, Sym, expr
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
+from ..ir.pairs import outside
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
@@ -87,6 +88,7 @@ class WrapperWriter:
         self.views: dict[
             str, tuple[str, str]
         ] = {}  # strided views of arena buffers: name → (buffer, shape, stride, offset)
+        self.handled: set[str] = set()  # inputs that are needed as tensors, not only as addresses
         self.imports: list[str] = []  # what only some wrappers need
         self.pointers: set[str] = set()  # arena buffers passed to kernels as addresses
         self.passed: dict[str, list[str]] = {}  # arena buffers whose addresses are passed together, by the function
@@ -105,6 +107,7 @@ class WrapperWriter:
             self._step(step)
             self.body += [f"del {name}" for name in (*plan.frees.get(k, ()), *read_last.get(k, ()))]
         results = [self._result(o) for o in plan.outputs]
+        parts = [self._as_real(b.name) for b in plan.inputs if b.paired and b.name in self.handled]
         lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
         lines += [
             f"from opforge.runtime.execute.{self.support} import {n}"
@@ -125,7 +128,7 @@ class WrapperWriter:
             ]
         else:
             lines.append(f"def call({', '.join(self.parameters)}):")
-        lines += [f"    {line}" for line in self._sizes()]
+        lines += [f"    {line}" for line in [*self._sizes(), *parts]]
         lines += [f"    del {name}" for name in read_last.get(-1, ())]
         if plan.arena_bytes:
             lines.append("    arena, space = workspaces.take()")
@@ -158,7 +161,7 @@ class WrapperWriter:
         for symbol in self.plan.symbols:
             if symbol in self.parameters or symbol in learned:
                 continue
-            for b in self.plan.inputs:
+            for b in map(outside, self.plan.inputs):
                 places = [f"{b.name}.size({d})" for d, n in enumerate(b.shape) if _is_symbol(n, symbol)]
                 places += [f"{b.name}.stride({d})" for d, n in enumerate(b.stride or ()) if _is_symbol(n, symbol)]
                 if places:
@@ -221,6 +224,7 @@ class WrapperWriter:
         else:
             assert isinstance(step, CopyStep)
             # Without a word to autograd: who calls the graph tells it of the write, however it was done.
+            self.handled.add(step.target)
             self.body.append(f"{step.target}.data.copy_({self._tensor(step.source)})")
 
     def _kernel(self, kernel: Kernel) -> None:
@@ -293,6 +297,7 @@ class WrapperWriter:
         if self._in_arena(name):
             self.tensors.add(name)
             return f"space.{name}"
+        self.handled.add(home(self.plan, name))
         return home(self.plan, name)
 
     def _view(self, v: ViewOf) -> str:
@@ -353,8 +358,9 @@ class WrapperWriter:
         for b in call.outs:
             # Of several results one may be None where tracing has a tensor.
             if b.stride is not None and b.name in self.plan.layouts and b.name in self.read:
-                shape, stride = shape_text(b.shape), shape_text(b.stride)
-                dtype = self.names.constant("dtype", f"torch.{b.dtype}")
+                seen = outside(b)
+                shape, stride = shape_text(seen.shape), shape_text(seen.stride or ())
+                dtype = self.names.constant("dtype", f"torch.{seen.dtype}")
                 self.imports.append("conform")
                 # Of results whose sizes data makes fake kernels often know no strides; the caller sees eager's.
                 exact = ", True" if call.learns and any(o.buffer == b.name for o in self.plan.outputs) else ""
@@ -363,6 +369,21 @@ class WrapperWriter:
                     f"if {missing}{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
                     f"{b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r}{exact})"
                 )
+                if b.paired:
+                    self.body.append(self._as_real(b.name))
+
+    def _as_real(self, name: str) -> str:
+        self.imports.append("as_real")
+        return f"{name} = as_real({name})"
+
+    def _outside(self, text: str, x: ViewOf | Ref) -> str:
+        """A tensor as eager kernels and callers know it. Memory of the graph's own begins where parts may lie beside each other."""
+        if not x.paired:
+            return text
+        if isinstance(x, ViewOf) and self._kind(home(self.plan, x.buffer)) == "own" and _is_beside(x):
+            return f"torch.view_as_complex({text})"
+        self.imports.append("as_complex")
+        return f"as_complex({text})"
 
     def _writing(self, step: ExternStep) -> None:
         """A call that writes into its arguments: into memory of their results, with the contents from before where these are elsewhere."""
@@ -388,9 +409,9 @@ class WrapperWriter:
 
     def _argument(self, x: object) -> str:
         if isinstance(x, ViewOf):
-            return self._view(x)
+            return self._outside(self._view(x), x)
         if isinstance(x, Ref):
-            return self._tensor(x.buffer)
+            return self._outside(self._tensor(x.buffer), x)
         if isinstance(x, Expr):
             return number(x)
         if isinstance(x, list):
@@ -411,10 +432,16 @@ class WrapperWriter:
 
     def _result(self, o: Output | ViewOf) -> str:
         if isinstance(o, ViewOf):
-            return self._view(o)
+            return self._outside(self._view(o), o)
         if isinstance(o.value, Expr):
             return number(o.value)
         return repr(o.value)
+
+
+def _is_beside(v: ViewOf) -> bool:
+    """Whether each two elements along the last dimension of a view are seen to be a complex number in memory."""
+    even = all(c % 2 == 0 for n in (*v.stride[:-1], v.offset) for _, c in expr(n).terms)
+    return even and v.stride[-1] == 1
 
 
 def _is_symbol(n: Size, symbol: str) -> bool:

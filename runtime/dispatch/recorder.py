@@ -165,8 +165,11 @@ class Recorder(GraphWriter, TorchDispatchMode):
 
     def _view(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
         self._check_refusal(info.op, args)
+        if not isinstance(base := info.argument(info.view_arg, args, kwargs), torch.Tensor):
+            with self:  # autograd conjugates numbers
+                return info.op(self.tensor_of(base), *args[1:], **kwargs)
         out = self.fake_mode.dispatch(info.op, types, args, kwargs)
-        self._record_view(info, out, self.value(info.argument(info.view_arg, args, kwargs)), args, kwargs)
+        self._record_view(info, out, self.value(base), args, kwargs)
         return out
 
     def _record_view(self, info: OpInfo, out: Any, parent: Value, args: Any, kwargs: Any) -> None:
@@ -219,9 +222,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         )
 
     def _strided(self, near: Value, layout: Layout) -> Value:
-        """A value of any layout in the region of `near`, to be made by `as_strided` from the region's whole when it
-        is needed.
-        """
+        """A value of any layout in the region of `near`, made by `as_strided` from the region's whole when it is needed."""
         root, region = near.root, near.region
         if layout.dtype != root.layout.dtype or layout.conj or layout.neg:
             raise UnsupportedError(

@@ -162,6 +162,11 @@ class GraphWriter:
         node = self.dispatch_node(step.op, tuple(args), kwargs)
         return node if step.index is None else self._item(node, step.index, node.meta["val"][step.index])
 
+    def tensor_of(self, number: complex) -> torch.Tensor:
+        """A recorded tensor without dimensions for a number that stands in the place of one, in the dtype that torch gives such numbers."""
+        dtype = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}[type(number)]
+        return ROLES["zeros"]((), number, dtype=dtype)
+
     def nodes(self, a: Any) -> Any:
         """`a` with every tensor and symbolic number replaced by its node; containers become tuples, lists and dicts
         that fx keeps.

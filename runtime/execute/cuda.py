@@ -6,7 +6,7 @@ import torch
 
 from ..torch_compat import cuda_stream, empty_strided_cuda
 from . import support
-from .support import conform, out_of_range, overload, reinterpret, unmet
+from .support import as_complex, as_real, conform, out_of_range, overload, reinterpret, unmet
 
 empty_strided = empty_strided_cuda
 
@@ -21,4 +21,14 @@ class Workspaces(support.Workspaces):
         return torch.device("cuda", index), cuda_stream(index)
 
 
-__all__ = ["Workspaces", "conform", "empty_strided", "out_of_range", "overload", "reinterpret", "unmet"]
+__all__ = [
+    "Workspaces",
+    "as_complex",
+    "as_real",
+    "conform",
+    "empty_strided",
+    "out_of_range",
+    "overload",
+    "reinterpret",
+    "unmet",
+]

@@ -154,6 +154,17 @@ def conform(
     return laid_out(t, dtype, stride)
 
 
+def as_real(t: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as a real one with a last dimension of real and imaginary part: its own memory, unless it is lazily conjugated."""
+    return torch.view_as_real(t if not t.is_conj() else restride(t.resolve_conj(), t.stride()))
+
+
+def as_complex(t: torch.Tensor) -> torch.Tensor:
+    """The complex tensor whose real and imaginary parts are the last dimension: the same memory where they lie beside each other."""
+    beside = t.stride(-1) == 1 and t.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in t.stride()[:-1])
+    return torch.view_as_complex(t if beside else t.clone(memory_format=torch.contiguous_format))
+
+
 def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:
     """Raise what the check `number` (from 1) of a kernel says: an exception type and its message."""
     error, message = faults[number - 1]
@@ -167,6 +178,8 @@ def unmet(message: str) -> None:
 
 __all__ = [
     "Workspaces",
+    "as_complex",
+    "as_real",
     "conform",
     "empty_strided",
     "out_of_range",

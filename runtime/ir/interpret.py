@@ -47,7 +47,8 @@ class _Interpreter:
             raise IRError(f"{len(inputs)} tensors for {len(program.inputs)} inputs")
         self.program, self.symbols, self.exact, self.check = program, symbols, exact, check
         self.env: dict[str, Tensor] = {}
-        for b, t in zip(program.inputs, inputs, strict=True):
+        for b, given in zip(program.inputs, inputs, strict=True):
+            t = torch.view_as_real(given) if b.paired and given.is_complex() else given
             for n, actual in zip(b.shape, t.shape, strict=True):
                 if isinstance(n, Expr) and isinstance(n.atom, Sym):
                     self.symbols.setdefault(n.atom.name, actual)
@@ -61,7 +62,11 @@ class _Interpreter:
                 self.extern(item)
             else:
                 self.env[item.name] = self.nest(item)
-        return [o.value if o.buffer is None else self.env[o.buffer] for o in self.program.outputs]
+        return [o.value if o.buffer is None else self.outside(o.buffer, o.paired) for o in self.program.outputs]
+
+    def outside(self, buffer: str, paired: bool) -> Tensor:
+        t = self.env[buffer]
+        return torch.view_as_complex(t.contiguous()) if paired else t
 
     def dtype(self, name: str) -> torch.dtype:
         return torch.float64 if self.exact and name in FLOATS else getattr(torch, name)
@@ -125,7 +130,7 @@ class _Interpreter:
             result = function(*self.argument(call.args), **{k: self.argument(v) for k, v in call.kwargs})
         tensors = [result] if call.single else [t for t in result if isinstance(t, Tensor)]
         for b, t in zip(call.outs, tensors, strict=bool(call.outs)):
-            self.env[b.name] = t
+            self.env[b.name] = torch.view_as_real(t.resolve_conj()) if b.paired else t
         for s in call.learns:
             from_source = eval(s.source, {"math": math}, dict(self.symbols)) if s.source else result
             self.symbols[s.symbol] = self.env[s.buffer].shape[s.dim] if s.buffer else from_source
@@ -135,7 +140,7 @@ class _Interpreter:
 
     def argument(self, a: Any) -> Any:
         if isinstance(a, Ref):
-            return self.env[a.buffer]
+            return self.outside(a.buffer, a.paired)
         if isinstance(a, (list, tuple)):
             return type(a)(self.argument(x) for x in a)
         return self.size(a) if isinstance(a, Expr) else a

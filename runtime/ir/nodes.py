@@ -300,13 +300,17 @@ def rebuild(
 # -- programs ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Buffer:
-    """A named tensor of the program as the outside sees it: logical shape and, where it matters, strides (in elements) and offset."""
+    """A named tensor of the program as the outside sees it: logical shape and, where it matters, strides (in elements) and offset.
+
+    paired  outside it is a complex tensor, without the last dimension, which holds real and imaginary part.
+    """
 
     name: str
     shape: tuple[Size, ...]
     dtype: str
     stride: tuple[Size, ...] | None = None
     offset: Size = 0
+    paired: bool = False
 
 
 def walk_all(roots: Iterable[Node], skip: Callable[[Node], bool] | None = None) -> Iterator[Node]:
@@ -379,10 +383,12 @@ class Ref:
     """A buffer as an argument of an extern call (views are nests of their own; the scheduler turns them into strides where it can).
 
     stride  the strides that the traced program gave this argument: the layout that the eager kernel is known to work well with.
+    paired  the kernel takes a complex tensor.
     """
 
     buffer: str
     stride: tuple[Size, ...] | None = None
+    paired: bool = False
 
 
 @dataclass(frozen=True)
@@ -413,6 +419,12 @@ class Extern:
         return tuple(dict.fromkeys(r.buffer for r in refs((self.args, tuple(v for _, v in self.kwargs)))))
 
 
+def is_paired(call: Extern) -> bool:
+    """Whether an eager kernel takes or returns complex tensors."""
+    given = refs((call.args, tuple(v for _, v in call.kwargs)))
+    return any(b.paired for b in call.outs) or any(r.paired for r in given)
+
+
 def refs(tree: Any) -> Iterator[Ref]:
     if isinstance(tree, Ref):
         yield tree
@@ -423,11 +435,14 @@ def refs(tree: Any) -> Iterator[Ref]:
 
 @dataclass(frozen=True)
 class Output:
-    """One result of the program: a buffer by name with the strides that the caller must see, or a size, or a constant."""
+    """One result of the program: a buffer by name with the strides that the caller must see (`paired`: as a complex tensor), or a size, or
+    a constant.
+    """
 
     buffer: str | None
     stride: tuple[Size, ...] | None = None
     value: Any = None
+    paired: bool = False
 
 
 @dataclass
@@ -472,30 +487,7 @@ def identity_mapping(vars_: Iterable[Expr], values: Iterable[Size]) -> dict[Atom
 
 
 __all__ = [
-    "DTYPES",
-    "FLOATS",
-    "INTS",
-    "ITEMSIZE",
-    "Buffer",
-    "Expr",
-    "Extern",
-    "LoadAt",
-    "Nest",
-    "Node",
-    "Output",
-    "Program",
-    "Ref",
-    "Scatter",
-    "Size",
-    "Var",
-    "bounds",
-    "const",
-    "contiguous_strides",
-    "coordinates",
-    "identity_mapping",
-    "index_node",
-    "indirect",
-    "load",
-    "rebuild",
-    "refs",
+    "DTYPES", "FLOATS", "INTS", "ITEMSIZE", "Buffer", "Expr", "Extern", "LoadAt", "Nest", "Node", "Output",
+    "Program", "Ref", "Scatter", "Size", "Var", "bounds", "const", "contiguous_strides", "coordinates",
+    "identity_mapping", "index_node", "indirect", "is_paired", "load", "rebuild", "refs",
 ]  # fmt: skip

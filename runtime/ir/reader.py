@@ -126,7 +126,8 @@ class Reader:
         dtype = self.dtype()
         shape = self.sizes()
         stride = self.sizes() if self.take("stride") else None
-        return Buffer(name, shape, dtype, stride, size(self.expr()) if self.take("offset") else 0)
+        offset = size(self.expr()) if self.take("offset") else 0
+        return Buffer(name, shape, dtype, stride, offset, self.take("paired"))
 
     def dtype(self) -> str:
         if self.peek() not in DTYPES:
@@ -252,7 +253,7 @@ class Reader:
     def data(self) -> Any:
         word = self.peek()
         if self.take("&"):
-            return Ref(self.name(), self.sizes() if self.take("stride") else None)
+            return Ref(self.name(), self.sizes() if self.take("stride") else None, self.take("paired"))
         if self.take("None"):
             return None
         if word == "-" or word[:1].isdigit() or word in ("inf", "nan", "True", "False"):

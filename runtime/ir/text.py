@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import IRError
@@ -50,7 +51,7 @@ def dump(program: Program) -> str:
         lines += _extern(item) if isinstance(item, Extern) else dump_nest(item, buffers)
     for out in program.outputs:
         head = f"output {out.buffer}" if out.buffer is not None else f"output value {_data(out.value)}"
-        lines.append(head + _stride(out.stride))
+        lines.append(head + _stride(out.stride) + _paired(out))
     lines += [f"mutate {target} = {source}" for target, source in program.mutations]
     return "\n".join(lines) + "\n"
 
@@ -156,7 +157,11 @@ def _stride(stride: tuple[Size, ...] | None) -> str:
 
 def _buffer(b: Buffer) -> str:
     offset = "" if b.offset == 0 else f" offset {_size(b.offset)}"
-    return f"{b.name}: {b.dtype}{_sizes(b.shape)}{_stride(b.stride)}{offset}"
+    return f"{b.name}: {b.dtype}{_sizes(b.shape)}{_stride(b.stride)}{offset}{_paired(b)}"
+
+
+def _paired(x: Buffer | Ref | Output) -> str:
+    return " paired" if x.paired else ""
 
 
 def _loops(vars_: Iterable[Expr | Var]) -> str:
@@ -187,7 +192,7 @@ def _learned(s: Learned) -> str:
 
 def _data(x: Any) -> str:
     if isinstance(x, Ref):
-        return f"&{x.buffer}{_stride(x.stride)}"
+        return f"&{x.buffer}{_stride(x.stride)}{_paired(x)}"
     if x is None or isinstance(x, (bool, int, float)):
         return repr(x)
     if isinstance(x, complex):
@@ -252,7 +257,8 @@ def parse(text: str) -> Program:
                 r.expect("value")
                 outputs.append(Output(None, None, r.data()))
             else:
-                outputs.append(Output(r.name(), r.sizes() if r.take("stride") else None))
+                output = Output(r.name(), r.sizes() if r.take("stride") else None)
+                outputs.append(replace(output, paired=r.take("paired")))
         elif kind == "mutate":
             target = r.name()
             r.expect("=")

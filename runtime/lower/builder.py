@@ -29,11 +29,12 @@ from ..ir.nodes import (
     coordinates,
     index_node,
     indirect,
-    load,
 )
+from ..ir.pairs import PART, element, outside, part
 from ..ir.ranges import value_range
 from ..ir.routines import PREFIX
 from . import scalar_ops as s
+from .dtypes import complex_of, part_dtype
 from .empty import reads_nothing
 from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted_dtype
 
@@ -43,15 +44,24 @@ class NotNativeError(UnsupportedError):
 
 
 class Tensor:
-    """A buffer while lowering: `name`, `shape` (ints and `Expr`s), `dtype` (a string) and the builder that defined it."""
+    """A buffer while lowering: `name`, `shape` (ints and `Expr`s), `dtype` (a string) and the builder that defined it. Of a complex one these
+    are the tensor's: its buffer holds the parts (`ir.pairs`).
+    """
 
-    __slots__ = ("builder", "dtype", "name", "shape")
+    __slots__ = ("builder", "dtype", "is_paired", "name", "shape")
 
-    def __init__(self, name: str, shape: Iterable[Size], dtype: str, builder: Builder) -> None:
+    def __init__(
+        self, name: str, shape: Iterable[Size], dtype: str, builder: Builder, paired: bool | None = None
+    ) -> None:
         self.name, self.shape, self.dtype, self.builder = name, tuple(map(canonical, shape)), dtype, builder
+        self.is_paired = dtype in PART if paired is None else paired
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.dtype}{list(self.shape)}"
+
+    def strides(self, stride: tuple[Size, ...]) -> tuple[Size, ...]:
+        """Those of the buffer, for strides of the tensor."""
+        return (*(canonical(expr(n) * 2) for n in stride), 1) if self.is_paired else stride
 
     def _operator(self, symbol: str, a: Any, b: Any) -> Any:
         op = self.builder.operators.get(symbol)
@@ -143,7 +153,7 @@ class Pointwise:
                 wide = _compute(d, compute)
                 # A comparison sees the number as the tensor's dtype has it; arithmetic takes it unrounded, as eager kernels do.
                 return s.to_dtype(s.constant(x, d), wide) if promote == "bool" else s.constant(x, wide)
-            node = load(x.name, broadcasted(i, x.shape), x.dtype)
+            node = element(x.name, broadcasted(i, x.shape), x.dtype)
             if common is not None:
                 node = s.to_dtype(node, common)
             return s.to_dtype(node, _compute(node.dtype, compute))
@@ -172,6 +182,7 @@ class Builder:
     device  where the program will run: eager's kernels for a GPU give some results another dtype.
     atomic  dtypes of which indexed sums have a form, where no other indexed update has one; None: all have.
     products  multiply-adds up to which a product that a library has is computed in loops.
+    complex_  overloads whose lowerings take complex tensors.
     """
 
     def __init__(
@@ -182,13 +193,15 @@ class Builder:
         device: str = "cpu",
         atomic: Container[str] | None = None,
         products: int = 0,
+        complex_: Container[str] | None = None,
     ) -> None:
         if lowerings is None or operators is None:
             from ...generated import ops
 
             lowerings = ops.LOWERINGS if lowerings is None else lowerings
             operators = ops.OPERATORS if operators is None else operators
-        self.lowerings, self.operators = lowerings, operators
+            complex_ = ops.COMPLEX if complex_ is None else complex_
+        self.lowerings, self.operators, self.complex = lowerings, operators, complex_ or ()
         self.items: list[Nest | Extern] = []
         self.prefix = "t"
         self.origin = ""
@@ -210,9 +223,10 @@ class Builder:
         self._names[name] = 1
         return name
 
-    def _add(self, nest: Nest) -> Tensor:
+    def _add(self, nest: Nest, shape: tuple[Size, ...]) -> Tensor:
+        """The tensor of a nest; one of fewer dimensions is complex."""
         self.items.append(nest)
-        return Tensor(nest.name, nest.shape, nest.dtype, self)
+        return Tensor(nest.name, shape, nest.dtype if len(shape) == len(nest.shape) else complex_of(nest.dtype), self)
 
     def mark(self) -> int:
         """A state to `rewind` to when a lowering fails half-way."""
@@ -250,7 +264,7 @@ class Builder:
     def call(self, op: str, *args: Any, **kwargs: Any) -> Any:
         """The lowering of another operator, `namespace.name.overload`, on tensors of this builder."""
         lowering = self.lowerings.get(op)
-        if lowering is None:
+        if lowering is None or (op not in self.complex and any(_is_complex(a) for a in (*args, *kwargs.values()))):
             raise UnsupportedError(f"{op} has no lowering of its own here")
         prefix, error = self.prefix, self._error
         self.prefix = f"{prefix}_{op.split('.')[1].strip('_')}"
@@ -281,7 +295,7 @@ class Builder:
             raise UnsupportedError(f"{len(index)} coordinates for {t}")
         if self.may_be_empty:
             self._shapes[t.name] = t.shape
-        return load(t.name, [_coordinate(x, n) for x, n in zip(index, t.shape, strict=True)], t.dtype)
+        return element(t.name, [_coordinate(x, n) for x, n in zip(index, t.shape, strict=True)], t.dtype)
 
     def index_of(self, value: Any, n: Size) -> Expr:
         """An integer elem as an index: negatives count from the end; what is then not within 0..n-1 is an error."""
@@ -347,7 +361,15 @@ class Builder:
             value = s.constant(0, value.dtype)
         if dtype is not None:
             value = s.to_dtype(value, _checked(dtype))
-        return self._add(Nest(self.fresh(self.prefix), shape, value.dtype, self.grid(shape), value, origin=self.origin))
+        shape_, vars_, value = self._parts(shape, value)
+        return self._add(Nest(self.fresh(self.prefix), shape_, value.dtype, vars_, value, origin=self.origin), shape)
+
+    def _parts(self, shape: tuple[Size, ...], value: Node) -> tuple[tuple[Size, ...], tuple[Expr, ...], Node]:
+        """Shape, coordinates and value of the nest that defines a tensor: of a complex one with the dimension of its parts."""
+        if value.dtype not in PART:
+            return shape, self.grid(shape), value
+        vars_ = self.grid((*shape, 2))
+        return (*shape, 2), vars_, part(value, vars_[-1])
 
     def to(self, t: Tensor, dtype: str) -> Tensor:
         """`t` converted to `dtype`; `t` itself when it has it."""
@@ -366,6 +388,8 @@ class Builder:
         shape = tuple(map(canonical, shape))
         rvars = tuple(x.var for x in map(expr, r) if x.var is not None)
         self._may_reduce(kind, rvars)
+        if value.dtype in PART or (dtype or "") in PART:
+            return self._reduce_parts(kind, shape, rvars, s.to_dtype(value, dtype or value.dtype))
         before = value.dtype
         accumulates, result = s.reduction(kind, dtype or before, before)
         value = s.to_dtype(value, accumulates)
@@ -373,8 +397,19 @@ class Builder:
         if not rvars:
             return self.define(shape, s.reduction_of_one(kind, value), final)
         name = self.fresh(self.prefix if final == result and not exact else f"{self.prefix}_acc")
-        t = self._add(Nest(name, shape, result, self.grid(shape), value, rvars=rvars, reduce=kind, origin=self.origin))
-        return self.to(t, final)
+        nest = Nest(name, shape, result, self.grid(shape), value, rvars=rvars, reduce=kind, origin=self.origin)
+        return self.to(self._add(nest, shape), final)
+
+    def _reduce_parts(self, kind: str, shape: tuple[Size, ...], rvars: tuple[Any, ...], value: Node) -> Tensor:
+        """The sum of complex elems: the sums of their parts."""
+        if kind != "sum":
+            raise UnsupportedError(f"{kind} over complex numbers")
+        if not rvars:
+            return self.define(shape, value)
+        all_, vars_, value = self._parts(shape, value)
+        name = self.fresh(self.prefix)
+        nest = Nest(name, all_, value.dtype, vars_, value, rvars=rvars, reduce=kind, origin=self.origin)
+        return self._add(nest, shape)
 
     def _may_reduce(self, kind: str, rvars: Sequence[Var | None]) -> None:
         """Eager refuses the greatest of no elements, by an error that a loop over none would not raise."""
@@ -391,10 +426,11 @@ class Builder:
         if not shape or shape[dim] == 1:
             return self.define(shape, value, final)
         name = self.fresh(f"{self.prefix}_acc" if final != accumulates else self.prefix)
-        t = self._add(
-            Nest(name, shape, accumulates, self.grid(shape), value, scan=kind, scan_dim=dim, origin=self.origin)
-        )
-        return self.to(t, final)
+        if value.dtype in PART and kind != "sum":
+            raise UnsupportedError(f"a running {kind} of complex numbers")
+        all_, vars_, value = self._parts(shape, value)
+        nest = Nest(name, all_, value.dtype, vars_, value, scan=kind, scan_dim=dim, origin=self.origin)
+        return self.to(self._add(nest, shape), final)
 
     def scatter(
         self, base: Tensor, r: Sequence[Size], value: Any, into: Sequence[Size], mode: str = "set", when: Any = None
@@ -408,27 +444,25 @@ class Builder:
         if mode in ("sum", "prod") and kind != base.dtype and not _few(r, base):
             wide = self.scatter(self.to(base, kind), r, s.to_dtype(value, base.dtype), into, mode, when)
             return self.to(wide, base.dtype)
-        if self.atomic is not None and not (mode == "sum" and base.dtype in self.atomic):
+        if self.atomic is not None and not (mode == "sum" and part_dtype(base.dtype) in self.atomic):
             raise UnsupportedError(
                 f"an indexed update by {mode!r} of {base.dtype} has no atomic form that gives eager's values"
             )
+        value = s.to_dtype(value, base.dtype)
+        shape = base.shape
+        if base.dtype in PART:
+            if mode not in ("set", "sum"):
+                raise UnsupportedError(f"an indexed update by {mode!r} of complex numbers")
+            (which,) = self.grid((2,), "c")
+            shape, r, into, value = (*shape, 2), [*r, which], [*into, which], part(value, which)
         domain = tuple(x.var for x in map(expr, r) if x.var is not None)
         index = tuple(map(expr, into))
         if when is not None:  # a position that is skipped is no error
             index = tuple(e.subst({}, lambda v: indirect(masked(v.node, when), v.lo, v.hi)) for e in index)
         scatter = Scatter(base.name, index, mode, domain, when)
-        vars_ = self.grid(base.shape)
-        return self._add(
-            Nest(
-                self.fresh(self.prefix),
-                base.shape,
-                base.dtype,
-                vars_,
-                s.to_dtype(value, base.dtype),
-                scatter=scatter,
-                origin=self.origin,
-            )
-        )
+        name = self.fresh(self.prefix)
+        nest = Nest(name, shape, value.dtype, self.grid(shape), value, scatter=scatter, origin=self.origin)
+        return self._add(nest, base.shape)
 
     def routine(
         self,
@@ -466,7 +500,12 @@ class Builder:
         """
         call = Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled, writes, learns)
         self.items.append(call)
-        return [Tensor(o.name, o.shape, o.dtype, self) for o in outs]
+        return [self.tensor(o) for o in outs]
+
+    def tensor(self, buffer: Buffer) -> Tensor:
+        """The handle of a buffer that the program does not define itself."""
+        seen = outside(buffer)
+        return Tensor(seen.name, seen.shape, seen.dtype, self, buffer.paired)
 
 
 def _coordinate(x: Size, n: Size) -> Size:
@@ -485,7 +524,7 @@ def _within(value: Node, n: Size) -> bool:
 
 
 def _checked(dtype: str) -> str:
-    if dtype not in DTYPES:
+    if dtype not in DTYPES and dtype not in PART:
         raise UnsupportedError(f"dtype {dtype} has no loop code")
     return dtype
 
@@ -495,3 +534,9 @@ def _few(r: Sequence[Size], base: Tensor) -> bool:
     return proves_less(
         expr(product(x.var.extent for x in map(expr, r) if x.var is not None)) * 8, expr(product(base.shape))
     )
+
+
+def _is_complex(x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(map(_is_complex, x))
+    return isinstance(x, complex) or (isinstance(x, Tensor) and x.dtype in PART)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ir.nodes import FLOATS, INTS
+from ..ir.pairs import PART, WHOLE
 
 _BITS = {"uint8": (0, 8), "int8": (1, 8), "int16": (1, 16), "int32": (1, 32), "int64": (1, 64)}
 _HIGHEST = {
@@ -17,6 +18,20 @@ _HIGHEST = {
 
 def is_float(d: str) -> bool:
     return d in FLOATS
+
+
+def is_complex(d: str) -> bool:
+    return d in PART
+
+
+def part_dtype(d: str) -> str:
+    """The dtype of real and imaginary part; a real dtype itself."""
+    return PART.get(d, d)
+
+
+def complex_of(d: str) -> str:
+    """The complex dtype whose parts hold the values of a dtype."""
+    return d if d in PART else WHOLE["float64" if d == "float64" else "float32"]
 
 
 def is_int(d: str) -> bool:
@@ -51,17 +66,19 @@ def opmath(d: str) -> str:
 
 
 def float_of(d: str) -> str:
-    return d if d in FLOATS else "float32"
+    return d if d in FLOATS or d in PART else "float32"
 
 
 def sum_dtype(d: str) -> str:
-    return d if d in FLOATS else "int64"
+    return d if d in FLOATS or d in PART else "int64"
 
 
 def promote_types(a: str, b: str) -> str:
     """The dtype that holds two dtypes of equal standing (torch's table)."""
     if a == b:
         return a
+    if a in PART or b in PART:
+        return complex_of("float64" if "float64" in (part_dtype(a), part_dtype(b)) else "float32")
     if a == "bool":
         return b
     if b == "bool":
@@ -81,5 +98,5 @@ def promote_types(a: str, b: str) -> str:
 
 
 def category(d: str) -> int:
-    """0 for bool, 1 for integers, 2 for floats."""
-    return 2 if d in FLOATS else 0 if d == "bool" else 1
+    """0 for bool, 1 for integers, 2 for floats, 3 for complex numbers."""
+    return 3 if d in PART else 2 if d in FLOATS else 0 if d == "bool" else 1

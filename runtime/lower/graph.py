@@ -13,7 +13,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
-from ...generated.ops import EXTERN
+from ...generated.ops import COMPLEX, EXTERN
 from ..dispatch.operators import makes_new, op_info, reads_storage
 from ..dispatch.overlap import is_row_major
 from ..dispatch.regions import Layout
@@ -21,8 +21,9 @@ from ..dispatch.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
 from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
+from ..ir.pairs import PART, inside
 from ..observe.counters import count_extern
-from ..torch_compat import OpOverload
+from ..torch_compat import OpOverload, pytree
 from .builder import Builder, NotNativeError, Tensor
 from .control import Call, Control, call_control
 from .names import inverse, permuted, unlinear
@@ -131,12 +132,12 @@ class _Lowerer:
     def input(self, name: str, val: torch.Tensor) -> Tensor:
         buffer = self.buffer(self.b.fresh(name), val)
         self.inputs.append(buffer)
-        return Tensor(buffer.name, buffer.shape, buffer.dtype, self.b)
+        return self.b.tensor(buffer)
 
     def buffer(self, name: str, val: torch.Tensor) -> Buffer:
-        """A buffer as a fake tensor describes it; layouts without strides (sparse) have none."""
+        """A buffer as a fake tensor describes it; layouts without strides (sparse) have none. What is complex comes in parts."""
         stride = self.sizes.strides(val.stride()) if val.layout == torch.strided else None
-        return Buffer(name, self.sizes.shape(val.shape), _DTYPE_NAMES[val.dtype], stride)
+        return inside(Buffer(name, self.sizes.shape(val.shape), _DTYPE_NAMES[val.dtype], stride))
 
     def constant(self, node: fx.Node) -> None:
         value: Any = self.gm
@@ -152,7 +153,8 @@ class _Lowerer:
             self.env[node] = self.b.define((), value.item(), _DTYPE_NAMES[value.dtype])
             return
         self.env[node] = self.input(node.name, value)
-        self.constants.append((self.env[node].name, value))
+        in_parts = value.is_complex() and self.inputs[-1].paired
+        self.constants.append((self.env[node].name, torch.view_as_real(value.resolve_conj()) if in_parts else value))
 
     def output(self, value: Any) -> Output:
         val = self.env[value] if isinstance(value, fx.Node) else value
@@ -161,13 +163,13 @@ class _Lowerer:
             # Only gradients are handed out as views that repeat elements (results that do are made outside of the graph): memory of their
             # own, in any layout, does as well.
             if fake.layout != torch.strided or (repeats(fake) and not makes_new(value.target)):
-                return Output(val.name)
+                return Output(val.name, paired=val.is_paired)
             stride = self.sizes.strides(fake.stride())
             if not is_packed(val.shape, stride):
                 raise UnsupportedError(
                     f"output {value} has gaps between its elements, which compiled code does not leave"
                 )
-            return Output(val.name, stride)
+            return Output(val.name, val.strides(stride), paired=val.is_paired)
         if isinstance(val, Opaque):
             frame = user_frame(value.meta.get("stack_trace"))
             where = f"output {value}" if frame is None else f"the output of {frame}"
@@ -261,6 +263,8 @@ class _Lowerer:
         for t in tensors:
             if why := self.unloopable(t):
                 return why
+        if str(node.target) not in COMPLEX and (found := _complex_part([node.args, node.kwargs, val])):
+            return found
         many = MANY if self.device == "cpu" else MANY_ON_GPU
         return f"more than {many} tensors" if len(tensors) > many else None
 
@@ -269,7 +273,8 @@ class _Lowerer:
             return f"a tensor on {t.device.type}"
         if t.layout != torch.strided:
             return f"layout {t.layout}"
-        return None if _DTYPE_NAMES[t.dtype] in DTYPES else f"dtype {_DTYPE_NAMES[t.dtype]}"
+        dtype = _DTYPE_NAMES[t.dtype]
+        return None if dtype in DTYPES or dtype in PART else f"dtype {dtype}"
 
     def loopable(self, t: torch.Tensor) -> bool:
         return self.unloopable(t) is None
@@ -287,8 +292,6 @@ class _Lowerer:
             return [self.argument(x) for x in a]
         if isinstance(a, torch.dtype):
             return _DTYPE_NAMES[a]
-        if isinstance(a, complex):
-            raise UnsupportedError("a complex number")
         return a
 
     def check(self, result: Any, val: Any, read: Container[int]) -> None:
@@ -311,7 +314,7 @@ class _Lowerer:
             if i not in read or not isinstance(v, torch.Tensor) or v.ndim < 2 or _row_major(v) or not _dense(v):
                 continue
             for k in range(len(self.b.items) - 1, mark - 1, -1):
-                item, stride = self.b.items[k], self.sizes.strides(v.stride())
+                item, stride = self.b.items[k], r.strides(self.sizes.strides(v.stride()))
                 if isinstance(item, Nest):
                     if item.name == r.name:
                         self.b.items[k] = replace(item, stride=stride)
@@ -357,14 +360,15 @@ class _Lowerer:
         if isinstance(fake.storage_offset(), torch.SymInt) or fake.storage_offset() != 0:
             raise UnsupportedError(f"{node.name} does not begin where its storage does")
         copy = self.buffer(self.b.fresh(node.name), fake)
-        return Ref(self.b.extern([copy], str(ROLES["clone"]), (argument,), (), True)[0].name)
+        return _refs(self.b.extern([copy], str(ROLES["clone"]), (argument,), (), True)[0])
 
     def extern_argument(self, a: Any) -> Any:
         if isinstance(a, fx.Node):
             fake = a.meta.get("val")
             if isinstance(fake, torch.Tensor) and isinstance(self.env[a], Tensor) and fake.layout == torch.strided:
                 stride = self.sizes.strides(fake.stride())
-                return Ref(self.env[a].name, None if 0 in stride else stride)
+                t = self.env[a]
+                return Ref(t.name, None if 0 in stride else t.strides(stride), t.is_paired)
             return _refs(self.argument(a))
         if isinstance(a, (list, tuple)):
             return [self.extern_argument(x) for x in a]
@@ -473,7 +477,7 @@ def _dense(t: torch.Tensor) -> bool:
 
 def _refs(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return Ref(value.name)
+        return Ref(value.name, paired=value.is_paired)
     if isinstance(value, (list, tuple)):
         return [_refs(v) for v in value]
     return value
@@ -484,6 +488,18 @@ def _leaves(tree: Any) -> Sequence[Any]:
     if not isinstance(tree, (list, tuple)):
         return (tree,)
     return [leaf for item in tree for leaf in _leaves(item)]
+
+
+def _complex_part(tree: Any) -> str | None:
+    """Why an operator that knows no complex numbers has no lowering here: the first one among its arguments and results, if any."""
+    for leaf in pytree.tree_leaves(tree):
+        value = leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
+        for t in _leaves(value):
+            if isinstance(t, complex):
+                return "a complex number"
+            if isinstance(t, torch.Tensor) and t.is_complex():
+                return f"dtype {_DTYPE_NAMES[t.dtype]}"
+    return None
 
 
 def _is_empty(t: Any) -> bool:

@@ -14,17 +14,22 @@ from ...errors import UnsupportedError
 from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
 from ..ir.index import size as canonical
 from ..ir.nodes import Node, Size, index_node
+from ..ir.pairs import pair, parts
+from ..ir.pairs import part as part_of
 from . import scalar_ops as s
 from .dtypes import (  # noqa: F401  (also names of the language)
     category,
+    complex_of,
     float_of,
     highest,
     is_bool,
+    is_complex,
     is_float,
     is_int,
     is_signed,
     lowest,
     opmath,
+    part_dtype,
     promote_types,
     sum_dtype,
 )
@@ -75,11 +80,13 @@ def dtype(x: Any) -> str:
         return "bool"
     if isinstance(x, (int, Expr)):
         return "int64"
+    if isinstance(x, complex):
+        return "complex64"
     return "float32" if isinstance(x, float) else x.dtype
 
 
 def is_number(x: Any) -> bool:
-    return isinstance(x, (bool, int, float, Expr))
+    return isinstance(x, (bool, int, float, complex, Expr))
 
 
 def is_known(x: Size) -> bool:
@@ -390,6 +397,27 @@ def promoted_dtype(*values: Any) -> str:
 def value_of(x: Size) -> Node:
     """An index (usually a coordinate) as an int64 elem."""
     return index_node(x)
+
+
+def re(x: Any) -> Any:
+    """The real part of an elem."""
+    return parts(x)[0]
+
+
+def im(x: Any) -> Any:
+    """The imaginary part of an elem; 0 of a real one."""
+    return parts(x)[1]
+
+
+def paired(real: Any, imag: Any) -> Any:
+    """The complex elem of two parts, of which one is an elem."""
+    dtype_ = next(x.dtype for x in (real, imag) if isinstance(x, Node))
+    return pair(s.constant(real, dtype_), s.constant(imag, dtype_))
+
+
+def part(x: Any, k: Size) -> Any:
+    """The real part of an elem where k is 0, the imaginary one where it is 1."""
+    return part_of(x, expr(k))
 
 
 def within(x: Size, lo: Size, hi: Size) -> Any:

@@ -6,13 +6,16 @@ count as int64, and elems of different dtypes are promoted. A call on Python num
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from ...errors import UnsupportedError
+from ...generated.complex_scalars import COMPLEX
 from ...generated.scalars import REDUCTIONS, SCALARS, Scalar
 from ..ir.index import Expr
 from ..ir.nodes import DTYPES, FLOATS, INTS, ITEMSIZE, Node, const, index_node
+from ..ir.pairs import PART, pair, parts
 from .dtypes import float_of, opmath, promote_types
 from .scalar_fold import ON_NUMBERS, as_dtype, fold
 
@@ -28,7 +31,10 @@ def constant(value: Any, dtype: str) -> Node:
         return to_dtype(value, dtype)
     if isinstance(value, Expr):
         return to_dtype(index_node(value), dtype)
-    if dtype not in DTYPES:
+    if dtype in PART:
+        value = complex(value)
+        return pair(*(const(as_dtype(x, PART[dtype]), PART[dtype]) for x in (value.real, value.imag)))
+    if dtype not in DTYPES or isinstance(value, complex):
         raise UnsupportedError(f"dtype {dtype} has no loop code")
     return const(as_dtype(value, dtype), dtype)
 
@@ -44,6 +50,8 @@ def to_dtype(x: Any, dtype: str) -> Node:
         return constant(x, dtype)
     if x.dtype == dtype:
         return x
+    if x.op == "pair" or dtype in PART:
+        return _to_or_from_pair(x, dtype)
     if dtype not in DTYPES:
         raise UnsupportedError(f"dtype {dtype} has no loop code")
     holds_any = dtype in FLOATS or dtype == "bool"
@@ -52,6 +60,16 @@ def to_dtype(x: Any, dtype: str) -> Node:
     if x.op == "to_dtype" and x.args[0].dtype == dtype and _widens(dtype, x.dtype):
         return x.args[0]
     return Node("to_dtype", (x,), dtype)
+
+
+def _to_or_from_pair(x: Node, dtype: str) -> Node:
+    """Of what is no complex dtype the imaginary part is 0; what goes there loses it."""
+    real, imag = parts(x)
+    if dtype in PART:
+        return pair(to_dtype(real, PART[dtype]), to_dtype(imag, PART[dtype]))
+    if dtype == "bool":
+        return Node("logical_or", (to_dtype(real, dtype), to_dtype(imag, dtype)), dtype)
+    return to_dtype(real, dtype)
 
 
 def _fits(value: Any, dtype: str) -> bool:
@@ -73,7 +91,7 @@ def _widens(narrow: str, wide: str) -> bool:
 
 def bitcast(x: Node, dtype: str) -> Node:
     """The same bits as a dtype of equal size."""
-    if ITEMSIZE[x.dtype] != ITEMSIZE[dtype]:
+    if not {x.dtype, dtype} <= ITEMSIZE.keys() or ITEMSIZE[x.dtype] != ITEMSIZE[dtype]:
         raise UnsupportedError(f"the bits of {x.dtype} as {dtype}")
     return x if x.dtype == dtype else Node("bitcast", (x,), dtype)
 
@@ -121,6 +139,8 @@ def _maker(entry: Scalar) -> Callable[..., Any]:
             raise TypeError(f"{name} takes {len(classes)} arguments, not {len(args)}")
         if not any(isinstance(a, (Node, Expr)) for a in args):
             return _on_numbers(name, args)
+        if any(isinstance(a, complex) or (isinstance(a, Node) and a.op == "pair") for a in args):
+            return _on_pairs(entry, [(accepts, list(args[start:stop])) for accepts, start, stop in groups])
         nodes: list[Node] = []
         for accepts, start, stop in groups:
             nodes += _unified(entry, accepts, list(args[start:stop]))
@@ -138,6 +158,27 @@ def _maker(entry: Scalar) -> Callable[..., Any]:
     build.__name__ = build.__qualname__ = name
     build.__doc__ = f"`{name}` of `scalars.yaml` ({', '.join(classes)} → {result})."
     return build
+
+
+def _on_pairs(entry: Scalar, groups: list[tuple[str, list[Any]]]) -> Node:
+    """An operation of which an argument is complex, by what the table says of the parts of all."""
+    function = COMPLEX.get(entry.name)
+    if function is None:
+        raise UnsupportedError(f"{entry.name} of complex numbers")
+    given: list[Node] = []
+    for accepts, values in groups:
+        dtypes = [v.dtype for v in values if isinstance(v, Node)]
+        whole = next(
+            (d for d in dtypes if d in PART), "complex64" if any(isinstance(v, complex) for v in values) else None
+        )
+        if whole is None:
+            given += [x for v in _unified(entry, accepts, values) for x in parts(v)]
+            continue
+        for d in dtypes:
+            whole = promote_types(whole, d)
+        given += [x for v in values for x in parts(constant(v, whole))]
+    result = function(sys.modules[__name__], *given)
+    return pair(*result) if isinstance(result, tuple) else result
 
 
 def _on_numbers(name: str, args: tuple[Any, ...]) -> Any:

@@ -126,6 +126,8 @@ class _Checker:
         ):
             if isinstance(wanted, Ref):
                 self.argument(wanted.buffer, given)
+                if wanted.paired != given.paired:
+                    self.fail(f"argument {given!r} should be {wanted!r}")
             elif type(wanted) is not type(given) or not (
                 wanted is given or wanted == given or repr(wanted) == repr(given)
             ):
@@ -184,10 +186,10 @@ class _Checker:
         self.memory.require(given.buffer)
         self.view(wanted, given)
 
-    def _whole(self, name: str) -> ViewOf:
+    def _whole(self, name: str, paired: bool = False) -> ViewOf:
         b = self.memory.layout(name)
         assert b.stride is not None
-        return ViewOf(name, b.shape, b.stride, b.offset)
+        return ViewOf(name, b.shape, b.stride, b.offset, paired)
 
     def view(self, wanted: str, given: ViewOf) -> None:
         """The strided view must show, element by element, the value of buffer `wanted`."""
@@ -265,7 +267,9 @@ class _Checker:
             if isinstance(given, Output):
                 if given.buffer is None:
                     self.fail(f"it should be buffer {wanted.buffer!r}")
-                given = self._whole(given.buffer)
+                given = self._whole(given.buffer, given.paired)
+            if wanted.paired != given.paired:
+                self.fail(f"{given!r} is returned for {wanted!r}")
             self.memory.require(given.buffer)
             self.view(wanted.buffer, given)
             if wanted.stride is not None and not _same_strides(given.shape, given.stride, wanted.stride):

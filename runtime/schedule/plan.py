@@ -118,12 +118,13 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class ViewOf:
-    """An argument of an extern: a strided view of a buffer (elements)."""
+    """An argument of an extern: a strided view of a buffer (elements), `paired` where the kernel takes it as a complex tensor."""
 
     buffer: str
     shape: tuple[Size, ...]
     stride: tuple[Size, ...]
     offset: Size
+    paired: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import fx
 from ...generated.ops import OUT, PRODUCTS, ROW_BYTES
 from ...generated.scalars import SCALARS
 from ..config import Config
-from ..ir.nodes import Extern, Program
+from ..ir.nodes import Extern, Program, is_paired
 from ..ir.routines import routine_of
 from ..lower.graph import lower
 from ..observe.counters import uncounted
@@ -48,17 +48,17 @@ def plan_of(
 
 def has_out(call: Extern) -> bool:
     """Whether the kernel can write its result into given memory."""
-    return routine_of(call) is not None or (call.single and call.target in OUT)
+    return routine_of(call) is not None or (call.single and call.target in OUT and not is_paired(call))
 
 
 def row_bytes(call: Extern) -> int:
     """At multiples of how many bytes the rows of its matrices should start; 0: it does not matter."""
-    return ROW_BYTES.get(call.target, 0)
+    return 0 if is_paired(call) else ROW_BYTES.get(call.target, 0)
 
 
 def factors(call: Extern) -> tuple[int, ...] | None:
     """Which arguments a call multiplies, if it is a product of matrices, and which one it adds, if any."""
-    return PRODUCTS.get(call.target) if call.single and not call.kwargs else None
+    return PRODUCTS.get(call.target) if call.single and not call.kwargs and not is_paired(call) else None
 
 
 def cost(op: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..ir.facts import is_packed
 from ..ir.learned import learned_by
@@ -136,11 +137,11 @@ def schedule(
         if o.buffer is None:
             outputs.append(o)
         elif o.buffer in as_views:
-            outputs.append(as_views[o.buffer])
+            outputs.append(replace(as_views[o.buffer], paired=o.paired))
         else:
             b = layouts[o.buffer]
             assert b.stride is not None
-            outputs.append(ViewOf(b.name, b.shape, b.stride, b.offset))
+            outputs.append(ViewOf(b.name, b.shape, b.stride, b.offset, o.paired))
     held = {o.buffer for o in outputs if o.buffer is not None}
     body, end = (steps[:first], steps[first:]) if tail else (steps, [])
     read_later = held | {n for s in end for n in step_reads(s)} | {source for _, source in program.mutations}
@@ -296,7 +297,7 @@ def _needed(program: Program, fuser: Fuser, as_views: dict[str, ViewOf]) -> set[
 def _extern_step(call: Extern, as_views: dict[str, ViewOf], out_variants: Callable[[Extern], bool]) -> ExternStep:
     def place(x: object) -> object:
         if isinstance(x, Ref):
-            return as_views.get(x.buffer, x)
+            return replace(as_views[x.buffer], paired=x.paired) if x.buffer in as_views else x
         if isinstance(x, (list, tuple)):
             return type(x)(place(y) for y in x)
         return x

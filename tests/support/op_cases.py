@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32)
 _DTYPES = {str(d).removeprefix("torch."): d for d in _PLAIN}
 _DTYPES |= {"int64": torch.int64, "uint8": torch.uint8, "bool": torch.bool}
+_DTYPES |= {"complex64": torch.complex64, "complex128": torch.complex128}
 
 
 @dataclass
@@ -49,7 +50,8 @@ class Maker:
         if kind == "B":
             return torch.rand(sizes, generator=g) < 0.5
         if kind == "F":
-            return torch.randn(sizes, generator=g).to(self.dtype)
+            kind_of = self.dtype if self.dtype.is_complex else torch.float32
+            return torch.randn(sizes, generator=g, dtype=kind_of).to(self.dtype)
         low, span = (0.5, 2.0) if kind == "P" else (0.05, 0.9)
         return (torch.rand(sizes, generator=g) * span + low).to(self.dtype)
 

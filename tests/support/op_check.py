@@ -19,6 +19,7 @@ from opforge.runtime.dispatch.trace import trace
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+COMPLEX = (torch.complex64, torch.complex128)
 DTYPES = (*FLOATS, *INTS, torch.bool)
 _REJECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 """What eager raises for arguments that an overload does not take."""
@@ -35,6 +36,8 @@ class Op:
     dtypes: tuple[str, ...] = ()
     values: bool = True
     """Whether the values are specified (those of an empty tensor are not)."""
+    complex_: bool = False
+    """Whether it computes complex tensors too."""
 
 
 Made = tuple[str, list[Any], dict[str, Any]]
@@ -171,19 +174,25 @@ def _differences(case: Case, result: list[Any]) -> Iterator[str]:
 
 def _difference(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, own64: float) -> str | None:
     """Integers and bools equal; floats within twice eager's own error against float64, or one unit in the last place."""
-    if not eager.dtype.is_floating_point:
+    if not (eager.dtype.is_floating_point or eager.dtype.is_complex):
         wrong = ours != eager
         return None if not wrong.any() else _show(wrong, ours, eager)
     if exact is None or exact.shape != eager.shape:
         exact = eager
-    o, e, x = ours.double(), eager.double(), exact.double()
+    # The parts of a complex number are as exact as it is large.
+    size = exact.abs().unsqueeze(-1).double() if exact.is_complex() else exact.double().abs()
+    o, e, x = (_reals(t).double() for t in (ours, eager, exact))
     finite = e.isfinite() & x.isfinite()
     own = (e - x).abs()[finite]
     worst = own.max() if own.numel() else torch.zeros((), dtype=torch.float64)
     info = torch.finfo(eager.dtype)
-    bound = 2 * (worst + own64) + info.eps * x.abs() + info.tiny
+    bound = 2 * (worst + own64) + info.eps * size + info.tiny
     wrong = torch.where(finite, ~((o - x).abs() <= bound), ~((o == e) | (o.isnan() & e.isnan())))
-    return None if not wrong.any() else _show(wrong, ours, eager, x)
+    return None if not wrong.any() else _show(wrong, _reals(ours), _reals(eager), x)
+
+
+def _reals(t: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
 def _show(wrong: torch.Tensor, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None = None) -> str:
@@ -195,31 +204,25 @@ def _show(wrong: torch.Tensor, ours: torch.Tensor, eager: torch.Tensor, exact: t
 def _float64_error(case: Case) -> list[float]:
     """Eager's error per float64 result. There is nothing to judge it by: its float32 run's error against it, at the scale of float64."""
     none = [0.0] * len(case.eager)
-    if not any(isinstance(v, torch.Tensor) and v.dtype == torch.float64 for v in case.eager):
+    if not any(isinstance(v, torch.Tensor) and v.dtype in (torch.float64, torch.complex128) for v in case.eager):
         return none
+    narrower = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
     def narrow(v: Any) -> Any:
         if isinstance(v, list):
             return [narrow(x) for x in v]
-        return (
-            v.float()
-            if isinstance(v, torch.Tensor) and v.dtype == torch.float64
-            else torch.float32
-            if v is torch.float64
-            else v
-        )
+        if isinstance(v, torch.Tensor):
+            return v.to(narrower.get(v.dtype, v.dtype))
+        return narrower.get(v, v) if isinstance(v, torch.dtype) else v
 
     def wide(v: Any) -> Any:
         if isinstance(v, list):
             return [wide(x) for x in v]
-        return (
-            v.double()
-            if isinstance(v, torch.Tensor) and v.dtype == torch.float32
-            else torch.float64
-            if v is torch.float32
-            else v
-        )
+        if isinstance(v, torch.Tensor):
+            return v.to(wider.get(v.dtype, v.dtype))
+        return wider.get(v, v) if isinstance(v, torch.dtype) else v
 
+    wider = {b: a for a, b in narrower.items()}
     args, kwargs = narrow(case.args), {k: narrow(v) for k, v in case.kwargs.items()}
     try:
         low = _leaves(case.call(args, kwargs))
@@ -228,8 +231,8 @@ def _float64_error(case: Case) -> list[float]:
         return none
     scale = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
     for k, (a, b) in enumerate(zip(low, high, strict=True)):
-        if isinstance(a, torch.Tensor) and a.dtype == torch.float32 and a.shape == b.shape:
-            gap = (a.double() - b.double()).abs()
+        if isinstance(a, torch.Tensor) and a.dtype in wider and a.shape == b.shape:
+            gap = (_reals(a).double() - _reals(b).double()).abs()
             gap = gap[gap.isfinite()]
             none[k] = float(gap.max()) * scale if gap.numel() else 0.0
     return none
@@ -237,11 +240,15 @@ def _float64_error(case: Case) -> list[float]:
 
 def _reference(case: Case) -> list[Any] | None:
     """Eager on float64 inputs (integers too where the op accepts it and the result is floating), or None."""
-    if not any(isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in case.eager):
+    if not any(isinstance(v, torch.Tensor) and (v.dtype.is_floating_point or v.is_complex()) for v in case.eager):
         return None
 
     def widened(everything: bool) -> Callable[[Any], Any]:
         def widen(v: Any) -> Any:
+            if isinstance(v, torch.Tensor) and v.is_complex():
+                return v.to(torch.complex128)
+            if isinstance(v, torch.dtype) and v.is_complex:
+                return torch.complex128
             if isinstance(v, torch.Tensor):
                 return v.double() if v.dtype.is_floating_point or (everything and v.dtype != torch.bool) else v
             if isinstance(v, torch.dtype):
@@ -251,7 +258,8 @@ def _reference(case: Case) -> list[Any] | None:
         return widen
 
     has_float = any(
-        isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in _leaves([*case.args, *case.kwargs.values()])
+        isinstance(v, torch.Tensor) and (v.dtype.is_floating_point or v.is_complex())
+        for v in _leaves([*case.args, *case.kwargs.values()])
     )
     for everything in (False,) if has_float else (True, False):
         f = widened(everything)
@@ -267,7 +275,8 @@ def _reference(case: Case) -> list[Any] | None:
 # -- cases -------------------------------------------------------------------------------------------------------------
 def _cases(op: Op, overload: str) -> Iterator[Case]:
     schema = _target(overload)._schema
-    dtypes = tuple(getattr(torch, d) for d in op.dtypes) or DTYPES
+    known = (*DTYPES, *COMPLEX) if op.complex_ else DTYPES
+    dtypes = tuple(getattr(torch, d) for d in op.dtypes) or known
     made: Iterator[Made]
     if op.tests:
         made = itertools.chain.from_iterable(
@@ -280,7 +289,7 @@ def _cases(op: Op, overload: str) -> Iterator[Case]:
             eager = _leaves(_target(overload)(*args, **kwargs))
         except _REJECTED:
             continue
-        if any(isinstance(v, torch.Tensor) and v.dtype not in DTYPES for v in eager):
+        if any(isinstance(v, torch.Tensor) and v.dtype not in known for v in eager):
             continue
         eager = [v.clone() if isinstance(v, torch.Tensor) else v for v in eager]
         yield Case(overload, label, args, kwargs, eager, op.values)
@@ -291,7 +300,7 @@ def _tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.rand(shape) > 0.5
     if dtype in INTS:
         return torch.randint(0 if dtype == torch.uint8 else -9, 10, shape, dtype=dtype)
-    return (torch.randn(shape) * 2).to(dtype)
+    return torch.randn(shape, dtype=dtype) * 2 if dtype.is_complex else (torch.randn(shape) * 2).to(dtype)
 
 
 def _by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:

@@ -227,17 +227,15 @@ def test_an_operator_on_a_tensor_without_dimensions_is_an_eager_call_where_its_l
     assert [n.name for n in result.program.items if isinstance(n, Nest)][-1] == "add"
 
 
-def test_a_complex_number_goes_to_the_eager_kernel() -> None:
-    result = same(lambda y: y * 2j, torch.randn(3, dtype=torch.complex64))
-    assert externs(result) == ["aten.mul.Tensor"]
-    text = dump(result.program).replace(
-        "complex64", "float32"
-    )  # complex buffers have no place in the text, the number has
+def test_a_complex_number_is_passed_to_an_eager_kernel() -> None:
+    result = same(lambda y: torch.pow(y, 2j) + y, torch.randn(3, dtype=torch.complex64))
+    assert externs(result) == ["aten.pow.Tensor_Scalar"]
+    text = dump(result.program)
     assert dump(parse(text)) == text
     assert "complex(0.0, 2.0)" in text
+    assert "input y_1: float32[3, 2] stride [2, 1] paired" in text
 
 
-def test_a_complex_input_that_is_also_an_output_is_unsupported() -> None:
+def test_a_complex_input_that_is_also_an_output_is_copied() -> None:
     result = lowered(lambda y: y.resolve_conj(), torch.randn(3, dtype=torch.complex64))
-    with pytest.raises(UnsupportedError, match="complex64"):
-        separate_outputs(result.program)
+    assert [o.paired for o in separate_outputs(result.program).outputs] == [True]
