@@ -396,6 +396,7 @@ class WrapperWriter:
                 self.body.append(f"{args[-1]}.copy_({self._argument(before)})")
         args += [self._argument(a) for a in step.args[call.writes :]]
         self.body.append(f"{call.target}({', '.join(args)})" + (f"  # {call.origin}" if call.origin else ""))
+
     def _learn(self, call: Extern) -> None:
         """The sizes that a call brings, and what is demanded of them."""
         for s in call.learns:

@@ -15,8 +15,6 @@ from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ...generated.ops import COMPLEX, EXTERN
 from ..dispatch.operators import makes_new, op_info, reads_storage
-from ..dispatch.overlap import is_row_major
-from ..dispatch.regions import Layout
 from ..dispatch.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
@@ -24,11 +22,13 @@ from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..ir.pairs import PART, inside
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload, pytree
-from .builder import Builder, NotNativeError, Tensor
+from .builder import Builder
 from .control import Call, Control, call_control
+from .layouts import is_dense, is_empty, is_laid_out_by_rows
 from .names import inverse, permuted, unlinear
 from .origins import origin_of, place_of, spec_of
 from .sizes import Opaque, Sizes
+from .tensor import NotNativeError, Tensor
 
 _DTYPE_NAMES: dict[torch.dtype, str] = {
     v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]
@@ -286,7 +286,7 @@ class _Lowerer:
             if isinstance(value, Opaque):
                 raise UnsupportedError(f"{value.what} is an argument of {self.b.place}{value.advice}")
             if isinstance(value, Tensor) and a.meta["val"].layout == torch.strided:
-                self.b.row_major[value.name] = _row_major(a.meta["val"])
+                self.b.row_major[value.name] = is_laid_out_by_rows(a.meta["val"])
             return value
         if isinstance(a, (list, tuple)):
             return [self.argument(x) for x in a]
@@ -311,7 +311,13 @@ class _Lowerer:
     def lay_out(self, result: Any, val: Any, mark: int, read: Container[int]) -> None:
         """Note the strides that eager gives the results, where they are dense but not row-major."""
         for i, (r, v) in enumerate(zip(_leaves(result), _leaves(val), strict=True)):
-            if i not in read or not isinstance(v, torch.Tensor) or v.ndim < 2 or _row_major(v) or not _dense(v):
+            if (
+                i not in read
+                or not isinstance(v, torch.Tensor)
+                or v.ndim < 2
+                or is_laid_out_by_rows(v)
+                or not is_dense(v)
+            ):
                 continue
             for k in range(len(self.b.items) - 1, mark - 1, -1):
                 item, stride = self.b.items[k], r.strides(self.sizes.strides(v.stride()))
@@ -331,7 +337,7 @@ class _Lowerer:
             args = tuple(self.own_storage(a, b) for a, b in zip(node.args, args, strict=True))
         kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
         # All that a call which makes no elements can do is to raise an error.
-        effect = op_info(node.target).keep or all(map(_is_empty, _leaves(val)))
+        effect = op_info(node.target).keep or all(map(is_empty, _leaves(val)))
         single = isinstance(val, torch.Tensor)
         tensors = [val] if single else [v for v in val if isinstance(v, torch.Tensor)]
         names = [self.b.fresh(node.name if single else f"{node.name}_{k}") for k in range(len(tensors))]
@@ -398,19 +404,24 @@ class _Lowerer:
             return
         for a in node.all_input_nodes:
             fake = a.meta.get("val")
-            if isinstance(fake, torch.Tensor) and not _row_major(fake):
+            if isinstance(fake, torch.Tensor) and not is_laid_out_by_rows(fake):
                 raise UnsupportedError(f"{node.target} reads the storage of a tensor that is not contiguous")
 
     def strided(self, base: Tensor, fake: torch.Tensor, val: Any, anywhere: bool) -> Any:
         """The view `val` of `base`; `anywhere` where it may read what lies beyond the base in its storage."""
         if not isinstance(val, torch.Tensor):
             return [self.strided(base, fake, v, anywhere) for v in val]
-        if not (_row_major(fake) or _dense(fake)) or fake.dtype != val.dtype or val.is_conj() or val.is_neg():
+        if (
+            not (is_laid_out_by_rows(fake) or is_dense(fake))
+            or fake.dtype != val.dtype
+            or val.is_conj()
+            or val.is_neg()
+        ):
             raise UnsupportedError("the base is not dense, or is seen as another dtype")
         # The dimensions of the base from the slowest to the fastest: with them in this order, storage order is row-major order.
         order = (
             list(range(fake.ndim))
-            if _row_major(fake)
+            if is_laid_out_by_rows(fake)
             else sorted(range(fake.ndim), key=lambda d: (-fake.stride()[d], fake.shape[d]))
         )
         shape, stride = self.sizes.shape(val.shape), self.sizes.strides(val.stride())
@@ -458,23 +469,6 @@ def _contradict(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
     )
 
 
-def _row_major(t: torch.Tensor) -> bool:
-    """Asked of the expressions: a question to torch would add a guard that fixes sizes which nodes before this one have as symbols."""
-    return is_row_major(Layout.of(t))
-
-
-def _dense(t: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or repetition, in some order of the dimensions (known sizes only)."""
-    if not Layout.of(t).plain:
-        return False
-    step = 1
-    for s, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
-        if s != step:
-            return False
-        step *= n
-    return True
-
-
 def _refs(value: Any) -> Any:
     if isinstance(value, Tensor):
         return Ref(value.name, paired=value.is_paired)
@@ -500,11 +494,6 @@ def _complex_part(tree: Any) -> str | None:
             if isinstance(t, torch.Tensor) and t.is_complex():
                 return f"dtype {_DTYPE_NAMES[t.dtype]}"
     return None
-
-
-def _is_empty(t: Any) -> bool:
-    """Whether a tensor is known to have no elements."""
-    return isinstance(t, torch.Tensor) and any(type(n) is int and n == 0 for n in t.shape)
 
 
 __all__ = ["Lowered", "lower"]

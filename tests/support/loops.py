@@ -20,7 +20,8 @@ from opforge.runtime.ir.nodes import Buffer, Output, Program, contiguous_strides
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower import names
 from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder, Tensor
+from opforge.runtime.lower.builder import Builder
+from opforge.runtime.lower.tensor import Tensor
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.kernels import kernel_checks
 from opforge.runtime.schedule.outputs import separate_outputs

@@ -13,7 +13,8 @@ from opforge.runtime.codegen.unit import render_unit
 from opforge.runtime.ir.index import Sym, of
 from opforge.runtime.ir.nodes import Buffer, Output, Program, contiguous_strides, index_node
 from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder, Tensor
+from opforge.runtime.lower.builder import Builder
+from opforge.runtime.lower.tensor import Tensor
 from tests.support.loops import agree, cat, permute, plan_of, pointwise, reduce, run, softmax
 
 

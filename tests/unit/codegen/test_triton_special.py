@@ -8,7 +8,8 @@ import torch
 pytest.importorskip("triton")
 
 from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder, Tensor
+from opforge.runtime.lower.builder import Builder
+from opforge.runtime.lower.tensor import Tensor
 from tests.support.loops import plan_of, pointwise, program_of
 from tests.support.triton_run import compile_sm90
 

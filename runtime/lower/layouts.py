@@ -1,0 +1,35 @@
+"""How tensors of a traced graph lie in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..dispatch.overlap import is_row_major
+from ..dispatch.regions import Layout
+
+
+def is_laid_out_by_rows(t: torch.Tensor) -> bool:
+    """Asked of the expressions: a question to torch would add a guard that fixes sizes which nodes before this one have as symbols."""
+    return is_row_major(Layout.of(t))
+
+
+def is_dense(t: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or repetition, in some order of the dimensions (known sizes only)."""
+    if not Layout.of(t).plain:
+        return False
+    step = 1
+    for s, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
+        if s != step:
+            return False
+        step *= n
+    return True
+
+
+def is_empty(t: Any) -> bool:
+    """Whether a tensor is known to have no elements."""
+    return isinstance(t, torch.Tensor) and any(type(n) is int and n == 0 for n in t.shape)
+
+
+__all__ = ["is_dense", "is_empty", "is_laid_out_by_rows"]
