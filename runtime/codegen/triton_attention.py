@@ -23,7 +23,7 @@ from ..schedule.plan import Kernel
 from ..schedule.planned import factors
 from .triton_functions import Functions, rounded
 from .triton_fused import render_fused
-from .triton_live import Live, Told, free_columns, live_columns, told_columns
+from .triton_live import Free, Live, Told, free_columns, live_columns, told_columns
 from .triton_logits import factored, score_dtype, unrounded
 from .triton_product import contraction, render_product
 from .triton_values import HALF, TYPES
@@ -77,15 +77,11 @@ class _Renderer(Functions):
         super().__init__(kernel, layouts, name, wide, found.batch, found.views)
         self.found = found
         logits, self.factor = factored(unrounded(found.logits, found.score[0]))
-        self.logits, self.seen, self.free = {"logits": logits, "free": logits}, Live(), Live()
+        self.seen, self.free = Live(), Free(logits)
         if len(found.rows) == len(found.columns) == 1:
             at = found.rows[0], found.columns[0]
-            self.seen = live_columns(logits, *at)
-            self.logits["free"], self.free = free_columns(logits, *at)
+            self.seen, self.free = live_columns(logits, *at), free_columns(logits, *at)
         self.told = told_columns(logits, found.rows, found.columns, found.score[0])
-        others = [ld for ld in logits.loads() if ld.attr.buffer != found.score[0]]
-        # Loads in a branch would not be on their way early.
-        self.loads = any(not ld.vars().isdisjoint(found.columns) for ld in others)
 
     def render(self) -> list[str]:
         f = self.found
@@ -97,16 +93,15 @@ class _Renderer(Functions):
         )
         for side, outer, inner, value in sides:
             lines += [*self.operand(side, outer, (inner,), value), "", ""]
-        for side in self.logits:
-            lines += [*self._logits(side), "", ""]
+        lines += [*self._logits(), "", "", *self._kept(), "", ""]
         for k, told in enumerate(self.told):
             lines += self._told(k, told)
         return [*lines, *self._end(), "", "", *self._kernel()]
 
     # -- functions of a block ------------------------------------------------------------------------------------------
-    def _logits(self, side: str) -> list[str]:
-        """Logits of a block of scores, divided by their factor; -inf beyond the columns."""
-        f, logits = self.found, self.logits[side]
+    def _logits(self) -> list[str]:
+        """Logits of a block of scores, divided by their factor, also where coordinates leave them out."""
+        f, logits = self.found, self.free.logits
         lines: list[str] = []
         v, digits = self.values(lines, f.rows, f.columns)
         name = f.score[0]
@@ -114,9 +109,17 @@ class _Renderer(Functions):
         v.deep_tiles.add(name)
         if (dtype := score_dtype(logits, name)) in HALF:
             lines.append(f"{name} = tp.to_dtype({name}, {TYPES[dtype]})")
-        value = f"tl.broadcast_to({v.node(logits)}, [XBLOCK, RBLOCK])"
-        lines.append(f"return {value}" if side == "free" else f'return tl.where(rmask0, {value}, float("-inf"))')
-        return self.function(side, v, lines, digits, name)
+        lines.append(f"return tl.broadcast_to({v.node(logits)}, [XBLOCK, RBLOCK])")
+        return self.function("logits", v, lines, digits, name)
+
+    def _kept(self) -> list[str]:
+        """Those that coordinates do not leave out; -inf for others, and beyond the columns."""
+        f = self.found
+        lines: list[str] = []
+        v, digits = self.values(lines, f.rows, f.columns)
+        asked = [v.node(n) if holds else f"({v.node(n)} == 0)" for n, holds in self.free.conditions]
+        lines.append(f'return tl.where({" & ".join(["rmask0", *asked])}, logits, float("-inf"))')
+        return self.function("kept", v, lines, digits, "logits")
 
     def _told(self, k: int, told: Told) -> list[str]:
         """What data say of a row, and of a column."""
@@ -196,30 +199,19 @@ class _Renderer(Functions):
         ]
 
     def _block_of_logits(self) -> list[str]:
-        """Logits of a block; of those in which nothing is left out by coordinates, and where all columns are, without looking."""
-        given, columns, free = ", ".join(self.buffers), count(self.found.columns), self.free
-        index = f"{given}, batch, xindex, xmask, cindex[None, :]"
-        without = f"logits = {self.name}_free({index}, tl.full([1, RBLOCK], True, tl.int1), score, XBLOCK, RBLOCK)"
-        looked = [
-            f"    logits = {self.name}_logits({index}, cmask[None, :], score, XBLOCK, RBLOCK)",
-            "else:",
-            f"    {without}",
-        ]
-        out = [f"(roffset + RBLOCK > {columns})"]
-        if free.before is not None:
-            out.append(f"(roffset < first + XBLOCK - {1 + free.before})")
-        if free.behind is not None:
-            out.append(f"(roffset + RBLOCK > first + {1 + free.behind})")
-        if self.loads:
-            always = f"logits = {self.name}_logits({index}, cmask[None, :], score, XBLOCK, RBLOCK)"
-            return (
-                [f"if {columns} % RBLOCK == 0:", f"    {without}", "else:", f"    {always}"]
-                if len(out) == 1
-                else [always]
-            )
-        if len(out) == 1:
-            return [f"if {columns} % RBLOCK == 0:", f"    {without}", f"elif {out[0]}:", *looked]
-        return [f"if {' | '.join(out)}:", *looked]
+        """Logits of a block; coordinates are asked only where they leave out something of it."""
+        given, columns, live = ", ".join(self.buffers), count(self.found.columns), self.free.live
+        index = f"{given}, batch, xindex, xmask, cindex[None, :], cmask[None, :]"
+        lines = [f"logits = {self.name}_logits({index}, score, XBLOCK, RBLOCK)"]
+        cut = [f"(roffset + RBLOCK > {columns})"]
+        if live.before is not None:
+            cut.append(f"(roffset < first + XBLOCK - {1 + live.before})")
+        if live.behind is not None:
+            cut.append(f"(roffset + RBLOCK > first + {1 + live.behind})")
+        kept = [f"if {' | '.join(cut)}:", f"    logits = {self.name}_kept({index}, logits, XBLOCK, RBLOCK)"]
+        if len(cut) == 1:
+            kept = [f"if {columns} % RBLOCK != 0:", *(f"    {line}" for line in kept)]
+        return [*lines, *kept]
 
     def _block_of_values(self) -> str:
         given, width = ", ".join(self.buffers), _block(self.found.width)

@@ -87,17 +87,30 @@ def live_columns(logits: Node, row: Var, column: Var) -> Live:
     return _all(found)
 
 
-def free_columns(logits: Node, row: Var, column: Var) -> tuple[Node, Live]:
-    """A logit without those of these choices that ask nothing but coordinates, and the columns for which they take the logit."""
+@dataclass(frozen=True)
+class Free:
+    """A logit without the outermost choices that ask nothing but coordinates: their conditions (each with what it is for the logit), and the
+    columns for which all of them take the logit.
+    """
+
+    logits: Node
+    conditions: tuple[tuple[Node, bool], ...] = ()
+    live: Live = Live()
+
+
+def free_columns(logits: Node, row: Var, column: Var) -> Free:
+    """A logit, and what is asked before it counts."""
     found: list[Live] = []
-    while (choice := _choice(logits)) is not None:
+    asked: list[tuple[Node, bool]] = []
+    while logits.op == "where" and (choice := _choice(logits)) is not None:
         condition, holds, inner = choice
         bounds = [_bound(c, row, column) for c in _conditions(condition, holds)]
-        if None in bounds or logits.op != "where":
+        if None in bounds:
             break
         found += [live for live in bounds if live is not None]
+        asked.append((condition, holds))
         logits = inner
-    return logits, _all(found)
+    return Free(logits, tuple(asked), _all(found))
 
 
 def _all(found: list[Live]) -> Live:
@@ -149,4 +162,4 @@ def _coordinate(n: Node) -> Expr | None:
     return expr(n.attr) if n.op == "const" and n.dtype == "int64" else None
 
 
-__all__ = ["Live", "Told", "free_columns", "live_columns", "told_columns"]
+__all__ = ["Free", "Live", "Told", "free_columns", "live_columns", "told_columns"]

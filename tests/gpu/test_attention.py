@@ -53,6 +53,12 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i >= j, s, -INF))
 
 
+def causal_slopes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return flex_attention(
+        q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i >= j, s + torch.exp2(-(h + 1.0)) * (j - i), -INF)
+    )
+
+
 def later_only(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i < j, s, -INF))
 
@@ -146,6 +152,7 @@ CASES: dict[str, tuple[Program, Callable[[], list[Tensor]]]] = {
     "causal": (causal, lambda: heads(1030)),
     "causal, more keys": (causal, lambda: heads(200, keys=700)),
     "causal, more queries": (causal, lambda: heads(700, keys=200)),
+    "causal slopes": (causal_slopes, lambda: heads(1030)),
     "only later columns": (later_only, heads),
     "sliding window": (sliding, lambda: heads(1030)),
     "documents": (documents, lambda: [*heads(), torch.arange(515, device="cuda") // 91]),

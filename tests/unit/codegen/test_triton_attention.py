@@ -99,6 +99,12 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i >= j, s, -INF))
 
 
+def causal_slopes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return flex_attention(
+        q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i >= j, s + torch.exp2(-(h + 1.0)) * (j - i), -INF)
+    )
+
+
 def later_only(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The last row has no column."""
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i < j, s, -INF))
@@ -206,6 +212,7 @@ CASES: dict[str, Case] = {
     "soft cap in float16": (soft_cap, lambda: heads(dtype=torch.float16)),
     "slopes": (slopes, heads),
     "causal": (causal, lambda: heads(130)),
+    "causal slopes": (causal_slopes, lambda: heads(130)),
     "only later columns": (later_only, heads),
     "causal, more keys": (causal, lambda: heads(40, keys=150)),
     "causal, more queries": (causal, lambda: heads(150, keys=40)),
@@ -309,17 +316,10 @@ def test_nothing_is_looked_at_for_nothing(plans: dict[str, tuple[Plan, list[Tens
 @pytest.mark.parametrize(
     "name",
     [
-        "bias",
-        "float16",
-        "width of 80",
-        "soft cap",
-        "slopes",
-        "heads behind the steps",
-        "causal",
-        "causal documents",
-        "columns behind",
+        "bias", "float16", "width of 80", "soft cap", "slopes", "heads behind the steps", "causal", "causal slopes", "causal documents",
+        "columns behind", "sliding window", "plain",
     ],
-)
+)  # fmt: skip
 def test_compiles_for_sm90(plans: dict[str, tuple[Plan, list[Tensor]]], name: str, tmp_path: Path) -> None:
     for kernel in render_triton(plans[name][0]).kernels.values():
         assert compile_job(cuda.job_of(kernel, 90), tmp_path).cubin[:4] == b"\x7fELF"

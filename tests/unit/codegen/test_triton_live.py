@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opforge.runtime.codegen.triton_live import Live, Told, free_columns, live_columns, told_columns
+from opforge.runtime.codegen.triton_live import Free, Live, Told, free_columns, live_columns, told_columns
 from opforge.runtime.ir.index import Var, of
 from opforge.runtime.ir.nodes import Node, const, index_node, load
 
@@ -28,6 +28,7 @@ def at(e: object) -> Node:
 
 CAUSAL = holds("ge", at(I), at(J))
 NEAR = holds("lt", at(I - J), const(40, "int64"))
+LATER, BOTH = holds("lt", at(I), at(J)), holds("logical_and", CAUSAL, NEAR)
 ALWAYS_TOLD = load("mask", (I, J), "bool")
 
 
@@ -59,15 +60,19 @@ def test_bounds(logits: Node, wanted: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    ("logits", "wanted", "live"),
+    ("logits", "wanted"),
     [
-        (SCORE, SCORE, Live()),
-        (where(CAUSAL, SCORE, LOWEST), SCORE, Live(behind=0)),
-        (where(CAUSAL, where(NEAR, SCORE, LOWEST), LOWEST), SCORE, Live(before=39, behind=0)),
-        (where(holds("logical_and", CAUSAL, NEAR), SCORE, LOWEST), SCORE, Live(before=39, behind=0)),
+        (SCORE, Free(SCORE)),
+        (where(CAUSAL, SCORE, LOWEST), Free(SCORE, ((CAUSAL, True),), Live(behind=0))),
+        (where(LATER, LOWEST, SCORE), Free(SCORE, ((LATER, False),), Live(behind=0))),
+        (
+            where(CAUSAL, where(NEAR, SCORE, LOWEST), LOWEST),
+            Free(SCORE, ((CAUSAL, True), (NEAR, True)), Live(before=39, behind=0)),
+        ),
+        (where(BOTH, SCORE, LOWEST), Free(SCORE, ((BOTH, True),), Live(before=39, behind=0))),
         # A choice that asks something else too has to be made everywhere, and so has all that is inside of it.
         *(
-            (logits, logits, Live())
+            (logits, Free(logits))
             for logits in (
                 where(holds("logical_and", ALWAYS_TOLD, CAUSAL), SCORE, LOWEST),
                 where(ALWAYS_TOLD, where(CAUSAL, SCORE, LOWEST), LOWEST),
@@ -75,11 +80,14 @@ def test_bounds(logits: Node, wanted: Live) -> None:
                 where(holds("ge", at(I * 2), at(J)), SCORE, LOWEST),
             )
         ),
-        (where(CAUSAL, where(ALWAYS_TOLD, SCORE, LOWEST), LOWEST), where(ALWAYS_TOLD, SCORE, LOWEST), Live(behind=0)),
+        (
+            where(CAUSAL, where(ALWAYS_TOLD, SCORE, LOWEST), LOWEST),
+            Free(where(ALWAYS_TOLD, SCORE, LOWEST), ((CAUSAL, True),), Live(behind=0)),
+        ),
     ],
 )
-def test_columns_where_no_choice_is_left(logits: Node, wanted: Node, live: Live) -> None:
-    assert free_columns(logits, ROW, COLUMN) == (wanted, live)
+def test_choices_that_only_ask_coordinates(logits: Node, wanted: Free) -> None:
+    assert free_columns(logits, ROW, COLUMN) == wanted
 
 
 OF_ROW, OF_COLUMN, LENGTH = load("ids", (I,), "int64"), load("ids", (J,), "int64"), load("lengths", (0,), "int64")
