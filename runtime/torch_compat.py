@@ -23,8 +23,7 @@ from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor  #
 # The innermost transform of `torch.func` that is running, or None. [2.11, 2.13]
 from torch._C._functorch import peek_interpreter_stack
 
-# The dispatcher in which C++ kernels that read sizes as plain integers are replaced by Python ones.
-# [2.11, 2.13]
+# The dispatcher in which C++ kernels that read sizes as plain integers are replaced by Python ones. [2.11, 2.13]
 from torch._dispatch.python import enable_python_dispatcher
 
 # Dynamo's state of the running compile: its fake mode, and the symbols that it chose for each input. [2.11, 2.13]
