@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
+
 # Whether a tensor is zeros without memory, as forward-mode gradients may be. [2.11, 2.13]
 from torch import _is_zerotensor as is_zerotensor
 
@@ -133,8 +135,6 @@ def operator_schemas(namespaces: tuple[str, ...]) -> list[str]:
     """Schemas of the dispatcher's operators in `namespaces`, one text line each, sorted. TorchScript's own builtins (lists, strings) are
     left out: they never occur in a graph. [2.11, 2.13]
     """
-    import torch
-
     known = set(torch._C._dispatch_get_all_op_names())
     found = set()
     for schema in torch._C._jit_get_all_schemas():
@@ -161,8 +161,6 @@ def saved_objects(ctx: object) -> list[Any]:
 
 def saving_is_hooked() -> bool:
     """Whether what is saved for a backward goes through `saved_tensors_hooks` now. [2.11, 2.13]"""
-    import torch
-
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
@@ -188,8 +186,6 @@ def transforms_preserved() -> Iterator[None]:
 
 def by_operators(op: Any) -> Callable[..., Any]:
     """What a higher-order operator does, as calls of operators: torch's implementation for tensors of any device. [2.11, 2.13]"""
-    import torch
-
     kernel: Callable[..., Any] = op.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
     return kernel
 
@@ -203,15 +199,11 @@ def user_kernel(kernel: int, constants: int) -> tuple[Any, dict[str, Any]]:
 
 def running_node() -> Any:
     """The node whose formula autograd runs in this thread; None outside of a backward. [2.11, 2.13]"""
-    import torch
-
     return torch._C._current_autograd_node()
 
 
 def drop_library_workspaces() -> None:
     """Let go of the memory that torch keeps for cuBLAS, one piece for each handle and stream: the next product gets its own. [2.11, 2.13]"""
-    import torch
-
     torch._C._cuda_clearCublasWorkspaces()
 
 
@@ -219,8 +211,6 @@ def abandon_capture(device: int, pool: tuple[int, int]) -> None:
     """After a capture that failed: the device's allocator gives no more of its memory to the pool's next requests, as at the end of one that did
     not fail. Does nothing where it knows that already. [2.11, 2.13]
     """
-    import torch
-
     try:
         torch._C._cuda_endAllocateToPool(device, pool)  # type: ignore[attr-defined]
     except RuntimeError:  # torch came as far itself
@@ -230,8 +220,6 @@ def abandon_capture(device: int, pool: tuple[int, int]) -> None:
 
 def below_autograd() -> AbstractContextManager[Any]:
     """A block whose operators are dispatched as autograd would: they reach a mode whole, without gradients. [2.11, 2.13]"""
-    import torch
-
     return torch._C._AutoDispatchBelowAutograd()
 
 
@@ -267,8 +255,6 @@ def below_vmap(call: Callable[[list[Any], list[bool], int], list[Any]], tensors:
 
 
 def _below_older_vmap(call: Callable[[list[Any], list[bool], int], list[Any]], tensors: list[Any]) -> list[Any]:
-    import torch
-
     _vmapmode_increment_nesting()
     level = _vmapmode_decrement_nesting()
     # It does not tell which tensors are mapped: others become one row.
@@ -300,8 +286,6 @@ def in_dual_level() -> bool:
 
 def disable_autocast() -> AbstractContextManager[Any]:
     """A context manager without autocast on any device. [2.11, 2.13]"""
-    import torch
-
     return torch._C._DisableAutocast()
 
 
@@ -333,16 +317,12 @@ def refuses_writes(view: Any) -> bool:
     """Whether autograd refuses writes to a view, or to views of it, for how it was made: without grad mode, in inference mode, by a view
     with several results, inside of a custom function. [2.11, 2.13]
     """
-    import torch
-
     autograd = torch._C._autograd
     return autograd._get_creation_meta(view) != autograd.CreationMeta.DEFAULT
 
 
 def made_without_grad(view: Any) -> bool:
     """Whether a view, or one that it is a view of, was made while grad mode was off: its gradient ends when its base is written. [2.11, 2.13]"""
-    import torch
-
     autograd = torch._C._autograd
     return autograd._get_creation_meta(view) == autograd.CreationMeta.NO_GRAD_MODE
 
@@ -351,8 +331,6 @@ def shares_version(a: Any, b: Any) -> bool:
     """Whether a write to one of two tensors moves the version counter of both, as it does for views and `detach()` but not for `.data`.
     [2.11, 2.13]
     """
-    import torch
-
     if a.is_inference() or b.is_inference():
         return True
     before = a._version
@@ -445,8 +423,6 @@ def selective_context(result: Any) -> Any:
 
 def cuda_stream(index: int) -> int:
     """The current CUDA stream of device `index` as the driver's handle, without a Python object for it. [2.11, 2.13]"""
-    import torch
-
     return torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined]
 
 
@@ -457,8 +433,6 @@ def tensor_uses(t: Any) -> int:
 
 def storage_at(address: int, size: int, device: Any) -> Any:
     """A storage of `size` bytes at an address, which does not own its memory. [2.11, 2.13]"""
-    import torch
-
     return torch._C._construct_storage_from_data_pointer(address, device, size)
 
 
@@ -492,8 +466,6 @@ def _numbers(count: int) -> list[int]:
 
 def same_addresses(tensors: list[Any], addresses: list[int]) -> bool:
     """Whether the tensors' elements begin at these addresses; in one call where torch is built for CUDA. [2.11, 2.13]"""
-    import torch
-
     if (equal := getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)) is not None:
         return bool(equal(tensors, addresses, _numbers(len(addresses))))
     return [t.data_ptr() for t in tensors] == addresses
@@ -501,6 +473,4 @@ def same_addresses(tensors: list[Any], addresses: list[int]) -> bool:
 
 def copy_all(targets: list[Any], sources: list[Any]) -> None:
     """Copy each source into its target, in few kernels. [2.11, 2.13]"""
-    import torch
-
     torch._foreach_copy_(targets, sources)
