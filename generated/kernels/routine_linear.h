@@ -212,7 +212,7 @@ void determinant(Strided<const T, N> a, Strided<T, M> sign, Strided<T, M> log_ma
             if (p[k] != k + 1) s = -s, product = -product;
             const double d = f[k][k];
             product *= d;
-            s *= d > 0 ? 1.0 : d < 0 ? -1.0 : d;
+            s *= (d > 0) - (d < 0);  // of a nan 0, as eager's
             total += __builtin_log(magnitude(d));
         }
         *sign.at(i) = T(s);
@@ -243,7 +243,7 @@ inline int32_t cholesky_factor(Matrix& a) {
     for (int64_t j = 0; j < a.rows; ++j) {
         double d = a[j][j];
         for (int64_t k = 0; k < j; ++k) d -= a[j][k] * a[j][k];
-        if (!(d > 0)) return int32_t(j + 1);
+        if (!(d > 0 && d < __builtin_inf())) return int32_t(j + 1);
         a[j][j] = __builtin_sqrt(d);
         for (int64_t i = j + 1; i < a.rows; ++i) {
             double t = a[i][j];

@@ -327,9 +327,10 @@ def _linalg_eigh(b, A, UPLO="L", compute_v=True):
         dtype(A) == "float32" and pays_as_loops(A, numel(A) * size(A, -1) * 8),
         'dtype(A) == "float32" and pays_as_loops(A, numel(A) * size(A, -1) * 8)',
     )
+    kept = b.call("aten.triu.default", A) if UPLO in ["U", "u"] else b.call("aten.tril.default", A)
     x = b.demanded(
         A,
-        b.call("aten.lt.Scalar", b.call("aten.abs.default", A), inf),
+        b.call("aten.lt.Scalar", b.call("aten.abs.default", kept), inf),
         "LinAlgError",
         "linalg.eigh: The algorithm failed to converge because the input matrix contained non-finite values.",
     )
