@@ -135,7 +135,7 @@ def conform(
     """What the eager kernel of `op` returned, with the strides and the dtype that the graph was traced with. Other strides are the kernel's
     choice; another dtype is a mistake of its fake kernel (`specs/decompositions.yaml` corrects those that are known), told once. Raises
     `MetadataError` for other sizes, and for none at all: the code that was made for the traced ones would read other memory; where they
-    are to be `exact`, also for other strides.
+    are to be `exact`, also for other strides and dtypes.
     """
     if t is None or t.shape != shape:
         found = "no tensor" if t is None else f"sizes {list(t.shape)}"
@@ -145,6 +145,8 @@ def conform(
         )
     if exact and t.numel() and any(n > 1 and a != b for n, a, b in zip(shape, t.stride(), stride, strict=True)):
         raise MetadataError(f"{op} returned strides {list(t.stride())} where tracing says {list(stride)}")
+    if exact and t.dtype is not dtype:
+        raise MetadataError(f"{op} returned {t.dtype} where tracing says {dtype}")
     if t.dtype is not dtype:
         warn_once(
             "result",
