@@ -4,19 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import (
-    complex_of,
-    drop,
-    dtype,
-    im,
-    is_complex,
-    paired,
-    part,
-    promoted_dtype,
-    rank,
-    re,
-    shape,
-)
+from ...runtime.lower.names import complex_of, drop, dtype, im, is_complex, paired, part, rank, re, shape
 
 
 # spec: aten._conj, aten._conj_copy
@@ -117,7 +105,8 @@ def imag(b, self):
 # spec: aten.complex
 def complex_default(b, real, imag):
     b.native_if(
-        promoted_dtype(real, imag) in ["float32", "float64"], 'promoted_dtype(real, imag) in ["float32", "float64"]'
+        dtype(real) == dtype(imag) and dtype(real) in ["float32", "float64"],
+        'dtype(real) == dtype(imag) and dtype(real) in ["float32", "float64"]',
     )
     p = b.pointwise((real, imag))
     real, imag = p.operands
@@ -127,7 +116,8 @@ def complex_default(b, real, imag):
 # spec: aten.polar
 def polar(b, abs, angle):
     b.native_if(
-        promoted_dtype(abs, angle) in ["float32", "float64"], 'promoted_dtype(abs, angle) in ["float32", "float64"]'
+        dtype(abs) == dtype(angle) and dtype(abs) in ["float32", "float64"],
+        'dtype(abs) == dtype(angle) and dtype(abs) in ["float32", "float64"]',
     )
     p = b.pointwise((abs, angle))
     abs, angle = p.operands

@@ -138,8 +138,8 @@ def cummin(b, self, dim):
 # spec: aten.bucketize.Tensor
 def bucketize_Tensor(b, self, boundaries, *, out_int32=False, right=False):
     b.native_if(
-        dtype(self) == dtype(boundaries) and pays_as_loops(self, numel(self) * 8),
-        "dtype(self) == dtype(boundaries) and pays_as_loops(self, numel(self) * 8)",
+        dtype(self) == dtype(boundaries) and rank(boundaries) == 1 and pays_as_loops(self, numel(self) * 8),
+        "dtype(self) == dtype(boundaries) and rank(boundaries) == 1 and pays_as_loops(self, numel(self) * 8)",
     )
     places = b.routine(
         "sorting.search", [boundaries, self], [(shape(self), "int32" if out_int32 else "int64")], [right]

@@ -164,12 +164,16 @@ def _parse(source: Text, text: str, mode: str, lead: int) -> ast.AST | None:
 
 
 def _walk(root: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None, int]]:
-    """Every node in source order with its parent and depth, without recursion."""
+    """Every node but leaves (operators, contexts) in source order with its parent and depth, without recursion."""
     stack: list[tuple[ast.AST, ast.AST | None, int]] = [(root, None, 0)]
     while stack:
         node, parent, depth = stack.pop()
         yield node, parent, depth
-        stack += [(child, node, depth + 1) for child in ast.iter_child_nodes(node)][::-1]
+        for name in reversed(node._fields):
+            value = getattr(node, name, None)
+            for child in reversed(value) if isinstance(value, list) else (value,):
+                if isinstance(child, ast.AST) and type(child) not in _LEAVES:
+                    stack.append((child, node, depth + 1))
 
 
 def _allowed(source: Text, root: ast.AST, whitelist: tuple[type, ...]) -> bool:
@@ -181,8 +185,6 @@ def _allowed(source: Text, root: ast.AST, whitelist: tuple[type, ...]) -> bool:
                 place if place is not None else 0, f"nested deeper than {MAX_DEPTH} levels: split it with 'let'"
             )
             return False
-        if type(node) in _LEAVES:
-            continue
         if parent in skip:
             skip.add(node)
             continue

@@ -94,7 +94,7 @@ def finish(prepared: Prepared) -> Result:
         eager = see(call)
         ours = _seen(prepared)
         result.different = _compare(call, prepared.program, eager, ours)
-        if result.different and prepared.refused is not None:
+        if result.different and prepared.refused is not None and not eager.raised:
             _through_dynamo(prepared, eager)
     fallbacks = [reason for reason in result.why if reason.startswith("graph: BuildError")]
     if fallbacks:

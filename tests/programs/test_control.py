@@ -313,6 +313,15 @@ def _drops(x: Tensor) -> Any:
     return torch.cond(x.sum() > 0, lambda x: torch.nn.functional.dropout(x, 0.5), lambda x: x * 2, (x,))
 
 
+def test_sizes_from_data_inside_of_a_function() -> None:
+    before = dict(opforge.stats()["fallbacks"])
+    compiled = torch.compile(_sizes_from_data, backend="opforge", fullgraph=True)
+    for sign in (-1, 1):
+        x = _rand(5, 7, sign=sign)
+        torch.testing.assert_close(compiled(x), _sizes_from_data(x))
+    assert dict(opforge.stats()["fallbacks"]) == before
+
+
 @pytest.mark.parametrize(
     ("program", "grad", "reason"),
     [
@@ -320,11 +329,10 @@ def _drops(x: Tensor) -> Any:
             _writes, False, "a write to an operand inside of a function of cond (test_control.py:", marks=LATER
         ),
         (_sizes_differ, False, "branches with results of different sizes of cond (test_control.py:"),
-        (_sizes_from_data, False, "is made from data while the graph runs"),
         (_drops, True, "would run a second time with other random numbers"),
         (lambda x: _counted(x, x)[1], True, "needs values of as many runs as data decides"),
     ],
-    ids=["write", "sizes differ", "sizes from data", "random numbers in a gradient", "gradient of a loop"],
+    ids=["write", "sizes differ", "random numbers in a gradient", "gradient of a loop"],
 )
 def test_the_rest_is_eager_with_a_reason(program: Program, grad: bool, reason: str) -> None:
     before = dict(opforge.stats()["fallbacks"])
