@@ -164,7 +164,7 @@ def _parse(source: Text, text: str, mode: str, lead: int) -> ast.AST | None:
 
 
 def _walk(root: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None, int]]:
-    """Every node but leaves (operators, contexts) in source order with its parent and depth, without recursion."""
+    """Every node below the root but leaves (names, contexts) in source order with its parent and depth, without recursion."""
     stack: list[tuple[ast.AST, ast.AST | None, int]] = [(root, None, 0)]
     while stack:
         node, parent, depth = stack.pop()

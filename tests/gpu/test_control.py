@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
-from torch.utils import _pytree as pytree
 
 import opforge
 from opforge.errors import UnsupportedError
 from opforge.runtime import compile_fx
-from opforge.tests.support.accuracy import assert_as_accurate
+from opforge.tests.support.judged import judge
 
 pytestmark = pytest.mark.gpu
 Program = Callable[..., Any]
@@ -149,28 +148,6 @@ LOOPS: dict[str, Program] = {
 }
 
 
-def _judge(compiled: Program, program: Program, inputs: Sequence[Tensor], grad: bool) -> None:
-    def run(function: Program, dtype: torch.dtype) -> list[Any]:
-        leaves = [t.to(dtype).requires_grad_(grad) for t in inputs]
-        with torch.set_grad_enabled(grad):
-            out = pytree.tree_leaves(function(*leaves))
-        if not grad:
-            return out
-        followed = [t for t in out if t.requires_grad]
-        loss = sum((t * (t.detach() + 1).cos()).sum() for t in followed)
-        return [*(t.detach() for t in out), *torch.autograd.grad(loss, leaves, allow_unused=True)]
-
-    ours, theirs, exact = run(compiled, torch.float32), run(program, torch.float32), run(program, torch.float64)
-    for a, b, truth in zip(ours, theirs, exact, strict=True):
-        if b is None:
-            assert a is None
-        elif isinstance(b, Tensor) and b.is_floating_point():
-            assert a.device == b.device
-            assert_as_accurate(a.contiguous(), b.contiguous(), truth)
-        else:
-            assert a == b
-
-
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_results_and_gradients(name: str, grad: bool) -> None:
@@ -178,7 +155,7 @@ def test_results_and_gradients(name: str, grad: bool) -> None:
     compiled = _compiled(program)
     torch.manual_seed(0)
     for sign in (1, -1):
-        _judge(compiled, program, [_rand(*SIZE, sign=sign), _rand(*SIZE)], grad)
+        judge(compiled, program, [_rand(*SIZE, sign=sign), _rand(*SIZE)], grad)
     assert opforge.stats()["fallbacks"] == {}
 
 
@@ -188,7 +165,7 @@ def test_loops(name: str) -> None:
     compiled = _compiled(program)
     torch.manual_seed(0)
     for sign in (1, -1):
-        _judge(compiled, program, [_rand(*SIZE, sign=sign), _rand(*SIZE)], False)
+        judge(compiled, program, [_rand(*SIZE, sign=sign), _rand(*SIZE)], False)
     assert opforge.stats()["fallbacks"] == {}
 
 
@@ -203,7 +180,7 @@ def test_symbolic_sizes(name: str, grad: bool) -> None:
     torch.manual_seed(0)
     for rows in (5, 9, 3):
         for sign in (1, -1):
-            _judge(compiled, program, [_rand(rows, 7, sign=sign), _rand(rows, 7)], grad)
+            judge(compiled, program, [_rand(rows, 7, sign=sign), _rand(rows, 7)], grad)
     assert opforge.stats()["graphs"] == 1
     assert opforge.stats()["fallbacks"] == {}
 
@@ -241,7 +218,7 @@ def test_with_cuda_graphs(name: str, grad: bool) -> None:
     torch.manual_seed(0)
     for _ in range(3):
         for sign in (1, -1):
-            _judge(compiled, program, [_rand(*SIZE, sign=sign), _rand(*SIZE)], grad)
+            judge(compiled, program, [_rand(*SIZE, sign=sign), _rand(*SIZE)], grad)
     stats = opforge.stats()
     assert stats["fallbacks"] == {}
     assert any(" calls " in reason for reason in stats["unrecorded"]), stats["unrecorded"]

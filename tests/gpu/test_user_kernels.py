@@ -209,7 +209,7 @@ def test_another_stream() -> None:
 def test_descriptors_of_tensors() -> None:
     """Whatever Dynamo makes of them: the results are eager's."""
     if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("X: descriptors need a GPU of capability 9.0")
+        pytest.skip("C1: descriptors need a GPU of capability 9.0")
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     def program(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import opforge
 from opforge.runtime import compile_fx
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.torch_compat import pytree
-from opforge.tests.support.accuracy import assert_as_accurate
+from opforge.tests.support.judged import judge
 
 Program = Callable[..., Any]
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
@@ -150,27 +150,6 @@ LOOPS: dict[str, Program] = {
 }
 
 
-def _judge(compiled: Program, program: Program, inputs: Sequence[Tensor], grad: bool) -> None:
-    def run(function: Program, dtype: torch.dtype) -> list[Any]:
-        leaves = [t.to(dtype).requires_grad_(grad) for t in inputs]
-        with torch.set_grad_enabled(grad):
-            out = pytree.tree_leaves(function(*leaves))
-        if not grad:
-            return out
-        followed = [t for t in out if t.requires_grad]
-        loss = sum((t * (t.detach() + 1).cos()).sum() for t in followed)
-        return [*(t.detach() for t in out), *torch.autograd.grad(loss, leaves, allow_unused=True)]
-
-    ours, theirs, exact = run(compiled, torch.float32), run(program, torch.float32), run(program, torch.float64)
-    for a, b, truth in zip(ours, theirs, exact, strict=True):
-        if b is None:
-            assert a is None
-        elif isinstance(b, Tensor) and b.is_floating_point():
-            assert_as_accurate(a.contiguous(), b.contiguous(), truth)
-        else:
-            assert a == b
-
-
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_results_and_gradients(name: str, grad: bool) -> None:
@@ -178,7 +157,7 @@ def test_results_and_gradients(name: str, grad: bool) -> None:
     with opforge.config.patch(strict=True):
         compiled = torch.compile(program, backend="opforge", fullgraph=True)
         for sign in (1, -1):
-            _judge(compiled, program, [_rand(5, 7, sign=sign), _rand(5, 7)], grad)
+            judge(compiled, program, [_rand(5, 7, sign=sign), _rand(5, 7)], grad)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -187,7 +166,7 @@ def test_loops(name: str) -> None:
     with opforge.config.patch(strict=True):
         compiled = torch.compile(program, backend="opforge", fullgraph=True)
         for sign in (1, -1):
-            _judge(compiled, program, [_rand(5, 7, sign=sign), _rand(5, 7)], False)
+            judge(compiled, program, [_rand(5, 7, sign=sign), _rand(5, 7)], False)
 
 
 SIZED = [(name, grad) for name in ("branches", "nested", "branch in scan") for grad in (False, True)]
@@ -201,8 +180,8 @@ def test_symbolic_sizes(name: str, grad: bool) -> None:
         compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=True)
         graphs = opforge.stats()["graphs"]
         for rows in (5, 9, 3):
-            _judge(compiled, program, [_rand(rows, 7), _rand(rows, 7)], grad)
-            _judge(compiled, program, [_rand(rows, 7, sign=-1), _rand(rows, 7)], grad)
+            judge(compiled, program, [_rand(rows, 7), _rand(rows, 7)], grad)
+            judge(compiled, program, [_rand(rows, 7, sign=-1), _rand(rows, 7)], grad)
         # The dtype float64 never comes here: it is for the program in eager.
         assert opforge.stats()["graphs"] == graphs + 1
 
