@@ -1078,7 +1078,7 @@ def online_squares(mean, total, steps, x):
 
 @triton.jit
 def online_squares_total(mean, total, whole, count, block: tl.constexpr):
-    """Of the accumulators, with the sum of all values, and how many there are."""
+    """Of the accumulators, with the sum of all values, which may be in double, and how many there are."""
     met = (count - tl.arange(0, block)[None, :] + block - 1) // block
-    away = mean - whole / count
+    away = mean - (whole / count).to(mean.dtype)
     return tl.sum(total + away * away * met, 1)[:, None]

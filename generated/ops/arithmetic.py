@@ -15,6 +15,7 @@ from ...runtime.lower.names import (
     is_int,
     is_nonzero,
     is_number,
+    is_on_gpu,
     lowest,
     nan,
     opmath,
@@ -294,6 +295,7 @@ def pow_Tensor_Scalar(b, self, exponent):
         "exponent in [1, 2, 3] if is_complex(promoted_dtype(self, exponent)) else is_float(promoted_dtype(self, exponent)) or exponent >= 0",
     )
     power = exponent
+    by_roots = dtype(self) != "float16" or is_on_gpu(self)
     p = b.pointwise((self, exponent))
     self, exponent = p.operands
     if power == 2:
@@ -302,9 +304,9 @@ def pow_Tensor_Scalar(b, self, exponent):
         return p.result(self)
     if power == 3:
         return p.result(self * self * self)
-    if power == 0.5 and p.common != "float16":
+    if power == 0.5 and by_roots:
         return p.result(s.sqrt(self))
-    if power == -0.5 and p.common != "float16":
+    if power == -0.5 and by_roots:
         return p.result(s.rsqrt(self))
     if power == -1:
         return p.result(s.reciprocal(self))

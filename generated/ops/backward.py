@@ -10,6 +10,7 @@ from ...runtime.lower.names import (
     dtype,
     ge,
     gt,
+    inf,
     is_float,
     is_on_gpu,
     kept,
@@ -151,11 +152,22 @@ def _native_batch_norm_legit_functional(b, input, weight, bias, running_mean, ru
     n = prod(kept(shape(input), dims))
     kind = opmath(dtype(input))
     x = to(input, kind)
-    m = b.call("aten.mean.dim", x, dims, True)
-    apart = x - m
-    spread = b.call("aten.mean.dim", apart * apart, dims, True)
+    if is_on_gpu(input):
+        m = to(b.call("aten.mean.dim", x, dims, True, dtype="float64"), kind)
+        spread = b.call("aten.mean.dim", (x - m) * (x - m), dims, True)
+    else:
+        near = b.call("aten.mean.dim", x, dims, True)
+        rest = b.call("aten.mean.dim", x - near, dims, True)
+        m = near + rest
+        squares = b.call("aten.mean.dim", (x - near) * (x - near), dims, True)
+        spread = b.call(
+            "aten.where.self",
+            b.call("aten.eq.Scalar", squares, inf),
+            inf,
+            b.call("aten.maximum.default", squares - rest * rest, 0),
+        )
     rstd = b.call("aten.rsqrt.default", spread + eps)
-    y = apart * rstd
+    y = (x - m) * rstd
     if weight is not None:
         y = y * b.call("aten.view.default", to(weight, kind), across)
     if bias is not None:

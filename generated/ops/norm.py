@@ -75,10 +75,22 @@ def native_layer_norm(b, input, normalized_shape, weight, bias, eps):
     n = rank(input)
     dims = list(range(n - len(normalized_shape), n))
     x = to(input, opmath(dtype(input)))
-    m = b.call("aten.mean.dim", x, dims, True)
-    apart = x - m
-    rstd = b.call("aten.rsqrt.default", b.call("aten.mean.dim", apart * apart, dims, True) + eps)
-    y = apart * rstd
+    if is_on_gpu(input):
+        m = to(b.call("aten.mean.dim", x, dims, True, dtype="float64"), opmath(dtype(input)))
+        spread = b.call("aten.mean.dim", (x - m) * (x - m), dims, True)
+    else:
+        near = b.call("aten.mean.dim", x, dims, True)
+        rest = b.call("aten.mean.dim", x - near, dims, True)
+        m = near + rest
+        squares = b.call("aten.mean.dim", (x - near) * (x - near), dims, True)
+        spread = b.call(
+            "aten.where.self",
+            b.call("aten.eq.Scalar", squares, inf),
+            inf,
+            b.call("aten.maximum.default", squares - rest * rest, 0),
+        )
+    rstd = b.call("aten.rsqrt.default", spread + eps)
+    y = (x - m) * rstd
     if weight is not None:
         y = y * weight
     if bias is not None:
@@ -91,10 +103,8 @@ def native_layer_norm(b, input, normalized_shape, weight, bias, eps):
 # spec: aten.native_group_norm
 def native_group_norm(b, input, weight, bias, N, C, HxW, group, eps):
     x = b.call("aten.view.default", to(input, opmath(dtype(input))), [N, group, C // group * HxW])
-    m = b.call("aten.mean.dim", x, [2], True)
-    apart = x - m
-    rstd = b.call("aten.rsqrt.default", b.call("aten.mean.dim", apart * apart, [2], True) + eps)
-    y = b.call("aten.view.default", apart * rstd, [N, C, HxW])
+    normal, m, rstd = b.call("aten.native_layer_norm.default", x, [C // group * HxW], None, None, eps)
+    y = b.call("aten.view.default", normal, [N, C, HxW])
     if weight is not None:
         y = y * b.call("aten.view.default", weight, [C, 1])
     if bias is not None:
@@ -155,10 +165,22 @@ def _native_batch_norm_legit_no_stats(b, input, weight, bias, training, momentum
     dims = [0] + list(range(2, rank(input)))
     across = [1] + [size(input, 1)] + [1 for k in range(rank(input) - 2)]
     x = to(input, opmath(kind))
-    m = b.call("aten.mean.dim", x, dims, True)
-    apart = x - m
-    rstd = b.call("aten.rsqrt.default", b.call("aten.mean.dim", apart * apart, dims, True) + eps)
-    y = apart * rstd
+    if is_on_gpu(input):
+        m = to(b.call("aten.mean.dim", x, dims, True, dtype="float64"), opmath(dtype(input)))
+        spread = b.call("aten.mean.dim", (x - m) * (x - m), dims, True)
+    else:
+        near = b.call("aten.mean.dim", x, dims, True)
+        rest = b.call("aten.mean.dim", x - near, dims, True)
+        m = near + rest
+        squares = b.call("aten.mean.dim", (x - near) * (x - near), dims, True)
+        spread = b.call(
+            "aten.where.self",
+            b.call("aten.eq.Scalar", squares, inf),
+            inf,
+            b.call("aten.maximum.default", squares - rest * rest, 0),
+        )
+    rstd = b.call("aten.rsqrt.default", spread + eps)
+    y = (x - m) * rstd
     if weight is not None:
         y = y * b.call("aten.view.default", weight, across)
     if bias is not None:

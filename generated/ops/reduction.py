@@ -271,7 +271,7 @@ def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
     dims = dims_of(dim, rank(self))
     n = prod(kept(shape(self), dims))
     less = 1 if correction is None else correction
-    x = to(self, opmath(dtype(self)))
+    x = to(self, "float32") if dtype(self) == "float16" else to(self, "float64")
     apart = x - b.call("aten.mean.dim", x, dims, True)
     if is_known(n) and gt(n, 0) and gt(n - less, 0):
         return to(b.call("aten.sum.dim_IntList", apart * (apart / (n - less)), dims, keepdim), dtype(self))
@@ -295,7 +295,7 @@ def std_correction(b, self, dim=None, *, correction=None, keepdim=False):
 # spec: aten.var_mean.correction
 def var_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
     dims = dims_of(dim, rank(self))
-    center = b.call("aten.mean.dim", self, dims, True)
+    center = to(b.call("aten.mean.dim", self, dims, True, dtype="float64"), dtype(self))
     if prod(kept(shape(self), dims)) != 1:
         center = b.call(
             "aten.where.self", b.call("aten.eq.Scalar", b.call("aten.abs.default", center), inf), nan, center
@@ -308,7 +308,7 @@ def var_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
 # spec: aten.std_mean.correction
 def std_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
     dims = dims_of(dim, rank(self))
-    center = b.call("aten.mean.dim", self, dims, True)
+    center = to(b.call("aten.mean.dim", self, dims, True, dtype="float64"), dtype(self))
     if prod(kept(shape(self), dims)) != 1:
         center = b.call(
             "aten.where.self", b.call("aten.eq.Scalar", b.call("aten.abs.default", center), inf), nan, center

@@ -11,8 +11,9 @@ from typing import Any
 
 from ...errors import BuildError
 
-# Positions out of range end a kernel by an assertion, as eager's do; without this option Triton leaves assertions out.
-_OPTIONS = {"debug": True, "sanitize_overflow": False}
+# Positions out of range end a kernel by an assertion, as eager's do; without `debug` Triton leaves assertions out. Numbers below the least normal
+# one count: Triton's own choice is to link libdevice so that its functions (`div_rn`, `floor`, `exp`, ...) take them for 0.
+_OPTIONS = {"debug": True, "sanitize_overflow": False, "enable_reflect_ftz": False}
 ALIGNED = 16  # bytes: what one thread loads at once at most
 
 

@@ -127,7 +127,7 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
 def wide(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:
     """Whether coordinates need 64 bits, or may."""
     total = product(v.extent for v in kernel.outer)
-    if not isinstance(total, int) or isinstance(shape.inner, Expr) or total >= 1 << 31:
+    if not isinstance(total, int) or isinstance(shape.inner, Expr) or max(total, shape.inner) >= 1 << 31:
         return True
     for b in (*kernel.reads, *kernel.writes):
         layout = layouts[b]

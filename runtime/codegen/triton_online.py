@@ -62,11 +62,17 @@ def _earlier(phases: Sequence[Phase], j: int, st: Reduce) -> tuple[int, Reduce] 
 def _online(st: Reduce, base: Reduce, count: Size) -> Online | None:
     """`st` as a sum that keeps up with `base`, if it is one of those."""
     n, total = st.value, base.value
+    # A sum may be one of doubles only so that the mean is right: of equal elements it is one of them.
+    doubles = base.kind == "sum" and total.op == "to_dtype" and total.dtype == "float64"
+    if doubles and total.args[0].dtype == st.dtype:
+        total = total.args[0]
     if st.kind != "sum" or st.dtype != total.dtype or st.dtype not in ("float32", "float64") or n.dtype != st.dtype:
         return None
     if n.op == "exp" and base.kind == "max" and _is(_difference(n.args[0], total), base):
         return Online(st.name, "sum", total, st.dtype, base.name, "exp")
     mean = _difference(n.args[0], total) if n.op == "mul" and n.args[0] is n.args[1] and base.kind == "sum" else None
+    if doubles and mean is not None and mean.op == "to_dtype":
+        mean = mean.args[0]
     if mean is not None and mean.op == "div" and _is(mean.args[0], base) and _is_number(mean.args[1], count):
         return Online(st.name, "sum", total, st.dtype, base.name, "squares")
     return None

@@ -171,7 +171,10 @@ class Values:
         if key not in self.constant_names:
             self.constant_names[key] = f"c{len(self.constant_names)}"
             shape = "[1, 1]" if self.two_dim else "[1]"
-            self.constants.append(f"{self.constant_names[key]} = tl.full({shape}, {key[0]}, {key[1]})")
+            full = f"tl.full({shape}, {key[0]}, {key[1]})"
+            if key[0] == "-0.0":  # Triton fills with 0.0 for every zero
+                full = f"tl.full({shape}, 0.0, {key[1]}) * -1.0"
+            self.constants.append(f"{self.constant_names[key]} = {full}")
         return self.constant_names[key]
 
     def scalar(self, n: Node) -> str:

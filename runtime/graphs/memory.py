@@ -119,10 +119,23 @@ class Block:
 
     def uses(self) -> int:
         """How many tensors and names in Python use the memory, beside the recording's own."""
+        self.keep_place()
         own = self.own
         if own is None:
             return _uses(self.weak)
         return storage_uses(self.weak.key) + getrefcount(own.storage) - own.unused
+
+    def keep_place(self) -> None:
+        """Where somebody has resized the storage, it has other memory now, or none, and is theirs alone. The replays write where they did, so the
+        results are at that address in a storage of the recording's own; the allocator takes the memory for free.
+        """
+        own = self.own
+        if own is None or (own.storage.data_ptr() == self.address and own.storage.nbytes() == self.size):
+            return
+        with torch.inference_mode(own.tensors[0].is_inference()):
+            self._own_anew(0)
+        del own
+        self.count()
 
     def let_go(self) -> int:
         """Give the memory back, unless others use it. The argument for `hold`."""
@@ -131,14 +144,16 @@ class Block:
 
     def hold(self, unused: int) -> None:
         """Take the memory again after `let_go`: the storage that others use, or else the address."""
-        storage = self.weak.get()
-        if gone := storage is None:
-            storage = storage_at(self.address, self.size, self.device)
-            self.weak, self.allocated = WeakStorage(storage), False
-        self.own = _Own(storage, [p.tensor(storage) for p in self.places], unused)
-        if gone:
-            del storage
+        if (storage := self.weak.get()) is None:
+            self._own_anew(unused)
             self.count()
+        else:
+            self.own = _Own(storage, [p.tensor(storage) for p in self.places], unused)
+
+    def _own_anew(self, unused: int) -> None:
+        storage = storage_at(self.address, self.size, self.device)
+        self.weak, self.allocated = WeakStorage(storage), False
+        self.own = _Own(storage, [p.tensor(storage) for p in self.places], unused)
 
 
 class Results:
@@ -241,6 +256,9 @@ class Loan:
         _prune()
         self.pool, self.args = pool, args
         pool.all = [r for r in pool.all if not r.gone or r.in_use()]
+        for r in pool.all:
+            for b in r.blocks:
+                b.keep_place()
         known = {b.weak.key: b for r in pool.all for b in r.blocks}
         self.notes = []
         for k, t in enumerate(args):

@@ -110,6 +110,29 @@ def test_results_that_are_kept_stay_as_they_were() -> None:
         assert torch.equal(double, x * 2)
 
 
+def test_results_whose_storage_the_user_resizes() -> None:
+    """Replays write where they did, and so the results are there."""
+    run = recorded(lambda x: (x * 2, x.sin() @ x.cos(), x.expand(64, *x.shape) + 1))
+    x = torch.randn(64, 64, device="cuda")
+    want = x * 2, x.sin() @ x.cos(), x.expand(64, *x.shape) + 1
+    changes: list[Callable[[Tensor], Any]] = [
+        lambda t: t.resize_(5),
+        lambda t: t.resize_(1 << 20),
+        lambda t: t.untyped_storage().resize_(0),
+        lambda t: None,
+    ]
+    kept = []
+    for k in range(16):
+        found = run(x)
+        for mine, eager in zip(found, want, strict=True):
+            torch.testing.assert_close(mine, eager)
+        for t in found:
+            changes[k % 4](t)
+        kept.append(found)
+        del found, kept[:-2]
+    torch.cuda.synchronize()
+
+
 def test_random_numbers_differ_from_replay_to_replay() -> None:
     run = recorded(lambda x: F.dropout(x, 0.5))
     x = torch.ones(4096, device="cuda")

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .database import DEVICES, DTYPES, VARIANTS, Case, cases
-from .report import FAILED, Summary, show
+from .report import FAILED, Summary, keep, kept, show
 from .workers import run_all
 
 
@@ -45,6 +45,11 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="end after so many, whatever is left (default never)"
     )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="a sweep in sittings: add reports to this file as they come; leave out the cases that it has",
+    )
     parser.add_argument("--out", type=Path, help="all reports as JSON")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 200)
@@ -55,6 +60,15 @@ def main() -> int:
     if not chosen:
         parser.error("no case is chosen")
     summary, start = Summary(), time.monotonic()
+    found: Counter[str] = Counter()
+    if options.keep is not None:
+        wanted = set(chosen)
+        for report in kept(options.keep):
+            if Case(**report["case"]) in wanted:
+                summary.add(report)
+        done = {Case(**report["case"]) for report in summary.reports}
+        chosen = [case for case in chosen if case not in done]
+        console.print(f"{len(done)} cases are in {options.keep}, {len(chosen)} are left")
     with tempfile.TemporaryDirectory(prefix="opforge-opinfo-", ignore_cleanup_errors=True) as folder:
         reports = run_all(
             chosen,
@@ -66,9 +80,10 @@ def main() -> int:
         )
         with _progress(console) as progress:
             task = progress.add_task("", total=len(chosen), state="starting")
-            found: Counter[str] = Counter()
             for k, report in enumerate(reports, 1):
                 summary.add(report)
+                if options.keep is not None:
+                    keep(options.keep, report)
                 found["fail" if report["outcome"] in FAILED else report["outcome"]] += 1
                 state = ", ".join(f"{n} {name}" for name, n in found.most_common())
                 progress.update(task, advance=1, state=state)
@@ -79,7 +94,7 @@ def main() -> int:
                 if not console.is_terminal and k % 100 == 0:
                     print(f"# {k} of {len(chosen)}, {time.monotonic() - start:.0f} s: {state}", flush=True)
     seconds = time.monotonic() - start
-    if left := len(chosen) - len(summary.reports):
+    if left := len(chosen) - found.total():
         console.print(f"{left} of {len(chosen)} cases were left when the time was over")
     show(summary, console, seconds)
     if options.out is not None:

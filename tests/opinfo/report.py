@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -63,6 +64,22 @@ class Summary:
             "reports": self.reports,
         }
         path.write_text(json.dumps(found, indent=1))
+
+
+def keep(path: Path, report: dict[str, Any]) -> None:
+    """Add a report to a file of them, one a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(report) + "\n")
+
+
+def kept(path: Path) -> list[dict[str, Any]]:
+    """The reports of such a file, none where there is none. Of a line that was cut off the case runs again."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
 
 
 def show(summary: Summary, console: Console, seconds: float, rows: int = 200) -> None:

@@ -16,6 +16,8 @@ import opforge
 import opforge.runtime.philox  # registers the seeded operators
 from opforge.generated.ops import EXTERN
 from opforge.runtime.dispatch.trace import trace
+from tests.fuzz.judge import MANY_RUNS, NOISY_RUNS
+from tests.fuzz.noise import Noise
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -165,15 +167,31 @@ def _differences(case: Case, result: list[Any]) -> Iterator[str]:
                 yield f"{where}: result {k} is {ours}, eager {eager}"
         elif ours.shape != eager.shape or ours.dtype != eager.dtype:
             yield f"{where}: result {k} is {ours.dtype}{list(ours.shape)}, eager {eager.dtype}{list(eager.shape)}"
-        elif (
-            case.values
-            and (fault := _difference(ours, eager, exact[k] if exact is not None else None, extra[k])) is not None
-        ):
-            yield f"{where}: result {k} {fault}"
+        elif case.values:
+            true = exact[k] if exact is not None else None
+            fault = _difference(ours, eager, true, extra[k])
+            for runs in (NOISY_RUNS, MANY_RUNS):
+                # Of a few sums eager's single run may have luck: its error is the worst of runs that round otherwise.
+                if fault is not None and true is not None and eager.dtype.is_floating_point:
+                    fault = _difference(ours, eager, true, max(extra[k], _noisy_error(case, k, true, runs)))
+            if fault is not None:
+                yield f"{where}: result {k} {fault}"
 
 
-def _difference(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, own64: float) -> str | None:
-    """Integers and bools equal; floats within twice eager's own error against float64, or one unit in the last place."""
+def _noisy_error(case: Case, k: int, exact: torch.Tensor, runs: int) -> float:
+    """The largest error of eager's result `k` in runs with moved roundings."""
+    worst = 0.0
+    for seed in range(runs):
+        with Noise(seed):
+            result = _leaves(case.call(case.args, case.kwargs))[k]
+        gap = (result.double() - exact.double()).abs()
+        gap = gap[gap.isfinite()]
+        worst = max(worst, float(gap.max()) if gap.numel() else 0.0)
+    return worst
+
+
+def _difference(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, others: float) -> str | None:
+    """Integers and bools equal; floats within twice eager's own error (`others`: or that of other runs) and one unit in the last place."""
     if not (eager.dtype.is_floating_point or eager.dtype.is_complex):
         wrong = ours != eager
         return None if not wrong.any() else _show(wrong, ours, eager)
@@ -186,7 +204,7 @@ def _difference(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | N
     own = (e - x).abs()[finite]
     worst = own.max() if own.numel() else torch.zeros((), dtype=torch.float64)
     info = torch.finfo(eager.dtype)
-    bound = 2 * (worst + own64) + info.eps * size + info.tiny
+    bound = 2 * (worst + others) + info.eps * size + info.tiny
     wrong = torch.where(finite, ~((o - x).abs() <= bound), ~((o == e) | (o.isnan() & e.isnan())))
     return None if not wrong.any() else _show(wrong, _reals(ours), _reals(eager), x)
 

@@ -386,6 +386,27 @@ def test_a_block_counts_the_same_after_it_was_let_go() -> None:
     assert block.own.tensors[0].data_ptr() == kept.data_ptr()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("size", [0, 4096])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_storage_that_its_user_resizes(size: int, inference: bool) -> None:
+    """It has other memory then, and is no longer what a replay writes."""
+    with torch.inference_mode(inference):
+        t = torch.arange(8.0)
+        block = Block(t.untyped_storage())
+        block.add(t.view(2, 4))
+        del t
+        block.count()
+        user = reinterpret_tensor(block.own.tensors[0], (8,), (1,), 0)  # type: ignore[union-attr]
+    assert block.uses() == 1
+    user.untyped_storage().resize_(size)
+    assert (block.uses(), block.allocated) == (0, False)
+    (own,) = block.own.tensors  # type: ignore[union-attr]
+    assert own.data_ptr() == block.address != user.data_ptr()
+    assert (own.shape, own.untyped_storage().nbytes(), own.is_inference()) == ((2, 4), 32, inference)
+    block.hold(block.let_go())
+    assert block.uses() == 1  # `own`, which the test holds
+
+
 def play(seed: int, choices: Sequence[tuple[int, int]]) -> None:
     """Calls, backwards, drops and failures of several steps on one device, in any order: nothing that is held ever changes."""
     device = FakeDevice(seed)
