@@ -28,6 +28,7 @@ from .codegen.control import render_control, roles
 from .config import Config
 from .dispatch.effects import has_effect
 from .dispatch.needs_grad import wants_grad
+from .dispatch.numbers import constants_where_needed
 from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
 from .execute.autograd_function import Backward, bind_halves, emit_function
@@ -43,7 +44,7 @@ from .observe.watch import Watch
 from .realize import Artifacts, Compiled, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import pytree
+from .torch_compat import pytree, starts_anew
 
 HISTORY: list[Artifacts] = []
 
@@ -64,7 +65,12 @@ def compile_fx(
     """
     cfg = config.from_options(dict(options) if options else None, mode)
     _check_inputs(gm, example_inputs)
-    return _or_eager(lambda: _compile(gm, example_inputs, cfg), lambda: eager_program(gm), cfg)
+    return _or_eager(lambda: _with_constants(gm, example_inputs, cfg), lambda: eager_program(gm), cfg)
+
+
+def _with_constants(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config) -> Compiled:
+    with constants_where_needed(gm) as traced:
+        return _compile(gm, example_inputs, cfg, traced)
 
 
 def _or_eager(compiled: Callable[[], Compiled], eager: Callable[[], Compiled], cfg: Config) -> Compiled:
@@ -82,7 +88,7 @@ def _or_eager(compiled: Callable[[], Compiled], eager: Callable[[], Compiled], c
         raise
     except Exception as error:
         # A mistake of opforge's own: the program still runs, and says so; with checks on, or strict, it is raised.
-        if cfg.strict or cfg.debug_verify:
+        if cfg.strict or cfg.debug_verify or starts_anew(error):
             raise
         reason = f"internal error, please report it: {type(error).__name__}: {first_line(error)}"
         counters.count_fallback(reason)
@@ -121,12 +127,15 @@ def _warn_once(text: str, below: Sequence[str] = ()) -> None:
         warnings.warn("\n  ".join([head, *below]), OpforgeWarning, stacklevel=4)
 
 
-def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config) -> Compiled:
+def _compile(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None]
+) -> Compiled:
     watch = Watch(cfg.progress, cfg.dump_dir)
     try:
         watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)))
         with watch.stage("trace"):
             traced = trace(gm, example_inputs, training=wants_grad(gm, example_inputs), random=cfg.random)
+        settle()
         watch.text("functional_graph.py", lambda: str(traced.graph.code))
         call, artifacts, inside = compile_traced(traced, cfg, watch)
         run = bind(traced, call, in_graph=inside)

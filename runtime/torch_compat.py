@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -106,6 +106,7 @@ __all__ = [
     "known_equal",
     "made_without_grad",
     "no_modes",
+    "number_read_from",
     "operator_schemas",
     "python_source",
     "pytree",
@@ -119,6 +120,8 @@ __all__ = [
     "selective_context",
     "shares_version",
     "size_hint",
+    "start_anew",
+    "starts_anew",
     "storage_at",
     "storage_uses",
     "symbol_hint",
@@ -150,6 +153,27 @@ def python_source(expr: object) -> str:
 
     text: str = PythonPrinter().doprint(expr)
     return text
+
+
+def number_read_from(value: object) -> Any:
+    """The symbolic float that is read from a fake tensor by which Dynamo passes a Python number; None of others. [2.11, 2.13]"""
+    found = getattr(value, "item_memo", None)
+    return found if isinstance(found, torch.SymFloat) and found.node._expr.is_symbol else None
+
+
+def start_anew(names: Iterable[str]) -> None:
+    """Have Dynamo trace the frame again, these symbolic floats as constants, by what this raises. Returns where it was told before. [2.11, 2.13]"""
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis as Restart
+    from torch._dynamo.symbolic_convert import TensorifyState as Told
+
+    if new := [name for name in names if not Told.should_specialize(name)]:
+        Told.force_specializations.update(new)
+        raise Restart
+
+
+def starts_anew(error: Exception) -> bool:
+    """Whether an exception is the one that `start_anew` raises. [2.11, 2.13]"""
+    return type(error).__name__ == "TensorifyScalarRestartAnalysis"
 
 
 def saved_objects(ctx: object) -> list[Any]:

@@ -147,7 +147,8 @@ def compiles_later(parts: Split, cfg: Config) -> bool:
 
 
 def _is_symbolic(graph: fx.GraphModule) -> bool:
-    return any(isinstance(n.meta.get("val"), torch.SymInt) or _is_dynamic(n) for n in graph.graph.nodes)
+    numbers = torch.SymInt, torch.SymFloat, torch.SymBool
+    return any(isinstance(n.meta.get("val"), numbers) or _is_dynamic(n) for n in graph.graph.nodes)
 
 
 def _is_dynamic(node: fx.Node) -> bool:

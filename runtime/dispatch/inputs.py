@@ -11,7 +11,16 @@ from torch import fx
 from torch.autograd.graph import get_gradient_edge
 
 from ...errors import UnsupportedError
-from ..torch_compat import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext, frame_source, is_zerotensor, keep_item
+from ..torch_compat import (
+    FakeTensor,
+    FakeTensorMode,
+    ShapeEnv,
+    TracingContext,
+    frame_source,
+    is_zerotensor,
+    keep_item,
+    number_read_from,
+)
 from .overlap import may_overlap
 from .regions import Layout
 from .subclasses import inner_tensors, is_wrapper
@@ -34,8 +43,14 @@ def sources_of(gm: Any, given: Sequence[Any]) -> list[Any]:
     another place: that of the base of a view, if Dynamo looked at this later, and sizes there have symbols without a source.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"] if isinstance(gm, fx.GraphModule) else []
-    found = {id(v): s for n, v in zip(placeholders, given, strict=False) if (s := frame_source(n, v)) is not None}
+    # A number that Dynamo passes as a tensor keeps its source: its symbol is named after it.
+    plain = [(n, v) for n, v in zip(placeholders, given, strict=False) if number_read_from(_value_of(n)) is None]
+    found = {id(v): s for n, v in plain if (s := frame_source(n, v)) is not None}
     return [found.get(id(v)) for v in given]
+
+
+def _value_of(placeholder: fx.Node) -> Any:
+    return placeholder.meta.get("example_value")
 
 
 def to_fake(value: Any, fake_mode: Any, source: Any = None) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,18 +20,17 @@ from ..ir.index import expr, product, proves_less, proves_nonnegative
 from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..ir.pairs import PART, inside
 from ..observe.counters import count_extern
-from ..torch_compat import OpOverload, pytree
+from ..torch_compat import OpOverload
 from .builder import Builder
 from .control import Call, Control, call_control
 from .layouts import is_dense, is_empty, is_laid_out_by_rows
+from .leaves import DTYPE_NAMES, complex_part, contradict, leaves, read_of, refs_to, tensors_of
 from .names import inverse, permuted, unlinear
+from .number import Number, Numbers
 from .origins import origin_of, place_of, spec_of
 from .sizes import Opaque, Sizes
 from .tensor import NotNativeError, Tensor
 
-_DTYPE_NAMES: dict[torch.dtype, str] = {
-    v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]
-}
 _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
 ATOMIC_INTEGERS = ("int32", "int64")
@@ -85,6 +83,7 @@ class _Lowerer:
         atomic = None if device == "cpu" else _atomic()
         self.b = Builder(checks=checks, device=device, atomic=atomic, products=products)
         self.sizes = Sizes()
+        self.numbers = Numbers(self.b, self.sizes, device)
         self.b.may_be_empty = self.sizes.from_data.may_be_zero
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
@@ -106,7 +105,7 @@ class _Lowerer:
             elif node.op == "call_function":
                 self.call(node)
             elif node.op == "output":
-                outputs = tuple(self.output(a) for a in _leaves(node.args[0]))
+                outputs = tuple(self.output(a) for a in leaves(node.args[0]))
             else:
                 raise UnsupportedError(f"graph node {node.name} is a {node.op}")
         self.sizes.from_data.settle(self.b.items)
@@ -125,6 +124,10 @@ class _Lowerer:
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             self.env[node] = self.sizes.argument(val)
             self.placeholders.append(self.env[node])
+        elif isinstance(val, torch.SymFloat):
+            self.b.begin(node.name, "number")
+            self.env[node], symbol = self.numbers.given(node.name, val)
+            self.placeholders.append(symbol)
         else:
             self.env[node] = val
             self.placeholders.append(None)
@@ -137,7 +140,7 @@ class _Lowerer:
     def buffer(self, name: str, val: torch.Tensor) -> Buffer:
         """A buffer as a fake tensor describes it; layouts without strides (sparse) have none. What is complex comes in parts."""
         stride = self.sizes.strides(val.stride()) if val.layout == torch.strided else None
-        return inside(Buffer(name, self.sizes.shape(val.shape), _DTYPE_NAMES[val.dtype], stride))
+        return inside(Buffer(name, self.sizes.shape(val.shape), DTYPE_NAMES[val.dtype], stride))
 
     def constant(self, node: fx.Node) -> None:
         value: Any = self.gm
@@ -150,7 +153,7 @@ class _Lowerer:
             raise UnsupportedError(f"graph attribute {node.target} is a {type(value).__name__}")
         if value.ndim == 0 and self.loopable(value) and not isinstance(value, torch.nn.Parameter):
             self.b.begin(node.name, "constant")
-            self.env[node] = self.b.define((), value.item(), _DTYPE_NAMES[value.dtype])
+            self.env[node] = self.b.define((), value.item(), DTYPE_NAMES[value.dtype])
             return
         self.env[node] = self.input(node.name, value)
         in_parts = value.is_complex() and self.inputs[-1].paired
@@ -170,6 +173,8 @@ class _Lowerer:
                     f"output {value} has gaps between its elements, which compiled code does not leave"
                 )
             return Output(val.name, val.strides(stride), paired=val.is_paired)
+        if isinstance(val, Number):
+            return Output(None, value=self.numbers.argument(value.meta["val"]))
         if isinstance(val, Opaque):
             frame = user_frame(value.meta.get("stack_trace"))
             where = f"output {value}" if frame is None else f"the output of {frame}"
@@ -195,7 +200,8 @@ class _Lowerer:
         elif val is None or isinstance(val, (bool, float, str)):
             self.env[node] = val
         elif isinstance(val, (torch.SymFloat, torch.SymBool)):
-            self.env[node] = Opaque.number(val)
+            found = self.changing(node, val)
+            self.env[node] = Opaque.number(val) if found is None else found
         else:
             self.env[node] = self.tensor_call(node, val)
 
@@ -212,6 +218,17 @@ class _Lowerer:
             count_extern(name, EXTERN.get(name, "no lowering"))
             self.b.extern([], name, args, kwargs, True, effect=True, learns=(learned,))
         return self.sizes.index(val)
+
+    def changing(self, node: fx.Node, val: Any) -> Number | None:
+        """A float that may differ from call to call."""
+        if isinstance(val, torch.SymBool):
+            return None
+        if not isinstance(node.target, OpOverload):
+            return self.numbers.computed(node.target, tuple(map(self.argument, node.args)))
+        (read,) = node.all_input_nodes
+        tensor, here = self.env[read], self.loopable(read.meta["val"])
+        self.b.begin(node.name, origin_of(str(node.target), node))
+        return self.numbers.read(node.name, val, str(node.target), tensor, self.extern_argument(read), here)
 
     def tensor_call(self, node: fx.Node, val: Any) -> Any:
         target = node.target
@@ -231,7 +248,7 @@ class _Lowerer:
                 result = lowering(
                     b, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()}
                 )  # type: ignore[misc]
-                read = _read(node)
+                read = read_of(node)
                 self.check(result, val, read)
                 b.check_empty(mark)
                 self.lay_out(result, val, mark, read)
@@ -244,7 +261,7 @@ class _Lowerer:
             except _SPEC_ERRORS as error:
                 b.rewind(mark)
                 # Operators take dimension 0 of a tensor that has none; lowerings that index its shape do not.
-                flat = isinstance(error, IndexError) and not all(t.ndim for t in _tensors(node))
+                flat = isinstance(error, IndexError) and not all(t.ndim for t in tensors_of(node))
                 fails = f"its lowering in {spec_of(lowering)} fails with {type(error).__name__}"
                 reason = f"{'a tensor without dimensions' if flat else fails}: {error}"
         if any(r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns):
@@ -256,14 +273,14 @@ class _Lowerer:
         return self.extern(node, val, name)
 
     def why_extern(self, node: fx.Node, val: Any) -> str | None:
-        for leaf in _leaves(val):
+        for leaf in leaves(val):
             if isinstance(leaf, torch.Tensor) and (why := self.unloopable(leaf)):
                 return why
-        tensors = _tensors(node)
+        tensors = tensors_of(node)
         for t in tensors:
             if why := self.unloopable(t):
                 return why
-        if str(node.target) not in COMPLEX and (found := _complex_part([node.args, node.kwargs, val])):
+        if str(node.target) not in COMPLEX and (found := complex_part([node.args, node.kwargs, val])):
             return found
         many = MANY if self.device == "cpu" else MANY_ON_GPU
         return f"more than {many} tensors" if len(tensors) > many else None
@@ -273,7 +290,7 @@ class _Lowerer:
             return f"a tensor on {t.device.type}"
         if t.layout != torch.strided:
             return f"layout {t.layout}"
-        dtype = _DTYPE_NAMES[t.dtype]
+        dtype = DTYPE_NAMES[t.dtype]
         return None if dtype in DTYPES or dtype in PART else f"dtype {dtype}"
 
     def loopable(self, t: torch.Tensor) -> bool:
@@ -291,26 +308,26 @@ class _Lowerer:
         if isinstance(a, (list, tuple)):
             return [self.argument(x) for x in a]
         if isinstance(a, torch.dtype):
-            return _DTYPE_NAMES[a]
+            return DTYPE_NAMES[a]
         return a
 
     def check(self, result: Any, val: Any, read: Container[int]) -> None:
         """Results that are read must have the shapes and dtypes that tracing found. Raises `UnsupportedError`."""
-        results, expected = _leaves(result), _leaves(val)
+        results, expected = leaves(result), leaves(val)
         if len(results) != len(expected):
             raise UnsupportedError(f"{len(results)} results where {len(expected)} were traced")
         for k, (r, v) in enumerate(zip(results, expected, strict=True)):
             if not isinstance(v, torch.Tensor) or k not in read:
                 continue
             shape = self.sizes.shape(v.shape)
-            if not isinstance(r, Tensor) or r.dtype != _DTYPE_NAMES[v.dtype] or r.shape != shape:
+            if not isinstance(r, Tensor) or r.dtype != DTYPE_NAMES[v.dtype] or r.shape != shape:
                 # Of two sizes one is wrong, and with the traced one all that was traced of it.
-                kind = _Contradiction if isinstance(r, Tensor) and _contradict(r.shape, shape) else UnsupportedError
-                raise kind(f"lowered to {r} where {_DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
+                kind = _Contradiction if isinstance(r, Tensor) and contradict(r.shape, shape) else UnsupportedError
+                raise kind(f"lowered to {r} where {DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
 
     def lay_out(self, result: Any, val: Any, mark: int, read: Container[int]) -> None:
         """Note the strides that eager gives the results, where they are dense but not row-major."""
-        for i, (r, v) in enumerate(zip(_leaves(result), _leaves(val), strict=True)):
+        for i, (r, v) in enumerate(zip(leaves(result), leaves(val), strict=True)):
             if (
                 i not in read
                 or not isinstance(v, torch.Tensor)
@@ -337,7 +354,7 @@ class _Lowerer:
             args = tuple(self.own_storage(a, b) for a, b in zip(node.args, args, strict=True))
         kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
         # All that a call which makes no elements can do is to raise an error.
-        effect = op_info(node.target).keep or all(map(is_empty, _leaves(val)))
+        effect = op_info(node.target).keep or all(map(is_empty, leaves(val)))
         single = isinstance(val, torch.Tensor)
         tensors = [val] if single else [v for v in val if isinstance(v, torch.Tensor)]
         names = [self.b.fresh(node.name if single else f"{node.name}_{k}") for k in range(len(tensors))]
@@ -366,7 +383,7 @@ class _Lowerer:
         if isinstance(fake.storage_offset(), torch.SymInt) or fake.storage_offset() != 0:
             raise UnsupportedError(f"{node.name} does not begin where its storage does")
         copy = self.buffer(self.b.fresh(node.name), fake)
-        return _refs(self.b.extern([copy], str(ROLES["clone"]), (argument,), (), True)[0])
+        return refs_to(self.b.extern([copy], str(ROLES["clone"]), (argument,), (), True)[0])
 
     def extern_argument(self, a: Any) -> Any:
         if isinstance(a, fx.Node):
@@ -375,7 +392,8 @@ class _Lowerer:
                 stride = self.sizes.strides(fake.stride())
                 t = self.env[a]
                 return Ref(t.name, None if 0 in stride else t.strides(stride), t.is_paired)
-            return _refs(self.argument(a))
+            value = self.argument(a)
+            return self.numbers.argument(a.meta["val"]) if isinstance(value, Number) else refs_to(value)
         if isinstance(a, (list, tuple)):
             return [self.extern_argument(x) for x in a]
         if isinstance(a, slice):
@@ -440,60 +458,11 @@ class _Contradiction(UnsupportedError):
     """A lowering and torch's fake kernel disagree about the sizes of a result: the graph runs eagerly."""
 
 
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    """The fake values of a node's tensor arguments."""
-    return [t for a in node.all_input_nodes for t in _leaves(a.meta.get("val")) if isinstance(t, torch.Tensor)]
-
-
 def _atomic() -> tuple[str, ...]:
     """Dtypes whose sums a GPU may make in any order."""
     if torch.are_deterministic_algorithms_enabled():
         return ATOMIC_INTEGERS
     return (*ATOMIC_INTEGERS, "float16", "bfloat16", "float32", "float64")
-
-
-def _read(node: fx.Node) -> Container[int]:
-    """Which of an operator's results something reads."""
-    val = node.meta.get("val")
-    if not isinstance(val, (list, tuple)) or any(isinstance(v, (list, tuple)) for v in val):
-        return range(sys.maxsize)
-    if any(user.target is not operator.getitem for user in node.users):
-        return range(len(val))
-    return {int(user.args[1]) for user in node.users if user.users}  # type: ignore[arg-type]
-
-
-def _contradict(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
-    """Whether two shapes differ, whatever the values of size symbols are."""
-    return len(a) != len(b) or any(
-        isinstance(m, int) and isinstance(n, int) and m != n for m, n in zip(a, b, strict=True)
-    )
-
-
-def _refs(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return Ref(value.name, paired=value.is_paired)
-    if isinstance(value, (list, tuple)):
-        return [_refs(v) for v in value]
-    return value
-
-
-def _leaves(tree: Any) -> Sequence[Any]:
-    """The items of nested lists and tuples, in order."""
-    if not isinstance(tree, (list, tuple)):
-        return (tree,)
-    return [leaf for item in tree for leaf in _leaves(item)]
-
-
-def _complex_part(tree: Any) -> str | None:
-    """Why an operator that knows no complex numbers has no lowering here: the first one among its arguments and results, if any."""
-    for leaf in pytree.tree_leaves(tree):
-        value = leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
-        for t in _leaves(value):
-            if isinstance(t, complex):
-                return "a complex number"
-            if isinstance(t, torch.Tensor) and t.is_complex():
-                return f"dtype {_DTYPE_NAMES[t.dtype]}"
-    return None
 
 
 __all__ = ["Lowered", "lower"]

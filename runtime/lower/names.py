@@ -33,6 +33,7 @@ from .dtypes import (  # noqa: F401  (also names of the language)
     promote_types,
     sum_dtype,
 )
+from .number import Number
 
 inf, nan, pi, e = float("inf"), float("nan"), 3.141592653589793, 2.718281828459045
 _SLICE_END = 2**62  # "to the end" in torch's schemas is the largest int64
@@ -86,7 +87,7 @@ def dtype(x: Any) -> str:
 
 
 def is_number(x: Any) -> bool:
-    return isinstance(x, (bool, int, float, complex, Expr))
+    return isinstance(x, (bool, int, float, complex, Expr, Number))
 
 
 def is_known(x: Size) -> bool:

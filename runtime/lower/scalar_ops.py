@@ -17,6 +17,7 @@ from ..ir.index import Expr
 from ..ir.nodes import DTYPES, FLOATS, INTS, ITEMSIZE, Node, const, index_node
 from ..ir.pairs import PART, pair, parts
 from .dtypes import float_of, opmath, promote_types
+from .number import Number
 from .scalar_fold import ON_NUMBERS, as_dtype, fold
 
 _ACCEPTED = {
@@ -27,8 +28,8 @@ _ACCEPTED = {
 
 def constant(value: Any, dtype: str) -> Node:
     """A Python number, or an index, as an elem of `dtype`, rounded to it. Raises `UnsupportedError` for an integer out of range."""
-    if isinstance(value, Node):
-        return to_dtype(value, dtype)
+    if isinstance(value, (Node, Number)):
+        return to_dtype(value.node if isinstance(value, Number) else value, dtype)
     if isinstance(value, Expr):
         return to_dtype(index_node(value), dtype)
     if dtype in PART:
@@ -106,7 +107,7 @@ def _unified(entry: Scalar, accepts: str, values: list[Any]) -> list[Node]:
             # An index beside a float, or beside a narrower integer, only adds its value.
             dtype = d if dtype is None else promote_types(dtype, d)
     for v in values:
-        if type(v) is float and (dtype is None or dtype not in FLOATS):
+        if type(v) in (float, Number) and (dtype is None or dtype not in FLOATS):
             dtype = "float32"
         elif type(v) is int and (dtype is None or dtype == "bool"):
             dtype = "int64"
@@ -138,6 +139,8 @@ def _maker(entry: Scalar) -> Callable[..., Any]:
         if len(args) != len(classes):
             raise TypeError(f"{name} takes {len(classes)} arguments, not {len(args)}")
         if not any(isinstance(a, (Node, Expr)) for a in args):
+            if any(isinstance(a, Number) for a in args):
+                return Number(to_dtype(build(*(a.node if isinstance(a, Number) else a for a in args)), "float64"))
             return _on_numbers(name, args)
         if any(isinstance(a, complex) or (isinstance(a, Node) and a.op == "pair") for a in args):
             return _on_pairs(entry, [(accepts, list(args[start:stop])) for accepts, start, stop in groups])

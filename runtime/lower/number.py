@@ -1,0 +1,174 @@
+"""Python numbers that change from call to call, while an operator is lowered: floats that Dynamo has made symbols of.
+
+Kernels read such a number from a tensor of one double, and compute in double what the program computes of it. Only calls of eager kernels, and the
+other half of a training step, need it as a Python number.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import sympy
+import torch
+
+from ...errors import UnsupportedError
+from ...generated.dispatch_tables import ROLES
+from ..ir.index import SIGNED, Expr, sym
+from ..ir.learned import FUNCTIONS, Learned, names_in
+from ..ir.nodes import Buffer, Node, const, index_node
+from ..torch_compat import python_source
+
+if TYPE_CHECKING:
+    from .builder import Builder
+    from .sizes import Sizes
+    from .tensor import Tensor
+
+_OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
+    f: f for f in (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
+}
+
+
+class Number:
+    """A number of which only the kernels know the value: `node`, an elem of float64 without coordinates. It counts as a Python float in promotion;
+    nothing can be decided by it.
+    """
+
+    __slots__ = ("node",)
+    __hash__ = None  # type: ignore[assignment]
+    dtype = "float32"
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __repr__(self) -> str:
+        return f"Number({self.node})"
+
+    def _decides(self, *_: object) -> NoReturn:
+        raise UnsupportedError("a Python number that changes between calls decides what is computed")
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = __index__ = _decides
+
+    def __neg__(self) -> Number:
+        return Number(-self.node)
+
+    def __add__(self, other: Any) -> Any:
+        return _computed(operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _computed(operator.add, other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _computed(operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _computed(operator.sub, other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _computed(operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _computed(operator.mul, other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _computed(operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _computed(operator.truediv, other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return _computed(operator.pow, self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _computed(operator.pow, other, self)
+
+
+def _double(x: Any) -> Node | None:
+    if isinstance(x, Number):
+        return x.node
+    if isinstance(x, Expr):
+        return Node("to_dtype", (index_node(x),), "float64")
+    return const(float(x), "float64") if isinstance(x, (int, float)) else None
+
+
+def _computed(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    left, right = _double(a), _double(b)
+    if left is None or right is None:
+        return NotImplemented  # a tensor's own operators take numbers
+    return Number(function(left, right))
+
+
+class Numbers:
+    """Those of one graph, by torch's expression of each. `device`: where the graph runs."""
+
+    def __init__(self, builder: Builder, sizes: Sizes, device: str) -> None:
+        self.b, self.sizes, self.device = builder, sizes, device
+        self._calls: dict[
+            sympy.Expr, tuple[str, Any]
+        ] = {}  # of those that are read from a tensor: by which call, from what
+        self._named: dict[sympy.Expr, Expr] = {}  # of those that the wrapper has as Python numbers
+
+    def given(self, name: str, val: torch.SymFloat) -> tuple[Number, Expr]:
+        """A number that the graph is called with, and the wrapper's name for it."""
+        symbol = self._name(val.node.expr, name)
+        return self._in_memory(name, symbol), symbol
+
+    def read(self, name: str, val: torch.SymFloat, target: str, tensor: Tensor, argument: Any, here: bool) -> Number:
+        """What `target` reads from a tensor of one element, `argument` in calls of kernels. `here`: our kernels can read it too."""
+        e = val.node.expr
+        self._calls[e] = target, argument
+        if not here:
+            return self._in_memory(name, self.argument(val))
+        node = self.b.at(tensor, [0 for _ in tensor.shape])
+        return Number(node if node.dtype == "float64" else Node("to_dtype", (node,), "float64"))
+
+    @staticmethod
+    def computed(function: Any, args: tuple[Any, ...]) -> Number | None:
+        """What the program computes of numbers; None where kernels cannot."""
+        known = _OPERATORS.get(function)
+        if known is None or len(args) != 2:
+            return None
+        found = _computed(known, *args)
+        return found if isinstance(found, Number) else None
+
+    def argument(self, val: torch.SymFloat) -> Expr:
+        """A number as an argument of a call, or as a result. Raises `UnsupportedError` where Python cannot say how it is computed."""
+        e = val.node.expr
+        if (found := self._named.get(e)) is not None:
+            return found
+        if e in self._calls:
+            target, argument = self._calls[e]
+            symbol = self._name(e, f"number{len(self._named)}")
+            self.b.extern([], target, (argument,), (), True, effect=True, learns=(Learned(_text(symbol)),))
+            return symbol
+        parts = {s: sympy.Symbol(_text(self._part(s, val)), real=True) for s in e.free_symbols}
+        source = python_source(e.xreplace(parts))
+        if names_in(source) - FUNCTIONS != {s.name for s in parts.values()}:
+            raise UnsupportedError(f"the number {e} ({type(e).__name__}) cannot be computed in Python")
+        symbol = self._name(e, f"number{len(self._named)}")
+        self.b.extern([], "", (), (), True, effect=True, learns=(Learned(_text(symbol), source=source),))
+        return symbol
+
+    def _part(self, symbol: sympy.Symbol, val: torch.SymFloat) -> Expr:
+        if symbol in self._named or symbol in self._calls:
+            return self.argument(val.node.shape_env.create_symfloatnode(symbol, hint=None))
+        raise UnsupportedError(f"the number {val.node.expr} is made of {symbol}, which nothing in the graph tells")
+
+    def _name(self, e: sympy.Expr, name: str) -> Expr:
+        found = self._named[e] = self.sizes.symbols[name] = sym(f"{name}{SIGNED}", 1)
+        return found
+
+    def _in_memory(self, name: str, symbol: Expr) -> Number:
+        """The number in a tensor that kernels read."""
+        made = Buffer(self.b.fresh(name), (), "float64", ())
+        options = (("dtype", torch.float64), ("device", torch.device(self.device)))
+        (tensor,) = self.b.extern([made], str(ROLES["zeros"]), ([], symbol), options, True)
+        return Number(self.b.at(tensor, []))
+
+
+def _text(symbol: Expr) -> str:
+    return symbol.atom.name  # type: ignore[union-attr]
+
+
+__all__ = ["Number", "Numbers"]
