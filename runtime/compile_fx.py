@@ -44,7 +44,7 @@ from .observe.watch import Watch
 from .realize import Artifacts, Compiled, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import pytree, starts_anew
+from .torch_compat import RESTART, pytree
 
 HISTORY: list[Artifacts] = []
 
@@ -88,7 +88,7 @@ def _or_eager(compiled: Callable[[], Compiled], eager: Callable[[], Compiled], c
         raise
     except Exception as error:
         # A mistake of opforge's own: the program still runs, and says so; with checks on, or strict, it is raised.
-        if cfg.strict or cfg.debug_verify or starts_anew(error):
+        if cfg.strict or cfg.debug_verify or type(error).__name__ == RESTART:
             raise
         reason = f"internal error, please report it: {type(error).__name__}: {first_line(error)}"
         counters.count_fallback(reason)

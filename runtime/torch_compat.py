@@ -69,6 +69,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
+    "RESTART",
     "FakeTensor",
     "FakeTensorMode",
     "GuardOnDataDependentSymNode",
@@ -121,7 +122,6 @@ __all__ = [
     "shares_version",
     "size_hint",
     "start_anew",
-    "starts_anew",
     "storage_at",
     "storage_uses",
     "symbol_hint",
@@ -161,6 +161,10 @@ def number_read_from(value: object) -> Any:
     return found if isinstance(found, torch.SymFloat) and found.node._expr.is_symbol else None
 
 
+#: The name of what `start_anew` raises: its class is loaded with Dynamo only. [2.11, 2.13]
+RESTART = "TensorifyScalarRestartAnalysis"
+
+
 def start_anew(names: Iterable[str]) -> None:
     """Have Dynamo trace the frame again, these symbolic floats as constants, by what this raises. Returns where it was told before. [2.11, 2.13]"""
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis as Restart
@@ -169,11 +173,6 @@ def start_anew(names: Iterable[str]) -> None:
     if new := [name for name in names if not Told.should_specialize(name)]:
         Told.force_specializations.update(new)
         raise Restart
-
-
-def starts_anew(error: Exception) -> bool:
-    """Whether an exception is the one that `start_anew` raises. [2.11, 2.13]"""
-    return type(error).__name__ == "TensorifyScalarRestartAnalysis"
 
 
 def saved_objects(ctx: object) -> list[Any]:

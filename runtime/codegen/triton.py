@@ -328,10 +328,7 @@ class _Renderer:
             after.append(f"{st.name} = {self.reduced(st, acc, f'{st.name}_pos')}")
             self.v.local[st.name] = st.name
         self.lines += before
-        if (
-            count.isdigit() and int(count) >= 1 << 31
-        ):  # Triton takes it for an unsigned number of 32 bits, and loops compare signed ones
-            count = f"tl.full([], {count}, tl.int64)"
+        count = self.v.bound(count)
         tiles = f"range(0, {count}, RBLOCK)"
         if self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
             # Loads of the second tile are on their way while the first is worked on.

@@ -323,6 +323,11 @@ class Values:
             out += f" - {text}" if c < 0 and out else f"-{text}" if c < 0 else f" + {text}" if out else text
         return out or "0"
 
+    @staticmethod
+    def bound(count: str) -> str:
+        """The end of a loop. A number that 32 bits hold unsigned Triton takes for such a one, and the loop compares signed ones."""
+        return f"tl.full([], {count}, tl.int64)" if count.isdigit() and int(count) >= 1 << 31 else count
+
     def atom(self, a: Atom, wide: bool) -> str:
         if isinstance(a, Val):
             return self.named(a.node)

@@ -24,8 +24,6 @@ LEFT = {
     # In torch's own formulas for gradients, in C++: they ask whether there are elements.
     "running sums": UNTRACED,
     "statistics": UNTRACED,
-    # A float of the data, as an argument of an operator, has no form in loops.
-    "a float": "a Python number that changes between calls (a symbolic float)",
 }
 
 
@@ -252,7 +250,7 @@ def test_one_graph_for_all_sizes(name: str, training: bool) -> None:
         else:
             torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-6, equal_nan=True)
     assert len(graphs) == 1
-    reason = LEFT.get(name, "") if training or name == "a float" else ""
+    reason = LEFT.get(name, "") if training else ""
     assert [r for r in opforge.stats()["fallbacks"] if not reason or reason not in r] == []
     assert bool(opforge.stats()["fallbacks"]) is bool(reason)
 
