@@ -383,8 +383,8 @@ class Checker:
     def check_use(self) -> None:
         """Refuse values that no expression names."""
         used = {name for names in self.filled.values() for name in names}
-        for name in self.values if isinstance(self.entry, Part) else ():
-            if name not in used:
+        for name in self.values:
+            if name not in used and isinstance(self.entry, Part):
                 hint = did_you_mean(name, OWN)
                 self.diags.error(self.entry.value_pos(name), f"no expression names the value '{name}'{hint}")
 

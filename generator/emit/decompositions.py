@@ -84,7 +84,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
     corrections = [c for e in doc.tagged("correction") if (c := _correction(e, model, diags)) is not None]
     refusals = [r for e in doc.tagged("refusal") if (r := _refusal(e, model, diags)) is not None]
     unfolded = tuple((e.id, e["doc"], bool(e.get("gradient", True))) for e in doc.tagged("unfold"))
-    inlined = [found for e in doc.tagged("inline") if (found := _inlined(e, diags)) is not None]
+    inlined = [at for e in doc.tagged("inline") if (at := _inlined(e, diags)) is not None]
     launches = tuple((e.id, e["doc"], bool(e.get("copies", False))) for e in doc.tagged("launch"))
     controls = [found for e in doc.tagged("control") if (found := _control(e, diags)) is not None]
     return Specs(
