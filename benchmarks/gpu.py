@@ -7,12 +7,9 @@ The bandwidth is measured in the same run, by copies of a gigabyte. A program's 
 (inputs read once, results written once) over its time and that bandwidth. Errors are judged by a float64 run.
 """
 
-import functools
-import json
 import statistics
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,11 +19,11 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from compared import chosen, faults, first_calls, in_float64, loaded, measure_all, note, told
 from torch.utils import _pytree as pytree
 
-import backends
 import report
-from measure import errors, geomean, within_twice
+from measure import device_us, geomean, interleaved_us
 from programs.memory_bound import BOUND, BoundProgram, size_of
 
 console = Console(stderr=True)
@@ -35,23 +32,12 @@ PAIRS = (("opforge", "inductor"), ("opforge", "eager"), ("inductor", "eager"), (
 RANDOM = ("dropout_add",)  # results that no other run has
 
 
-def microseconds(thunk: Callable[[], Any], calls: int) -> float:
-    """Of one call, between events on the device's stream."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(calls):
-        thunk()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / calls
-
-
 def copy_bandwidth() -> float:
     """Bytes per second, read and written, of copies of a gigabyte."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     target.copy_(source)
-    us = statistics.median(microseconds(lambda: target.copy_(source), 5) for _ in range(7))
+    us = statistics.median(device_us(lambda: target.copy_(source), 5) for _ in range(7))
     return 2 * (1 << 30) / us * 1e6
 
 
@@ -65,46 +51,14 @@ def run_program(program: BoundProgram, names: list[str], rounds: int, bandwidth:
     torch.manual_seed(0)
     device = torch.device("cuda")
     inputs = [make(device) for make in program.inputs]
-    row: dict[str, Any] = {
-        "name": program.name,
-        "shape": program.shape,
-        "failed": {},
-        "accurate": {},
-        "errors": {},
-        "compile_s": {},
-    }
+    row: dict[str, Any] = {"name": program.name, "shape": program.shape}
     want = program.fn(*inputs)
     moved = program.moved(inputs, tensors(want)) if program.moved else size_of([*inputs, *tensors(want)])
-    reference = None
-    if program.name not in RANDOM:
-        reference = program.fn(*(t.double() if t.is_floating_point() else t for t in inputs))
-        eager_error = row["errors"]["eager"] = errors(want, reference)
-    thunks: dict[str, Callable[[], Any]] = {}
-    for name in names:
-        call = program.fn if name == "eager" else backends.compile_with(name, program.fn)
-        try:
-            start = time.perf_counter()
-            got = call(*inputs)
-            torch.cuda.synchronize()
-            row["compile_s"][name] = time.perf_counter() - start
-            if reference is not None:
-                row["errors"][name] = errors(got, reference)
-                row["accurate"][name] = within_twice(row["errors"][name], eager_error, got)
-        except Exception as error:
-            if name == "eager":
-                raise
-            row["failed"][name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:200]
-            continue
-        thunks[name] = functools.partial(call, *inputs)
-    del reference, want
-    row["counts"] = {name: backends.counts(name) for name in thunks}
-    calls = {n: max(1, min(50, round(2e4 / max(microseconds(t, 2), 1)))) for n, t in thunks.items()}
-    samples: dict[str, list[float]] = {name: [] for name in thunks}
-    for k in range(rounds):
-        order = list(thunks)
-        for name in order[k % len(order) :] + order[: k % len(order)]:
-            samples[name].append(microseconds(thunks[name], calls[name]))
-    row["us"] = {name: statistics.median(s) for name, s in samples.items()}
+    del want
+    reference = None if program.name in RANDOM else in_float64(program.fn, inputs)
+    thunks = first_calls(program.fn, inputs, names, reference, row)
+    del reference
+    row["us"] = interleaved_us(thunks, rounds)
     row["share"] = {name: moved / us * 1e6 / bandwidth for name, us in row["us"].items()}
     row["moved_mb"] = moved / 2**20
     return row
@@ -119,10 +73,7 @@ def summary(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
             ratios = [r["us"][other] / r["us"][mine] for r in full]
             found[f"speed {mine}/{other}"] = geomean(ratios)
             found[f"slower {mine}/{other}"] = [r["name"] for r, q in zip(full, ratios, strict=True) if q < 1]
-    for n in names[1:]:
-        found[f"inaccurate {n}"] = [r["name"] for r in rows if r["accurate"].get(n) is False]
-        found[f"failed {n}"] = [r["name"] for r in rows if n in r["failed"]]
-    return found
+    return found | faults(rows, names)
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -132,15 +83,10 @@ def markdown(result: dict[str, Any]) -> str:
     lines = report.heading(result, f"; copies move {result['bandwidth'] / 1e12:.2f} TB/s")
     lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for r in result["programs"]:
-        note = "; ".join(
-            [*(f"{n}: {e}" for n, e in r["failed"].items()), *(f"{n} ✗" for n, ok in r["accurate"].items() if not ok)]
-        )
         cells = [f"{r['us'][n]:.1f}" if n in r["us"] else "—" for n in names]
         cells += [f"{r['share'][n]:.2f}" if n in r["share"] else "—" for n in names]
-        lines.append(f"| {' | '.join([r['name'], r['shape'], format(r['moved_mb'], '.0f'), *cells, note])} |")
-    lines.append("")
-    lines += [f"- {k}: {v:.3f}" if isinstance(v, float) else f"- {k}: {v}" for k, v in result["summary"].items()]
-    return "\n".join(lines) + "\n"
+        lines.append(f"| {' | '.join([r['name'], r['shape'], format(r['moved_mb'], '.0f'), *cells, note(r)])} |")
+    return "\n".join([*lines, *told(result["summary"])]) + "\n"
 
 
 def main(
@@ -153,41 +99,24 @@ def main(
     if not torch.cuda.is_available():
         console.print("[red]there is no CUDA device")
         raise typer.Exit(2)
-    names = ["eager", *backend.split(",")]
-    for name in names[1:]:
-        backends.load(name)
-    torch._dynamo.config.recompile_limit = 64
-    wanted = [w.strip() for w in (only or "").split(",") if w.strip()]
-    programs = [p for p in BOUND.values() if not wanted or any(w in p.name for w in wanted)]
+    names = loaded(backend)
+    programs = chosen(list(BOUND.values()), only)
     bandwidth = copy_bandwidth()
     console.print(f"copies move {bandwidth / 1e12:.2f} TB/s")
-    machine = report.machine(torch.get_num_threads()) | {
-        "gpu": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-    }
-    rows: list[dict[str, Any]] = []
-    out.mkdir(parents=True, exist_ok=True)
-    with torch.no_grad():
-        for k, program in enumerate(programs, 1):
-            row = run_program(program, names, rounds, bandwidth)
-            rows.append(row)
-            console.print(
-                f"{k}/{len(programs)} {program.name}: "
-                + ", ".join(f"{n} {s:.2f}" for n, s in row["share"].items())
-                + f" {row['failed'] or ''}"
-            )
-            result = {
-                "machine": machine,
-                "command": report.command(),
-                "bandwidth": bandwidth,
-                "names": names,
-                "programs": rows,
-                "summary": summary(rows, names),
-            }
-            (out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
-            (out / "gpu.md").write_text(markdown(result))
-            torch.cuda.empty_cache()
-    print((out / "gpu.md").read_text() if rows else "nothing was measured")
+
+    def shares(row: Mapping[str, Any]) -> str:
+        return ", ".join(f"{n} {s:.2f}" for n, s in row["share"].items())
+
+    measure_all(
+        programs,
+        lambda p: run_program(p, names, rounds, bandwidth),
+        names,
+        out / "gpu",
+        summary,
+        markdown,
+        shares,
+        bandwidth=bandwidth,
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_models_report
-from gpu import microseconds as device_us
 from train import curve_error
 
 import backends
@@ -397,7 +396,7 @@ class Bench:
 
     def time(self, p: GpuProgram, steps: dict[str, Step], row: dict[str, Any]) -> None:
         """Medians over interleaved rounds."""
-        clock = self.wall_us if p.launch or not self.cuda else device_us
+        clock = self.wall_us if p.launch or not self.cuda else measure.device_us
         samples: dict[str, list[float]] = {}
         calls = {}
         for name in list(steps):

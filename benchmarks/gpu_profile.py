@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from gpu import microseconds
 from gpu_models import MODES, Compiler, fresh_caches, prepare
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
 import backends
+from measure import device_us
 from programs.gpu_models import PROGRAMS, GpuProgram
 
 STEPS = 3
@@ -51,7 +51,7 @@ def profiled(p: GpuProgram, name: str, rows: int, host: bool) -> str:
         running = prepare(p, torch.device("cuda"), False, compiler or (lambda fn: fn), double=False)
         for _ in range(5):
             running.step()
-        step_us = microseconds(running.step, 5)
+        step_us = device_us(running.step, 5)
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(5):

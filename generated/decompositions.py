@@ -520,6 +520,22 @@ UNFOLDED: dict[str, bool] = {
 }
 """Higher-order operators that are recorded as the operators that they call, and whether autograd follows them."""
 
+INLINED: dict[str, tuple[int, int]] = {
+    # A function that the program asks to be compiled by itself (`torch.compiler.nested_compile_region`).
+    "invoke_subgraph": (0, 2),
+}
+"""Higher-order operators that call one function of the program, which is a part of it like any other: the positions of the function and of the
+first value that it takes.
+"""
+
+LAUNCHES: dict[str, bool] = {
+    # A Triton kernel of the program, which writes to its arguments.
+    "triton_kernel_wrapper_mutation": False,
+    # The same in an exported program, which writes to nothing.
+    "triton_kernel_wrapper_functional": True,
+}
+"""Higher-order operators that launch a Triton kernel of the program, and whether that writes to copies."""
+
 CONTROL: dict[str, Control] = {
     # One of two functions of the program, as a tensor says.
     "cond": Control("branch", (1, 2), 3, predicate=0),

@@ -32,7 +32,7 @@ def check_document(doc: Document, kind: str, tags: Collection[str], diags: Diagn
                 pos = entry.key_pos(*fault.path) if fault.on_key else entry.pos(*fault.path)
                 diags.error(pos, fault.message)
             for path, name in entry.names():
-                pos = entry.pos(*path)
+                pos = entry.name_pos(*path)
                 first = seen.setdefault((entry.tag, name), pos)
                 if first is not pos:
                     diags.error(pos, f"{entry.tag} '{name}' is defined twice", also=[(first, "the first one is here")])

@@ -6,6 +6,7 @@ Rules of the language are in `docs/spec-language.md`; the keys of each kind are 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import Any
 
 from .check_overload import Overload
@@ -17,6 +18,7 @@ from .expr.types import DTYPE_NAMES
 from .load import Document, Entry
 from .model import Model
 from .op_entries import WITHOUT_LOWERING, Lowering, OpEntry
+from .parts import OWN, Fill, Part, parts, values_of
 from .recursion import check_recursion
 from .torch_schemas import TorchSchema
 
@@ -42,7 +44,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[OpEntry, ...
     """Every entry, checked. Mistakes go to `diags`; entries that have some are left out."""
     names = known_names(model)
     names.incomplete = any(m.pos.source in doc.sources for m in diags.mistakes)
-    covered = _coverage(doc, model, diags)
+    covered = _coverage(tuple(parts(doc)), model, diags)
     for entry, schemas in covered:
         if entry.get("kind") not in WITHOUT_LOWERING:
             for s in schemas:
@@ -94,7 +96,7 @@ def op_names(entry: Entry) -> list[str]:
 
 
 # -- which overloads ---------------------------------------------------------------------------------------------------
-def _coverage(doc: Document, model: Model, diags: Diagnostics) -> list[tuple[Entry, tuple[TorchSchema, ...]]]:
+def _coverage(doc: Sequence[Entry], model: Model, diags: Diagnostics) -> list[tuple[Entry, tuple[TorchSchema, ...]]]:
     owner: dict[str, Entry] = {}
     packets: dict[str, Entry] = {}
     for entry in doc:
@@ -173,18 +175,25 @@ class Checker:
         self.kind = str(entry.get("kind"))
         self.trees: dict[tuple[str | int, ...], Any] = {}
         self.sources: dict[tuple[str | int, ...], Text] = {}
+        self.values = values_of(entry)
+        self.filled: dict[tuple[str | int, ...], set[str]] = {}
+        """The expressions that name values, and which."""
 
     def run(self) -> OpEntry | None:
         """The entry, or None after mistakes that leave nothing to check."""
-        entry = self.entry
+        entry, before = self.entry, len(self.diags.mistakes)
         if not self.keys():
             return None
         self.parse_all()
+        if not self.check_values():
+            return None
         self.constants()
         lowerings: list[Lowering] = []
         if self.kind not in WITHOUT_LOWERING:
             for schema in self.schemas:
                 lowerings.append(Overload(self, schema).check())
+        if len(self.diags.mistakes) == before:
+            self.check_use()
         return OpEntry(
             id=", ".join(op_names(entry)),
             doc=str(entry.get("doc")),
@@ -341,8 +350,43 @@ class Checker:
                 value=source.text, lineno=1, col_offset=0, end_lineno=1, end_col_offset=len(source.text)
             )
         else:
-            self.trees[path] = parse_body(source) if body else parse_expression(source)
-            self.sources[path] = source
+            tree = parse_body(source) if body else parse_expression(source)
+            self.trees[path], self.sources[path] = self.with_values(path, tree), source
+
+    def with_values(self, path: tuple[str | int, ...], tree: Any) -> Any:
+        """The tree with the entry's values in place of their names."""
+        if tree is None or not self.values:
+            return tree
+        fill = Fill(self.values)
+        made = [fill.visit(t) for t in tree] if isinstance(tree, list) else fill.visit(tree)
+        if fill.used:
+            self.filled[path] = fill.used
+        return made
+
+    def check_values(self) -> bool:
+        """Whether the operator has the values that the others have, under names that mean nothing else."""
+        if not isinstance(self.entry, Part):
+            return True
+        before = len(self.diags.mistakes)
+        for name in self.entry.missing:
+            self.error(("op",), f"'{self.entry.id}' has no '{name}', which the operators beside it have")
+        trees = [t for v in self.trees.values() if v for t in (v if isinstance(v, list) else [v])]
+        bound = {n.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        bound |= {name for key in ("let", "with") for name in self.entry.get(key) or ()}
+        arguments = {a.name for s in self.schemas for a in s.args}
+        for name in self.values:
+            if name in arguments or name in bound:
+                what = "an argument" if name in arguments else "a name in the expressions"
+                self.diags.error(self.entry.value_pos(name), f"'{name}' is {what} of '{self.entry.id}' already")
+        return len(self.diags.mistakes) == before
+
+    def check_use(self) -> None:
+        """Refuse values that no expression names."""
+        used = {name for names in self.filled.values() for name in names}
+        for name in self.values:
+            if name not in used and isinstance(self.entry, Part):
+                hint = did_you_mean(name, OWN)
+                self.diags.error(self.entry.value_pos(name), f"no expression names the value '{name}'{hint}")
 
     def constants(self) -> None:
         """Refuse what needs no operand to be known as wrong, and tests that are no Python."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .diagnostics import did_you_mean
 from .expr.infer import Function, Inference, Scope, bound_names, describe
 from .expr.ops import argument_types, result_type
-from .expr.printer import As
+from .expr.printer import As, print_expression
 from .expr.types import DTYPE, ELEM, INDEX, INT, TENSOR, Type, accepts, join, list_of, optional, strip
 from .op_entries import Lowering, Section
 from .torch_schemas import TorchSchema
@@ -39,7 +39,8 @@ class Overload:
         """All expressions of the entry."""
         entry, kind = self.entry, self.checker.kind
         self.made.words = {k: str(entry[k]) for k in ("promote", "compute", "reduce", "scan") if k in entry}
-        scope: Scope = argument_types(self.schema)
+        # Values stand in the trees already: their names are there for who misspells one.
+        scope: Scope = {**dict.fromkeys(self.checker.values, Type("any")), **argument_types(self.schema)}
         if ("native_if",) in self.checker.trees:
             scope = self.condition(("native_if",), scope, self.made.sections)
         scope = self.assigned("let", scope, self.made.lets)
@@ -105,7 +106,8 @@ class Overload:
         resolved: dict[ast.AST, As] = {}
         check = Inference(source, self.function, resolved, fixed=fixed)
         check.condition(tree, scope)
-        into[str(path[-1])] = Section(tree, resolved, " ".join(source.text.split()))
+        text = print_expression(tree) if path in self.checker.filled else " ".join(source.text.split())
+        into[str(path[-1])] = Section(tree, resolved, text)
         return check.narrowed(tree, scope, True)
 
     # -- kinds ---------------------------------------------------------------------------------------------------------

@@ -41,12 +41,14 @@ class Entry:
         return ", ".join(name for _, name in self.names()) or str(self.data.get(self.tag))
 
     def names(self) -> Iterator[tuple[KeyPath, str]]:
-        """The names that the entry defines (its first key may hold a list of them), each with its path."""
+        """The names that the entry defines (its first key may hold a list of them, or map them to values), each with its path."""
         value = self.data.get(self.tag)
         if isinstance(value, str):
             yield (self.tag,), value
         elif isinstance(value, list):
             yield from (((self.tag, i), name) for i, name in enumerate(value) if isinstance(name, str))
+        elif isinstance(value, dict):
+            yield from (((self.tag, name), name) for name in value)
 
     @property
     def family(self) -> str:
@@ -86,6 +88,10 @@ class Entry:
                 if key.value == path[-1]:
                     return key.pos(self.source)
         return self.pos(*path)
+
+    def name_pos(self, *path: str | int) -> Pos:
+        """The place of one of `names()`, by its path."""
+        return self.key_pos(*path) if isinstance(self.data[self.tag], dict) else self.pos(*path)
 
     def _find(self, path: KeyPath) -> Node:
         node = self.node

@@ -44,11 +44,13 @@ def template(name: str, kind: str, model: Model) -> str:
         for path, other in entry.names():
             if entry.get("kind") in WITHOUT_LOWERING:
                 if other == full or full.startswith(other + ".") or other.startswith(full + "."):
-                    notes.append(f"# In place of '{other}' there: {entry.pos(*path)} ({entry['kind']}: {entry['doc']})")
+                    notes.append(
+                        f"# In place of '{other}' there: {entry.name_pos(*path)} ({entry['kind']}: {entry['doc']})"
+                    )
                 continue
             if other == full or full.startswith(other + "."):
-                raise SpecError(f"'{other}' has an entry already: {entry.pos(*path)}")
-            taken[other] = entry.pos(*path)
+                raise SpecError(f"'{other}' has an entry already: {entry.name_pos(*path)}")
+            taken[other] = entry.name_pos(*path)
     free = [s for s in schemas if s.id not in taken and (kind in WITHOUT_LOWERING or callable_here(s))]
     if not free:
         places = "\n".join(f"  {s.id}: {taken.get(s.id, 'not for this kind')}" for s in schemas)

@@ -56,7 +56,11 @@ SPECS: tuple[SpecKind, ...] = (
     SpecKind("kernels", ("kernel",), needs=("scalars", "targets")),
     SpecKind("ops", ("op",), check_ops.build, needs=("scalars",)),
     SpecKind("recompute", ("recompute",), recompute.build, needs=("ops",)),
-    SpecKind("decompositions", ("decomposition", "correction", "refusal", "unfold", "control"), decompositions.build),
+    SpecKind(
+        "decompositions",
+        ("decomposition", "correction", "refusal", "unfold", "inline", "launch", "control"),
+        decompositions.build,
+    ),
     SpecKind("random", ("random",), random.build),
     SpecKind("rewrites", ("rule",), rewrites.build),
     SpecKind("mutations", ("enum", "struct", "table", "step", "role", "inverse"), mutations.build),

@@ -76,11 +76,8 @@ def _entries(path: Path, schemas: TorchSchemas | None) -> tuple[OpEntry, ...]:
 
 def _namespaces(path: Path) -> Iterable[str]:
     """The namespaces of the operators in a file, beside torch's."""
-    names: set[str] = set()
-    for entry in load_spec(path, Diagnostics()):
-        value = entry.get("op")
-        names |= {str(v).partition(".")[0] for v in (value if isinstance(value, list) else [value])}
-    return sorted(names - {"aten", "prims", "None"})
+    names = {name.partition(".")[0] for entry in load_spec(path, Diagnostics()) for _, name in entry.names()}
+    return sorted(names - {"aten", "prims"})
 
 
 class _Printed(SourceLoader):

@@ -33,17 +33,4 @@ def _cdist_forward(b, x1, x2, p, compute_mode):
 
 # spec: aten._euclidean_dist
 def _euclidean_dist(b, x1, x2):
-    b.native_if(
-        is_float(dtype(x1))
-        and dtype(x1) == dtype(x2)
-        and is_known(numel(x1))
-        and is_known(numel(x2))
-        and pays_as_loops(x1, numel(x1) * size(x2, -2)),
-        "is_float(dtype(x1)) and dtype(x1) == dtype(x2) and is_known(numel(x1)) and is_known(numel(x2)) and pays_as_loops(x1, numel(x1) * size(x2, -2))",
-    )
-    return b.call(
-        "aten.linalg_vector_norm.default",
-        b.call("aten.unsqueeze.default", x1, -2) - b.call("aten.unsqueeze.default", x2, -3),
-        2,
-        [-1],
-    )
+    return b.call("aten._cdist_forward.default", x1, x2, 2.0, None)

@@ -66,12 +66,16 @@ class ControlSpec:
 
 @dataclass(frozen=True)
 class Specs:
-    """What the file holds; `unfolded`: names of higher-order operators, each with its line, and whether autograd follows it."""
+    """What the file holds. Names of higher-order operators, each with its line: `unfolded`, and whether autograd follows it; `inlined`, with the
+    positions of the function and of the first value that it takes; `launches`, and whether the kernel writes to copies.
+    """
 
     decompositions: tuple[DecompositionSpec, ...] = ()
     corrections: tuple[CorrectionSpec, ...] = ()
     refusals: tuple[RefusalSpec, ...] = ()
     unfolded: tuple[tuple[str, str, bool], ...] = ()
+    inlined: tuple[tuple[str, str, tuple[int, int]], ...] = ()
+    launches: tuple[tuple[str, str, bool], ...] = ()
     controls: tuple[ControlSpec, ...] = ()
 
 
@@ -80,14 +84,25 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
     corrections = [c for e in doc.tagged("correction") if (c := _correction(e, model, diags)) is not None]
     refusals = [r for e in doc.tagged("refusal") if (r := _refusal(e, model, diags)) is not None]
     unfolded = tuple((e.id, e["doc"], bool(e.get("gradient", True))) for e in doc.tagged("unfold"))
+    inlined = [at for e in doc.tagged("inline") if (at := _inlined(e, diags)) is not None]
+    launches = tuple((e.id, e["doc"], bool(e.get("copies", False))) for e in doc.tagged("launch"))
     controls = [found for e in doc.tagged("control") if (found := _control(e, diags)) is not None]
     return Specs(
         _decompositions(doc.tagged("decomposition"), model, diags),
         tuple(corrections),
         tuple(refusals),
         unfolded,
+        tuple(inlined),
+        launches,
         tuple(controls),
     )
+
+
+def _inlined(entry: Entry, diags: Diagnostics) -> tuple[str, str, tuple[int, int]] | None:
+    if entry["given"] <= entry["function"]:
+        diags.error(entry.pos("given"), f"the function of {entry.id} must stand before what it takes")
+        return None
+    return entry.id, entry["doc"], (entry["function"], entry["given"])
 
 
 _CONTROL: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -232,6 +247,8 @@ def emit(model: Model) -> dict[str, str]:
         "corrections": specs.corrections,
         "refusals": specs.refusals,
         "unfolded": specs.unfolded,
+        "inlined": specs.inlined,
+        "launches": specs.launches,
         "controls": specs.controls,
     }
     return {path: render("decompositions.py.j2", **values)}

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.decompositions import CONTROL, Control
+from ...generated.decompositions import CONTROL, LAUNCHES, Control
 from ...generated.dispatch_tables import ROLES
 from ..torch_compat import is_traceable_wrapper_subclass, pytree
 from .dead import finish
@@ -31,10 +31,10 @@ def record_control(recorder: Recorder, op: Any, args: Sequence[Any], kwargs: Map
     """What a call of a higher-order operator gives, recorded as one node whose functions are graphs. Raises `UnsupportedError` for one that
     the spec does not know, and for functions that write to what they are given.
     """
-    if op.name() in ("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"):
+    if op.name() in LAUNCHES:
         from .user_kernels import record_launch, record_launch_on_copies  # most programs have none
 
-        return (record_launch_on_copies if "tensors_to_clone" in kwargs else record_launch)(recorder, **kwargs)
+        return (record_launch_on_copies if LAUNCHES[op.name()] else record_launch)(recorder, **kwargs)
     form = CONTROL.get(op.name())
     if form is None or any(kwargs.values()):
         raise UnsupportedError(f"the higher-order operator {op} cannot be traced yet{recorder.where()}")

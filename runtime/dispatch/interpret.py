@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.decompositions import CONTROL, FUNCTIONS, REFUSED_FUNCTIONS, UNFOLDED
+from ...generated.decompositions import CONTROL, FUNCTIONS, INLINED, REFUSED_FUNCTIONS, UNFOLDED
 from ..torch_compat import (
     HigherOrderOperator,
     TorchFunctionMode,
@@ -35,6 +35,7 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
 
     for node in gm.graph.nodes:
         recorder.origin = node
+        called = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""
         match node.op:
             case "placeholder":
                 env[node] = next(remaining)
@@ -45,14 +46,15 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 body, *values = load(node.args)
                 with region(recorder, body):
                     env[node] = run_graph(body, values, {}, recorder)
-            case "call_function" if _is_region(node.target):
-                body, _, *values = load(node.args)
-                env[node] = run_graph(body, values, {}, recorder) if isinstance(body, fx.GraphModule) else body(*values)
             case "call_function" if node.target is with_effects:
                 env[node] = run_with_token(*load(node.args), **load(node.kwargs))
-            case "call_function" if isinstance(node.target, HigherOrderOperator) and node.target.name() in UNFOLDED:
+            case "call_function" if called in INLINED:
+                function, given = INLINED[called]
+                body, values = load(node.args)[function], load(node.args)[given:]
+                env[node] = run_graph(body, values, {}, recorder) if isinstance(body, fx.GraphModule) else body(*values)
+            case "call_function" if called in UNFOLDED:
                 env[node] = _unfolded(node.target, load(node.args), load(node.kwargs))
-            case "call_function" if isinstance(node.target, HigherOrderOperator) and node.target.name() in CONTROL:
+            case "call_function" if called in CONTROL:
                 from .control_grad import call_control  # it runs graphs that the operator runs
 
                 env[node] = call_control(recorder, node.target, load(node.args), load(node.kwargs))
@@ -72,13 +74,6 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 recorder.origin = None
                 return load(node.args[0])
     raise AssertionError("a graph without an output")
-
-
-def _is_region(target: Any) -> bool:
-    """Whether a call runs a function that the program asks to be compiled by itself (`torch.compiler.nested_compile_region`): it is a part of the
-    program like any other here.
-    """
-    return isinstance(target, HigherOrderOperator) and target.name() == "invoke_subgraph"
 
 
 def _unfolded(op: Any, args: Any, kwargs: Any) -> Any:

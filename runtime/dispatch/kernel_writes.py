@@ -12,7 +12,8 @@ import inspect
 import textwrap
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ...errors import UnsupportedError
@@ -20,6 +21,9 @@ from ...errors import UnsupportedError
 _NOTHING: frozenset[str] = frozenset()
 _PLAIN = ("dtype", "shape", "type", "block_shape", "element_ty")
 """Attributes of a pointer that hold no address."""
+_PASSED_OVER = (ast.Pass, ast.Break, ast.Continue, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom)
+_WRITES = ("store", "scatter", "atomic", "copy", "reduce_add")
+"""Parts of the names of functions and methods of the language that write to what they are given."""
 _ROUNDS = 50
 
 
@@ -41,7 +45,7 @@ def writes_of(kernel: Any, pointers: Iterable[str], constants: Mapping[str, Any]
     if function is None:
         return Writes(pointers, True)
     try:
-        walk = _Walk(_Calls({}), function, constants)
+        walk = _Walk({}, function, constants)
     except (OSError, TypeError, SyntaxError):  # its source is not there
         return Writes(pointers, True)
     walk.env.update({p: frozenset({p}) for p in pointers})
@@ -60,29 +64,28 @@ def python_function(kernel: Any) -> Any:
     return kernel
 
 
-@dataclass
-class _Calls:
-    """What was found of the functions that a kernel calls, by what their parameters may point into; None while they are looked at."""
-
-    known: dict[Any, tuple[frozenset[str], frozenset[str], bool, bool] | None] = field(default_factory=dict)
+@lru_cache(maxsize=256)
+def _definition(function: Any) -> ast.FunctionDef:
+    """The source of a function. Raises OSError, TypeError or SyntaxError where it is not there."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    if not isinstance(tree, ast.FunctionDef):
+        raise TypeError("not a function")
+    return tree
 
 
 class _Walk:
     """One function. `env`: names to the kernel's pointers that they may hold; `written`: pointers that may be written to; `returned`: what the
-    result may hold; `anywhere`: it writes to an address that comes from none.
+    result may hold; `anywhere`: it writes to an address that comes from none. `calls`: the functions that the kernel calls, by what their
+    parameters may point into; None while they are looked at.
     """
 
-    def __init__(self, calls: _Calls, function: Any, constants: Mapping[str, Any]) -> None:
-        self.calls, self.function, self.constants = calls, function, constants
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-        if not isinstance(tree, ast.FunctionDef):
-            raise TypeError("not a function")
-        self.tree = tree
+    def __init__(self, calls: dict[Any, _Walk | None], function: Any, constants: Mapping[str, Any]) -> None:
+        self.calls, self.constants = calls, constants
+        self.tree = tree = _definition(function)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         self.outside = {**vars(builtins), **function.__globals__, **{name: _content(c) for name, c in cells}}
-        self.locals = set(self.parameters()) | {
-            n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        }
+        self.stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        self.locals = self.stored | set(self.parameters())
         self.env: dict[str, frozenset[str]] = {}
         self.written: set[str] = set()
         self.returned: set[str] = set()
@@ -138,15 +141,7 @@ class _Walk:
             case ast.Assert(test=test):
                 self.of(test)
                 self.effect = True
-            case (
-                ast.Pass()
-                | ast.Break()
-                | ast.Continue()
-                | ast.Global()
-                | ast.Nonlocal()
-                | ast.Import()
-                | ast.ImportFrom()
-            ):
+            case _ if isinstance(s, _PASSED_OVER):
                 pass
             case _:
                 self.unknown(frozenset().union(*self.env.values()))
@@ -212,7 +207,9 @@ class _Walk:
         if not known:
             if isinstance(e.func, ast.Attribute):  # a method of a value
                 own = self.of(e.func.value)
-                return self.builtin(e.func.attr, own, own | held)
+                held |= own
+                if not held or _is_method(e.func.attr):
+                    return self.builtin(e.func.attr, own, held)
             self.unknown(held)
             return held
         body = None if isinstance(function, types.FunctionType) else python_function(function)
@@ -222,20 +219,20 @@ class _Walk:
             spread = _starred(e.args) or None in named
             return self.inside(body, args, named, held, spread)
         # A function that is handed over (the combine function of a scan) is called with values of any of the others.
-        for a in e.args:
+        for a in (*e.args, *(k.value for k in e.keywords)):
             inner = python_function(self.resolve(a)[0]) if isinstance(a, (ast.Name, ast.Attribute)) else None
             if inner is not None and held:
                 self.inside(inner, [], {}, held, True)
         if language:
             first = args[0] if args else next(iter(named.values()), _NOTHING)
             return self.builtin(str(getattr(function, "__name__", "")), first, held)
-        if module != "builtins" and not isinstance(function, type):
+        if module != "builtins" and not (isinstance(function, type) and issubclass(function, tuple)):
             self.unknown(held)
         return held
 
     def builtin(self, name: str, address: frozenset[str], held: frozenset[str]) -> frozenset[str]:
         """A function of the language, or a method of one of its values, by its name."""
-        if "store" in name or "scatter" in name or name.startswith("atomic_") or "reduce_add" in name:
+        if any(part in name for part in _WRITES):
             self.anywhere |= not address
             self.written |= held
             return _NOTHING
@@ -267,24 +264,23 @@ class _Walk:
         else:
             walk.env.update({**dict(zip(names, args, strict=False)), **named})
         key = (function, tuple(walk.env.get(n, _NOTHING) for n in names))
-        if key not in self.calls.known:
-            self.calls.known[key] = None
+        if key not in self.calls:
+            self.calls[key] = None
             walk.run()
-            self.calls.known[key] = frozenset(walk.written), frozenset(walk.returned), walk.effect, walk.anywhere
-        found = self.calls.known[key]
+            self.calls[key] = walk
+        found = self.calls[key]
         if found is None:  # it calls itself
             self.unknown(held)
             return held
-        written, returned, effect, anywhere = found
-        self.written |= written
-        self.effect |= effect
-        self.anywhere |= anywhere
-        return returned
+        self.written |= found.written
+        self.effect |= found.effect
+        self.anywhere |= found.anywhere
+        return frozenset(found.returned)
 
     def resolve(self, e: ast.expr) -> tuple[Any, bool]:
         """What a name from outside of the function stands for (`tl.load`), and whether that is known."""
         if isinstance(e, ast.Name):
-            if e.id in self.constants and e.id in self.locals:
+            if e.id in self.constants and e.id in self.locals - self.stored:
                 return self.constants[e.id], True
             return (self.outside[e.id], True) if e.id in self.outside and e.id not in self.locals else (None, False)
         if isinstance(e, ast.Attribute):
@@ -292,6 +288,13 @@ class _Walk:
             if known and hasattr(value, e.attr):
                 return getattr(value, e.attr), True
         return None, False
+
+
+def _is_method(name: str) -> bool:
+    """Whether values of the language have such a method; classes of the program have others."""
+    import triton.language as tl
+
+    return hasattr(tl.tensor, name) or hasattr(tl.tensor_descriptor, name)
 
 
 def _content(cell: Any) -> Any:

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from ..dispatch.subclasses import Names, coerced, dense_tangent
 from ..torch_compat import in_transform, is_zerotensor, no_modes, saving_is_hooked
 from .batched import backward_by_rows
 from .given import Described, as_described, as_given, as_kept, described
-from .support import restride
+from .support import LAZY, restride
 
 Compiled = Callable[..., Any]
 
@@ -58,6 +59,50 @@ class Halves:
     symbolic: bool = False
     saved_for: tuple[int, ...] = ()
     given: tuple[Described | None, ...] = ()
+
+    @cached_property
+    def guarded(self) -> dict[tuple[str, int], int]:
+        """Arguments and results of the program that are saved, and that only some tangents need: these, as bits."""
+        if not self.partial:
+            return {}
+        whole = (1 << len(self.tangents)) - 1
+        found = {}
+        for place, ours in zip(self.saved, self.saved_for, strict=False):
+            where, k = place
+            needed = (self.gradients.read_for.get(place, -1) | ours) & whole
+            if needed != whole and (where == "input" or k < self.results):
+                found[place] = needed
+        return found
+
+    @cached_property
+    def given_later(self) -> list[int]:
+        """Positions of saved inputs of which only the forward knows sizes and strides."""
+        if not self.symbolic:
+            return []
+        inputs = enumerate(zip(self.saved, self.saved_is_tensor, strict=True))
+        known = self.given or (None,) * len(self.saved)
+        return [n for n, ((where, _), tensor) in inputs if where == "input" and tensor and known[n] is None]
+
+    @cached_property
+    def watched(self) -> list[tuple[str, str, int]]:
+        """Tensors that eager's backward needs and autograd does not watch for ours: their variables in the forward, what is added to their
+        version because the wrapper is about to write them, and the tangents for which they are needed, as bits.
+        """
+        saved = {*self.saved}
+        inputs = [k for k in self.gradients.watched_inputs if ("input", k) not in saved]
+        results = [k for k in self.gradients.watched_results if ("output", k) not in saved]
+        made = self.gradients.wrapped_results
+        wrappers = [(f"v{k}", f" + {n}" if n else "") for k, n in self.gradients.watched_wrappers]
+        wrappers += [(f"w{k}", "") for k, r in enumerate(made) if r.watched]
+        places = [("input", k) for k in inputs] + [("output", k) for k in results]
+        read_for = self.gradients.read_for if self.partial else {}
+        dense = [(_variable(*place), self.bump(place), read_for.get(place, -1)) for place in places]
+        return dense + [(variable, after, -1) for variable, after in wrappers]
+
+    def bump(self, place: tuple[str, int]) -> str:
+        """What is added to the version of an argument that the wrapper is about to write."""
+        where, k = place
+        return " + 1" if where == "input" and k in self.gradients.bumped else ""
 
 
 @dataclass(frozen=True)
@@ -172,26 +217,25 @@ def _forward(halves: Halves, values: Names) -> list[str]:
         lines += values.wrap(f"w{k}", r.made, iter([f"out[{d}]" for d in r.dense]))
     tensors: list[str] = []
     sizes: list[str] = []
-    guarded = _guarded(halves)
     for place, tensor in zip(halves.saved, halves.saved_is_tensor, strict=True):
         (tensors if tensor else sizes).append(_variable(*place))
     if tensors or halves.gradients.once:
         lines.append(f"ctx.save_for_backward({', '.join(tensors or ['nothing'])})")
     if tensors:
         lines.append(f"ctx.hooked = described(({', '.join(tensors)},)) if saving_is_hooked() else None")
-    if guarded:
+    if halves.guarded:
         # Whether a write to what only some tangents need matters is known in the backward.
         versions = [
-            f"({t}._version{_bump(halves, p)}, {guarded.get(p, -1)})"
+            f"({t}._version{halves.bump(p)}, {halves.guarded.get(p, -1)})"
             for t, p in zip(tensors, halves.saved, strict=False)
         ]
         lines.append(f"ctx.versions = ({', '.join(versions)},)")
-    if later := _given_later(halves):
+    if later := halves.given_later:
         known = [f"({n}, described(({_variable(*halves.saved[n])},))[0])" for n in later]
         lines.append(f"ctx.given = ({', '.join(known)},)")
     if sizes:
         lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
-    if watched := _watched(halves):
+    if watched := halves.watched:
         # The program may drop a tensor whose memory a view still changes; a wrapper subclass has no counter to share.
         texts = [
             f"({'counter_of' if t[0] in 'xo' else 'ref'}({t}), {t}._version{after}, {n})" for t, after, n in watched
@@ -213,57 +257,12 @@ def _variable(where: str, k: int) -> str:
     return f"x{k}" if where == "input" else f"out[{k}]"
 
 
-def _guarded(halves: Halves) -> dict[tuple[str, int], int]:
-    """Arguments and results of the program that are saved, and that only some tangents need: these, as bits."""
-    if not halves.partial:
-        return {}
-    whole = (1 << len(halves.tangents)) - 1
-    found = {}
-    for place, ours in zip(halves.saved, halves.saved_for, strict=False):
-        where, k = place
-        needed = (halves.gradients.read_for.get(place, -1) | ours) & whole
-        if needed != whole and (where == "input" or k < halves.results):
-            found[place] = needed
-    return found
-
-
-def _bump(halves: Halves, place: tuple[str, int]) -> str:
-    """What is added to the version of an argument that the wrapper is about to write."""
-    where, k = place
-    return " + 1" if where == "input" and k in halves.gradients.bumped else ""
-
-
-def _given_later(halves: Halves) -> list[int]:
-    """Positions of saved inputs of which only the forward knows sizes and strides."""
-    if not halves.symbolic:
-        return []
-    inputs = enumerate(zip(halves.saved, halves.saved_is_tensor, strict=True))
-    known = halves.given or (None,) * len(halves.saved)
-    return [n for n, ((where, _), tensor) in inputs if where == "input" and tensor and known[n] is None]
-
-
-def _watched(halves: Halves) -> list[tuple[str, str, int]]:
-    """Tensors that eager's backward needs and autograd does not watch for ours: their variables in the forward, what is added to their
-    version because the wrapper is about to write them, and the tangents for which they are needed, as bits.
-    """
-    saved = {*halves.saved}
-    inputs = [k for k in halves.gradients.watched_inputs if ("input", k) not in saved]
-    results = [k for k in halves.gradients.watched_results if ("output", k) not in saved]
-    made = halves.gradients.wrapped_results
-    wrappers = [(f"v{k}", f" + {n}" if n else "") for k, n in halves.gradients.watched_wrappers]
-    wrappers += [(f"w{k}", "") for k, r in enumerate(made) if r.watched]
-    places = [("input", k) for k in inputs] + [("output", k) for k in results]
-    read_for = halves.gradients.read_for if halves.partial else {}
-    dense = [(_variable(*place), _bump(halves, place), read_for.get(place, -1)) for place in places]
-    return dense + [(variable, after, -1) for variable, after in wrappers]
-
-
 def _backward(halves: Halves, values: Names) -> list[str]:
     wrapped = halves.gradients.wrapped_results
     gradients = [f"g{k}" for k in range(halves.results)] + [f"h{k}" for k in range(len(wrapped))]
     lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
     lines += ["if in_transform():", f"    return backward_by_rows(Compiled.backward, ctx, {_tuple(gradients)})"]
-    watched = bool(_watched(halves))
+    watched = bool(halves.watched)
     if watched and not halves.partial:
         lines.append("refuse_written(ctx.watched)")
     arguments_in_all = range(halves.arguments + halves.gradients.wrappers)
@@ -282,7 +281,7 @@ def _backward(halves: Halves, values: Names) -> list[str]:
     # for autograd too, unless the caller retains the graph.
     tensors = any(halves.saved_is_tensor)
     saved = ["*ctx.saved_tensors"] if tensors else []
-    if _guarded(halves):
+    if halves.guarded:
         saved = ["*(as_kept(ctx, ~missing) if ctx.hooked is None else ctx.saved_tensors)"]
     saved += ["*ctx.sizes"] if not all(halves.saved_is_tensor) else []
     if halves.gradients.once and not tensors:
@@ -295,7 +294,7 @@ def _backward(halves: Halves, values: Names) -> list[str]:
             f"    arguments[:{count}] = as_described(arguments[:{count}], ctx.hooked)",
         ]
         otherwise = ["as_given(arguments, given)"] if any(halves.given) else []
-        otherwise += ["as_given(arguments, ctx.given)"] if _given_later(halves) else []
+        otherwise += ["as_given(arguments, ctx.given)"] if halves.given_later else []
         lines += ["else:", *(f"    {line}" for line in otherwise)] if otherwise else []
     if tensors or halves.gradients.once:
         lines.append("ctx.maybe_clear_saved_tensors()")
@@ -314,11 +313,12 @@ def _backward(halves: Halves, values: Names) -> list[str]:
             inside.append(f"h{k}_{n}")
     dense = [f"g{k}" for k in halves.gradients.tangents]
     for name, stride in zip([*dense, *inside], halves.tangents, strict=True):
+        lazy = LAZY.format(t=name)
         if stride is None:
-            lines += [f"{name} = {name}.contiguous()", f"if {_lazy(name)}:"]
+            lines += [f"{name} = {name}.contiguous()", f"if {lazy}:"]
             lines.append(f"    {name} = restride({name}, {name}.stride())")
         else:
-            lines += [f"if {name}.stride() != {stride} or {_lazy(name)}:", f"    {name} = restride({name}, {stride})"]
+            lines += [f"if {name}.stride() != {stride} or {lazy}:", f"    {name} = restride({name}, {stride})"]
         tangents.append(name)
     lines += [f"arguments += [{', '.join(tangents)}]", "out = backward_graph(arguments)"]
     position = {k: n for n, k in enumerate(halves.gradients.inputs)}
@@ -332,11 +332,6 @@ def _backward(halves: Halves, values: Names) -> list[str]:
         f"    def backward({', '.join(['ctx', *gradients])}):",
         *(f"        {line}" for line in lines),
     ]
-
-
-def _lazy(name: str) -> str:
-    """The question of `support.is_lazy`, without its call: each backward asks it."""
-    return f"{name}.is_neg() or {name}.is_conj() or is_zerotensor({name})"
 
 
 def _tuple(parts: Sequence[str]) -> str:

@@ -107,9 +107,11 @@ def overload(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), op), which)
 
 
-def is_lazy(t: torch.Tensor) -> bool:
-    """Whether its elements are not what its memory holds: it is lazily negated or conjugated, or zeros without memory."""
-    return t.is_neg() or t.is_conj() or is_zerotensor(t)
+LAZY = "{t}.is_neg() or {t}.is_conj() or is_zerotensor({t})"
+"""Whether the elements of a tensor are not what its memory holds: it is lazily negated or conjugated, or zeros without memory. The text is for
+generated wrappers, of which each backward asks it: a call takes longer than the answer.
+"""
+is_lazy: Callable[[torch.Tensor], bool] = eval(f"lambda t: {LAZY.format(t='t')}", {"is_zerotensor": is_zerotensor})
 
 
 def restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

@@ -18,13 +18,12 @@ import torch
 import opforge
 from opforge.runtime.build.toolchain import find_toolchain
 from opforge.runtime.targets import cpu as engine
-from opforge.runtime.torch_compat import FakeTensorMode
 from tests.support.matrix import symbolic
 
-from .exact import Exact
+from .exact import exactly
 from .judge import differences
 from .noise import Noise
-from .observe import Sight, see
+from .observe import Direct, Sight, default_dtype, is_foretold, on_fakes, see
 from .program import Functions, Program
 
 
@@ -51,15 +50,6 @@ class Outcome:
     def kinds(self) -> tuple[str, ...]:
         """Kinds of differences, each once."""
         return tuple(dict.fromkeys(kind for kind, _ in self.different))
-
-
-class _Direct(torch.nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 @dataclass
@@ -141,7 +131,7 @@ def _compile(program: Program, functions: Functions) -> tuple[Callable[..., Any]
         fits = lambda size: others(functions.make(*size)[0])  # noqa: E731
     with getattr(torch, program.mode)(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled = opforge.compile_fx(_Direct(functions.program), arguments)  # type: ignore[arg-type]
+        compiled = opforge.compile_fx(Direct(functions.program), arguments)  # type: ignore[arg-type]
     return compiled, fits
 
 
@@ -159,8 +149,8 @@ def _compare(
         lambda seed: see(program, functions, size, around=lambda: Noise(seed)),
     )
     if any(kind == "strides" for kind, _ in found):
-        told = _strides_of_fakes(program, functions, size)
-        known = [f for f in found if f[0] == "strides" and _foretold(f[1].partition(": eager ")[0], ours, told)]
+        told = see(program, functions, size, on_fakes(functions.program), only_strides=True)
+        known = [f for f in found if f[0] == "strides" and is_foretold(f[1].partition(": eager ")[0], ours, told)]
         outcome.fake_strides |= bool(known)
         found = [f for f in found if f not in known]
     if found and program.path == "dynamo":
@@ -173,36 +163,13 @@ def _compare(
     outcome.different += found
 
 
-def _strides_of_fakes(program: Program, functions: Functions, size: tuple[int, int]) -> Sight:
-    """What torch's own fake tensors say of the strides: where its kernels give others, compiled code has those of the fakes."""
-    fakes = FakeTensorMode()
-
-    def foretold(*args: torch.Tensor) -> Any:
-        known = {id(a): fakes.from_tensor(a) for a in args}
-        with fakes:
-            return functions.program(*(known[id(a)] for a in args))
-
-    return see(program, functions, size, foretold, only_strides=True)
-
-
-def _foretold(name: str, ours: Sight, told: Sight) -> bool:
-    first = name.replace("afterwards ", "")
-    return first.startswith("result") and first in told.facts and told.facts[first] == ours.facts.get(name)
-
-
 def in_dtype(dtype: str, program: Program, size: tuple[int, int]) -> Sight:
     """The program with every floating dtype replaced by one; float64 is evaluated in more than itself where its operators allow it."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
+    with default_dtype(dtype):
+        functions = program.functions(dtype)
         if dtype != "float64":
-            return see(program, program.functions(dtype), size)
-        exact = Exact()
-        sight = see(program, program.functions(dtype), size, around=lambda: exact)
-        sight.lows = {name: low for name, t in sight.values.items() if (low := exact.low(t)) is not None}
-        return sight
-    finally:
-        torch.set_default_dtype(default)
+            return see(program, functions, size)
+        return exactly(lambda around: see(program, functions, size, around=around))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .observe import Sight
+
 Array = Any
 WIDER = bool(np.finfo(np.longdouble).eps < 2.0**-60)
 """Whether long doubles are more exact than float64 on this machine."""
@@ -353,3 +355,12 @@ for _same in _names("""
     logical_not isnan isinf isfinite
     """):
     _KNOWN[_same] = getattr(np, _same)
+
+
+def exactly(see: Callable[[Callable[[], Exact]], Sight]) -> Sight:
+    """What `see` finds when it enters the mode that it is given around a run in float64."""
+    exact = Exact()
+    sight = see(lambda: exact)
+    # The values were copied inside of the run, and are what `exact` knows shadows of.
+    sight.lows = {name: low for name, t in sight.values.items() if (low := exact.low(t)) is not None}
+    return sight

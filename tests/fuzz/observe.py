@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from opforge.runtime.torch_compat import FakeTensorMode
 
 from .program import Functions, Program
 
@@ -51,7 +53,7 @@ def see(
         if only_strides:
             for k, t in enumerate(results):
                 if isinstance(t, torch.Tensor):
-                    sight.facts[f"result {k}: strides"] = _strides(t)
+                    sight.facts[f"result {k}: strides"] = strides(t)
             return sight
         with torch.no_grad():
             look(sight, "", args, results, versions)
@@ -81,7 +83,7 @@ def look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], v
     sight.facts[f"{when}plain results"] = [r for r in results if not isinstance(r, torch.Tensor)]
     for name, t in tensors:
         sight.facts[f"{name}: dtype, size"] = (t.dtype, tuple(t.shape))
-        sight.facts[f"{name}: strides"] = _strides(t)
+        sight.facts[f"{name}: strides"] = strides(t)
         sight.facts[f"{name}: requires_grad, is_leaf, has grad_fn"] = (t.requires_grad, *_history(t))
         sight.facts[f"{name}: inference, conj, neg"] = (t.is_inference(), t.is_conj(), t.is_neg())
         sight.values[name] = t.detach().clone()
@@ -102,7 +104,7 @@ def look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], v
     sight.facts[f"{when}views of each other"] = bases
 
 
-def _strides(t: torch.Tensor) -> tuple[int, ...]:
+def strides(t: torch.Tensor) -> tuple[int, ...]:
     return tuple(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1 and t.numel())
 
 
@@ -119,11 +121,21 @@ def version_of(t: Any) -> int:
 
 def _gradients(sight: Sight, program: Program, tensors: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
     """Of all that requires grad at once, with fixed random cotangents."""
+    generator = torch.Generator().manual_seed(program.seed)
+    gradients(sight, tensors, leaves, lambda t: (torch.randint(-16, 17, t.shape, generator=generator) / 8).to(t.dtype))
+
+
+def gradients(
+    sight: Sight,
+    tensors: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    cotangent: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Look at the gradients of all of `tensors` that require grad, at once."""
     wanted = [t for t in {id(t): t for t in tensors}.values() if t.requires_grad]
     if not wanted or not leaves:
         return
-    generator = torch.Generator().manual_seed(program.seed)
-    cotangents = [(torch.randint(-16, 17, t.shape, generator=generator) / 8).to(t.dtype) for t in wanted]
+    cotangents = [cotangent(t) for t in wanted]
     try:
         found = torch.autograd.grad(wanted, leaves, cotangents, allow_unused=True)
     except Exception as error:  # noqa: BLE001
@@ -132,5 +144,47 @@ def _gradients(sight: Sight, program: Program, tensors: Sequence[torch.Tensor], 
     for k, (g, leaf) in enumerate(zip(found, leaves, strict=True)):
         sight.facts[f"gradient {k} is there"] = g is not None
         if g is not None:
-            sight.facts[f"gradient {k}: dtype, size"] = (g.dtype, tuple(g.shape), leaf.shape == g.shape)
-            sight.values[f"gradient {k}"] = g.detach().clone()
+            sight.facts[f"gradient {k}: dtype, size"] = (g.dtype, tuple(g.shape), leaf.shape == g.shape, g.layout)
+            sight.values[f"gradient {k}"] = g.detach().to_dense() if g.layout != torch.strided else g.detach().clone()
+
+
+def on_fakes(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The program on torch's own fake tensors, for what these say of strides: where torch's kernels give others, compiled code has those of
+    the fakes.
+    """
+    fakes = FakeTensorMode()
+
+    def foretold(*args: torch.Tensor) -> Any:
+        known = {id(a): fakes.from_tensor(a) for a in args}
+        with fakes:
+            return program(*(known[id(a)] for a in args))
+
+    return foretold
+
+
+def is_foretold(name: str, ours: Sight, told: Sight) -> bool:
+    """Whether the strides called `name`, of a result, are those that the fakes have."""
+    first = name.replace("afterwards ", "")
+    return first.startswith("result") and first in told.facts and told.facts[first] == ours.facts.get(name)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: str) -> Iterator[None]:
+    """`dtype` is what new tensors have; "" changes nothing."""
+    old = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype) if dtype else old)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(old)
+
+
+class Direct(torch.nn.Module):
+    """A function as the module that `compile_fx` takes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
 
 import opforge
 from opforge.errors import UnsupportedError
 from opforge.runtime import compile_fx
+from opforge.tests.support.control_programs import DIFFERENTIABLE, LOOPS, Program, closure, counted, rand
 from opforge.tests.support.judged import judge
 
 pytestmark = pytest.mark.gpu
-Program = Callable[..., Any]
 SIZE = (65, 70)
 
 
@@ -28,124 +25,7 @@ def _compiled(program: Program, **options: Any) -> Program:
 
 
 def _rand(*size: int, sign: int = 1) -> Tensor:
-    """Numbers of one sign, so that predicates do not depend on rounding."""
-    return sign * (torch.rand(size, device="cuda") + 0.1)
-
-
-# --- programs; predicates are sums of numbers of one sign
-
-
-def _branches(x: Tensor, y: Tensor) -> Any:
-    def positive(x: Tensor, y: Tensor) -> Any:
-        return (x @ y.t()).relu(), (x * y).sum(0)
-
-    def negative(x: Tensor, y: Tensor) -> Any:
-        return (x * 2) @ y.t(), x.sin().sum(0)
-
-    a, b = torch.cond(x.sum() > 0, positive, negative, (x, y))
-    return a * 2, b + 1
-
-
-def _closure(x: Tensor, y: Tensor) -> Any:
-    h = x @ y.t()
-    return torch.cond(h.sum() > 0, lambda a: (a * h).sum(), lambda a: a.sum() * y.sum(), (x.sum(1),))
-
-
-def _strided_operand(x: Tensor, y: Tensor) -> Any:
-    return torch.cond(x.sum() > 0, lambda a: a.softmax(-1), lambda a: a.cos(), (x[:, ::2],))
-
-
-def _expanded_operand(x: Tensor, y: Tensor) -> Any:
-    return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a.cos(), (x[0].expand(4, x.shape[1]),))
-
-
-def _transposed(x: Tensor, y: Tensor) -> Any:
-    return torch.cond(x.sum() > 0, lambda x: x.t() + 1, lambda x: x.t().cos(), (x,))
-
-
-def _nested(x: Tensor, y: Tensor) -> Any:
-    def large(x: Tensor) -> Tensor:
-        return torch.cond(x.abs().sum() > 1, lambda x: x.sin() * 2, lambda x: x * x, (x,))
-
-    return torch.cond(x.sum() > 0, large, lambda x: large(x - 1), (x,))
-
-
-def _rows(x: Tensor, y: Tensor) -> Any:
-    return scan(lambda c, row: (c * 0.9 + row, c.sin()), y[0].clone(), x)
-
-
-def _columns_reversed(x: Tensor, y: Tensor) -> Any:
-    return scan(lambda c, row: (c * 0.9 + row, c.sin()), y[:, 0].clone(), x, dim=1, reverse=True)
-
-
-def _cells(x: Tensor, y: Tensor) -> Any:
-    weight = y.t() @ y * 0.01
-
-    def step(c: Any, rows: Any) -> Any:
-        return {"a": (c["a"] + rows[0] @ weight).tanh(), "n": c["n"] + 1}, (c["a"].sin(), rows[1] + c["n"])
-
-    return scan(step, {"a": y[0].clone(), "n": y.new_tensor(2.0)}, (x, y))
-
-
-def _branch_in_scan(x: Tensor, y: Tensor) -> Any:
-    def step(c: Tensor, row: Tensor) -> Any:
-        n = torch.cond(row.sum() > 0, lambda c, r: c.sin() + r, lambda c, r: c * r, (c, row))
-        return n, n * 2
-
-    return scan(step, y[0], x)
-
-
-def _counter(x: Tensor) -> Tensor:
-    return torch.zeros((), dtype=torch.int64, device=x.device)
-
-
-def _counted(x: Tensor, y: Tensor) -> Any:
-    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, (x * 1.5).sin()), (_counter(x), x))
-
-
-def _counted_on_the_processor(x: Tensor, y: Tensor) -> Any:
-    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, (x * 1.5).sin()), (torch.tensor(0), x))
-
-
-def _never(x: Tensor, y: Tensor) -> Any:
-    return while_loop(lambda i, x: i < 0, lambda i, x: (i + 1, (x * 1.5).sin()), (_counter(x), x))
-
-
-def _counted_in_python(x: Tensor, y: Tensor) -> Any:
-    return while_loop(lambda i, x: i < x.shape[0], lambda i, x: (i + 20, (x * 1.5).sin() + i), (0, x))[1]
-
-
-def _until(x: Tensor, y: Tensor) -> Any:
-    return while_loop(lambda x: x.abs().sum() > 0.1, lambda x: (x * y[0, 0] * 0.5,), (x,))
-
-
-def _branch_in_loop(x: Tensor, y: Tensor) -> Any:
-    def body(i: Tensor, x: Tensor) -> Any:
-        return i + 1, torch.cond(i % 2 == 0, lambda x: x - 0.5, lambda x: x * y, (x,))
-
-    return while_loop(lambda i, x: i < 6, body, (_counter(x), x))
-
-
-DIFFERENTIABLE: dict[str, Program] = {
-    "branches": _branches,
-    "closure": _closure,
-    "strided operand": _strided_operand,
-    "expanded operand": _expanded_operand,
-    "transposed": _transposed,
-    "nested": _nested,
-    "scan of rows": _rows,
-    "scan of columns, reversed": _columns_reversed,
-    "scan of containers": _cells,
-    "branch in scan": _branch_in_scan,
-}
-LOOPS: dict[str, Program] = {
-    "loop": _counted,
-    "loop counted on the processor": _counted_on_the_processor,
-    "loop without a run": _never,
-    "loop counted in Python": _counted_in_python,
-    "loop until small": _until,
-    "branch in loop": _branch_in_loop,
-}
+    return rand(*size, sign=sign, device="cuda")
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
@@ -225,7 +105,7 @@ def test_with_cuda_graphs(name: str, grad: bool) -> None:
 
 
 def test_strict_with_cuda_graphs_says_why_it_cannot_be() -> None:
-    compiled = _compiled(_closure, cudagraphs=True)
+    compiled = _compiled(closure, cudagraphs=True)
     with torch.no_grad(), pytest.raises(Exception, match=r"cannot be recorded: .* calls cond") as raised:
         compiled(_rand(*SIZE), _rand(*SIZE))
     inner = getattr(raised.value, "inner_exception", raised.value)
@@ -234,9 +114,9 @@ def test_strict_with_cuda_graphs_says_why_it_cannot_be() -> None:
 
 def test_a_loop_counted_on_the_device_runs_on_another_stream() -> None:
     x = _rand(*SIZE)
-    compiled = _compiled(_counted)
+    compiled = _compiled(counted)
     with torch.no_grad():
-        want = _counted(x, x)
+        want = counted(x, x)
         compiled(x, x)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

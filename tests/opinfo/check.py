@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 import opforge
-from tests.fuzz.exact import Exact
+from tests.fuzz.exact import exactly
 from tests.fuzz.judge import differences
-from tests.fuzz.observe import Sight
+from tests.fuzz.observe import Direct, Sight, is_foretold, on_fakes
 from tests.support.matrix import symbolic
 
 from .database import Call, Case
 from .listed import BY_DYNAMO, RANDOM, UNSPECIFIED, is_in, strays
-from .observe import NoiseOfStatistics, arguments, program_of, see, strides_of_fakes
+from .observe import NoiseOfStatistics, arguments, program_of, see
 
 FEW_DRAWS, MANY_DRAWS = 9, 100  # one normal number in 50 is outside of what nine others span, and half of it
 ORDER = ("crash", "hang", "wrong", "error", "eager", "raises", "native")
@@ -48,15 +48,6 @@ class Result:
     note: str = ""
 
 
-class _Direct(torch.nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
-
-
 @dataclass
 class Prepared:
     """A compiled call that has not run yet; `refused` is what compiling it raised."""
@@ -81,7 +72,7 @@ def prepare(call: Call) -> Prepared:
             examples = symbolic(tensors)[0] if call.case.dynamic else tensors
             # Of most calls the backward is compiled with the forward, so that their kernels are built together with those of others.
             with opforge.config.patch({"lazy_backward": call.number % 8 == 7}):
-                prepared.run = opforge.compile_fx(_Direct(program), examples)  # type: ignore[arg-type]
+                prepared.run = opforge.compile_fx(Direct(program), examples)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - judged against eager's
             prepared.refused = error
     return prepared
@@ -155,8 +146,8 @@ def _compare(call: Call, program: Callable[..., Any], eager: Sight, ours: Sight)
     wide = lambda dtype: in_dtype(call, dtype)  # noqa: E731
     found = differences(eager, ours, wide, lambda seed: see(call, around=lambda: NoiseOfStatistics(seed)))
     if any(kind == "strides" for kind, _ in found):
-        told = strides_of_fakes(call, program)
-        found = [f for f in found if f[0] != "strides" or not _foretold(f[1].partition(": eager ")[0], ours, told)]
+        told = see(call, on_fakes(program), only_strides=True)
+        found = [f for f in found if f[0] != "strides" or not is_foretold(f[1].partition(": eager ")[0], ours, told)]
     if any(kind in ("value", "gradient") for kind, _ in found) and is_in(RANDOM, call.case):
         found = [f for f in found if f[0] not in ("value", "gradient")]
         runs = [eager]
@@ -169,22 +160,15 @@ def _compare(call: Call, program: Callable[..., Any], eager: Sight, ours: Sight)
     return found
 
 
-def _foretold(name: str, ours: Sight, told: Sight) -> bool:
-    return name.startswith("result") and name in told.facts and told.facts[name] == ours.facts.get(name)
-
-
 def in_dtype(call: Call, dtype: str) -> Sight:
     """The call with every floating dtype replaced; float64 is evaluated in more than itself where its operators allow it."""
     plain = see(call, dtype=dtype)
     # Of complex numbers, and of what a GPU computes, nothing better is known.
     if dtype != "float64" or "complex" in f"{plain.facts}" or call.case.memory != "cpu":
         return plain
-    exact = Exact()
-    sight = see(call, dtype=dtype, around=lambda: exact)
+    sight = exactly(lambda around: see(call, dtype=dtype, around=around))
     if sight.raised or any(_nans(t) != _nans(sight.values.get(name)) for name, t in plain.values.items()):
         return plain  # halves of infinities make NaN
-    # The values were copied inside of the run, and are what `exact` knows shadows of.
-    sight.lows = {name: low for name, t in sight.values.items() if (low := exact.low(t)) is not None}
     return sight
 
 

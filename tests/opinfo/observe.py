@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from opforge.runtime.torch_compat import FakeTensorMode
 from tests.fuzz.noise import Noise
-from tests.fuzz.observe import Sight, look, version_of
+from tests.fuzz.observe import Sight, default_dtype, gradients, look, strides, version_of
 
 from .database import Call
 
@@ -60,17 +59,6 @@ def in_wide(leaves: Sequence[Any], dtype: str) -> list[Any]:
     for v in leaves:
         known.setdefault(id(v), cast(v))
     return [known[id(v)] for v in leaves]
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: str) -> Any:
-    """`dtype` is what new tensors have; "" changes nothing."""
-    old = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype) if dtype else old)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(old)
 
 
 def program_of(call: Call) -> tuple[Callable[..., Any], list[int]]:
@@ -126,7 +114,7 @@ def see(
             return sight
         if only_strides:
             sight.facts = {
-                f"result {k}: strides": _strides(t) for k, t in enumerate(results) if isinstance(t, torch.Tensor)
+                f"result {k}: strides": strides(t) for k, t in enumerate(results) if isinstance(t, torch.Tensor)
             }
             return sight
         with torch.no_grad():
@@ -136,22 +124,6 @@ def see(
     # On the processor, for the judge; what a GPU has not told yet of a failure it tells here.
     sight.values = {name: _real(t).cpu() for name, t in sight.values.items()}
     return sight
-
-
-def strides_of_fakes(call: Call, program: Callable[..., Any]) -> Sight:
-    """What torch's own fake tensors say of the strides: where its kernels give others, compiled code has those of the fakes."""
-    fakes = FakeTensorMode()
-
-    def foretold(*args: torch.Tensor) -> Any:
-        made = [fakes.from_tensor(a) for a in args]
-        with fakes:
-            return program(*made)
-
-    return see(call, foretold, only_strides=True)
-
-
-def _strides(t: torch.Tensor) -> tuple[int, ...]:
-    return tuple(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1 and t.numel())
 
 
 def _look(sight: Sight, tensors: list[Any], results: list[Any], versions: list[int]) -> None:
@@ -172,22 +144,9 @@ def _look(sight: Sight, tensors: list[Any], results: list[Any], versions: list[i
 
 def _gradients(sight: Sight, tensors: list[Any], results: list[Any]) -> None:
     """Of all results that require grad, with fixed random cotangents, for all arguments that do."""
-    leaves = [t for t in tensors if t.requires_grad]
-    wanted = [t for t in {id(r): r for r in results if isinstance(r, torch.Tensor)}.values() if t.requires_grad]
-    if not wanted or not leaves:
-        return
     generator = torch.Generator().manual_seed(1)
-    cotangents = [_cotangent(t, generator) for t in wanted]
-    try:
-        found = torch.autograd.grad(wanted, leaves, cotangents, allow_unused=True)
-    except Exception as error:  # noqa: BLE001
-        sight.raised["backward"] = error
-        return
-    for k, (g, leaf) in enumerate(zip(found, leaves, strict=True)):
-        sight.facts[f"gradient {k} is there"] = g is not None
-        if g is not None:
-            sight.facts[f"gradient {k}: dtype, size"] = (g.dtype, tuple(g.shape), leaf.shape == g.shape, g.layout)
-            sight.values[f"gradient {k}"] = g.detach().to_dense() if g.layout != torch.strided else g.detach().clone()
+    followed = [r for r in results if isinstance(r, torch.Tensor)]
+    gradients(sight, followed, [t for t in tensors if t.requires_grad], lambda t: _cotangent(t, generator))
 
 
 class NoiseOfStatistics(Noise):

@@ -9,16 +9,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
 
 import opforge
 from opforge.runtime import compile_fx
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.torch_compat import pytree
+from opforge.tests.support.control_programs import (
+    DIFFERENTIABLE,
+    LOOPS,
+    Program,
+    branch_in_loop,
+    branch_in_scan,
+    counted,
+    counted_in_python,
+    nested,
+    never,
+    rand,
+)
 from opforge.tests.support.judged import judge
 
-Program = Callable[..., Any]
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 LATER = pytest.mark.skipif(OLD, reason="C1: the older Dynamo refuses functions that write to operands or return them")
 
@@ -29,125 +38,8 @@ def _fresh() -> None:
     torch.manual_seed(0)
 
 
-def _rand(*size: int, sign: int = 1) -> Tensor:
-    """Numbers of one sign, so that predicates do not depend on rounding."""
-    return sign * (torch.rand(size) + 0.1)
-
-
-# --- programs; predicates are sums of numbers of one sign
-
-
-def _branches(x: Tensor, y: Tensor) -> Any:
-    def positive(x: Tensor, y: Tensor) -> Any:
-        return (x @ y.t()).relu(), (x * y).sum(0)
-
-    def negative(x: Tensor, y: Tensor) -> Any:
-        return (x * 2) @ y.t(), x.sin().sum(0)
-
-    a, b = torch.cond(x.sum() > 0, positive, negative, (x, y))
-    return a * 2, b + 1
-
-
-def _transposed(x: Tensor, y: Tensor) -> Any:
-    return torch.cond(x.sum() > 0, lambda x: x.t() + 1, lambda x: x.t().cos(), (x,))
-
-
-def _strided_operand(x: Tensor, y: Tensor) -> Any:
-    return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a.cos(), (x[:, ::2],))
-
-
-def _expanded_operand(x: Tensor, y: Tensor) -> Any:
-    return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a.cos(), (x[0].expand(4, x.shape[1]),))
-
-
-def _computed_operand(x: Tensor, y: Tensor) -> Any:
-    return torch.cond(x.sum() > 0, lambda a: a.sum(-1), lambda a: a.cos().sum(-1), (x.t() * 2,))
-
-
 def _operand_returned(x: Tensor, y: Tensor) -> Any:
     return torch.cond(x.sum() > 0, lambda a: (a, a.view(-1)), lambda a: (a.sin(), a.view(-1) + 1), (x * 2,))
-
-
-def _closure(x: Tensor, y: Tensor) -> Any:
-    h = x @ y.t()
-    return torch.cond(h.sum() > 0, lambda a: (a * h).sum(), lambda a: a.sum() * y.sum(), (x.sum(1),))
-
-
-def _nested(x: Tensor, y: Tensor) -> Any:
-    def large(x: Tensor) -> Tensor:
-        return torch.cond(x.abs().sum() > 1, lambda x: x.sin() * 2, lambda x: x * x, (x,))
-
-    return torch.cond(x.sum() > 0, large, lambda x: large(x - 1), (x,))
-
-
-def _in_scan(x: Tensor, y: Tensor) -> Any:
-    def step(c: Tensor, row: Tensor) -> Any:
-        n = torch.cond(row.sum() > 0, lambda c, r: c.sin() + r, lambda c, r: c * r, (c, row))
-        return n, n * 2
-
-    return scan(step, y[0], x)
-
-
-def _reversed(x: Tensor, y: Tensor) -> Any:
-    return scan(lambda c, row: (c * 0.9 + row, c.sin()), y[:, 0].clone(), x, dim=1, reverse=True)
-
-
-def _tree(x: Tensor, y: Tensor) -> Any:
-    weight = y.t() @ y * 0.1
-
-    def step(c: Any, rows: Any) -> Any:
-        return {"a": (c["a"] + rows[0] @ weight).tanh(), "n": c["n"] + 1}, (c["a"].sin(), rows[1] + c["n"])
-
-    return scan(step, {"a": y[0].clone(), "n": y.new_tensor(2.0)}, (x, y))
-
-
-def _counted(x: Tensor, y: Tensor) -> Any:
-    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, (x * 1.5).sin()), (torch.tensor(0), x))
-
-
-def _never(x: Tensor, y: Tensor) -> Any:
-    return while_loop(lambda i, x: i < 0, lambda i, x: (i + 1, (x * 1.5).sin()), (torch.tensor(0), x))
-
-
-def _counted_in_python(x: Tensor, y: Tensor) -> Any:
-    return while_loop(lambda i, x: i < x.shape[0], lambda i, x: (i + 2, (x * 1.5).sin() + i), (0, x))[1]
-
-
-def _until(x: Tensor, y: Tensor) -> Any:
-    return while_loop(lambda x: x.abs().sum() > 0.1, lambda x: (x * y[0, 0] * 0.5,), (x,))
-
-
-def _branch_in_loop(x: Tensor, y: Tensor) -> Any:
-    def body(i: Tensor, x: Tensor) -> Any:
-        return i + 1, torch.cond(i % 2 == 0, lambda x: x - 0.5, lambda x: x * y, (x,))
-
-    return while_loop(lambda i, x: i < 6, body, (torch.tensor(0), x))
-
-
-def _loop_in_branch(x: Tensor, y: Tensor) -> Any:
-    return torch.cond(x.sum() > 0, lambda x: _counted(x, y)[1], lambda x: x.cos(), (x,))
-
-
-DIFFERENTIABLE: dict[str, Program] = {
-    "branches": _branches,
-    "transposed": _transposed,
-    "strided operand": _strided_operand,
-    "expanded operand": _expanded_operand,
-    "computed operand": _computed_operand,
-    "closure": _closure,
-    "nested": _nested,
-    "branch in scan": _in_scan,
-    "scan of columns, reversed": _reversed,
-    "scan of containers": _tree,
-}
-LOOPS: dict[str, Program] = {
-    "loop": _counted,
-    "loop without a run": _never,
-    "loop counted in Python": _counted_in_python,
-    "loop until small": _until,
-    "branch in loop": _branch_in_loop,
-    "loop in branch": _loop_in_branch,
-}
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
@@ -157,7 +49,7 @@ def test_results_and_gradients(name: str, grad: bool) -> None:
     with opforge.config.patch(strict=True):
         compiled = torch.compile(program, backend="opforge", fullgraph=True)
         for sign in (1, -1):
-            judge(compiled, program, [_rand(5, 7, sign=sign), _rand(5, 7)], grad)
+            judge(compiled, program, [rand(5, 7, sign=sign), rand(5, 7)], grad)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -166,7 +58,7 @@ def test_loops(name: str) -> None:
     with opforge.config.patch(strict=True):
         compiled = torch.compile(program, backend="opforge", fullgraph=True)
         for sign in (1, -1):
-            judge(compiled, program, [_rand(5, 7, sign=sign), _rand(5, 7)], False)
+            judge(compiled, program, [rand(5, 7, sign=sign), rand(5, 7)], False)
 
 
 SIZED = [(name, grad) for name in ("branches", "nested", "branch in scan") for grad in (False, True)]
@@ -180,8 +72,8 @@ def test_symbolic_sizes(name: str, grad: bool) -> None:
         compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=True)
         graphs = opforge.stats()["graphs"]
         for rows in (5, 9, 3):
-            judge(compiled, program, [_rand(rows, 7), _rand(rows, 7)], grad)
-            judge(compiled, program, [_rand(rows, 7, sign=-1), _rand(rows, 7)], grad)
+            judge(compiled, program, [rand(rows, 7), rand(rows, 7)], grad)
+            judge(compiled, program, [rand(rows, 7, sign=-1), rand(rows, 7)], grad)
         # The dtype float64 never comes here: it is for the program in eager.
         assert opforge.stats()["graphs"] == graphs + 1
 
@@ -193,7 +85,7 @@ def test_a_comparison_of_sizes_is_decided_while_tracing() -> None:
     with opforge.config.patch(strict=True), torch.no_grad():
         compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=True)
         for rows in (3, 5, 9, 2):
-            x = _rand(rows, 3)
+            x = rand(rows, 3)
             torch.testing.assert_close(compiled(x), program(x))
 
 
@@ -204,7 +96,7 @@ def test_functions_are_compiled_and_the_branch_not_taken_does_not_run() -> None:
         # The index is out of range, which only the branch that is not taken would say.
         return torch.cond(x.sum() > 0, lambda x, i: x.sin() * 2, lambda x, i: x + x[i], (x, i))
 
-    x, i = _rand(5, 7), torch.full((5,), 9)
+    x, i = rand(5, 7), torch.full((5,), 9)
     with opforge.config.patch(strict=True), torch.no_grad():
         compiled = torch.compile(program, backend="opforge", fullgraph=True)
         torch.testing.assert_close(compiled(x, i), x.sin() * 2)
@@ -226,9 +118,9 @@ def _operators_of(call: Callable[[], Any]) -> list[str]:
 
 @LATER
 def test_results_share_no_memory_with_operands() -> None:
-    x = _rand(5, 7)
+    x = rand(5, 7)
     with opforge.config.patch(strict=True), torch.no_grad():
-        for program in (_never, _operand_returned):
+        for program in (never, _operand_returned):
             out = torch.compile(program, backend="opforge", fullgraph=True)(x, x)
             for t in pytree.tree_leaves(out):
                 assert t.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
@@ -236,7 +128,7 @@ def test_results_share_no_memory_with_operands() -> None:
 
 def test_an_operand_that_no_branch_uses_has_a_gradient_of_zeros() -> None:
     """As with torch's own formula: `None` would be another result of `torch.autograd.grad`."""
-    x, y = _rand(5, 7).requires_grad_(), _rand(5, 7).requires_grad_()
+    x, y = rand(5, 7).requires_grad_(), rand(5, 7).requires_grad_()
 
     def program(x: Tensor, y: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x, y: x.sin(), lambda x, y: x.cos() * y, (x, y))
@@ -254,7 +146,7 @@ def test_a_gradient_runs_functions_under_the_autocast_of_the_call() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return torch.cond(x.sum() > 0, lambda x: x @ x.t(), lambda x: x @ x.t() + 1, (x,))
 
-    x = _rand(5, 7).requires_grad_()
+    x = rand(5, 7).requires_grad_()
     with opforge.config.patch(strict=True):
         ours = torch.compile(program, backend="opforge", fullgraph=True)(x)
     assert ours.dtype is torch.bfloat16
@@ -266,7 +158,7 @@ def test_random_numbers_of_a_branch_are_those_of_eager() -> None:
     def program(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: torch.nn.functional.dropout(x, 0.5), lambda x: x * 2, (x,))
 
-    x = _rand(5, 7)
+    x = rand(5, 7)
     with opforge.config.patch(strict=True), torch.no_grad():
         compiled = torch.compile(program, backend="opforge", fullgraph=True)
         for sign in (1, -1):
@@ -296,7 +188,7 @@ def test_sizes_from_data_inside_of_a_function() -> None:
     before = dict(opforge.stats()["fallbacks"])
     compiled = torch.compile(_sizes_from_data, backend="opforge", fullgraph=True)
     for sign in (-1, 1):
-        x = _rand(5, 7, sign=sign)
+        x = rand(5, 7, sign=sign)
         torch.testing.assert_close(compiled(x), _sizes_from_data(x))
     assert dict(opforge.stats()["fallbacks"]) == before
 
@@ -309,7 +201,7 @@ def test_sizes_from_data_inside_of_a_function() -> None:
         ),
         (_sizes_differ, False, "branches with results of different sizes of cond (test_control.py:"),
         (_drops, True, "would run a second time with other random numbers"),
-        (lambda x: _counted(x, x)[1], True, "needs values of as many runs as data decides"),
+        (lambda x: counted(x, x)[1], True, "needs values of as many runs as data decides"),
     ],
     ids=["write", "sizes differ", "random numbers in a gradient", "gradient of a loop"],
 )
@@ -317,7 +209,7 @@ def test_the_rest_is_eager_with_a_reason(program: Program, grad: bool, reason: s
     before = dict(opforge.stats()["fallbacks"])
     compiled = torch.compile(program, backend="opforge", fullgraph=True)
     for sign in (-1, 1):
-        ours, theirs = (_rand(5, 7, sign=sign).requires_grad_(grad) for _ in range(2))
+        ours, theirs = (rand(5, 7, sign=sign).requires_grad_(grad) for _ in range(2))
         theirs.data.copy_(ours.detach())
         with torch.set_grad_enabled(grad):
             torch.manual_seed(1)
@@ -331,9 +223,9 @@ def test_the_rest_is_eager_with_a_reason(program: Program, grad: bool, reason: s
 
 
 def test_stages_of_functions_are_dumped(tmp_path: Path) -> None:
-    x = _rand(5, 7)
+    x = rand(5, 7)
     with opforge.config.patch(strict=True, dump_dir=str(tmp_path)), torch.no_grad():
-        torch.compile(_branch_in_loop, backend="opforge", fullgraph=True)(x, x)
+        torch.compile(branch_in_loop, backend="opforge", fullgraph=True)(x, x)
     (folder,) = tmp_path.iterdir()
     names = {p.name.partition("_")[2]: p for p in folder.iterdir()}
     loop = names["run_loop.py"].read_text()
@@ -345,9 +237,9 @@ def test_stages_of_functions_are_dumped(tmp_path: Path) -> None:
 
 
 def test_explain_shows_the_functions() -> None:
-    x = _rand(5, 7)
+    x = rand(5, 7)
     with torch.no_grad():
-        said = str(opforge.explain(_branch_in_loop)(x, x))
+        said = str(opforge.explain(branch_in_loop)(x, x))
     for part in (
         "## run_loop",
         "while test(",
@@ -365,9 +257,9 @@ def test_the_recorded_graph_runs_in_eager() -> None:
         graphs.append((trace(gm, inputs), inputs))
         return gm.forward
 
-    x, y = _rand(5, 7), _rand(5, 7)
+    x, y = rand(5, 7), rand(5, 7)
     with torch.no_grad():
-        for program in (_nested, _branch_in_loop, _in_scan, _counted_in_python):
+        for program in (nested, branch_in_loop, branch_in_scan, counted_in_python):
             expected = pytree.tree_leaves(torch.compile(program, backend=keep, fullgraph=True)(x, y))
             traced, inputs = graphs.pop()
             found = torch.fx.Interpreter(traced.graph).run(*inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from opforge.errors import UnsupportedError
 from opforge.runtime.dispatch.kernel_writes import writes_of
@@ -109,6 +110,68 @@ def from_memory(table):  # type: ignore[no-untyped-def]
     tl.store(tl.load(table).to(tl.pointer_type(tl.float32)), 1.0)
 
 
+@triton.jit
+def put_and_add(a, b):  # type: ignore[no-untyped-def]
+    tl.store(a, 1.0)
+    return a + b
+
+
+@triton.jit
+def scanned_by_name(x, out):  # type: ignore[no-untyped-def]
+    tl.associative_scan(out + tl.arange(0, 16), axis=0, combine_fn=put_and_add)
+
+
+@triton.jit
+def set_again(x, out, ACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    if ACT is total:
+        ACT = put
+    ACT(out, tl.load(x))
+
+
+@tl.core._aggregate
+class Box:
+    p: tl.tensor
+
+    def __init__(self, p):  # type: ignore[no-untyped-def]
+        self.p = p
+
+    @triton.jit
+    def fill(self, value):  # type: ignore[no-untyped-def]
+        tl.store(self.p, value)
+
+
+@triton.jit
+def boxed(x, out):  # type: ignore[no-untyped-def]
+    Box(out).fill(tl.load(x))
+
+
+@triton.jit
+def by_an_object_without_pointers(x, out):  # type: ignore[no-untyped-def]
+    box = Box(3)
+    box.fill(tl.load(x), out)
+
+
+@triton.jit
+def handed_in(x, out):  # type: ignore[no-untyped-def]
+    x.fill(tl.load(out))
+
+
+@triton.jit
+def copied(x, out):  # type: ignore[no-untyped-def]
+    tma.async_copy_shared_to_global(out, [0, 0], tl.load(x))
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+@triton.jit
+def paired(x, out):  # type: ignore[no-untyped-def]
+    both = Pair(x, x + 1)
+    tl.store(out, tl.load(both.a) + tl.load(both[1]))
+
+
 CASES: list[tuple[Any, str, str, dict[str, Any]]] = [
     (copies, "x out", "out", {}),
     (by_a_helper, "x y out", "y out", {}),
@@ -123,6 +186,13 @@ CASES: list[tuple[Any, str, str, dict[str, Any]]] = [
     (scanned, "x out", "out", {}),
     (told, "x out", "", {}),
     (in_assembly, "x out", "out", {}),
+    (scanned_by_name, "x out", "out", {}),
+    (set_again, "x out", "out", {"ACT": total}),
+    (boxed, "x out", "out", {}),
+    (by_an_object_without_pointers, "x out", "out", {}),
+    (handed_in, "x out", "x", {}),
+    (copied, "x out", "out", {}),
+    (paired, "x out", "out", {}),
 ]
 
 
@@ -135,7 +205,10 @@ def test_written(kernel: Any, pointers: str, written: str, constants: dict[str, 
 
 def test_effects() -> None:
     effects = {k.__name__: writes_of(k, p.split(), c).effect for k, p, _, c in CASES}
-    assert {name for name, effect in effects.items() if effect} == {"told", "in_assembly"}
+    assert {name for name, effect in effects.items() if effect} == {
+        *("told", "in_assembly"),
+        *("set_again", "boxed", "by_an_object_without_pointers", "handed_in"),
+    }
 
 
 def test_an_autotuned_kernel_also_writes_what_it_puts_back() -> None:

@@ -217,6 +217,31 @@ COMPOSITE = """
 """
 
 
+def test_one_entry_for_operators_with_values() -> None:
+    functions = printed(
+        """
+        - op:
+            aten.max_unpool2d: {dims: 2, words: [float32, 1]}
+            aten.max_unpool3d: {dims: -3, words: []}
+          doc: without the last dimensions
+          kind: gather
+          native_if: rank(self) > dims   and len(words) < 2
+          shape: shape(self)[:-dims]
+          at: self[*i] ** dims
+        """
+    )
+    assert functions["aten.max_unpool2d.default"] == lines(
+        """
+        def max_unpool2d(b, self, indices, output_size):
+            b.native_if(rank(self) > 2 and len(["float32", 1]) < 2, 'rank(self) > 2 and len(["float32", 1]) < 2')
+            out = shape(self)[:-2]
+            i = b.coords(out)
+            return b.define(out, b.at(self, i) ** 2)
+        """
+    )
+    assert functions["aten.max_unpool3d.default"].endswith("return b.define(out, b.at(self, i) ** -3)")
+
+
 def test_a_composite_calls_operators_by_name_and_by_symbol() -> None:
     functions = printed(
         COMPOSITE
