@@ -187,6 +187,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
         eager_backward,
         kept_for_backward,
         partial_backward,
+        sparse_backward,
         split,
     )
 
@@ -221,7 +222,8 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     half = (
         Backward(lambda: backward_later(whole)) if compiles_later(parts, cfg) else Backward(call=backward(whole, watch))
     )
-    both = bind_halves(parts.halves, forward, half, partial_backward(parts, half, backward_later))
+    partial = partial_backward(parts, half, backward_later)
+    both = bind_halves(parts.halves, forward, half, partial, sparse_backward(whole, parts.halves, cfg.strict))
     return both, artifacts, parts.written.values()
 
 
