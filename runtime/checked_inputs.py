@@ -66,7 +66,9 @@ def _look_at_kind(beyond: str, dtype: torch.dtype) -> Callable[[Any], str]:
         if x.dtype is not dtype:
             return f"is {x.dtype}, the graph was compiled for {dtype}"
         found = beyond_strides(x)
-        return "" if found == beyond else f"{found or 'is a strided tensor'}, the graph was compiled for one that {beyond}"
+        return (
+            "" if found == beyond else f"{found or 'is a strided tensor'}, the graph was compiled for one that {beyond}"
+        )
 
     return look
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import fx
 
-
 # Named tensors ended with torch 2.12.
 _HAS_NAMES: Callable[[torch.Tensor], bool] | None = getattr(torch.Tensor, "has_names", None)
 

@@ -375,7 +375,9 @@ def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], in
 
 def refuse_sparse(missing: int) -> Compiled:
     """Raises: a gradient is no strided tensor."""
-    raise UnsupportedError("a gradient that is no strided tensor (sparse) arrives at a compiled backward; to_dense() it")
+    raise UnsupportedError(
+        "a gradient that is no strided tensor (sparse) arrives at a compiled backward; to_dense() it"
+    )
 
 
 def refuse_double_backward() -> None:

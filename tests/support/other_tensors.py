@@ -112,7 +112,9 @@ def observe(function: Callable[..., Any], program: Program, double: bool = False
     args = list(program.make())
     if double:
         args = [in_double(a) for a in args]
-    tensors = [t for a in args for t in (a.state_dict(keep_vars=True).values() if isinstance(a, torch.nn.Module) else [a])]
+    tensors = [
+        t for a in args for t in (a.state_dict(keep_vars=True).values() if isinstance(a, torch.nn.Module) else [a])
+    ]
     tensors = [t for t in tensors if isinstance(t, Tensor)]
     try:
         with torch.set_grad_enabled(program.grad):
@@ -121,7 +123,7 @@ def observe(function: Callable[..., Any], program: Program, double: bool = False
                 followed = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
                 if followed:
                     sum(map(dense_sum, followed), torch.zeros(())).backward()
-    except Exception as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         return Seen(type(error), [], str(error))
     grads = [t.grad for t in tensors if t.requires_grad and t.is_leaf]
     return Seen(None, [*results, *tensors, *grads])
@@ -129,7 +131,9 @@ def observe(function: Callable[..., Any], program: Program, double: bool = False
 
 def differences(found: Seen, expected: Seen, exact: Callable[[], Seen]) -> list[str]:
     """In what two runs differ; elements that rounding may change are held against a run in float64."""
-    if (found.error is None) != (expected.error is None) or not issubclass(found.error or object, expected.error or object):
+    if (found.error is None) != (expected.error is None) or not issubclass(
+        found.error or object, expected.error or object
+    ):
         return [f"raises {found.error}: {found.message}, expected {expected.error}: {expected.message}"]
     if len(found.leaves) != len(expected.leaves):
         return [f"{len(found.leaves)} results, expected {len(expected.leaves)}"]
