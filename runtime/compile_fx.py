@@ -32,6 +32,7 @@ from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
 from .execute.autograd_function import Backward, bind_halves, emit_function
 from .execute.load import load_wrapper
+from .execute.sparse_gradients import sparse_backward
 from .graph.rewrite import rewrite
 from .graph.scalars import give_numbers
 from .graphs.recording import Recorder
@@ -187,7 +188,6 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
         eager_backward,
         kept_for_backward,
         partial_backward,
-        sparse_backward,
         split,
     )
 

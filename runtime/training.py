@@ -11,15 +11,14 @@ import torch
 from torch import fx
 
 from ..errors import UnsupportedError
-from ..generated.dispatch_tables import ROLES
 from .config import Config, current
 from .dispatch.joint import Gradients
 from .dispatch.operators import op_info
 from .dispatch.trace import Traced
 from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
 from .execute.given import saved_inputs
+from .execute.sparse_gradients import unreached_from
 from .lower.graph import repeats
-from .observe import counters
 from .partition import Partition, partition
 from .partition.partial import needed_for, tangents_with, without_tangents
 from .partition.split import Halves as Cut
@@ -170,43 +169,6 @@ def eager_backward(backward: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return fx.Interpreter(backward).boxed_run
 
 
-class _SparseGradients(fx.Interpreter):
-    """Runs a backward on gradients that may be sparse. Autograd puts the dense one first where it adds two."""
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is ROLES["add"] and len(args) == 2 and all(isinstance(a, torch.Tensor) for a in args):
-            args = sorted(args, key=lambda t: t.layout is not torch.strided)
-        return super().call_function(target, tuple(args), kwargs)
-
-
-def sparse_backward(backward: fx.GraphModule, halves: Halves, strict: bool) -> Callable[[int], Callable[..., Any]]:
-    """The backward by eager kernels, for calls in which gradients arrive that are no strided tensors (of a table that is looked up with
-    `sparse=True`), so that those of inputs are sparse where eager's are. The bits of its argument: as for `Partial.ready`. `strict`: it
-    raises `UnsupportedError` instead.
-    """
-    made: dict[int, Callable[..., Any]] = {}
-
-    def ready(missing: int) -> Callable[..., Any]:
-        reason = "a gradient arrives that is no strided tensor (sparse): its backward runs by eager kernels"
-        if strict:
-            raise UnsupportedError(reason)
-        if missing not in made:
-            counters.count_fallback(f"UnsupportedError: {reason}")
-            unreached = _unreached(halves, missing)
-            absent = {k for k in range(len(halves.tangents)) if missing >> k & 1}
-            graph = without_tangents(backward, absent, unreached) if missing else backward
-            made[missing] = _SparseGradients(graph).boxed_run
-        return made[missing]
-
-    return ready
-
-
-def _unreached(halves: Halves, missing: int) -> set[int]:
-    """Positions of gradients to which there is no way from the tangents that are given."""
-    given = ((1 << len(halves.tangents)) - 1) & ~missing
-    return {k for k, way in enumerate(halves.gradients.reached) if not way & given}
-
-
 def partial_backward(
     parts: Split, whole: Backward, compiled: Callable[[fx.GraphModule], Callable[..., Any]]
 ) -> Partial:
@@ -218,7 +180,7 @@ def partial_backward(
     made: dict[int, Backward] = {}
 
     def make(missing: int) -> Callable[..., Any]:
-        unreached = _unreached(parts.halves, missing)
+        unreached = unreached_from(parts.halves, missing)
         if parts.halves.symbolic:
             call = whole.ready()
             return lambda arguments: [None if k in unreached else g for k, g in enumerate(call(arguments))]

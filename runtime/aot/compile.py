@@ -16,8 +16,8 @@ from ..dispatch.needs_grad import wants_grad
 from ..dispatch.trace import Traced, trace
 from ..dispatch.wrapper import bind
 from ..execute.autograd_function import Backward, bind_halves
+from ..execute.sparse_gradients import sparse_backward
 from ..observe import counters
-from ..training import sparse_backward
 from .compilers import Compiled, Compilers, call_compiler, unboxed
 from .decompose import decompose
 from .frames import FrameRecorder
