@@ -148,6 +148,17 @@ FLOAT8_PROGRAMS: dict[str, Program] = {
         ),
         lambda: [eight(4, 6)],
     ),
+    "chains of casts": Program(
+        lambda x: (
+            x.to(torch.bfloat16).to(E4).float(),
+            x.to(torch.float64).to(torch.float16).to(E5),
+            x.to(E5).to(E4).float(),
+            x.to(E4).half().to(E5).float() * 2,
+            x.nan_to_num(0, 99, -99).clamp(-99, 99).to(torch.int32).to(E4).float() + 1,
+        ),
+        lambda: [edged()],
+        kernels=1,
+    ),
     "views of results": Program(
         lambda x: [
             (y := (x * 2).to(E4)),
@@ -464,6 +475,31 @@ SPARSE_PROGRAMS: dict[str, Program] = {
     "a sparse gradient arrives at one of two": Program(
         lambda w, k: ((y := w * 2), (z := w.sin()), looked_up(k, y) + z[:3])[1:],
         lambda: [numbers(9, 4, grad=True), torch.tensor([1, 2, 1])],
+        grad=True,
+        left="a gradient arrives that is no strided tensor",
+    ),
+    "a sparse gradient arrives alone": Program(
+        lambda w, k: ((y := w * 2), (z := w.sin()), looked_up(k, y) + z.detach()[:3])[2],
+        lambda: [numbers(9, 4, grad=True), torch.tensor([1, 2, 1])],
+        grad=True,
+        left="a gradient arrives that is no strided tensor",
+    ),
+    "a sparse gradient arrives, symbolic sizes": Program(
+        lambda w, k: ((y := w * 2), (z := w.sin()), looked_up(k, y) + z.detach()[:3])[2],
+        lambda: [numbers(9, 4, grad=True), torch.tensor([1, 2, 1])],
+        grad=True,
+        left="a gradient arrives that is no strided tensor",
+        options=(("dynamic", True),),
+    ),
+    "a sparse gradient that its formula refuses": Program(
+        lambda w, k: looked_up(k, w.exp().softmax(0)) + 1,
+        lambda: [numbers(9, 4, grad=True), torch.tensor([1, 2, 1])],
+        grad=True,
+        left="a gradient arrives that is no strided tensor",
+    ),
+    "a sparse gradient times a dense tensor": Program(
+        lambda w, v, k: looked_up(k, w * v),
+        lambda: [numbers(9, 4, grad=True), numbers(9, 4, seed=1, grad=True), torch.tensor([1, 2, 1])],
         grad=True,
         left="a gradient arrives that is no strided tensor",
     ),
@@ -909,7 +945,7 @@ DIRECT: dict[str, tuple[Callable[..., Any], Callable[[], Tensor], str]] = {
     "quantized inside": (
         lambda x: torch.quantize_per_tensor(x * 2, 0.05, 12, torch.quint8),
         lambda: numbers(4, 6),
-        FORETOLD or "while tracing",
+        "it makes a quantized tensor",
     ),
     "jagged": (lambda x: x * 2, jagged, "has the layout torch.jagged"),
     "strided nested": (lambda x: x * 2, strided, "an input is nested"),
@@ -973,6 +1009,29 @@ def test_exports_refuse_them(name: str) -> None:
 
     with pytest.raises(ExportError, match=r"args\[0\] (is|has|holds) .*; only strided tensors can be exported"):
         opforge.aot_export_module(Doubled(), [make()], trace_joint=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_sparse_gradient_arrives_at_an_ahead_of_time_function(dynamic: bool) -> None:
+    k, doubled = torch.tensor([1, 2, 1]), opforge.aot_function(lambda w: w * 2, lambda graph, _: graph, dynamic=dynamic)
+    found, expected = numbers(9, 4, grad=True), numbers(9, 4, grad=True)
+    looked_up(k, doubled(found)).sum().backward()
+    looked_up(k, expected * 2).sum().backward()
+    assert found.grad.layout is expected.grad.layout is torch.sparse_coo
+    assert torch.equal(found.grad.to_dense(), expected.grad.to_dense())
+
+
+def test_a_sparse_gradient_arrives_twice_behind_dropout() -> None:
+    """The backward draws the forward's numbers again."""
+    w, k = torch.ones(9, 4, requires_grad=True), torch.tensor([1, 2, 1])
+    y = torch.compile(lambda w: F.dropout(w, 0.5) * 3, backend="opforge")(w)
+    loss = looked_up(k, y).sum()
+    loss.backward(retain_graph=True)
+    once = w.grad.to_dense()
+    counts = torch.bincount(k, minlength=9)[:, None]
+    assert torch.equal(once, y.detach() * counts)
+    loss.backward()
+    assert torch.equal(w.grad.to_dense(), 2 * once)
 
 
 def test_a_sparse_gradient_is_an_error_where_nothing_may_run_eagerly() -> None:
