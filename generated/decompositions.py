@@ -30,6 +30,8 @@ class Refusal(NamedTuple):
     with itself."""
     wide: bool = False
     """Or all but the first are float32, and that one is of half precision."""
+    always: bool = False
+    """Every call is refused."""
 
 
 class Control(NamedTuple):
@@ -504,6 +506,14 @@ REFUSALS: dict[Any, Refusal] = {
         "Its parameters have the dtype of the input, or float32.",
         same_dtype=(0, 1, 2, 3, 4),
         wide=True,
+    ),
+    torch.ops.aten.quantize_per_tensor.default: Refusal(
+        "It makes a quantized tensor, where its fake kernel makes a plain one.",
+        always=True,
+    ),
+    torch.ops.aten.quantize_per_tensor.tensor_qparams: Refusal(
+        "It makes a quantized tensor, where its fake kernel makes a plain one.",
+        always=True,
     ),
 }
 """Calls that the fake kernel accepts by mistake."""

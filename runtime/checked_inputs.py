@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError
+from .dispatch.regions import beyond_strides
 from .torch_compat import is_traceable_wrapper_subclass, is_zerotensor, pytree
 
 
@@ -40,18 +41,36 @@ def only_for(examples: Sequence[Any], call: Callable[..., Any]) -> Callable[...,
 def _look(example: Any) -> Callable[[Any], str] | None:
     """What is wrong with an argument in the place of `example`, as text; empty where nothing is."""
     if isinstance(example, torch.Tensor):
-        dense = example.layout == torch.strided and not is_traceable_wrapper_subclass(example)
-        return _look_at_layout(example) if dense else _look_at_kind(example)
+        if is_traceable_wrapper_subclass(example):
+            return _look_at_type(example)
+        beyond = beyond_strides(example)
+        return _look_at_kind(beyond, example.dtype) if beyond else _look_at_layout(example)
     if type(example) in (int, bool, str):
         return lambda x: "" if x == example else f"is {x!r}, and {example!r} is part of the compiled graph"
     return None
 
 
-def _look_at_kind(example: torch.Tensor) -> Callable[[Any], str]:
+def _look_at_type(example: torch.Tensor) -> Callable[[Any], str]:
     kind = type(example)
     return lambda x: (
         "" if isinstance(x, kind) else f"is a {type(x).__name__}, the graph was compiled for a {kind.__name__}"
     )
+
+
+def _look_at_kind(beyond: str, dtype: torch.dtype) -> Callable[[Any], str]:
+    """A graph for such a tensor is run eagerly, whatever its sizes: what matters is that eager's kernels are those of the same kind."""
+
+    def look(x: Any) -> str:
+        if not isinstance(x, torch.Tensor):
+            return f"is a {type(x).__name__}, the graph was compiled for a tensor"
+        if x.dtype is not dtype:
+            return f"is {x.dtype}, the graph was compiled for {dtype}"
+        found = beyond_strides(x)
+        return (
+            "" if found == beyond else f"{found or 'is a strided tensor'}, the graph was compiled for one that {beyond}"
+        )
+
+    return look
 
 
 def _look_at_layout(example: torch.Tensor) -> Callable[[Any], str]:
@@ -62,6 +81,8 @@ def _look_at_layout(example: torch.Tensor) -> Callable[[Any], str]:
     def look(x: Any) -> str:
         if not isinstance(x, torch.Tensor):
             return f"is a {type(x).__name__}, the graph was compiled for a tensor"
+        if beyond := beyond_strides(x):
+            return f"{beyond}, the graph was compiled for a strided tensor"
         if (x.is_neg(), x.is_conj(), is_zerotensor(x)) != lazy:
             return "is lazily negated, conjugated or zero, or the graph was compiled for such a tensor: resolve_neg(), resolve_conj(), clone()"
         if x.requires_grad and not followed and torch.is_grad_enabled():

@@ -33,6 +33,7 @@ from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
 from .execute.autograd_function import Backward, bind_halves, emit_function
 from .execute.load import load_wrapper
+from .execute.sparse_gradients import sparse_backward
 from .graph.rewrite import rewrite
 from .graph.scalars import give_numbers
 from .graphs.recording import Recorder
@@ -230,7 +231,8 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     half = (
         Backward(lambda: backward_later(whole)) if compiles_later(parts, cfg) else Backward(call=backward(whole, watch))
     )
-    both = bind_halves(parts.halves, forward, half, partial_backward(parts, half, backward_later))
+    partial = partial_backward(parts, half, backward_later)
+    both = bind_halves(parts.halves, forward, half, partial, sparse_backward(whole, parts.halves, cfg.strict))
     return both, artifacts, parts.written.values()
 
 

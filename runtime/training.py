@@ -17,6 +17,7 @@ from .dispatch.operators import op_info
 from .dispatch.trace import Traced
 from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
 from .execute.given import saved_inputs
+from .execute.sparse_gradients import unreached_from
 from .lower.graph import repeats
 from .partition import Partition, partition
 from .partition.partial import needed_for, tangents_with, without_tangents
@@ -180,8 +181,7 @@ def partial_backward(
     made: dict[int, Backward] = {}
 
     def make(missing: int) -> Callable[..., Any]:
-        given = ((1 << len(tangents)) - 1) & ~missing
-        unreached = {k for k, way in enumerate(parts.halves.gradients.reached) if not way & given}
+        unreached = unreached_from(parts.halves, missing)
         if parts.halves.symbolic:
             call = whole.ready()
             return lambda arguments: [None if k in unreached else g for k, g in enumerate(call(arguments))]

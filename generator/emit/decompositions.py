@@ -40,8 +40,8 @@ class CorrectionSpec:
 @dataclass(frozen=True)
 class RefusalSpec:
     """Calls that a fake kernel accepts by mistake: `rules` holds positions of arguments under the names that the specs give them, `fills` is
-    the view whose sizes the second argument must have, `wide` takes float32 beside a first argument of half precision. Calls of `called`
-    are refused `when` a condition over its `parameters` holds.
+    the view whose sizes the second argument must have, `wide` takes float32 beside a first argument of half precision, `always` stands for
+    every call. Calls of `called` are refused `when` a condition over its `parameters` holds.
     """
 
     op: str
@@ -53,6 +53,7 @@ class RefusalSpec:
     function: str = ""
     parameters: str = ""
     when: str = ""
+    always: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
         "refuses_" + function_name(entry.id),
         parameters,
         when,
+        entry.get("always", False),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..dispatch.lifted import LiftedModule
+from ..dispatch.regions import beyond_strides
 from ..torch_compat import FakeTensorMode, ShapeEnv, pytree
 from .compile import compile_program
 from .compilers import Compiled, Compiler, Compilers, Decompositions, Partitioner, check_functions
@@ -255,6 +256,8 @@ class _PerSignature:
         if not isinstance(t, torch.Tensor):
             return type(t), t
         kind = type(t), t.dtype, t.device, t.requires_grad, t.is_leaf, t.is_inference(), t.is_neg(), t.is_conj()
+        if beyond := beyond_strides(t):
+            return *kind, beyond  # such a program runs eagerly
         if self.dynamic and k >= self.fixed:
             return *kind, t.dim()
         return *kind, t.shape, t.stride(), t.storage_offset()
@@ -281,10 +284,9 @@ def _symbolic(leaves: Sequence[Any], fixed: int) -> tuple[list[Any], Callable[[S
     """Fake leaves whose sizes are symbols (of the first `fixed` they are not), and a check whether others meet what the trace assumed."""
     shape_env = ShapeEnv()
     mode = FakeTensorMode(shape_env=shape_env)
-    fakes = [
-        mode.from_tensor(t, static_shapes=k < fixed) if isinstance(t, torch.Tensor) else t for k, t in enumerate(leaves)
-    ]
-    positions = [k for k, t in enumerate(leaves) if isinstance(t, torch.Tensor)]
+    plain = [isinstance(t, torch.Tensor) and not beyond_strides(t) for t in leaves]
+    fakes = [mode.from_tensor(t, static_shapes=k < fixed) if plain[k] else t for k, t in enumerate(leaves)]
+    positions = [k for k, t in enumerate(leaves) if plain[k]]
     placeholders = [fakes[k] for k in positions]
     guards: list[str | None] = []
 

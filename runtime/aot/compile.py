@@ -16,6 +16,7 @@ from ..dispatch.needs_grad import wants_grad
 from ..dispatch.trace import Traced, trace
 from ..dispatch.wrapper import bind
 from ..execute.autograd_function import Backward, bind_halves
+from ..execute.sparse_gradients import sparse_backward
 from ..observe import counters
 from .compilers import Compiled, Compilers, call_compiler, unboxed
 from .decompose import decompose
@@ -71,8 +72,15 @@ def _compile_joint(traced: Traced, compilers: Compilers) -> Compiled:
     forward = _without_views(unboxed(call_compiler(compilers.forward, parts[0], "fw_compiler")))
     backward = call_compiler(compilers.backward, parts[1], "bw_compiler")
     tensors = sum(halves.saved_is_tensor)
-    ordered = _sizes_first(backward, tensors, len(halves.saved) - tensors)
-    return bind_halves(halves, forward, Backward(call=compilers.wrap_backward(ordered)))
+    sizes = len(halves.saved) - tensors
+    ordered = _sizes_first(backward, tensors, sizes)
+    sparse = sparse_backward(parts[1], halves, current().strict)
+    return bind_halves(
+        halves,
+        forward,
+        Backward(call=compilers.wrap_backward(ordered)),
+        eager_backward=lambda missing: _sizes_first(sparse(missing), tensors, sizes),
+    )
 
 
 def _without_views(forward: Compiled) -> Compiled:

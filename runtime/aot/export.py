@@ -11,6 +11,7 @@ from torch import fx
 from ...errors import ExportError, UnsupportedError
 from ...generated.schemas import OutputType
 from ..dispatch.lifted import LiftedModule
+from ..dispatch.regions import beyond_strides
 from ..dispatch.trace import trace
 from ..torch_compat import (
     FakeTensor,
@@ -185,8 +186,8 @@ def _check_inputs(given: Sequence[Any], names: Sequence[str]) -> None:
             raise ExportError(
                 f"{name} is a {type(t).__name__}, a tensor subclass; export the program of its inner tensors"
             )
-        if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
-            raise ExportError(f"{name} has the layout {t.layout}; only strided tensors can be exported")
+        if isinstance(t, torch.Tensor) and (beyond := beyond_strides(t)):
+            raise ExportError(f"{name} {beyond}; only strided tensors can be exported")
 
 
 def _check_random(graph: fx.GraphModule) -> None:

@@ -429,6 +429,8 @@ class WrapperWriter:
         text = str(x)
         if text.startswith("torch."):
             return text
+        if type(x).__name__ != "device":
+            raise UnsupportedError(f"a {type(x).__name__} is an argument of an operator")
         return f"torch.device({text!r})"
 
     def _result(self, o: Output | ViewOf) -> str:

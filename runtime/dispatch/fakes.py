@@ -40,6 +40,8 @@ def refusal(op: Any, args: Any) -> str:
     rule = REFUSALS.get(op)
     if rule is None:
         return ""
+    if rule.always:
+        return f"{op}: {_clause(rule.doc)}"
     if dims := rule.most_dims:
         first, most = (args[k].ndim for k in dims)
         if first > most:

@@ -22,7 +22,7 @@ from ..torch_compat import (
     number_read_from,
 )
 from .overlap import may_overlap
-from .regions import Layout
+from .regions import Layout, beyond_strides
 from .subclasses import inner_tensors, is_wrapper
 
 
@@ -65,8 +65,8 @@ def to_fake(value: Any, fake_mode: Any, source: Any = None) -> Any:
         return value
     if is_wrapper(value) and all(isinstance(t, FakeTensor) for t in inner_tensors(value)):
         return value
-    if value.layout is not torch.strided:
-        raise UnsupportedError(f"an input has the layout {value.layout}; only strided tensors are traced")
+    if beyond := beyond_strides(value):
+        raise UnsupportedError(f"an input {beyond}; only strided tensors are traced")
     tracing = TracingContext.try_get()
     context = tracing.tensor_to_context.get(value) if tracing is not None else None
     if context is None:

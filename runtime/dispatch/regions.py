@@ -15,6 +15,20 @@ from typing import Any
 import torch
 from torch import fx
 
+# Named tensors ended with torch 2.12.
+_HAS_NAMES: Callable[[torch.Tensor], bool] | None = getattr(torch.Tensor, "has_names", None)
+
+
+def beyond_strides(t: torch.Tensor) -> str:
+    """What an eager kernel knows of a tensor besides elements at strides, which is all that is traced; "" where there is nothing."""
+    if t.layout is not torch.strided:
+        return f"has the layout {t.layout}"
+    if t.is_quantized:
+        return f"holds quantized numbers ({t.dtype})"
+    if t.is_nested:
+        return "is nested"
+    return "has named dimensions" if _HAS_NAMES is not None and _HAS_NAMES(t) else ""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -162,8 +176,11 @@ class Regions:
     values: dict[int, tuple[torch.Tensor, Value]] = field(default_factory=dict)
 
     def key(self, t: torch.Tensor) -> int:
-        """The identity of a tensor's storage."""
-        return t.untyped_storage()._cdata
+        """The identity of a tensor's storage. Raises NotImplementedError where it has none."""
+        try:
+            return t.untyped_storage()._cdata
+        except NotImplementedError as error:
+            raise NotImplementedError(f"a tensor {beyond_strides(t)}" if beyond_strides(t) else str(error)) from error
 
     def get(self, t: torch.Tensor) -> Value | None:
         """The value of a tensor object of the program."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ...errors import UnsupportedError
 from ...generated.wrapper_steps import STEPS
 from ..dispatch.joint import Gradients, written_since
 from ..dispatch.regions import Layout
@@ -142,10 +143,15 @@ class Backward:
 
 
 def bind_halves(
-    halves: Halves, forward: Compiled, backward: Compiled | Backward, partial: Partial | None = None
+    halves: Halves,
+    forward: Compiled,
+    backward: Compiled | Backward,
+    partial: Partial | None = None,
+    eager_backward: Callable[[int], Compiled] | None = None,
 ) -> Compiled:
     """What takes the place of the compiled graph: same arguments, a tuple of the program's results. `backward` takes its arguments one by
-    one if it is no `Backward`. Without `partial`, results that got no gradient count as if they had got zeros.
+    one if it is no `Backward`. Without `partial`, results that got no gradient count as if they had got zeros. `eager_backward`: as
+    `Partial.ready`, for gradients that are no strided tensors, which are refused without it.
     """
     if partial is None:
         halves = replace(halves, partial=False)
@@ -172,9 +178,11 @@ def bind_halves(
         "counter_of": counter_of,
         "given": tuple((k, d) for k, d in enumerate(halves.given) if d is not None),
         "dense_tangent": dense_tangent,
+        "eager_backward": eager_backward or refuse_sparse,
         "described": described,
         "partial": partial,
         "ref": weakref.ref,
+        "strided": torch.strided,
         "refuse_double_backward": refuse_double_backward,
         "refuse_written": refuse_written,
     }
@@ -300,7 +308,6 @@ def _backward(halves: Halves, values: Names) -> list[str]:
         lines.append("ctx.maybe_clear_saved_tensors()")
     if halves.gradients.symbols:
         lines.append(f"{_tuple([s for s, _, _ in halves.gradients.symbols])} = ctx.symbols")
-    tangents: list[str] = []
     inside: list[str] = []
     for k in halves.gradients.tangents:
         lines += [f"if type(g{k}) is not Tensor:", f"    g{k} = dense_tangent(g{k}, 'result {k} of a compiled graph')"]
@@ -311,16 +318,19 @@ def _backward(halves: Halves, values: Names) -> list[str]:
         for n, path in enumerate(r.tangent.paths(f"h{k}")):
             lines.append(f"h{k}_{n} = {path}")
             inside.append(f"h{k}_{n}")
-    dense = [f"g{k}" for k in halves.gradients.tangents]
-    for name, stride in zip([*dense, *inside], halves.tangents, strict=True):
+    tangents = [*(f"g{k}" for k in halves.gradients.tangents), *inside]
+    lines.append(f"if {' or '.join(f'{name}.layout is not strided' for name in tangents)}:")
+    missing = "missing" if halves.partial else "0"
+    lines += [f"    out = eager_backward({missing})([*arguments, {', '.join(tangents)}])", "else:"]
+    for name, stride in zip(tangents, halves.tangents, strict=True):
         lazy = LAZY.format(t=name)
         if stride is None:
-            lines += [f"{name} = {name}.contiguous()", f"if {lazy}:"]
-            lines.append(f"    {name} = restride({name}, {name}.stride())")
+            lines += [f"    {name} = {name}.contiguous()", f"    if {lazy}:"]
+            lines.append(f"        {name} = restride({name}, {name}.stride())")
         else:
-            lines += [f"if {name}.stride() != {stride} or {lazy}:", f"    {name} = restride({name}, {stride})"]
-        tangents.append(name)
-    lines += [f"arguments += [{', '.join(tangents)}]", "out = backward_graph(arguments)"]
+            lines.append(f"    if {name}.stride() != {stride} or {lazy}:")
+            lines.append(f"        {name} = restride({name}, {stride})")
+    lines += [f"    arguments += [{', '.join(tangents)}]", "    out = backward_graph(arguments)"]
     position = {k: n for n, k in enumerate(halves.gradients.inputs)}
     returned = [f"out[{position[k]}]" if k in position else "None" for k in arguments_in_all]
     for g in halves.gradients.wrapped_gradients:
@@ -356,6 +366,13 @@ def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], in
         t = reference()
         if t is not None and needed & given and t._version != version:
             raise written_since(t, version)
+
+
+def refuse_sparse(missing: int) -> Compiled:
+    """Raises: a gradient is no strided tensor."""
+    raise UnsupportedError(
+        "a gradient that is no strided tensor (sparse) arrives at a compiled backward; to_dense() it"
+    )
 
 
 def refuse_double_backward() -> None:

@@ -136,11 +136,11 @@ def conform(
 ) -> torch.Tensor:
     """What the eager kernel of `op` returned, with the strides and the dtype that the graph was traced with. Other strides are the kernel's
     choice; another dtype is a mistake of its fake kernel (`specs/decompositions.yaml` corrects those that are known), told once. Raises
-    `MetadataError` for other sizes, and for none at all: the code that was made for the traced ones would read other memory; where they
-    are to be `exact`, also for other strides and dtypes.
+    `MetadataError` for other sizes, for quantized numbers, and for none at all: the code that was made for the traced ones would read other
+    memory; where they are to be `exact`, also for other strides and dtypes.
     """
-    if t is None or t.shape != shape:
-        found = "no tensor" if t is None else f"sizes {list(t.shape)}"
+    if t is None or t.shape != shape or t.is_quantized:
+        found = "no tensor" if t is None else f"{t.dtype}" if t.is_quantized else f"sizes {list(t.shape)}"
         raise MetadataError(
             f"{op} returned {found} where tracing says {list(shape)}: its fake kernel is wrong, please report it; "
             "meanwhile keep the call out of compiled code (torch.compiler.disable)"

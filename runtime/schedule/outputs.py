@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...errors import UnsupportedError
-from ..ir.nodes import DTYPES, Nest, Output, Program, coordinates, load
+from ...generated.dispatch_tables import ROLES
+from ..ir.nodes import DTYPES, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, coordinates, load
 
 
 def separate_outputs(program: Program) -> Program:
-    """The same program with a copying nest for each output or new content that would alias an input or an earlier one.
-
-    Raises `UnsupportedError` where loops cannot copy it (a complex tensor).
+    """The same program with a copying nest, or the eager kernel that copies where loops do not know the dtype, for each output or new content
+    that would alias an input or an earlier one.
     """
     table = program.shapes()
     taken = {b.name for b in program.inputs}
@@ -22,21 +21,23 @@ def separate_outputs(program: Program) -> Program:
     outputs: list[Output] = []
     mutations: list[tuple[str, str]] = []
 
-    def own(buffer: str, suffix: str, what: str) -> str:
+    def own(buffer: str, suffix: str, stride: tuple[Size, ...] | None = None) -> str:
         if buffer in taken:
             b = table[buffer]
-            if b.dtype not in DTYPES:
-                raise UnsupportedError(f"{what} is a copy of {b.name}, of dtype {b.dtype}")
-            i = coordinates(b.shape)
             buffer = f"{b.name}_{suffix}"
-            items.append(Nest(buffer, b.shape, b.dtype, i, load(b.name, i, b.dtype), origin="copy"))
+            if b.dtype in DTYPES:
+                i = coordinates(b.shape)
+                items.append(Nest(buffer, b.shape, b.dtype, i, load(b.name, i, b.dtype), origin="copy"))
+            else:
+                out = replace(b, name=buffer, stride=stride or contiguous_strides(b.shape))
+                items.append(Extern((out,), str(ROLES["clone"]), (Ref(b.name),), origin="copy"))
         taken.add(buffer)
         return buffer
 
     for k, o in enumerate(program.outputs):
-        outputs.append(o if o.buffer is None else replace(o, buffer=own(o.buffer, f"out{k}", f"output {k}")))
+        outputs.append(o if o.buffer is None else replace(o, buffer=own(o.buffer, f"out{k}", o.stride)))
     for target, source in program.mutations:
-        mutations.append((target, own(source, f"into_{target}", f"the new content of {target}")))
+        mutations.append((target, own(source, f"into_{target}")))
     if items == program.items:
         return program
     return Program(program.inputs, items, tuple(outputs), tuple(mutations), program.symbols)
