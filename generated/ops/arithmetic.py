@@ -34,6 +34,8 @@ def add_Scalar(b, self, other, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(self + other)
+    if is_float(p.common):
+        return p.result(s.fma(other, alpha, self))
     return p.result(self + alpha * other)
 
 
@@ -47,6 +49,8 @@ def add_Tensor(b, self, other, *, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(self + other)
+    if is_float(p.common):
+        return p.result(s.fma(other, alpha, self))
     return p.result(self + alpha * other)
 
 
@@ -66,6 +70,8 @@ def sub_Scalar(b, self, other, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(self - other)
+    if is_float(p.common):
+        return p.result(s.fma(-other, alpha, self))
     return p.result(self - alpha * other)
 
 
@@ -85,6 +91,8 @@ def sub_Tensor(b, self, other, *, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(self - other)
+    if is_float(p.common):
+        return p.result(s.fma(-other, alpha, self))
     return p.result(self - alpha * other)
 
 
@@ -104,6 +112,8 @@ def rsub_Scalar(b, self, other, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(other - self)
+    if is_float(p.common):
+        return p.result(s.fma(-self, alpha, other))
     return p.result(other - alpha * self)
 
 
@@ -123,6 +133,8 @@ def rsub_Tensor(b, self, other, *, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(other - self)
+    if is_float(p.common):
+        return p.result(s.fma(-self, alpha, other))
     return p.result(other - alpha * self)
 
 
@@ -505,7 +517,7 @@ def lerp_Scalar(b, self, end, weight):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self, end, weight))
     self, end, weight = p.operands
-    return p.result(s.where(s.abs(weight) < 0.5, self + weight * (end - self), end - (end - self) * (1 - weight)))
+    return p.result(s.where(s.abs(weight) < 0.5, s.fma(weight, end - self, self), s.fma(weight - 1, end - self, end)))
 
 
 # spec: aten.lerp
@@ -513,7 +525,7 @@ def lerp_Tensor(b, self, end, weight):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self, end, weight))
     self, end, weight = p.operands
-    return p.result(s.where(s.abs(weight) < 0.5, self + weight * (end - self), end - (end - self) * (1 - weight)))
+    return p.result(s.where(s.abs(weight) < 0.5, s.fma(weight, end - self, self), s.fma(weight - 1, end - self, end)))
 
 
 # spec: aten.addcmul
