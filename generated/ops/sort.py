@@ -141,8 +141,11 @@ def cummin(b, self, dim):
 # spec: aten.bucketize.Tensor
 def bucketize_Tensor(b, self, boundaries, *, out_int32=False, right=False):
     b.native_if(
-        dtype(self) == dtype(boundaries) and rank(boundaries) == 1 and pays_as_loops(self, numel(self) * 8),
-        "dtype(self) == dtype(boundaries) and rank(boundaries) == 1 and pays_as_loops(self, numel(self) * 8)",
+        not is_bool(dtype(self))
+        and dtype(self) == dtype(boundaries)
+        and rank(boundaries) == 1
+        and pays_as_loops(self, numel(self) * 8),
+        "not is_bool(dtype(self)) and dtype(self) == dtype(boundaries) and rank(boundaries) == 1 and pays_as_loops(self, numel(self) * 8)",
     )
     places = b.routine(
         "sorting.search", [boundaries, self], [(shape(self), "int32" if out_int32 else "int64")], [right]
@@ -153,8 +156,11 @@ def bucketize_Tensor(b, self, boundaries, *, out_int32=False, right=False):
 # spec: aten.searchsorted.Tensor
 def searchsorted_Tensor(b, sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None):
     b.native_if(
-        dtype(self) == dtype(sorted_sequence) and (side is None or not right) and pays_as_loops(self, numel(self) * 8),
-        "dtype(self) == dtype(sorted_sequence) and (side is None or not right) and pays_as_loops(self, numel(self) * 8)",
+        not is_bool(dtype(self))
+        and dtype(self) == dtype(sorted_sequence)
+        and (side is None or not right)
+        and pays_as_loops(self, numel(self) * 8),
+        "not is_bool(dtype(self)) and dtype(self) == dtype(sorted_sequence) and (side is None or not right) and pays_as_loops(self, numel(self) * 8)",
     )
     out_ = "int32" if out_int32 else "int64"
     after = right if side is None else side in ["right"]
