@@ -360,14 +360,17 @@ def linalg_pinv_atol_rtol_tensor(b, self, *, atol=None, rtol=None, hermitian=Fal
         'dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * least(size(self, -1), size(self, -2)) * 8)',
     )
     batch = shape(self)[:-2]
+    x = (
+        b.call("aten.tril.default", self) + b.call("aten.transpose.int", b.call("aten.tril.default", self, -1), -2, -1)
+        if hermitian
+        else self
+    )
     x = b.demanded(
-        self,
-        b.call("aten.eq.Tensor", self, self),
+        x,
+        b.call("aten.eq.Tensor", x, x),
         "LinAlgError",
         "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values.",
     )
-    if hermitian:
-        x = b.call("aten.tril.default", x) + b.call("aten.transpose.int", b.call("aten.tril.default", x, -1), -2, -1)
     exact = (1.1920928955078125e-07 if dtype(self) == "float32" else 2.220446049250313e-16) * greatest(
         size(self, -1), size(self, -2)
     )

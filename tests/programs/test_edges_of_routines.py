@@ -87,3 +87,14 @@ def test_incomplete_gamma_functions_of_large_and_small_parameters() -> None:
     few = torch.tensor([1e-30, 1e-10, 1e-3])
     found = compiled(torch.igammac, few, few)
     torch.testing.assert_close(found.double(), torch.tensor(UPPER, dtype=torch.float64), rtol=5e-7, atol=0.0)
+
+
+def test_the_triangle_that_nobody_reads_may_be_nan() -> None:
+    # The inverse was refused.
+    x = torch.eye(3) + 0.5
+    x[0, 2] = float("nan")
+    for f in (torch.linalg.eigvalsh, lambda x: torch.linalg.pinv(x, hermitian=True)):
+        torch.testing.assert_close(compiled(f, x), f(x))
+    x[2, 0] = float("nan")
+    with pytest.raises(torch.linalg.LinAlgError):
+        torch.compile(lambda x: torch.linalg.pinv(x, hermitian=True), backend="opforge")(x)
