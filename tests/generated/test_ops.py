@@ -1508,7 +1508,7 @@ OPS = [
         "aten.mse_loss",
         "composite",
         ("aten.mse_loss.default",),
-        tests=("F(3, 5), F(3, 5)", "F(3, 5), F(3, 5), 0", "F(3, 5), F(3, 5), 2"),
+        tests=("F(3, 5), F(3, 5), 0", "F(3, 5), F(3, 5)", "F(3, 5), F(3, 5), 2"),
     ),
     Op(
         "aten.mse_loss_backward",
