@@ -609,7 +609,7 @@ def ldexp_Tensor(b, self, other):
     p = b.pointwise((self,), plain=(other,), promote="float", compute="float64")
     self, other = p.operands
     if is_int(dtype(other)):
-        return p.result(s.ldexp(self, to(s.minimum(s.maximum(to(other, "int64"), -400), 400), "float64")))
+        return p.result(s.ldexp(self, to(s.minimum(s.maximum(to(other, "int32"), -400), 400), "float64")))
     return p.result(self * to(to(s.exp2(to(other, "float64")), "float32"), "float64"))
 
 
