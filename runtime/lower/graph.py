@@ -24,8 +24,9 @@ from ..observe.counters import count_extern
 from ..torch_compat import OpOverload, pytree
 from .builder import Builder
 from .control import Call, Control, call_control
-from .layouts import is_dense, is_empty, is_laid_out_by_rows
+from .layouts import is_dense, is_empty, is_laid_out_by_rows, repeats
 from .names import inverse, permuted, unlinear
+from .numbers import too_large
 from .origins import origin_of, place_of, spec_of
 from .sizes import Opaque, Sizes
 from .tensor import NotNativeError, Tensor
@@ -39,13 +40,6 @@ ATOMIC_INTEGERS = ("int32", "int64")
 MANY, MANY_ON_GPU = 512, 8192
 """Tensors that the kernel of one operator reads at most: there are as many pointers to pass."""
 _NO_MUTATIONS: Mapping[int, int] = {}
-
-
-def repeats(t: torch.Tensor) -> bool:
-    """Whether a (fake) tensor has a dimension of stride 0 that says the same element more than once."""
-    return any(
-        type(s) is int and s == 0 and (type(n) is not int or n > 1) for n, s in zip(t.shape, t.stride(), strict=True)
-    )
 
 
 @dataclass(frozen=True)
@@ -264,6 +258,8 @@ class _Lowerer:
             if why := self.unloopable(t):
                 return why
         if str(node.target) not in COMPLEX and (found := _complex_part([node.args, node.kwargs, val])):
+            return found
+        if found := too_large(node.target, node.args, node.kwargs, _leaves(val)):
             return found
         many = MANY if self.device == "cpu" else MANY_ON_GPU
         return f"more than {many} tensors" if len(tensors) > many else None

@@ -30,7 +30,12 @@ def compiled(f: Callable[..., Any], *args: Tensor) -> Any:
 def test_more_dimensions_than_any_other_test_has() -> None:
     # Coordinates had room for 16 dimensions, and those beyond lay in other memory.
     x = torch.randn([1] * 17 + [3, 2], generator=torch.Generator().manual_seed(0))
-    for f in (lambda x: x.sort(-1), lambda x: x.cummax(-2), lambda x: torch.frexp(x), lambda x: torch.linalg.det(x[..., :2, :])):
+    for f in (
+        lambda x: x.sort(-1),
+        lambda x: x.cummax(-2),
+        lambda x: torch.frexp(x),
+        lambda x: torch.linalg.det(x[..., :2, :]),
+    ):
         torch.testing.assert_close(compiled(f, x), f(x))
 
 
@@ -50,14 +55,16 @@ def test_a_sorter_out_of_range_is_refused(place: int) -> None:
 
 
 @pytest.mark.parametrize("pivot", [4, 0, -5, 2**30])
-@pytest.mark.parametrize("f", [torch.lu_unpack, lambda lu, p: torch.linalg.lu_solve(lu, p, lu)], ids=["lu_unpack", "lu_solve"])
+@pytest.mark.parametrize(
+    "f", [torch.lu_unpack, lambda lu, p: torch.linalg.lu_solve(lu, p, lu)], ids=["lu_unpack", "lu_solve"]
+)
 def test_pivots_out_of_range_are_refused(f: Callable[..., Any], pivot: int) -> None:
     # Rows were exchanged there.
     lu, pivots = torch.linalg.lu_factor(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)))
     torch.testing.assert_close(compiled(f, lu, pivots), f(lu, pivots))
     pivots[2] = pivot
     for run in (f, torch.compile(f, backend="opforge")):
-        with pytest.raises(RuntimeError, match="(?i)pivots"):
+        with pytest.raises(RuntimeError, match=r"(?i)pivots"):
             run(lu, pivots)
 
 
@@ -70,7 +77,9 @@ def test_reflections_of_numbers_whose_squares_are_no_floats(scale: float) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("a", [[[INF]], [[1.0, 0.0], [0.0, INF]], [[INF, 0.0], [0.0, 1.0]], [[INF, INF], [INF, INF]], [[-INF]]])
+@pytest.mark.parametrize(
+    "a", [[[INF]], [[1.0, 0.0], [0.0, INF]], [[INF, 0.0], [0.0, 1.0]], [[INF, INF], [INF, INF]], [[-INF]]]
+)
 def test_infinite_pivots(a: list[list[float]], dtype: torch.dtype) -> None:
     x = torch.tensor(a, dtype=dtype)
     assert torch.equal(compiled(torch.linalg.cholesky_ex, x).info, torch.linalg.cholesky_ex(x).info)
