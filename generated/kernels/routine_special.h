@@ -201,7 +201,7 @@ template <class T> void pairs(Strided<const T, 2> x, Strided<T, 1> out, double p
             double total = 0;
             for (int64_t c = 0; c < x.shape[1]; ++c) {
                 const double d = __builtin_fabs(double(x.data[a * x.stride[0] + c * x.stride[1]]) - double(x.data[b * x.stride[0] + c * x.stride[1]]));
-                if (p == 0) total += d != 0;
+                if (p == 0) total += d != d ? d : d != 0;
                 else if (p == 1) total += d;
                 else if (p == 2) total += d * d;
                 else if (p == __builtin_inf()) total = d > total || d != d ? d : total;

@@ -8,17 +8,15 @@ from typing import Any
 
 import torch
 
-from ..torch_compat import OpOverload
 
-
-def too_large(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Iterable[Any]) -> str | None:
+def too_large(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Iterable[Any]) -> str | None:
     """Why the eager kernel is to be asked: a number that the dtype of a result has no place for. Some kernels convert it to that dtype and
     raise ("value cannot be converted … without overflow"), others compute in a wider one.
     """
     found: list[int | float] = []
     for k, a in enumerate(op._schema.arguments):
         value = args[k] if k < len(args) else kwargs.get(a.name)
-        if type(value) in (int, float) and "number" in str(a.type):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and "number" in str(a.type):
             found.append(value)
     if not found:
         return None

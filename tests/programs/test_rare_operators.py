@@ -157,3 +157,15 @@ def test_the_sign_of_zero_of_a_power_without_one() -> None:
         found = torch.compile(f, backend="opforge")(x)
         torch.testing.assert_close(found, f(x), equal_nan=True)
         assert torch.equal(found.signbit() & (found == 0), f(x).signbit() & (f(x) == 0))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 2.0, INF])
+def test_distances_of_rows_with_special_values(p: float) -> None:
+    # Of p = 0 a NaN counted as 1.
+    x = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    x[0, 3] = x[1, 0] = x[2, 8] = NAN
+    x[3] = INF
+    check(lambda x: torch.pdist(x, p), x)
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: torch.cdist(x, x.flip(0), p), backend="opforge")
+    torch.testing.assert_close(run(x), torch.cdist(x, x.flip(0), p), equal_nan=True)
