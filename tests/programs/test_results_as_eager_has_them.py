@@ -34,6 +34,10 @@ def channels() -> tuple[torch.Tensor, ...]:
 
 Call = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 CALLS: dict[str, Call] = {
+    "max unpool": (
+        lambda x: F.max_unpool2d(x, (torch.arange(20).expand(6, 20) * 4).reshape(2, 3, 4, 5), 2),
+        lambda: (channels_last(2, 3, 4, 5),),
+    ),
     "layer norm": (aten.native_layer_norm, lambda: (brain(3, 8), [8], torch.randn(8), torch.randn(8), 1e-5)),
     "layer norm, bias only": (aten.native_layer_norm, lambda: (brain(3, 8), [8], None, torch.randn(8), 1e-5)),
     "group norm": (aten.native_group_norm, lambda: (brain(2, 4, 6), torch.randn(4), torch.randn(4), 2, 4, 6, 2, 1e-5)),
