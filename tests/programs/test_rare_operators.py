@@ -144,7 +144,11 @@ def test_targets_that_are_coordinates() -> None:
 def test_a_factor_and_its_sum_are_rounded_once() -> None:
     """The product alone is too large, or loses what the sum then shows."""
     x, y = torch.tensor([INF, 3e38, 1.5, 0.1, -0.0]), torch.tensor([-3.4e38, -3e38, -3.7, 0.1, 0.0])
-    for f in (lambda x, y: torch.add(x, y, alpha=3), lambda x, y: torch.sub(x, y, alpha=-3), lambda x, y: torch.rsub(y, x, alpha=-3)):
+    for f in (
+        lambda x, y: torch.add(x, y, alpha=3),
+        lambda x, y: torch.sub(x, y, alpha=-3),
+        lambda x, y: torch.rsub(y, x, alpha=-3),
+    ):
         check(f, x, y)
     check(lambda x, y: torch.lerp(x[1:], y[1:], 0.3), x, y)
     check(lambda x, y: torch.lerp(x[1:], y[1:], x[1:]), x, y)
