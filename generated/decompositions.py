@@ -229,6 +229,8 @@ CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, .
     torch.ops.aten.hardtanh_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
     # It is elementwise, so its first operand says the layout.
     torch.ops.aten.softplus_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
+    # It is laid out as the operand.
+    torch.ops.aten.max_unpool2d.default: ((0, (), False, "suggested", (0,), "", False),),
     # It is elementwise, so its first operand says the layout.
     torch.ops.aten.native_dropout_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
     # Without a reduction it is laid out as the operand.

@@ -18,7 +18,7 @@ from .dispatch.trace import Traced
 from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
 from .execute.given import saved_inputs
 from .execute.sparse_gradients import unreached_from
-from .lower.graph import repeats
+from .lower.layouts import repeats
 from .partition import Partition, partition
 from .partition.partial import needed_for, tangents_with, without_tangents
 from .partition.split import Halves as Cut

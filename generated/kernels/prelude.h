@@ -1310,7 +1310,7 @@ template <class V> OPF_INLINE V v_expm1(V x) {
         // Half of the power of two, because 2**128 is no float; what lies above overflows when doubled.
         const V s = reinterpret<float>((bits_of(least(V(ROUNDER + 128.0f), e.rounded)) << 23) + Int<V>(0x3f000000));
         const V y = v_fma(e.value, s, s - V(0.5f));
-        return select(x > V(0x1.62e43p6f), V(inf_of<float>()), y + y);
+        return v_copysign(select(x > V(0x1.62e43p6f), V(inf_of<float>()), y + y), x);  // of -0 it is -0
     }
 }
 template <class V> OPF_INLINE V v_sigmoid(V x) {

@@ -19,8 +19,8 @@ template <class T, int N> struct Strided {
 };
 
 // f(i) for every point of the first `n` dimensions of a shape but `skipped`; all other coordinates are 0.
-template <class F> inline void each_point(const int64_t* shape, int n, int64_t skipped, F f) {
-    int64_t i[16] = {}, total = 1;
+template <int N, class F> inline void each_point(const int64_t (&shape)[N], int n, int64_t skipped, F f) {
+    int64_t i[N] = {}, total = 1;
     for (int k = 0; k < n; ++k) total *= k == skipped ? 1 : shape[k];
     for (; total > 0; --total) {
         f(i);
@@ -238,13 +238,15 @@ void permutation(Strided<const int32_t, M> pivots, Strided<int64_t, K> order) {
 }
 
 // ---- Cholesky ---------------------------------------------------------------------------------------------------------
-// The lower factor of what a's lower triangle stands for. The order of the first minor that is not positive, or 0.
-inline int32_t cholesky_factor(Matrix& a) {
+// The lower factor of what a's lower triangle stands for. The order of the first minor that is not positive, or 0. `single`: of float32, for
+// which torch's library makes nan of what an infinite pivot divides.
+inline int32_t cholesky_factor(Matrix& a, bool single) {
     for (int64_t j = 0; j < a.rows; ++j) {
         double d = a[j][j];
         for (int64_t k = 0; k < j; ++k) d -= a[j][k] * a[j][k];
-        if (!(d > 0 && d < __builtin_inf())) return int32_t(j + 1);
+        if (!(d > 0)) return int32_t(j + 1);
         a[j][j] = __builtin_sqrt(d);
+        if (single && d == __builtin_inf() && j + 1 < a.rows) return int32_t(j + 2);
         for (int64_t i = j + 1; i < a.rows; ++i) {
             double t = a[i][j];
             for (int64_t k = 0; k < j; ++k) t -= a[i][k] * a[j][k];
@@ -258,7 +260,7 @@ template <class T, int N, int M> void cholesky(Strided<const T, N> a, Strided<T,
     Matrix f(a.shape[N - 1], a.shape[N - 1]);
     each_matrix(a.shape, [&](const int64_t* i) {
         read(f, a, i, upper);
-        *info.at(i) = cholesky_factor(f);
+        *info.at(i) = cholesky_factor(f, sizeof(T) == 4);
         for (int64_t r = 0; r < f.rows; ++r)
             for (int64_t c = r + 1; c < f.rows; ++c) f[r][c] = 0;
         write(f, out, i, upper);
@@ -292,14 +294,17 @@ template <class T, int N> void cholesky_inverse(Strided<const T, N> a, Strided<T
 inline void reflect(Matrix& a, double* tau) {
     const int64_t n = a.rows < a.columns ? a.rows : a.columns;
     for (int64_t k = 0; k < n; ++k) {
-        double rest = 0, top = a[k][k];
-        for (int64_t i = k + 1; i < a.rows; ++i) rest += a[i][k] * a[i][k];
+        double most = 0, rest = 0;
+        for (int64_t i = k; i < a.rows; ++i) most = largest(magnitude(a[i][k]), most);
+        // In parts of about the greatest one, squares neither overflow nor vanish; a power of two rounds nothing.
+        const double scale = most > 0 && most < __builtin_inf() ? __builtin_ldexp(1, __builtin_ilogb(most)) : 1, top = a[k][k] / scale;
+        for (int64_t i = k + 1; i < a.rows; ++i) rest += a[i][k] / scale * (a[i][k] / scale);
         tau[k] = 0;
         if (rest == 0) continue;
         const double norm = __builtin_sqrt(top * top + rest), beta = top < 0 ? norm : -norm;
         tau[k] = (beta - top) / beta;
-        for (int64_t i = k + 1; i < a.rows; ++i) a[i][k] /= top - beta;
-        a[k][k] = beta;
+        for (int64_t i = k + 1; i < a.rows; ++i) a[i][k] = a[i][k] / scale / (top - beta);
+        a[k][k] = beta * scale;
         for (int64_t c = k + 1; c < a.columns; ++c) {
             double sum = a[k][c];
             for (int64_t i = k + 1; i < a.rows; ++i) sum += a[i][k] * a[i][c];

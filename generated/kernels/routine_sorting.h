@@ -21,8 +21,8 @@ template <class T, int N> struct Strided {
 };
 
 // f(i) for every point of the first `n` dimensions of a shape but `skipped`; all other coordinates are 0.
-template <class F> inline void each_point(const int64_t* shape, int n, int64_t skipped, F f) {
-    int64_t i[16] = {}, total = 1;
+template <int N, class F> inline void each_point(const int64_t (&shape)[N], int n, int64_t skipped, F f) {
+    int64_t i[N] = {}, total = 1;
     for (int k = 0; k < n; ++k) total *= k == skipped ? 1 : shape[k];
     for (; total > 0; --total) {
         f(i);

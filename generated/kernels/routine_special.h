@@ -19,8 +19,8 @@ template <class T, int N> struct Strided {
 };
 
 // f(i) for every point of the first `n` dimensions of a shape but `skipped`; all other coordinates are 0.
-template <class F> inline void each_point(const int64_t* shape, int n, int64_t skipped, F f) {
-    int64_t i[16] = {}, total = 1;
+template <int N, class F> inline void each_point(const int64_t (&shape)[N], int n, int64_t skipped, F f) {
+    int64_t i[N] = {}, total = 1;
     for (int k = 0; k < n; ++k) total *= k == skipped ? 1 : shape[k];
     for (; total > 0; --total) {
         f(i);
@@ -117,6 +117,32 @@ template <class T, int N> void legendre(Strided<const T, N> x, Strided<const T, 
 }
 
 // ---- Incomplete gamma functions, for float32 --------------------------------------------------------------------------
+// x - log(1 + x).
+inline double below_log1p(double x) {
+    if (__builtin_fabs(x) > 1e-3) return x - __builtin_log1p(x);
+    return x * x * (1.0 / 2 - x * (1.0 / 3 - x * (1.0 / 4 - x * (1.0 / 5 - x / 6))));
+}
+// For a large `a` the functions are nearly those of a normal distribution (Temme's expansion, DLMF 8.12.3): two of its terms do.
+inline double gamma_of_many(double a, double x, bool upper) {
+    const double mu = (x - a) / a, half = below_log1p(mu);
+    if (!(a * half < 150)) return (mu > 0) == upper ? 0 : 1;
+    const double eta = __builtin_copysign(__builtin_sqrt(2 * half), mu);
+    const double first = __builtin_fabs(eta) > 1e-3 ? 1 / mu - 1 / eta : -1.0 / 3 + eta * (1.0 / 12 - eta * (2.0 / 135 - eta / 864));
+    const double second = -1.0 / 540 - eta * (1.0 / 288 - eta * 25.0 / 12096);
+    const double rest = __builtin_exp(-a * half) / __builtin_sqrt(2 * 3.141592653589793 * a) * (first + second / a);
+    const double tail = __builtin_erfc((upper ? eta : -eta) * __builtin_sqrt(a / 2)) / 2;
+    return upper ? tail + rest : tail - rest;
+}
+// What is left of 1 for a small `a` and x, where the lower one is nearly 1: 1 - x^a / gamma(1 + a), and the series without its first term.
+inline double upper_of_few(double a, double x) {
+    const double log_x = __builtin_log(x), log_gamma = a < 1e-5 ? a * (a * 0.8224670334241132 - 0.5772156649015329) : __builtin_lgamma(1 + a);
+    double term = 1, sum = 0;
+    for (double k = 1; k < 60; ++k) {
+        term *= -x / k;
+        sum += term / (a + k);
+    }
+    return -__builtin_expm1(a * log_x - log_gamma) - a * __builtin_exp(a * log_x - log_gamma) * sum;
+}
 // The lower one, regularized: a series left of the middle, a continued fraction (Lentz's) for the rest of 1 right of it.
 inline double gamma_part(double a, double x, bool upper) {
     const double inf = __builtin_inf(), nan = __builtin_nan("");
@@ -125,6 +151,8 @@ inline double gamma_part(double a, double x, bool upper) {
     if (x == 0) return upper ? 1 : 0;
     if (a == inf) return x == inf ? nan : upper ? 1 : 0;
     if (x == inf) return upper ? 0 : 1;
+    if (a > 1e4) return gamma_of_many(a, x, upper);
+    if (upper && a < 1 && x < a + 1) return upper_of_few(a, x);
     const double front = __builtin_exp(a * __builtin_log(x) - x - __builtin_lgamma(a));
     if (x < a + 1) {
         double term = 1 / a, sum = term;
@@ -173,7 +201,7 @@ template <class T> void pairs(Strided<const T, 2> x, Strided<T, 1> out, double p
             double total = 0;
             for (int64_t c = 0; c < x.shape[1]; ++c) {
                 const double d = __builtin_fabs(double(x.data[a * x.stride[0] + c * x.stride[1]]) - double(x.data[b * x.stride[0] + c * x.stride[1]]));
-                if (p == 0) total += d != 0;
+                if (p == 0) total += d != d ? d : d != 0;
                 else if (p == 1) total += d;
                 else if (p == 2) total += d * d;
                 else if (p == __builtin_inf()) total = d > total || d != d ? d : total;

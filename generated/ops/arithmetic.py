@@ -35,6 +35,8 @@ def add_Scalar(b, self, other, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(self + other)
+    if is_float(p.common):
+        return p.result(s.fma(other, alpha, self))
     return p.result(self + alpha * other)
 
 
@@ -48,6 +50,8 @@ def add_Tensor(b, self, other, *, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(self + other)
+    if is_float(p.common):
+        return p.result(s.fma(other, alpha, self))
     return p.result(self + alpha * other)
 
 
@@ -67,6 +71,8 @@ def sub_Scalar(b, self, other, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(self - other)
+    if is_float(p.common):
+        return p.result(s.fma(-other, alpha, self))
     return p.result(self - alpha * other)
 
 
@@ -86,6 +92,8 @@ def sub_Tensor(b, self, other, *, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(self - other)
+    if is_float(p.common):
+        return p.result(s.fma(-other, alpha, self))
     return p.result(self - alpha * other)
 
 
@@ -105,6 +113,8 @@ def rsub_Scalar(b, self, other, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(other - self)
+    if is_float(p.common):
+        return p.result(s.fma(-self, alpha, other))
     return p.result(other - alpha * self)
 
 
@@ -124,6 +134,8 @@ def rsub_Tensor(b, self, other, *, alpha=1):
     self, other = p.operands
     if alpha == 1:
         return p.result(other - self)
+    if is_float(p.common):
+        return p.result(s.fma(-self, alpha, other))
     return p.result(other - alpha * self)
 
 
@@ -507,7 +519,7 @@ def lerp_Scalar(b, self, end, weight):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self, end, weight))
     self, end, weight = p.operands
-    return p.result(s.where(s.abs(weight) < 0.5, self + weight * (end - self), end - (end - self) * (1 - weight)))
+    return p.result(s.where(s.abs(weight) < 0.5, s.fma(weight, end - self, self), s.fma(weight - 1, end - self, end)))
 
 
 # spec: aten.lerp
@@ -515,7 +527,7 @@ def lerp_Tensor(b, self, end, weight):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self, end, weight))
     self, end, weight = p.operands
-    return p.result(s.where(s.abs(weight) < 0.5, self + weight * (end - self), end - (end - self) * (1 - weight)))
+    return p.result(s.where(s.abs(weight) < 0.5, s.fma(weight, end - self, self), s.fma(weight - 1, end - self, end)))
 
 
 # spec: aten.addcmul

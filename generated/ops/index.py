@@ -477,8 +477,8 @@ def scatter_value_reduce(b, self, dim, index, value, *, reduce):
 # spec: aten.index_reduce
 def index_reduce(b, self, dim, index, source, reduce, *, include_self=True):
     b.native_if(
-        rank(index) < 2 and (rank(self) > 0 or numel(index) == 1),
-        "rank(index) < 2 and (rank(self) > 0 or numel(index) == 1)",
+        (include_self or not is_bool(dtype(self))) and rank(index) < 2 and (rank(self) > 0 or numel(index) == 1),
+        "(include_self or not is_bool(dtype(self))) and rank(index) < 2 and (rank(self) > 0 or numel(index) == 1)",
     )
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
     index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)

@@ -125,7 +125,13 @@ def lu_unpack(b, LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
     n = size(LU_data, -1)
     k = least(m, n)
     batch = shape(LU_data)[:-2]
-    order = b.routine("linear.permutation", [LU_pivots], [(batch + [m], "int64")], [])[0]
+    good = b.call(
+        "aten.logical_and.default", b.call("aten.ge.Scalar", LU_pivots, 1), b.call("aten.le.Scalar", LU_pivots, m)
+    )
+    pivots = b.demanded(
+        LU_pivots, good, "RuntimeError", "pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive"
+    )
+    order = b.routine("linear.permutation", [pivots], [(batch + [m], "int64")], [])[0]
     rows = b.call("aten.view.default", b.call("aten.arange.default", m, dtype="int64"), [m, 1])
     p_ = to(b.call("aten.eq.Tensor", rows, b.call("aten.unsqueeze.default", order, -2)), dtype(LU_data))
     ones_ = b.call("aten.view.default", b.call("aten.arange.default", m, dtype="int64"), [m, 1])
@@ -146,7 +152,11 @@ def linalg_lu_solve(b, LU, pivots, B, *, left=True, adjoint=False):
     )
     batch = broadcast(shape(LU)[:-2], shape(B)[:-2])
     a = b.call("aten.expand.default", LU, batch + shape(LU)[-2:])
-    p_ = b.call("aten.expand.default", pivots, batch + shape(pivots)[-1:])
+    good = b.call(
+        "aten.logical_and.default", b.call("aten.ge.Scalar", pivots, 1), b.call("aten.le.Scalar", pivots, size(LU, -2))
+    )
+    kept = b.demanded(pivots, good, "RuntimeError", "pivots given to lu_solve must be between 1 and LU.size(-2)")
+    p_ = b.call("aten.expand.default", kept, batch + shape(pivots)[-1:])
     b_ = b.call("aten.expand.default", B, batch + shape(B)[-2:])
     return b.routine("linear.lu_solve", [a, p_, b_], [(shape(b_), dtype(B))], [left, adjoint])[0]
 
@@ -350,14 +360,17 @@ def linalg_pinv_atol_rtol_tensor(b, self, *, atol=None, rtol=None, hermitian=Fal
         'dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * least(size(self, -1), size(self, -2)) * 8)',
     )
     batch = shape(self)[:-2]
+    x = (
+        b.call("aten.tril.default", self) + b.call("aten.transpose.int", b.call("aten.tril.default", self, -1), -2, -1)
+        if hermitian
+        else self
+    )
     x = b.demanded(
-        self,
-        b.call("aten.eq.Tensor", self, self),
+        x,
+        b.call("aten.eq.Tensor", x, x),
         "LinAlgError",
         "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values.",
     )
-    if hermitian:
-        x = b.call("aten.tril.default", x) + b.call("aten.transpose.int", b.call("aten.tril.default", x, -1), -2, -1)
     exact = (1.1920928955078125e-07 if dtype(self) == "float32" else 2.220446049250313e-16) * greatest(
         size(self, -1), size(self, -2)
     )

@@ -3,11 +3,25 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, ge, gt, is_float, is_known, numel, opmath, rank, shape, size, to
+from ...runtime.lower.names import (
+    dtype,
+    ge,
+    gt,
+    is_float,
+    is_known,
+    numel,
+    opmath,
+    promoted_dtype,
+    rank,
+    shape,
+    size,
+    to,
+)
 
 
 # spec: aten.mse_loss
 def mse_loss(b, self, target, reduction=1):
+    b.native_if(is_float(promoted_dtype(self, target)), "is_float(promoted_dtype(self, target))")
     apart = self - target
     loss = apart * apart
     return (

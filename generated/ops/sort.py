@@ -6,6 +6,7 @@
 from ...runtime.lower.names import (
     dtype,
     gt,
+    is_bool,
     is_known,
     is_on_gpu,
     numel,
@@ -54,8 +55,8 @@ def topk(b, self, k, dim=-1, largest=True, sorted=True):
 # spec: aten.median.dim
 def median_dim(b, self, dim, keepdim=False):
     b.native_if(
-        (rank(self) == 0 or gt(size(self, dim), 0)) and pays_as_loops(self, numel(self)),
-        "(rank(self) == 0 or size(self, dim) > 0) and pays_as_loops(self, numel(self))",
+        not is_bool(dtype(self)) and (rank(self) == 0 or gt(size(self, dim), 0)) and pays_as_loops(self, numel(self)),
+        "not is_bool(dtype(self)) and (rank(self) == 0 or size(self, dim) > 0) and pays_as_loops(self, numel(self))",
     )
     d = wrap(dim, rank(self))
     sizes = replace(shape(self), d, 1)
@@ -68,8 +69,8 @@ def median_dim(b, self, dim, keepdim=False):
 # spec: aten.nanmedian.dim
 def nanmedian_dim(b, self, dim, keepdim=False):
     b.native_if(
-        (rank(self) == 0 or gt(size(self, dim), 0)) and pays_as_loops(self, numel(self)),
-        "(rank(self) == 0 or size(self, dim) > 0) and pays_as_loops(self, numel(self))",
+        not is_bool(dtype(self)) and (rank(self) == 0 or gt(size(self, dim), 0)) and pays_as_loops(self, numel(self)),
+        "not is_bool(dtype(self)) and (rank(self) == 0 or size(self, dim) > 0) and pays_as_loops(self, numel(self))",
     )
     d = wrap(dim, rank(self))
     sizes = replace(shape(self), d, 1)
@@ -82,7 +83,8 @@ def nanmedian_dim(b, self, dim, keepdim=False):
 # spec: aten.median.default
 def median(b, self):
     b.native_if(
-        pays_as_loops(self, numel(self)) and gt(numel(self), 0), "pays_as_loops(self, numel(self)) and numel(self) > 0"
+        not is_bool(dtype(self)) and pays_as_loops(self, numel(self)) and gt(numel(self), 0),
+        "not is_bool(dtype(self)) and pays_as_loops(self, numel(self)) and numel(self) > 0",
     )
     values, places = b.routine(
         "sorting.median", [b.call("aten.view.default", self, [-1])], [([1], dtype(self)), ([1], "int64")], [0, False]
@@ -93,7 +95,8 @@ def median(b, self):
 # spec: aten.nanmedian.default
 def nanmedian(b, self):
     b.native_if(
-        pays_as_loops(self, numel(self)) and gt(numel(self), 0), "pays_as_loops(self, numel(self)) and numel(self) > 0"
+        not is_bool(dtype(self)) and pays_as_loops(self, numel(self)) and gt(numel(self), 0),
+        "not is_bool(dtype(self)) and pays_as_loops(self, numel(self)) and numel(self) > 0",
     )
     values, places = b.routine(
         "sorting.median", [b.call("aten.view.default", self, [-1])], [([1], dtype(self)), ([1], "int64")], [0, True]
@@ -138,8 +141,11 @@ def cummin(b, self, dim):
 # spec: aten.bucketize.Tensor
 def bucketize_Tensor(b, self, boundaries, *, out_int32=False, right=False):
     b.native_if(
-        dtype(self) == dtype(boundaries) and rank(boundaries) == 1 and pays_as_loops(self, numel(self) * 8),
-        "dtype(self) == dtype(boundaries) and rank(boundaries) == 1 and pays_as_loops(self, numel(self) * 8)",
+        not is_bool(dtype(self))
+        and dtype(self) == dtype(boundaries)
+        and rank(boundaries) == 1
+        and pays_as_loops(self, numel(self) * 8),
+        "not is_bool(dtype(self)) and dtype(self) == dtype(boundaries) and rank(boundaries) == 1 and pays_as_loops(self, numel(self) * 8)",
     )
     places = b.routine(
         "sorting.search", [boundaries, self], [(shape(self), "int32" if out_int32 else "int64")], [right]
@@ -150,11 +156,20 @@ def bucketize_Tensor(b, self, boundaries, *, out_int32=False, right=False):
 # spec: aten.searchsorted.Tensor
 def searchsorted_Tensor(b, sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None):
     b.native_if(
-        dtype(self) == dtype(sorted_sequence) and (side is None or not right) and pays_as_loops(self, numel(self) * 8),
-        "dtype(self) == dtype(sorted_sequence) and (side is None or not right) and pays_as_loops(self, numel(self) * 8)",
+        not is_bool(dtype(self))
+        and dtype(self) == dtype(sorted_sequence)
+        and (side is None or not right)
+        and pays_as_loops(self, numel(self) * 8),
+        "not is_bool(dtype(self)) and dtype(self) == dtype(sorted_sequence) and (side is None or not right) and pays_as_loops(self, numel(self) * 8)",
     )
     out_ = "int32" if out_int32 else "int64"
     after = right if side is None else side in ["right"]
     if sorter is None:
         return b.routine("sorting.search", [sorted_sequence, self], [(shape(self), out_)], [after])[0]
-    return b.routine("sorting.search_by", [sorted_sequence, sorter, self], [(shape(self), out_)], [after])[0]
+    good = b.call(
+        "aten.logical_and.default",
+        b.call("aten.ge.Scalar", sorter, 0),
+        b.call("aten.lt.Scalar", sorter, size(sorted_sequence, -1)),
+    )
+    order = b.demanded(sorter, good, "RuntimeError", "torch.searchsorted(): sorter index out of range")
+    return b.routine("sorting.search_by", [sorted_sequence, order, self], [(shape(self), out_)], [after])[0]

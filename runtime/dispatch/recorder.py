@@ -283,14 +283,14 @@ class Recorder(GraphWriter, TorchDispatchMode):
             self.write(t, self.current(self.value(value)))
 
     def _check_types(self, info: OpInfo, form: Functional, result: Any, args: Any, kwargs: Any) -> None:
-        """Leaves to eager what it may refuse: results of a type that cannot be cast to that of the tensor written to. Fake
-        tensors do not always say so.
+        """Leaves to eager what it may refuse: results of a type that cannot be cast to that of the tensor written to, which fake tensors do
+        not always say. Into an `out=` of another type some operators compute in that, others refuse it.
         """
         for k, position in enumerate(info.written):
             new = result if isinstance(result, torch.Tensor) else result[form.results[k]]
             target = info.argument(position, args, kwargs)
             for t, r in zip(tensors_of(target), tensors_of(new) or tensors_of(result), strict=False):
-                if not torch.can_cast(r.dtype, t.dtype):
+                if not torch.can_cast(r.dtype, t.dtype) or (form.drops_out and r.dtype != t.dtype):
                     raise UnsupportedError(f"{info.op} puts {r.dtype} into {t.dtype}{self.where()}")
 
     def _put_results(self, info: OpInfo, form: Functional, node: fx.Node, result: Any, args: Any, kwargs: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable
 
-from .nodes import Node, Size, const, index_node, rebuild
+from .nodes import FLOATS, Node, Size, const, index_node, rebuild
 
 
 def bounded(value: Node, n: Size, error: str, place: str = "") -> Node:
@@ -17,11 +17,11 @@ def bounded(value: Node, n: Size, error: str, place: str = "") -> Node:
 
 
 def demanded(value: Node, holds: Node, error: str, message: str) -> Node:
-    """`value`, a float, where `holds`; elsewhere nan and a fault, as of a position that is out of range."""
+    """`value` where `holds`; elsewhere nan, or 0 of an integer, and a fault, as of a position that is out of range."""
     wrong = Node("where", (holds, const(0, "int64"), const(2, "int64")), "int64")
     check = Node("bounded", (wrong, index_node(2), const(True, "bool")), "int64", (error, message))
     kept = Node("eq", (check, const(0, "int64")), "bool")
-    return Node("where", (kept, value, const(math.nan, value.dtype)), value.dtype)
+    return Node("where", (kept, value, const(math.nan if value.dtype in FLOATS else 0, value.dtype)), value.dtype)
 
 
 def masked(node: Node, mask: Node, anywhere: Container[Node] = ()) -> Node:

@@ -240,7 +240,7 @@ class Builder:
         return indirect(value, 0, n - 1 if isinstance(n, int) else None)
 
     def demanded(self, t: Tensor, holds: Tensor, error: str, says: str) -> Tensor:
-        """`t`, of floats; where `holds`, of the same sizes, does not hold somewhere the graph raises `error` when it runs."""
+        """`t`; where `holds`, of the same sizes, does not hold somewhere the graph raises `error` when it runs."""
         if not self.checks or self._error == "nothing":
             return t
         at = self.coords(t.shape)

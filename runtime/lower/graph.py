@@ -23,11 +23,12 @@ from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
 from .builder import Builder
 from .control import Call, Control, call_control
-from .layouts import is_dense, is_empty, is_laid_out_by_rows
+from .layouts import is_dense, is_empty, is_laid_out_by_rows, repeats
 from .leaves import DTYPE_NAMES, complex_part, contradict, leaves, read_of, refs_to, tensors_of
 from .names import inverse, permuted, unlinear
 from .number import Number, Numbers
 from .origins import origin_of, place_of, spec_of
+from .overflow import too_large
 from .sizes import Opaque, Sizes
 from .tensor import NotNativeError, Tensor
 
@@ -37,13 +38,6 @@ ATOMIC_INTEGERS = ("int32", "int64")
 MANY, MANY_ON_GPU = 512, 8192
 """Tensors that the kernel of one operator reads at most: there are as many pointers to pass."""
 _NO_MUTATIONS: Mapping[int, int] = {}
-
-
-def repeats(t: torch.Tensor) -> bool:
-    """Whether a (fake) tensor has a dimension of stride 0 that says the same element more than once."""
-    return any(
-        type(s) is int and s == 0 and (type(n) is not int or n > 1) for n, s in zip(t.shape, t.stride(), strict=True)
-    )
 
 
 @dataclass(frozen=True)
@@ -281,6 +275,8 @@ class _Lowerer:
             if why := self.unloopable(t):
                 return why
         if str(node.target) not in COMPLEX and (found := complex_part([node.args, node.kwargs, val])):
+            return found
+        if found := too_large(node.target, node.args, node.kwargs, leaves(val)):
             return found
         many = MANY if self.device == "cpu" else MANY_ON_GPU
         return f"more than {many} tensors" if len(tensors) > many else None

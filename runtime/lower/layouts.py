@@ -32,4 +32,11 @@ def is_empty(t: Any) -> bool:
     return isinstance(t, torch.Tensor) and any(type(n) is int and n == 0 for n in t.shape)
 
 
-__all__ = ["is_dense", "is_empty", "is_laid_out_by_rows"]
+def repeats(t: torch.Tensor) -> bool:
+    """Whether a (fake) tensor has a dimension of stride 0 that says the same element more than once."""
+    return any(
+        type(s) is int and s == 0 and (type(n) is not int or n > 1) for n, s in zip(t.shape, t.stride(), strict=True)
+    )
+
+
+__all__ = ["is_dense", "is_empty", "is_laid_out_by_rows", "repeats"]

@@ -171,7 +171,7 @@ class Values:
         """
         n = self._plain(n)
         if n.op == "where" and len(n.args) == 3:
-            test = n.args[0]
+            test = self._plain(n.args[0])
             if test.op in COMPARE:
                 left, right = (self._coordinate_node(x, less) for x in test.args)
                 if left is not None and right is not None:

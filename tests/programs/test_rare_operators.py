@@ -132,3 +132,44 @@ def test_decimals_of_special_values(decimals: int) -> None:
 def test_polygamma_at_poles_and_between_them(order: int) -> None:
     x = torch.tensor([0.0, -0.0, 0.5, 3.0, 40.0, -0.5, -2.5, INF, NAN])
     check(lambda x: torch.polygamma(order, x), x)
+
+
+def test_targets_that_are_coordinates() -> None:
+    # The checker of plans did not see that a stored condition holds everywhere, so that no position is out of range.
+    x = edged(6, 37).nan_to_num(0.5)
+    check(lambda x: F.cross_entropy(x, torch.arange(6), reduction="none"), x)
+    check(lambda x: F.cross_entropy(x, torch.arange(6), weight=x[5].exp(), label_smoothing=0.1), x)
+
+
+def test_a_factor_and_its_sum_are_rounded_once() -> None:
+    """The product alone is too large, or loses what the sum then shows."""
+    x, y = torch.tensor([INF, 3e38, 1.5, 0.1, -0.0]), torch.tensor([-3.4e38, -3e38, -3.7, 0.1, 0.0])
+    for f in (
+        lambda x, y: torch.add(x, y, alpha=3),
+        lambda x, y: torch.sub(x, y, alpha=-3),
+        lambda x, y: torch.rsub(y, x, alpha=-3),
+    ):
+        check(f, x, y)
+    check(lambda x, y: torch.lerp(x[1:], y[1:], 0.3), x, y)
+    check(lambda x, y: torch.lerp(x[1:], y[1:], x[1:]), x, y)
+
+
+def test_the_sign_of_zero_of_a_power_without_one() -> None:
+    x = torch.tensor([-0.0, 0.0, -1e-30, 1e-30, NAN, INF, -INF, 200.0, 0.5])
+    for f in (torch.expm1, F.elu, F.celu, F.selu):
+        torch._dynamo.reset()
+        found = torch.compile(f, backend="opforge")(x)
+        torch.testing.assert_close(found, f(x), equal_nan=True)
+        assert torch.equal(found.signbit() & (found == 0), f(x).signbit() & (f(x) == 0))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 2.0, INF])
+def test_distances_of_rows_with_special_values(p: float) -> None:
+    # Of p = 0 a NaN counted as 1.
+    x = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    x[0, 3] = x[1, 0] = x[2, 8] = NAN
+    x[3] = INF
+    check(lambda x: torch.pdist(x, p), x)
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: torch.cdist(x, x.flip(0), p), backend="opforge")
+    torch.testing.assert_close(run(x), torch.cdist(x, x.flip(0), p), equal_nan=True)

@@ -34,6 +34,10 @@ def channels() -> tuple[torch.Tensor, ...]:
 
 Call = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 CALLS: dict[str, Call] = {
+    "max unpool": (
+        lambda x: F.max_unpool2d(x, (torch.arange(20).expand(6, 20) * 4).reshape(2, 3, 4, 5), 2),
+        lambda: (channels_last(2, 3, 4, 5),),
+    ),
     "layer norm": (aten.native_layer_norm, lambda: (brain(3, 8), [8], torch.randn(8), torch.randn(8), 1e-5)),
     "layer norm, bias only": (aten.native_layer_norm, lambda: (brain(3, 8), [8], None, torch.randn(8), 1e-5)),
     "group norm": (aten.native_group_norm, lambda: (brain(2, 4, 6), torch.randn(4), torch.randn(4), 2, 4, 6, 2, 1e-5)),
@@ -200,3 +204,34 @@ def test_positions_of_no_elements_are_integers(function: Callable[..., Any]) -> 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         values, positions = run(torch.zeros(5, 0, 5))
     assert (values.shape, positions.dtype, positions.shape) == ((5, 0, 5), torch.int64, (0,))
+
+
+OUTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "computed in it": lambda x, o: torch.cumsum(x, 0, out=o),
+    "rounded to it": lambda x, o: torch.add(x, 0.1, out=o),
+    "refused by clamp": lambda x, o: torch.clamp(x, -1, 1, out=o),
+    "refused by softmax": lambda x, o: torch.softmax(x, 0, out=o),
+    "refused by tril": lambda x, o: torch.tril(x, out=o),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", OUTS)
+@pytest.mark.filterwarnings("ignore::opforge.errors.OpforgeWarning")
+def test_a_result_of_another_dtype_than_the_operators(name: str, dtype: torch.dtype) -> None:
+    """Running sums were those of float32, and what eager refuses was taken."""
+    x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+
+    def outcome(run: Callable[..., Any]) -> Any:
+        torch._dynamo.reset()
+        out = torch.zeros(9, 4, dtype=dtype)
+        try:
+            run(x, out)
+        except RuntimeError:
+            assert not out.any()
+            return "refused"
+        return out
+
+    ours, eager = outcome(torch.compile(OUTS[name], backend="opforge")), outcome(OUTS[name])
+    assert isinstance(ours, str) == isinstance(eager, str)
+    assert isinstance(eager, str) or torch.equal(ours, eager)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opforge.errors import UnsupportedError
+from opforge.runtime.config import current
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Extern
 from opforge.runtime.lower.graph import lower
@@ -42,10 +43,12 @@ def answers(overload: str, args: list[Any], kwargs: dict[str, Any]) -> bool:
 
     try:
         with torch.inference_mode():  # torch takes nothing apart
-            items = lower(trace(program, tensors).graph).program.items
+            graph = trace(program, tensors).graph
+            items = lower(graph, products=current().loop_products).program.items
     except UnsupportedError:
         return False
-    return not any(isinstance(item, Extern) for item in items)
+    # A routine is an extern too, which refuses nothing.
+    return not any(isinstance(item, Extern) and not item.compiled for item in items)
 
 
 def lost_errors(op: Op) -> list[str]:
