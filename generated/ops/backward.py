@@ -157,9 +157,11 @@ def _native_batch_norm_legit_functional(b, input, weight, bias, running_mean, ru
         spread = b.call("aten.mean.dim", (x - m) * (x - m), dims, True)
     else:
         near = b.call("aten.mean.dim", x, dims, True)
-        rest = b.call("aten.mean.dim", x - near, dims, True)
-        m = near + rest
         squares = b.call("aten.mean.dim", (x - near) * (x - near), dims, True)
+        rest = b.call("aten.mean.dim", x - near, dims, True)
+        unit = 1.1920928955078125e-07 if kind == "float32" else 2.220446049250313e-16
+        rest = b.call("aten.where.self", b.call("aten.gt.Tensor", rest * rest, squares * (unit * unit)), rest, 0.0)
+        m = near + rest
         spread = b.call(
             "aten.where.self",
             b.call("aten.eq.Scalar", squares, inf),
