@@ -72,6 +72,8 @@ KNOWN: dict[str, str] = {
         ("fft.ifft *", "fft.ihfft*", "svd complex*", "svd_lowrank complex*", "pca_lowrank complex*"), _LAZY
     ),
     "linalg.matrix_rank* out*": "ours: the version counter of `out` does not move (a composite operator wrote it); the values are right",
+    "*polygamma* float64*": "torch: its trigamma is up to 5e-10 from the right one in float64 (against 30 digits; ours 2e-16)",
+    "special.bessel_j0 float64*": "torch: its numbers are up to 4e-7 from the right ones between 5 and 8, in float64 too; ours are not",
     "special.bessel_j1 float* cuda": "torch: its numbers, in float64 too, are up to 5e-7 from the right ones between 5 and 8; ours are not",
     "sparse.mm.reduce * dynamic cuda": "the harness: sparse tensors have no sizes that are symbols; eager refuses the call for another reason",
     "narrow_copy * out* cuda": "torch: there is no kernel of `narrow_copy.out` for CUDA, and we copy into it",
