@@ -6,10 +6,12 @@ other memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ...errors import UnsupportedError
 from ...generated.decompositions import CORRECTIONS, REFUSALS, Refusal
 from .overlap import can_view, overlaps_itself
 from .regions import Layout, expressions
@@ -33,6 +35,15 @@ def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any
         elif isinstance(t, torch.Tensor) and t.device.type == "cpu" and (not given or given in kwargs):
             results[position] = _corrected(fake_mode, t, args, typed, wide, layout, [args[k] for k in laid])
     return results[0] if isinstance(out, torch.Tensor) else tuple(results)  # its type may be a named tuple
+
+
+def run_writing(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> Any:
+    """As `run_fake`. Raises `UnsupportedError` where an `out=` of the right sizes gets other strides: some fake kernels do that, and no real one."""
+    before = [(t, t.shape, t.stride()) for t in outs]
+    found = run_fake(fake_mode, op, types, args, kwargs)
+    if any(t.shape == shape and t.stride() != stride for t, shape, stride in before):
+        raise UnsupportedError(f"{op} has a fake kernel that lays out its `out` anew, and a kernel that does not")
+    return found
 
 
 def refusal(op: Any, args: Any) -> str:

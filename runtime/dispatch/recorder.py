@@ -22,7 +22,7 @@ from ...errors import UnsupportedError
 from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import INVERSES, ROLES
 from ..torch_compat import TorchDispatchMode, is_wrapper_type
-from .fakes import refusal, run_fake
+from .fakes import refusal, run_fake, run_writing
 from .operators import Functional, OpInfo, functional_arguments, op_info, tensors_of, view_of
 from .order import check_order
 from .overlap import covers, inside, is_dense, is_row_major, overlaps_itself
@@ -263,7 +263,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)
         result = run_fake(self.fake_mode, form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
         self._check_types(info, form, result, args, kwargs)
-        out = run_fake(self.fake_mode, info.op, types, args, kwargs)
+        out = run_writing(self.fake_mode, info.op, types, args, kwargs, written if form.drops_out else [])
         for k in info.written:
             if isinstance(lists := info.argument(k, args, kwargs), (tuple, list)):
                 increment_version(lists)  # autograd does so for single tensors only when it sees fake ones

@@ -235,3 +235,14 @@ def test_a_result_of_another_dtype_than_the_operators(name: str, dtype: torch.dt
     ours, eager = outcome(torch.compile(OUTS[name], backend="opforge")), outcome(OUTS[name])
     assert isinstance(ours, str) == isinstance(eager, str)
     assert isinstance(eager, str) or torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_an_out_of_the_right_sizes_keeps_its_strides(dtype: torch.dtype) -> None:
+    """Fake kernels of some operators lay it out anew, the kernels do not."""
+    a, b = torch.randn(5, 5, dtype=dtype), torch.randn(5, 3, dtype=dtype)
+    out = torch.ones(5, 3, 2, dtype=dtype)[..., 0]
+    graph = torch.fx.symbolic_trace(lambda out, a, b: torch.linalg.solve(a, b, out=out))
+    opforge.compile_fx(graph, [out, a, b])(out, a, b)
+    assert out.stride() == (6, 2)
+    torch.testing.assert_close(out, torch.linalg.solve(a, b))
