@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import opforge
 from opforge.errors import MetadataError, OpforgeWarning
+from tests.support.matrix import symbolic
 
 aten = torch.ops.aten
 
@@ -246,3 +247,13 @@ def test_an_out_of_the_right_sizes_keeps_its_strides(dtype: torch.dtype) -> None
     opforge.compile_fx(graph, [out, a, b])(out, a, b)
     assert out.stride() == (6, 2)
     torch.testing.assert_close(out, torch.linalg.solve(a, b))
+
+
+def test_an_example_that_a_fake_kernel_lays_out_anew_is_as_it_was() -> None:
+    out, x = torch.ones(5, 10, 5, 2)[..., 0], torch.randn(5, 10, 5)
+    examples, _ = symbolic([out, x])
+    before = examples[0].stride()
+    compiled = opforge.compile_fx(torch.fx.symbolic_trace(lambda out, x: torch.msort(x, out=out)), examples)
+    assert examples[0].stride() == before
+    compiled(out, x)
+    assert torch.equal(out, torch.msort(x))
