@@ -156,9 +156,12 @@ def python_source(expr: object) -> str:
 
 
 def number_read_from(value: object) -> Any:
-    """The symbolic float that is read from a fake tensor by which Dynamo passes a Python number; None of others. [2.11, 2.13]"""
+    """The symbolic float that is read from a fake tensor by which Dynamo passes a Python number, and of no tensor of the program. [2.11, 2.13]"""
     found = getattr(value, "item_memo", None)
-    return found if isinstance(found, torch.SymFloat) and found.node._expr.is_symbol else None
+    if not isinstance(found, torch.SymFloat) or not (symbol := found.node._expr).is_symbol:
+        return None
+    sources = {type(s).__name__ for s in found.node.shape_env.var_to_sources.get(symbol, ())}
+    return None if "CallMethodItemSource" in sources else found
 
 
 #: The name of what `start_anew` raises: its class is loaded with Dynamo only. [2.11, 2.13]
@@ -176,9 +179,7 @@ def start_anew(names: Iterable[str]) -> None:
 
 
 def saved_objects(ctx: object) -> list[Any]:
-    """What an autograd function has saved, without a look at versions; not for what hooks have packed. Raises where autograd has freed it.
-    [2.11, 2.13]
-    """
+    """What an autograd function has saved, versions aside; not for what hooks have packed. Raises where autograd has freed it. [2.11, 2.13]"""
     return [kept.data for kept in ctx._raw_saved_tensors]  # type: ignore[attr-defined]
 
 
@@ -247,9 +248,7 @@ def below_autograd() -> AbstractContextManager[Any]:
 
 
 def in_transform() -> bool:
-    """Whether this thread is inside of `vmap` or another transform of `torch.func`, or of the older `vmap` behind `is_grads_batched=True`.
-    [2.11, 2.13]
-    """
+    """Whether this thread is in `vmap` or another transform of `torch.func`, or in the older `vmap` of `is_grads_batched=True`. [2.11, 2.13]"""
     _vmapmode_increment_nesting()
     return bool(_vmapmode_decrement_nesting() > 0 or peek_interpreter_stack() is not None)
 

@@ -190,3 +190,33 @@ def test_a_number_that_is_read_from_a_tensor() -> None:
                 torch.testing.assert_close(y, X * t.new_tensor(a).item() + t.new_tensor(a).item())
                 torch.testing.assert_close(x.grad, torch.full_like(X, t.new_tensor(a).item()))
     assert opforge.stats()["fallbacks"] == {}
+
+
+def refused(p: Tensor) -> None:
+    p.mul_(p)
+
+
+def guarded(p: Tensor) -> Tensor:
+    p.add_(1)
+    return p.new_ones(2) * p.item()
+
+
+ONE_ELEMENT: dict[str, Callable[[Tensor], Any]] = {"refused": refused, "guarded": guarded}
+
+
+@pytest.mark.parametrize("name", ONE_ELEMENT)
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_tensor_of_one_float64_is_no_number(name: str, backward: bool, captured: bool) -> None:
+    """Dynamo knows the value of each, too. Told to take it as a constant, it drops writes to the tensor (fuzzer, seed 1349)."""
+    program = ONE_ELEMENT[name]
+    with torch._dynamo.config.patch(capture_scalar_outputs=captured):
+        compiled = torch.compile(program, backend="opforge")
+        for value in 0.625, 3.0, -1.5:
+            leaf = torch.tensor(value, dtype=torch.float64, requires_grad=backward)
+            found, expected = leaf.clone(), leaf.clone()
+            torch.testing.assert_close(compiled(found), program(expected))
+            assert (found, found._version, found.requires_grad) == (expected, expected._version, expected.requires_grad)
+            if backward and name == "refused":
+                with pytest.raises(RuntimeError, match="modified by an inplace"):
+                    found.backward()
