@@ -202,6 +202,25 @@ class DisjointInfo:
     """Whether it is a parameter or buffer; two of those may meet, `static_storages` says how."""
 
 
+# spec: NumberInfo
+@dataclass(frozen=True)
+class NumberInfo:
+    """A Python number that changes from call to call, and that an operator may have to convert to a dtype: in a call in which it has no place there, the program itself runs, whose kernel may refuse it."""
+
+    value: str
+    """Python source over the graph's inputs, each by its name in braces."""
+    least: int | float
+    """Least number with a place."""
+    most: int | float
+    """Greatest number with a place."""
+    infinite: bool
+    """Whether infinities and NaN have a place, too."""
+
+    def __post_init__(self) -> None:
+        if not (not self.infinite or self.least == -self.most):
+            raise MetadataError(f"NumberInfo needs floats as far below zero as above: {self}")
+
+
 # spec: OutputAliasInfo
 @dataclass(frozen=True)
 class OutputAliasInfo:
@@ -265,6 +284,8 @@ class ViewAndMutationMeta:
     """Size symbols that places use, each with the Python source that reads it."""
     disjoint: tuple[DisjointInfo, ...]
     """Inputs of which a written one must not share elements with another."""
+    numbers: tuple[NumberInfo, ...]
+    """Numbers that a dtype may have no place for."""
     static_storages: tuple[tuple[int, int], ...]
     """Where a parameter or buffer is written: every one, and the first of them that has the same storage. A call in which they share storages otherwise runs the program itself."""
     autocast: bool
@@ -285,6 +306,7 @@ class ViewAndMutationMeta:
             and (len(self.output_info) == self.num_outputs == self.num_user_outputs)
             and (not self.bases)
             and (not self.disjoint)
+            and (not self.numbers)
             and (not self.autocast)
             and (self.graph_inputs == tuple(range(len(self.input_info))))
         )

@@ -34,6 +34,7 @@ from .history import (
 )
 from .inputs import Inputs, is_static
 from .merge import Entered
+from .numbers import limited_numbers
 from .overlap import is_dense
 from .recorder import Recorder
 from .regions import Layout, Value
@@ -101,6 +102,7 @@ class _Analysis:
             bases=tuple(bases),
             graph_inputs=tuple(self.entered.graph_inputs),
             disjoint=disjoint_inputs(inputs, input_info, self._number),  # reads sizes: outputs, not counted yet
+            numbers=limited_numbers(self.recorder.graph.nodes, self.recorder.symbols),
             static_storages=static_storages(inputs, input_info),
             num_outputs=len(self.outputs),
             symbols=tuple(self.symbols.items()),
@@ -481,16 +483,8 @@ class _Analysis:
     def _read_symbol(self, symbol: Any) -> None:
         if str(symbol) in self.symbols:
             return
-        known = self.recorder.symbols
-        node = known.nodes.get(symbol)
-        source, how, dim = known.sources.get(symbol, (None, "", 0))
-        if node is not None and node.op == "placeholder":
-            self.symbols[str(symbol)] = "{" + node.name + "}"
-        elif source is not None and source.op == "placeholder":
-            call = {"size": f"size({dim})", "stride": f"stride({dim})", "offset": "storage_offset()"}[how]
-            self.symbols[str(symbol)] = "{" + source.name + "}." + call
-        else:
-            self.symbols[str(symbol)] = f"{{out{self._return(known.of_symbol(symbol))}}}"
+        source = self.recorder.symbols.read_from_input(symbol)
+        self.symbols[str(symbol)] = source or f"{{out{self._return(self.recorder.symbols.of_symbol(symbol))}}}"
 
 
 def _literal(value: Any) -> str:

@@ -6,14 +6,18 @@ the program again with the number as a constant, and guards on it: each value is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
+from torch import fx
 
 from ...errors import UnsupportedError
-from ..torch_compat import number_read_from, start_anew
+from ...generated.schemas import NumberInfo
+from ..torch_compat import number_read_from, python_source, pytree, start_anew
+from .symbols import Symbols
 
 
 def changing_numbers(gm: Any) -> dict[str, torch.SymFloat]:
@@ -47,4 +51,50 @@ def constants_where_needed(gm: Any) -> Iterator[Callable[[], None]]:
         settle()
 
 
-__all__ = ["changing_numbers", "constants_where_needed"]
+def limited_numbers(nodes: Iterable[fx.Node], symbols: Symbols) -> tuple[NumberInfo, ...]:
+    """Numbers that operators take and the dtype of a result has no place for beyond some bound: some kernels compute in a wider dtype, others convert
+    the number and raise ("value cannot be converted … without overflow"). Raises `UnsupportedError` for one that inputs alone do not tell.
+    """
+    read: dict[sympy.Symbol, str] = {}
+    found: dict[tuple[str, torch.dtype], NumberInfo] = {}
+    for node in nodes:
+        if node.op == "placeholder" and (number := number_read_from(node.meta.get("val"))) is not None:
+            read[number.node.expr] = f"{{{node.name}}}.item()"
+        if read and isinstance(node.target, torch._ops.OpOverload):
+            dtypes = {t.dtype for t in pytree.tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)}
+            for number in _numbers(node):
+                source = _source(number, read, symbols) if not dtypes <= _WHOLE else ""
+                found.update({(source, dtype): _limits(source, dtype) for dtype in dtypes - _WHOLE})
+    return tuple(found.values())
+
+
+_WHOLE = frozenset((torch.bool, torch.float64, torch.complex128))
+"""Dtypes that have a place for every number."""
+
+
+def _numbers(node: fx.Node) -> Iterator[torch.SymFloat]:
+    """The symbolic numbers that an operator takes as such."""
+    for k, a in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        value = node.args[k] if k < len(node.args) else node.kwargs.get(a.name)
+        number = value.meta.get("val") if isinstance(value, fx.Node) else None
+        if isinstance(number, torch.SymFloat) and "number" in str(a.type):
+            yield number
+
+
+def _limits(source: str, dtype: torch.dtype) -> NumberInfo:
+    wide = dtype.is_floating_point or dtype.is_complex
+    limits = torch.finfo(dtype) if wide else torch.iinfo(dtype)
+    return NumberInfo(source, limits.min, limits.max, infinite=wide)
+
+
+def _source(number: torch.SymFloat, read: dict[sympy.Symbol, str], symbols: Symbols) -> str:
+    parts = {}
+    for symbol in number.node.expr.free_symbols:
+        source = read.get(symbol) or symbols.read_from_input(symbol)
+        if source is None:
+            raise UnsupportedError(f"the number {number.node.expr} is made of {symbol}, which no input tells")
+        parts[symbol] = sympy.Symbol(source, real=True)
+    return python_source(number.node.expr.xreplace(parts))
+
+
+__all__ = ["changing_numbers", "constants_where_needed", "limited_numbers"]

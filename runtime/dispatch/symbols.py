@@ -95,6 +95,19 @@ class Symbols:
         node: fx.Node = self._expr(symbol, torch.SymInt)
         return node
 
+    def read_from_input(self, symbol: sympy.Symbol) -> str | None:
+        """Python source that reads a symbol from an input of the graph, which stands by its name in braces; None if no input tells it."""
+        node = self.nodes.get(symbol)
+        source, how, dim = self.sources.get(symbol, (None, "", 0))
+        if node is not None and node.op == "placeholder":
+            return f"{{{node.name}}}"
+        if source is None or source.op != "placeholder":
+            return None
+        return (
+            f"{{{source.name}}}."
+            + {"size": f"size({dim})", "stride": f"stride({dim})", "offset": "storage_offset()"}[how]
+        )
+
     def _expr(self, expr: Any, kind: type) -> Any:
         if isinstance(expr, (sympy.Integer, int)) and not isinstance(expr, bool):
             return int(expr)

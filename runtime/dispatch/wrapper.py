@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...generated.dispatch_tables import base_steps, history_steps, input_steps, output_steps
-from ...generated.schemas import BaseInfo, OutputAliasInfo, OutputType, Place
+from ...generated.schemas import BaseInfo, NumberInfo, OutputAliasInfo, OutputType, Place
 from ...generated.wrapper_steps import STEPS
 from .calling import result_text
 from .disjoint import Meeting, SharedOtherwise, pairs
@@ -154,6 +154,12 @@ class _Writer:
             )
             lines += [f"if {name}({', '.join(map(self.input, static))}):", "    return program(*args)"]
         lines += self._meetings(pointer)
+        for k, number in enumerate(self.meta.numbers):
+            lines += [
+                f"n{k} = {self._symbol(number.value)}",
+                _without_place(f"n{k}", number),
+                "    return program(*args)",
+            ]
         for k, base in enumerate(self.meta.bases):
             if base.followed:
                 lines += self._family(k, base)
@@ -340,6 +346,12 @@ class _Writer:
         if calling.out_type is list:
             return f"return [{', '.join(results)}]"
         return f"return ({', '.join(results)}{',' if len(results) == 1 else ''})"
+
+
+def _without_place(name: str, number: NumberInfo) -> str:
+    if number.infinite:
+        return f"if {number.most} < abs({name}) < math.inf:"
+    return f"if not {number.least} <= {name} <= {number.most}:"
 
 
 def _tuple(values: tuple[int | str, ...]) -> str:

@@ -220,3 +220,37 @@ def test_a_tensor_of_one_float64_is_no_number(name: str, backward: bool, capture
             if backward and name == "refused":
                 with pytest.raises(RuntimeError, match="modified by an inplace"):
                     found.backward()
+
+
+WITHOUT_PLACE: dict[str, Program] = {
+    "masked_fill": lambda x, a: x.masked_fill(x > 1, a),
+    "fill": lambda x, a: x.clone().fill_(a),
+    "full": lambda x, a: x.new_full((2,), a * x.shape[0]),
+    "clamp": lambda x, a: x.clamp(max=a),
+    "lerp": lambda x, a: torch.lerp(x, x * 2, a),
+    "threshold": lambda x, a: F.threshold(x, 1.0, a - 1),
+    "product": lambda x, a: x * a,
+    "pad": lambda x, a: F.pad(x, (1, 1), value=a),
+}  # fmt: skip
+"""Some of eager's kernels convert the number and raise, others compute in a wider dtype."""
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8]
+)
+@pytest.mark.parametrize("name", WITHOUT_PLACE)
+def test_a_number_that_a_dtype_has_no_place_for(name: str, dtype: torch.dtype) -> None:
+    """The same calls raise as in eager, by one graph for the others."""
+    program = WITHOUT_PLACE[name]
+    compiled = torch.compile(program, backend="opforge", dynamic=False)
+    x = torch.tensor([0.0, 1.0, 2.0, 3.0]).to(dtype)
+    for a in (1.5, 2.5, 1e5, 1e300, -3.0, float("inf"), 7.0):
+        try:
+            expected = program(x, a)
+        except RuntimeError as error:
+            with pytest.raises(type(error)):
+                compiled(x, a)
+        else:
+            found = compiled(x, a)
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found, expected, equal_nan=True)
