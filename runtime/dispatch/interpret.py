@@ -104,4 +104,14 @@ def call(function: Any, args: Any, kwargs: Any) -> Any:
             result = FUNCTIONS[function](*args, **kwargs)
         if result is not NotImplemented:
             return result
-    return function(*args, **kwargs)
+    return function(*args, **kwargs) if kwargs.get("out") is None else _with_out(function, args, kwargs)
+
+
+def _with_out(function: Any, args: Any, kwargs: Any) -> Any:
+    """Some functions of torch compute their result anew, and leave `out=` alone, where an argument is no plain tensor."""
+    outs = [t for t in pytree.tree_leaves(kwargs["out"]) if isinstance(t, torch.Tensor) and not t.is_inference()]
+    before = [t._version for t in outs]
+    result = function(*args, **kwargs)
+    if any(t._version == version and t.numel() for t, version in zip(outs, before, strict=True)):
+        raise UnsupportedError(f"{function.__name__} does not write its out= when it is traced")
+    return result

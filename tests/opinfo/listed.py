@@ -79,7 +79,6 @@ KNOWN: dict[str, str] = {
         ),
         _LAZY,
     ),
-    "linalg.matrix_rank* out*": "ours: the version counter of `out` does not move (a composite operator wrote it); the values are right",
     "*polygamma* float64*": "torch: its trigamma is up to 5e-10 from the right one in float64 (against 30 digits; ours 2e-16)",
     **dict.fromkeys(
         ("special.bessel_j0 float64*", "special.bessel_j1 float64*", "special.bessel_y0 float64*"), _BESSEL

@@ -249,6 +249,24 @@ def test_an_out_of_the_right_sizes_keeps_its_strides(dtype: torch.dtype) -> None
     torch.testing.assert_close(out, torch.linalg.solve(a, b))
 
 
+RANKS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "read": lambda x, o: (torch.linalg.matrix_rank(x, out=o), o + 0)[1],
+    "returned": lambda x, o: torch.linalg.matrix_rank(x, tol=0.5, out=o),
+    "operator": lambda x, o: torch.ops.aten.linalg_matrix_rank.out(x, 0.5, out=o),
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+@pytest.mark.filterwarnings("ignore::opforge.errors.OpforgeWarning")
+def test_an_out_that_torch_does_not_write_while_it_traces(name: str) -> None:
+    """It stayed as it was: torch gives another tensor back where an argument is no plain one. The peers do not write it either."""
+    x = torch.eye(3)
+    for run in torch.compile(RANKS[name], backend="opforge", fullgraph=True), opforge.aot_function(RANKS[name], lambda gm, _: gm):
+        out = torch.zeros((), dtype=torch.int64)
+        result = run(x, out)
+        assert (int(out), int(result), out._version) == (3, 3, 1)
+
+
 def test_an_example_that_a_fake_kernel_lays_out_anew_is_as_it_was() -> None:
     out, x = torch.ones(5, 10, 5, 2)[..., 0], torch.randn(5, 10, 5)
     examples, _ = symbolic([out, x])
