@@ -50,7 +50,7 @@ class Interpreted:
     support = "support"
 
     def parts(self) -> dict[str, str]:
-        return {"target": "interpreter"}
+        return {"target": "interpreter, with counters"}  # what is loaded is part of what is kept
 
     def unfused(self) -> Interpreted:
         return replace(self, cfg=replace(self.cfg, fusion=False))
@@ -71,7 +71,8 @@ class Interpreted:
         for name, symbol in rendered.symbols.items():
             k = rendered.kernels[symbol]
             numbers = groups[name].numbers(k.xblock * k.rblock) if name in groups else []
-            symbols[name] = [symbol, list(k.pointers), k.xblock, k.rblock, numbers, name in rendered.tables]
+            counts = name in rendered.chained
+            symbols[name] = [symbol, list(k.pointers), k.xblock, k.rblock, numbers, name in rendered.tables, counts]
         return Built(rendered.source, files, symbols)
 
     def recorder(self) -> Recorder | None:
@@ -79,12 +80,12 @@ class Interpreted:
 
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
         loaded: dict[str, Callable[..., Any]] = {}
-        for name, (symbol, pointers, xblock, rblock, numbers, table) in entry.meta["symbols"].items():
+        for name, (symbol, pointers, xblock, rblock, numbers, table, counts) in entry.meta["symbols"].items():
             if name != FILL_NAME:  # a table is filled by `_with_table`
                 kernel = TritonKernel(
                     symbol, entry.file(f"{symbol}.py").read_text(), tuple(pointers), 0, xblock, rblock, 1
                 )
-                run = _with_table if table else _run
+                run = _with_table if table else _with_counter if counts else _run
                 loaded[name] = functools.partial(run, kernel, numbers)
         return loaded
 
@@ -93,6 +94,13 @@ def _run(kernel: TritonKernel, numbers: Sequence[int], programs: int, *arguments
     count = len(kernel.pointers)
     memory = [_at(a, _TYPES[t]) for a, t in zip(arguments[:count], kernel.pointers, strict=True)]
     _launch(kernel, programs, [*memory, *arguments[count:], *numbers], {})
+
+
+def _with_counter(kernel: TritonKernel, numbers: Sequence[int], programs: int, *arguments: int) -> None:
+    """The kernel leaves the counter at zero."""
+    counter = torch.zeros(1, dtype=torch.int32)
+    _run(kernel, numbers, programs, *arguments, counter.data_ptr())
+    assert not counter.any(), f"{kernel.name} does not set its counter back"
 
 
 def _with_table(
