@@ -199,6 +199,21 @@ def test_kernels_of_a_gpu_run_by_the_interpreter(tmp_path: Path) -> None:
     assert {r["case"]["entry"] for r in made if r["outcome"] == "wrong"} == {r["case"]["entry"] for r in made} - {"mm"}
 
 
+@pytest.mark.parametrize("chunk", range(4))
+def test_sample_by_the_interpreter(chunk: int, tmp_path: Path) -> None:
+    """Every fourth row, with what the tables have found: kernels that run others at their end, atomic sums of a constant."""
+    pytest.importorskip("triton")
+    some = cases(dtypes=["fp32"], variants=["forward"], device="interpreter")[chunk::16]
+    if chunk == 0:
+        some += cases("^nn.functional.cosine_similarity$", ["fp32"], ["forward"], device="interpreter")
+        some += cases("^index_reduce.mean$", ["int64"], ["noncontiguous"], device="interpreter")
+    made = list(run_all(some, tmp_path, jobs=1, limit=CALLS))
+    assert len(made) == len(some)
+    assert [
+        line(r) for r in made if r["outcome"] not in ("native", "eager", "raises") and not known(Case(**r["case"]))
+    ] == []
+
+
 def test_a_sweep_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert list(run_all(cases("^(abs|add)$", ["fp32"], ["forward"]), tmp_path, jobs=1, seconds=0)) == []
 

@@ -261,7 +261,10 @@ RANKS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 def test_an_out_that_torch_does_not_write_while_it_traces(name: str) -> None:
     """It stayed as it was: torch gives another tensor back where an argument is no plain one. The peers do not write it either."""
     x = torch.eye(3)
-    for run in torch.compile(RANKS[name], backend="opforge", fullgraph=True), opforge.aot_function(RANKS[name], lambda gm, _: gm):
+    for run in (
+        torch.compile(RANKS[name], backend="opforge", fullgraph=True),
+        opforge.aot_function(RANKS[name], lambda gm, _: gm),
+    ):
         out = torch.zeros((), dtype=torch.int64)
         result = run(x, out)
         assert (int(out), int(result), out._version) == (3, 3, 1)

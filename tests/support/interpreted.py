@@ -33,6 +33,7 @@ from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 from .gpu_plan import PROCESSORS
+from .triton_interpreter import mend
 
 _TYPES = {
     "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "i8": torch.int8, "i16": torch.int16,
@@ -160,6 +161,7 @@ def interpreted(folder: Path) -> Iterator[None]:
     """All graphs that are compiled meanwhile run that way. `folder` holds the modules of kernels while the process runs."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("TRITON_INTERPRET=1 is to be set before Triton is loaded")
+    mend()
     _folder[:] = [folder]
     kept = engine.target_of, engine.rewrite, lowering._Lowerer
     engine.target_of = lambda graph, cfg: Interpreted(cfg)  # type: ignore[assignment]
