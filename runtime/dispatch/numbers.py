@@ -84,7 +84,7 @@ def _numbers(node: fx.Node) -> Iterator[torch.SymFloat]:
 def _limits(source: str, dtype: torch.dtype) -> NumberInfo:
     wide = dtype.is_floating_point or dtype.is_complex
     limits = torch.finfo(dtype) if wide else torch.iinfo(dtype)
-    return NumberInfo(source, limits.min, limits.max, infinite=wide)
+    return NumberInfo(source, -limits.max if wide else limits.min, limits.max, infinite=wide)
 
 
 def _source(number: torch.SymFloat, read: dict[sympy.Symbol, str], symbols: Symbols) -> str:
