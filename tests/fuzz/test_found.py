@@ -939,3 +939,17 @@ def test_a_view_without_grad_of_a_detached_input_that_a_write_made_followed(quic
     outcome = check(Program(0, made, ("p1",), ("p1",), body, ("v2",), (), ((2, 2),)))
     assert outcome.different == []
     assert "is followed since a write" in outcome.eager
+
+
+def test_a_number_in_a_tensor_whose_graph_is_left_to_eager(quick: None) -> None:
+    """Seeds 1349 and 6685. Dynamo was asked to take the float64 for a constant, and its writes were gone."""
+    made = (
+        Step("grid((), 'float64', 505)", ("p1",)),
+        Step("p1.sin()", ("p2",)),
+        Step("grid((), 'float32', 883).requires_grad_()", ("p3",)),
+        Step("p3.sin()", ("p4",)),
+    )
+    body = (Step("p2.tanh_()"), Step("F.leaky_relu_(p4, 0.1)"), Step("F.leaky_relu_(p4, 0.1)"))
+    outcome = check(Program(0, made, ("p3",), ("p2", "p4"), body, (), (), ((2, 2),)))
+    assert outcome.different == []
+    assert "modified by an inplace operation" in outcome.eager
