@@ -950,6 +950,6 @@ def test_a_number_in_a_tensor_whose_graph_is_left_to_eager(quick: None) -> None:
         Step("p3.sin()", ("p4",)),
     )
     body = (Step("p2.tanh_()"), Step("F.leaky_relu_(p4, 0.1)"), Step("F.leaky_relu_(p4, 0.1)"))
-    outcome = check(Program(0, made, ("p3",), ("p2", "p4"), body, (), (), ((2, 2),)))
+    outcome = check(Program(0, made, ("p3",), ("p2", "p4"), body, (), (), ((2, 2),), "dynamo"))
     assert outcome.different == []
     assert "modified by an inplace operation" in outcome.eager
