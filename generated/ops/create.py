@@ -111,6 +111,7 @@ def scalar_tensor(b, s, *, dtype=None, layout=None, device=None, pin_memory=None
 
 # spec: aten.arange.default
 def arange(b, end, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.native_if(dtype != "bool", 'dtype != "bool"')
     out = [steps(0, end, 1)]
     i = b.coords(out)
     return b.define(out, value_of(i[0]), promoted_dtype(end) if dtype is None else dtype)
@@ -118,6 +119,7 @@ def arange(b, end, *, dtype=None, layout=None, device=None, pin_memory=None):
 
 # spec: aten.arange.start
 def arange_start(b, start, end, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.native_if(dtype != "bool", 'dtype != "bool"')
     whole = is_int(promoted_dtype(start))
     out = [steps(start, end, 1)]
     i = b.coords(out)
@@ -130,6 +132,7 @@ def arange_start(b, start, end, *, dtype=None, layout=None, device=None, pin_mem
 
 # spec: aten.arange.start_step
 def arange_start_step(b, start, end, step=1, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.native_if(dtype != "bool", 'dtype != "bool"')
     whole = is_int(promoted_dtype(start, step))
     out = [steps(start, end, step)]
     i = b.coords(out)
