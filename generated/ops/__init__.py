@@ -440,7 +440,7 @@ LOWERINGS = Lowerings(
         "aten.prod.dim_int": "reduction:prod_dim_int",
         "aten.put.default": "index:put",
         "aten.rad2deg.default": "math:rad2deg",
-        "aten.real.default": "complex:real",
+        "aten.real.default": "complex:real_default",
         "aten.reciprocal.default": "math:reciprocal",
         "aten.reflection_pad1d.default": "pad:reflection_pad1d",
         "aten.reflection_pad1d_backward.default": "backward_spatial:reflection_pad1d_backward",

@@ -20,6 +20,7 @@ from ...runtime.lower.names import (
     prod,
     promoted_dtype,
     rank,
+    real,
     replace,
     shape,
     size,
@@ -176,7 +177,7 @@ def _native_batch_norm_legit_functional(b, input, weight, bias, running_mean, ru
         y = y + b.call("aten.view.default", to(bias, kind), across)
     flat, spread_ = (b.call("aten.view.default", m, [c]), b.call("aten.view.default", spread, [c]))
     new_mean = to(running_mean, kind) * (1.0 - momentum) + flat * momentum
-    new_var = to(running_var, kind) * (1.0 - momentum) + spread_ * (momentum * n / (n - 1))
+    new_var = to(running_var, kind) * (1.0 - momentum) + spread_ * (momentum * real(n) / real(n - 1))
     kept_in = dtype(weight) if weight is not None else dtype(bias) if bias is not None else dtype(running_mean)
     kept_in = kind if is_on_gpu(input) else kept_in
     return (

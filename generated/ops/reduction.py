@@ -22,6 +22,7 @@ from ...runtime.lower.names import (
     prod,
     promoted_dtype,
     rank,
+    real,
     reduced,
     shape,
     size,
@@ -278,8 +279,10 @@ def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
     total = b.call("aten.sum.dim_IntList", apart * apart, dims, keepdim)
     if is_known(n):
         return to(total / 0, dtype(self))
-    count = b.call("aten.maximum.default", n - less, 0)
-    return to(total / (b.call("aten.minimum.default", count, n * (1 - less)) if lt(less, 0) else count), dtype(self))
+    count = b.call("aten.maximum.default", real(n) - less, 0)
+    return to(
+        total / (b.call("aten.minimum.default", count, real(n) * (1 - less)) if lt(less, 0) else count), dtype(self)
+    )
 
 
 # spec: aten.std.correction

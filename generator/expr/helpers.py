@@ -104,6 +104,7 @@ _TABLE = {
         highest(d: dtype) -> number
         to(x: T, d: dtype) -> T
         value_of(x: index) -> elem
+        real(n: index) -> number
         re(x: elem) -> elem
         im(x: elem) -> elem
         paired(re: elem, im: elem) -> elem

@@ -11,7 +11,7 @@ from math import gcd, prod
 from typing import Any
 from weakref import WeakValueDictionary
 
-from .monomials import collect, divide_monomial, merge, operand, print_expr, whole
+from .monomials import collect, divide_monomial, operand, print_expr, products, whole
 
 
 class Atom:
@@ -181,9 +181,10 @@ class Expr:
     def __str__(self) -> str:
         return self.text
 
-    # -- arithmetic ----------------------------------------------------------------------------------------------------
-    def __add__(self, other: int | Expr) -> Expr:
-        return _sum(self.terms + expr(other).terms)
+    def __add__(
+        self, other: int | Expr
+    ) -> Expr:  # what has a dtype is a value of the loops, whose own operators take sizes
+        return NotImplemented if hasattr(other, "dtype") else _sum(self.terms + expr(other).terms)
 
     __radd__ = __add__
 
@@ -191,14 +192,13 @@ class Expr:
         return Expr(tuple((m, -c) for m, c in self.terms))
 
     def __sub__(self, other: int | Expr) -> Expr:
-        return self + (-expr(other))
+        return NotImplemented if hasattr(other, "dtype") else self + (-expr(other))
 
     def __rsub__(self, other: int | Expr) -> Expr:
         return expr(other) + (-self)
 
     def __mul__(self, other: int | Expr) -> Expr:
-        right = expr(other)
-        return _sum((merge(m1, m2), c1 * c2) for m1, c1 in self.terms for m2, c2 in right.terms)
+        return NotImplemented if hasattr(other, "dtype") else _sum(products(self.terms, expr(other).terms))
 
     __rmul__ = __mul__
 
@@ -222,7 +222,6 @@ class Expr:
     def __hash__(self) -> int:
         return hash(int(self)) if self.is_const else id(self)
 
-    # -- questions -----------------------------------------------------------------------------------------------------
     def atoms(self) -> set[Atom]:
         """Every atom that occurs, also inside quotients (not inside the nodes of `Val`)."""
         found: set[Atom] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +19,13 @@ def whole(value: int) -> int:
     if value != int(value):
         raise TypeError(f"{value} is no integer, in an expression of sizes")
     return int(value)
+
+
+def products(
+    left: Iterable[tuple[Monomial, int]], right: Sequence[tuple[Monomial, int]]
+) -> Iterator[tuple[Monomial, int]]:
+    """The terms of a product of two sums."""
+    return ((merge(m1, m2), c1 * c2) for m1, c1 in left for m2, c2 in right)
 
 
 def collect(terms: Iterable[tuple[Monomial, int]]) -> tuple[tuple[Monomial, int], ...]:

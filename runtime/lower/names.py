@@ -394,6 +394,11 @@ def promoted_dtype(*values: Any) -> str:
     return result
 
 
+def real(n: Size) -> float | Number:
+    """A size as a number, which is of no integers: it may be divided, and take part in what floats do."""
+    return float(n) if isinstance(n, int) else Number(Node("to_dtype", (index_node(n),), "float64"))
+
+
 # -- elems -------------------------------------------------------------------------------------------------------------
 def value_of(x: Size) -> Node:
     """An index (usually a coordinate) as an int64 elem."""

@@ -125,7 +125,9 @@ class Numbers:
 
     @staticmethod
     def computed(function: Any, args: tuple[Any, ...]) -> Number | None:
-        """What the program computes of numbers; None where kernels cannot."""
+        """What the program computes of numbers and sizes; None where kernels cannot."""
+        if function is torch.sym_float and (node := _double(args[0])) is not None:
+            return Number(node)
         known = _OPERATORS.get(function)
         if known is None or len(args) != 2:
             return None
@@ -153,6 +155,8 @@ class Numbers:
     def _part(self, symbol: sympy.Symbol, val: torch.SymFloat) -> Expr:
         if symbol in self._named or symbol in self._calls:
             return self.argument(val.node.shape_env.create_symfloatnode(symbol, hint=None))
+        if (size := self.sizes.symbols.get(symbol.name)) is not None:
+            return size
         raise UnsupportedError(f"the number {val.node.expr} is made of {symbol}, which nothing in the graph tells")
 
     def _name(self, e: sympy.Expr, name: str) -> Expr:

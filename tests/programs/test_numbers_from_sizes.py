@@ -1,0 +1,66 @@
+"""Numbers that a program, or an operator, computes of sizes that are symbols: no reason to leave the graph, or an operator, to eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import opforge
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+ROWS = (drawn(4, 3), drawn(6, 3), drawn(2, 3), drawn(31, 3))
+IMAGES = (drawn(1, 2, 5, 6), drawn(2, 2, 7, 8), drawn(3, 2, 4, 4))
+PROGRAMS: dict[str, tuple[Callable[[Tensor], Tensor] | nn.Module, tuple[Tensor, ...]]] = {
+    "root": (lambda x: x.mean() * x.shape[0] ** 0.5, ROWS),
+    "quotients": (lambda x: x / x.shape[0] ** -0.5 + x.shape[0] / 3, ROWS),
+    "std": (lambda x: x.std(0), ROWS),
+    "variance of all": (lambda x: x.var(), ROWS),
+    "half a correction": (lambda x: x.var(0, correction=0.5), ROWS),
+    "less than none": (lambda x: x.var(0, correction=-1), ROWS),
+    "too many": (lambda x: x.var(0, correction=5), ROWS),
+    "smoothed labels": (lambda x: F.cross_entropy(x, torch.zeros(x.shape[0], dtype=torch.long), label_smoothing=0.1), ROWS),
+    "batch norm": (nn.BatchNorm1d(3), ROWS),
+    "batch norm of images": (nn.BatchNorm2d(2), IMAGES),
+    "instance norm": (nn.InstanceNorm2d(2, track_running_stats=True), IMAGES),
+    "reflected": (nn.ReflectionPad2d(1), IMAGES),
+    "repeated": (nn.ReplicationPad2d(1), IMAGES),
+    "nearest": (nn.Upsample(scale_factor=2.0), IMAGES),
+    "between": (lambda x: F.interpolate(x, size=(x.shape[2] * 2, 9), mode="bilinear"), IMAGES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sizes_that_change(name: str, dynamic: bool | None, dtype: torch.dtype) -> None:
+    """Results, gradients and running statistics for each size."""
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    made, inputs = PROGRAMS[name]
+    program: Any = copy.deepcopy(made).to(dtype) if isinstance(made, nn.Module) else made
+    own = copy.deepcopy(program)
+    compiled = torch.compile(own, backend="opforge", dynamic=dynamic, fullgraph=True)
+    for x in inputs:
+        ours, eager = (x.to(dtype).clone().requires_grad_() for _ in range(2))
+        found, expected = compiled(ours), program(eager)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        for y, leaf in (found, ours), (expected, eager):
+            weights = torch.linspace(-1, 1, y.numel(), dtype=dtype).reshape(y.shape)
+            (y * weights).sum().backward()
+            assert leaf.grad is not None
+        torch.testing.assert_close(ours.grad, eager.grad, equal_nan=True)
+    if isinstance(program, nn.Module):
+        torch.testing.assert_close(own.state_dict(), program.state_dict())
+    stats = opforge.stats()
+    assert stats["fallbacks"] == {}
+    assert [reason for reason in stats["reasons"] if "fails with" in reason] == []
