@@ -119,7 +119,10 @@ def arange(b, end, *, dtype=None, layout=None, device=None, pin_memory=None):
 
 # spec: aten.arange.start
 def arange_start(b, start, end, *, dtype=None, layout=None, device=None, pin_memory=None):
-    b.native_if(dtype != "bool", 'dtype != "bool"')
+    b.native_if(
+        dtype != "bool" and (is_int(promoted_dtype(start)) or dtype is None or is_float(dtype)),
+        'dtype != "bool" and (is_int(promoted_dtype(start)) or dtype is None or is_float(dtype))',
+    )
     whole = is_int(promoted_dtype(start))
     out = [steps(start, end, 1)]
     i = b.coords(out)
@@ -132,7 +135,10 @@ def arange_start(b, start, end, *, dtype=None, layout=None, device=None, pin_mem
 
 # spec: aten.arange.start_step
 def arange_start_step(b, start, end, step=1, *, dtype=None, layout=None, device=None, pin_memory=None):
-    b.native_if(dtype != "bool", 'dtype != "bool"')
+    b.native_if(
+        dtype != "bool" and (is_int(promoted_dtype(start, step)) or dtype is None or is_float(dtype)),
+        'dtype != "bool" and (is_int(promoted_dtype(start, step)) or dtype is None or is_float(dtype))',
+    )
     whole = is_int(promoted_dtype(start, step))
     out = [steps(start, end, step)]
     i = b.coords(out)

@@ -278,3 +278,11 @@ def test_an_example_that_a_fake_kernel_lays_out_anew_is_as_it_was() -> None:
     assert examples[0].stride() == before
     compiled(out, x)
     assert torch.equal(out, torch.msort(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float16])
+@pytest.mark.parametrize("bounds", [(-0.9, 2.1, 2.0), (0.5, 6, 1.5), (-2.7, 3, 1), (-2.7, 3), (0, 5.5), (9, 0, -2)])
+def test_a_range_of_integers_between_floats(bounds: tuple[float, ...], dtype: torch.dtype) -> None:
+    """Eager makes integers of the bounds first; ours were rounded element by element."""
+    run = torch.compile(lambda: torch.arange(*bounds, dtype=dtype), backend="opforge", fullgraph=True)
+    assert torch.equal(run(), torch.arange(*bounds, dtype=dtype))

@@ -5,6 +5,7 @@ The process needs TRITON_INTERPRET=1 in its environment before Triton is loaded.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import functools
@@ -118,16 +119,26 @@ def _with_table(
 
 
 def _at(address: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor at an address, for the interpreter, which asks for that and for the dtype; nobody reads one of no elements."""
+    """A tensor at an address, for the interpreter, which asks for that and for the dtype; nobody reads one of no elements. The interpreter
+    takes all at one address for one storage, so these are of one size.
+    """
     if not address:
         return torch.zeros(1, dtype=dtype)
-    return torch.frombuffer((ctypes.c_byte * dtype.itemsize).from_address(address), dtype=dtype)
+    return torch.frombuffer((ctypes.c_byte * 16).from_address(address), dtype=torch.int8)[: dtype.itemsize].view(dtype)
 
 
 def _launch(kernel: TritonKernel, programs: int, arguments: list[Any], more: Mapping[str, int]) -> None:
+    from triton.runtime.errors import InterpreterError
+
     if programs:
         function = getattr(_module(kernel.source), kernel.name)
-        function[(programs,)](*arguments, XBLOCK=kernel.xblock, RBLOCK=kernel.rblock, **more)
+        try:
+            function[(programs,)](*arguments, XBLOCK=kernel.xblock, RBLOCK=kernel.rblock, **more)
+        except InterpreterError as error:
+            kind, _, says = str(error.__cause__).partition(": ")  # what a kernel has checked names its exception first
+            if not (isinstance(error.__cause__, IndexError) and kind in ("IndexError", "RuntimeError")):
+                raise
+            raise getattr(builtins, kind)(says) from error
 
 
 _folder: list[Path] = []

@@ -6,20 +6,27 @@ from typing import Any
 
 
 def mend() -> None:
-    """An atomic operation reads the bytes behind its operands as if they were arrays without gaps; what was broadcast has one element."""
+    """An atomic operation reads the bytes behind its operands as if they were arrays without gaps; what was broadcast has one element. And numpy
+    2.4 makes an integer of no array that has a dimension, which scalars of the interpreter have: a loop to a size that is an argument.
+    """
     import numpy as np
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    from triton.runtime import interpreter
 
     def whole(handle: Any) -> Any:
-        return TensorHandle(np.ascontiguousarray(handle.data), handle.dtype)
+        return interpreter.TensorHandle(np.ascontiguousarray(handle.data), handle.dtype)
 
-    def mended(self: Any, rmw_op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        return kept(self, rmw_op, whole(ptr), whole(val), whole(mask), sem, scope)
+    def atomic(self: Any, rmw_op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        return kept_atomic(self, rmw_op, whole(ptr), whole(val), whole(mask), sem, scope)
 
-    if not hasattr(InterpreterBuilder, "mended"):
-        kept = InterpreterBuilder.create_atomic_rmw
-        InterpreterBuilder.create_atomic_rmw = mended
-        InterpreterBuilder.mended = True
+    def patched(tensor: Any, scope: Any) -> None:
+        kept_patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    if not hasattr(interpreter.InterpreterBuilder, "mended"):
+        kept_atomic, kept_patch = interpreter.InterpreterBuilder.create_atomic_rmw, interpreter._patch_lang_tensor
+        interpreter.InterpreterBuilder.create_atomic_rmw = atomic
+        interpreter._patch_lang_tensor = patched
+        interpreter.InterpreterBuilder.mended = True
 
 
 __all__ = ["mend"]
