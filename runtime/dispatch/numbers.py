@@ -16,7 +16,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.schemas import NumberInfo
-from ..torch_compat import number_read_from, python_source, pytree, start_anew
+from ..torch_compat import OpOverload, number_read_from, python_source, pytree, start_anew
 from .symbols import Symbols
 
 
@@ -60,7 +60,7 @@ def limited_numbers(nodes: Iterable[fx.Node], symbols: Symbols) -> tuple[NumberI
     for node in nodes:
         if node.op == "placeholder" and (number := number_read_from(node.meta.get("val"))) is not None:
             read[number.node.expr] = f"{{{node.name}}}.item()"
-        if read and isinstance(node.target, torch._ops.OpOverload):
+        if read and isinstance(node.target, OpOverload):
             dtypes = {t.dtype for t in pytree.tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)}
             for number in _numbers(node):
                 source = _source(number, read, symbols) if not dtypes <= _WHOLE else ""
