@@ -269,56 +269,45 @@ def count_nonzero_dim_IntList(b, self, dim):
 # spec: aten.var.correction
 def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
-    dims = dims_of(dim, rank(self))
-    n = prod(kept(shape(self), dims))
-    less = 1 if correction is None else correction
-    x = to(self, "float32") if dtype(self) == "float16" else to(self, "float64")
-    apart = x - b.call("aten.mean.dim", x, dims, True)
-    if is_known(n) and gt(n, 0) and gt(n - less, 0):
-        return to(b.call("aten.sum.dim_IntList", apart * (apart / (n - less)), dims, keepdim), dtype(self))
-    total = b.call("aten.sum.dim_IntList", apart * apart, dims, keepdim)
-    if is_known(n):
-        return to(total / 0, dtype(self))
-    count = b.call("aten.maximum.default", real(n) - less, 0)
-    return to(
-        total / (b.call("aten.minimum.default", count, real(n) * (1 - less)) if lt(less, 0) else count), dtype(self)
-    )
+    return b.call("aten.var_mean.correction", self, dim, correction=correction, keepdim=keepdim)[0]
 
 
 # spec: aten.std.correction
 def std_correction(b, self, dim=None, *, correction=None, keepdim=False):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
-    x = to(self, "float32") if dtype(self) == "float16" else to(self, "float64")
-    return to(
-        b.call("aten.sqrt.default", b.call("aten.var.correction", x, dim, correction=correction, keepdim=keepdim)),
-        dtype(self),
-    )
+    return b.call("aten.std_mean.correction", self, dim, correction=correction, keepdim=keepdim)[0]
 
 
 # spec: aten.var_mean.correction
 def var_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     dims = dims_of(dim, rank(self))
-    center = to(b.call("aten.mean.dim", self, dims, True, dtype="float64"), dtype(self))
-    if prod(kept(shape(self), dims)) != 1:
+    n = prod(kept(shape(self), dims))
+    less = 1 if correction is None else correction
+    x = to(self, "float32") if dtype(self) == "float16" else to(self, "float64")
+    center = b.call("aten.mean.dim", x, dims, True)
+    apart = x - center
+    total = b.call("aten.sum.dim_IntList", apart * apart, dims, keepdim)
+    if is_known(n):
+        count = n - less if gt(n, 0) and gt(n - less, 0) else 0
+    else:
+        count = b.call("aten.maximum.default", real(n) - less, 0)
+        count = b.call("aten.minimum.default", count, real(n) * (1 - less)) if lt(less, 0) else count
+    if n != 1:
         center = b.call(
             "aten.where.self", b.call("aten.eq.Scalar", b.call("aten.abs.default", center), inf), nan, center
         )
-    return b.call(
-        "aten.var.correction", self, dim, correction=correction, keepdim=keepdim
-    ), center if keepdim else b.call("aten.squeeze.dims", center, dims)
+    return to(total / count, dtype(self)), to(
+        center if keepdim else b.call("aten.squeeze.dims", center, dims), dtype(self)
+    )
 
 
 # spec: aten.std_mean.correction
 def std_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
-    dims = dims_of(dim, rank(self))
-    center = to(b.call("aten.mean.dim", self, dims, True, dtype="float64"), dtype(self))
-    if prod(kept(shape(self), dims)) != 1:
-        center = b.call(
-            "aten.where.self", b.call("aten.eq.Scalar", b.call("aten.abs.default", center), inf), nan, center
-        )
-    return b.call(
-        "aten.std.correction", self, dim, correction=correction, keepdim=keepdim
-    ), center if keepdim else b.call("aten.squeeze.dims", center, dims)
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    x = to(self, "float32") if dtype(self) == "float16" else to(self, "float64")
+    variance, center = b.call("aten.var_mean.correction", x, dim, correction=correction, keepdim=keepdim)
+    return to(b.call("aten.sqrt.default", variance), dtype(self)), to(center, dtype(self))
 
 
 # spec: aten.linalg_vector_norm

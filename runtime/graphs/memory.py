@@ -79,13 +79,14 @@ _LONE = _lone()
 class Block:
     """The memory of one storage among a recording's results, always at the same address."""
 
-    __slots__ = ("address", "allocated", "alone", "device", "number", "own", "places", "size", "weak")
+    __slots__ = ("address", "allocated", "alone", "device", "number", "own", "places", "resized", "size", "weak")
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.number = next(_numbers)
         self.address, self.size, self.device = storage.data_ptr(), storage.nbytes(), storage.device
         self.places: list[Place] = []
         self.allocated = self.alone = True
+        self.resized = False  # somebody has resized the storage that he was given
         self.weak = WeakStorage(storage)
         self.own: _Own | None = _Own(storage, [], 0)  # None when the recording is gone
 
@@ -127,13 +128,15 @@ class Block:
 
     def keep_place(self) -> None:
         """Where somebody has resized the storage, it has other memory now, or none, and is theirs alone. The replays write where they did, so the
-        results are at that address in a storage of the recording's own; the allocator takes the memory for free.
+        results are at that address in a storage of the recording's own; the allocator takes the memory for free. Such a storage cannot be resized,
+        so `resized` results are best given out as copies.
         """
         own = self.own
         if own is None or (own.storage.data_ptr() == self.address and own.storage.nbytes() == self.size):
             return
         with torch.inference_mode(own.tensors[0].is_inference()):
             self._own_anew(0)
+        self.resized = True
         del own
         self.count()
 

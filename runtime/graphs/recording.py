@@ -127,17 +127,23 @@ class Recording:
             if isinstance(r, _Home):
                 places.setdefault(r.block.number, {})[k] = r
         left = SMALL
-        can = [b for b in self.own.blocks if b.can_be_copied() and places[b.number].keys().isdisjoint(needed)]
-        for block in sorted(can, key=lambda b: not fresh.issuperset(places[b.number])):  # those first that should
+        self.can = [b for b in self.own.blocks if b.can_be_copied() and places[b.number].keys().isdisjoint(needed)]
+        for block in sorted(self.can, key=lambda b: not fresh.issuperset(places[b.number])):  # those first that should
             if block.size > left:
                 continue
             if not fresh.issuperset(places[block.number]):
                 self.own.small[block.number] = frozenset(places[block.number])
                 continue
             left -= block.size
-            for k, r in places[block.number].items():
+            self._copy_out(block)
+
+    def _copy_out(self, block: Block) -> None:
+        """The results in a block are copies from now on."""
+        for k, r in enumerate(self.results):
+            if isinstance(r, _Home) and r.block is block:
                 self.results[k] = _Copy(len(self.fresh), r.shape, r.stride, block.places[r.k].offset)
-            self.fresh.append(block)
+        self.fresh.append(block)
+        self.can.remove(block)
 
     def fits(self, args: Sequence[Any], state: State) -> bool:
         """Whether it was recorded for these sizes and addresses."""
@@ -158,6 +164,8 @@ class Recording:
             copy_all(self.buffers, [without_repeats(args[k]) for k in self.copied])
         self.run()
         self.pool.used(self.own)
+        for block in [b for b in self.can if b.resized]:
+            self._copy_out(block)
         copies: list[torch.Tensor] = []
         if self.fresh:
             there = [b.elements() for b in self.fresh]

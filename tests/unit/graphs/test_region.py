@@ -108,6 +108,26 @@ def test_copies_are_laid_out_as_the_results_and_share_memory_as_they_do() -> Non
     assert recorder.recorded == 2
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_results_whose_storage_was_resized_are_copies(inference: bool) -> None:
+    """A storage that is made at an address cannot be resized, and theirs have to be."""
+    with torch.inference_mode(inference):
+        x = torch.randn(8, 8)
+        region, recorder = warmed(lambda x: ((y := x * 2), y[1:], x.sin()), TENSOR, args=(x,))
+        region(x)
+        (recording,) = region.recordings
+        for block in recording.own.blocks:
+            block.resized = True  # as `keep_place` says on a device; the stand-in's own storages cannot be resized
+        for k in range(6):
+            y, part, sine = region(x)
+            torch.testing.assert_close((y, part, sine), (x * 2, x[1:] * 2, x.sin()))
+            assert part.untyped_storage()._cdata == y.untyped_storage()._cdata
+            assert y.is_inference() == inference
+            for t in (y, sine):
+                t.untyped_storage().resize_((0, 4096, 256)[k % 3])
+    assert (len(region.recordings), recorder.replayed) == (1, 7)  # the recording call too
+
+
 def test_copies_in_inference_mode_are_inference_tensors() -> None:
     region, _ = made(lambda x: (x + 1,), TENSOR)
     x = torch.zeros(3)
