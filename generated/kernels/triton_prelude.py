@@ -1078,7 +1078,17 @@ def online_squares(mean, total, steps, x):
 
 @triton.jit
 def online_squares_total(mean, total, whole, count, block: tl.constexpr):
-    """Of the accumulators, with the sum of all values, which may be in double, and how many there are."""
+    """Of the accumulators, with the sum of all values and how many there are."""
     met = (count - tl.arange(0, block)[None, :] + block - 1) // block
-    away = mean - (whole / count).to(mean.dtype)
+    away = mean - div(whole, tl.full([1, 1], count, mean.dtype))
     return tl.sum(total + away * away * met, 1)[:, None]
+
+
+@triton.jit
+def online_apart_total(mean, whole, count, block: tl.constexpr):
+    """The sum of (value - mean of all), of the means in `online_squares`, the sum of all values and how many there are. Means of equal values are
+    exact; the roundings of others, one for each place of a tile, cancel out for the most part.
+    """
+    met = (count - tl.arange(0, block)[None, :] + block - 1) // block
+    away = mean - div(whole, tl.full([1, 1], count, mean.dtype))
+    return tl.sum(away * met, 1)[:, None]

@@ -153,22 +153,18 @@ def _native_batch_norm_legit_functional(b, input, weight, bias, running_mean, ru
     n = prod(kept(shape(input), dims))
     kind = opmath(dtype(input))
     x = to(input, kind)
-    if is_on_gpu(input):
-        m = to(b.call("aten.mean.dim", x, dims, True, dtype="float64"), kind)
-        spread = b.call("aten.mean.dim", (x - m) * (x - m), dims, True)
-    else:
-        near = b.call("aten.mean.dim", x, dims, True)
-        squares = b.call("aten.mean.dim", (x - near) * (x - near), dims, True)
-        rest = b.call("aten.mean.dim", x - near, dims, True)
-        unit = 1.1920928955078125e-07 if kind == "float32" else 2.220446049250313e-16
-        rest = b.call("aten.where.self", b.call("aten.gt.Tensor", rest * rest, squares * (unit * unit)), rest, 0.0)
-        m = near + rest
-        spread = b.call(
-            "aten.where.self",
-            b.call("aten.eq.Scalar", squares, inf),
-            inf,
-            b.call("aten.maximum.default", squares - rest * rest, 0),
-        )
+    near = b.call("aten.mean.dim", x, dims, True)
+    squares = b.call("aten.mean.dim", (x - near) * (x - near), dims, True)
+    rest = b.call("aten.mean.dim", x - near, dims, True)
+    unit = 1.1920928955078125e-07 if kind == "float32" else 2.220446049250313e-16
+    rest = b.call("aten.where.self", b.call("aten.gt.Tensor", rest * rest, squares * (unit * unit)), rest, 0.0)
+    m = near + rest
+    spread = b.call(
+        "aten.where.self",
+        b.call("aten.eq.Scalar", squares, inf),
+        inf,
+        b.call("aten.maximum.default", squares - rest * rest, 0),
+    )
     rstd = b.call("aten.rsqrt.default", spread + eps)
     y = (x - m) * rstd
     if weight is not None:

@@ -75,22 +75,18 @@ def native_layer_norm(b, input, normalized_shape, weight, bias, eps):
     n = rank(input)
     dims = list(range(n - len(normalized_shape), n))
     x = to(input, opmath(dtype(input)))
-    if is_on_gpu(input):
-        m = to(b.call("aten.mean.dim", x, dims, True, dtype="float64"), opmath(dtype(input)))
-        spread = b.call("aten.mean.dim", (x - m) * (x - m), dims, True)
-    else:
-        near = b.call("aten.mean.dim", x, dims, True)
-        squares = b.call("aten.mean.dim", (x - near) * (x - near), dims, True)
-        rest = b.call("aten.mean.dim", x - near, dims, True)
-        unit = 1.1920928955078125e-07 if dtype(x) == "float32" else 2.220446049250313e-16
-        rest = b.call("aten.where.self", b.call("aten.gt.Tensor", rest * rest, squares * (unit * unit)), rest, 0.0)
-        m = near + rest
-        spread = b.call(
-            "aten.where.self",
-            b.call("aten.eq.Scalar", squares, inf),
-            inf,
-            b.call("aten.maximum.default", squares - rest * rest, 0),
-        )
+    near = b.call("aten.mean.dim", x, dims, True)
+    squares = b.call("aten.mean.dim", (x - near) * (x - near), dims, True)
+    rest = b.call("aten.mean.dim", x - near, dims, True)
+    unit = 1.1920928955078125e-07 if dtype(x) == "float32" else 2.220446049250313e-16
+    rest = b.call("aten.where.self", b.call("aten.gt.Tensor", rest * rest, squares * (unit * unit)), rest, 0.0)
+    m = near + rest
+    spread = b.call(
+        "aten.where.self",
+        b.call("aten.eq.Scalar", squares, inf),
+        inf,
+        b.call("aten.maximum.default", squares - rest * rest, 0),
+    )
     rstd = b.call("aten.rsqrt.default", spread + eps)
     y = (x - m) * rstd
     if weight is not None:
@@ -167,22 +163,18 @@ def _native_batch_norm_legit_no_stats(b, input, weight, bias, training, momentum
     dims = [0] + list(range(2, rank(input)))
     across = [1] + [size(input, 1)] + [1 for k in range(rank(input) - 2)]
     x = to(input, opmath(kind))
-    if is_on_gpu(input):
-        m = to(b.call("aten.mean.dim", x, dims, True, dtype="float64"), opmath(dtype(input)))
-        spread = b.call("aten.mean.dim", (x - m) * (x - m), dims, True)
-    else:
-        near = b.call("aten.mean.dim", x, dims, True)
-        squares = b.call("aten.mean.dim", (x - near) * (x - near), dims, True)
-        rest = b.call("aten.mean.dim", x - near, dims, True)
-        unit = 1.1920928955078125e-07 if dtype(x) == "float32" else 2.220446049250313e-16
-        rest = b.call("aten.where.self", b.call("aten.gt.Tensor", rest * rest, squares * (unit * unit)), rest, 0.0)
-        m = near + rest
-        spread = b.call(
-            "aten.where.self",
-            b.call("aten.eq.Scalar", squares, inf),
-            inf,
-            b.call("aten.maximum.default", squares - rest * rest, 0),
-        )
+    near = b.call("aten.mean.dim", x, dims, True)
+    squares = b.call("aten.mean.dim", (x - near) * (x - near), dims, True)
+    rest = b.call("aten.mean.dim", x - near, dims, True)
+    unit = 1.1920928955078125e-07 if dtype(x) == "float32" else 2.220446049250313e-16
+    rest = b.call("aten.where.self", b.call("aten.gt.Tensor", rest * rest, squares * (unit * unit)), rest, 0.0)
+    m = near + rest
+    spread = b.call(
+        "aten.where.self",
+        b.call("aten.eq.Scalar", squares, inf),
+        inf,
+        b.call("aten.maximum.default", squares - rest * rest, 0),
+    )
     rstd = b.call("aten.rsqrt.default", spread + eps)
     y = (x - m) * rstd
     if weight is not None:

@@ -1,7 +1,7 @@
 """Loops of a kernel whose rows do not fit its block, made fewer: reductions move into the first loop that they can run in.
 
-Two kinds of sums do so though they need the result of another reduction of that loop, by keeping up with what it has found so far: sums of
-exp(value - max of value), and sums of squares of (value - mean of value).
+Three kinds of sums do so though they need the result of another reduction of that loop, by keeping up with what it has found so far: sums of
+exp(value - max of value), of squares of (value - mean of value), and, beside these, of (value - mean of value): what the mean's rounding leaves.
 """
 
 from __future__ import annotations
@@ -11,31 +11,37 @@ from dataclasses import dataclass, replace
 
 from ..ir.index import Atom, Expr, of, product
 from ..ir.nodes import Node, Size
-from ..schedule.plan import Kernel, Phase, Reduce
+from ..schedule.plan import Kernel, Phase, Reduce, Statement
 from .triton_tiles import changed, roots
 
 
 @dataclass(frozen=True)
 class Online(Reduce):
-    """The sum, over `value`, of exp(value - `base`) ("exp") or of (value - `base` / number of points) squared ("squares"), in the loop of the
-    reduction `base` (its maximum, or its sum) itself.
+    """The sum, over `value`, of exp(value - `base`) ("exp") or of (value - `base` / number of points), squared ("squares") or not ("apart"), in the
+    loop of the reduction `base` (its maximum, or its sum) itself. One of "apart" has the means of the sum of squares `beside` it.
     """
 
     base: str = ""
     of: str = ""
+    beside: str = ""
 
 
 def fewer_passes(kernel: Kernel) -> Kernel:
     """The kernel with each reduction in the first loop in which it can be computed."""
     phases = list(kernel.phases)
     for j in range(len(phases)):
-        for st in phases[j].body:
+        for st in sorted(phases[j].body, key=_is_plain):
             found = _earlier(phases, j, st) if type(st) is Reduce and phases[j].inner else None
             if found is not None:
                 i, new = found
                 phases[i] = replace(phases[i], body=(*phases[i].body, new))
                 phases[j] = replace(phases[j], body=tuple(s for s in phases[j].body if s is not st))
     return replace(kernel, phases=tuple(p for p in phases if p.body))
+
+
+def _is_plain(st: Statement) -> bool:
+    """Whether it is no sum of products: those may bring what others need."""
+    return not (isinstance(st, Reduce) and st.value.op == "mul")
 
 
 def _earlier(phases: Sequence[Phase], j: int, st: Reduce) -> tuple[int, Reduce] | None:
@@ -54,28 +60,28 @@ def _earlier(phases: Sequence[Phase], j: int, st: Reduce) -> tuple[int, Reduce] 
         if i > last:
             return i, moved
         bases = [s for s in phases[i].body if type(s) is Reduce and s.name in read]
-        if len(bases) == 1 and (new := _online(moved, bases[0], product(v.extent for v in phases[i].inner))):
+        if len(bases) == 1 and (new := _online(moved, bases[0], phases[i])):
             return i, new
     return None
 
 
-def _online(st: Reduce, base: Reduce, count: Size) -> Online | None:
-    """`st` as a sum that keeps up with `base`, if it is one of those."""
-    n, total = st.value, base.value
-    # A sum may be one of doubles only so that the mean is right: of equal elements it is one of them.
-    doubles = base.kind == "sum" and total.op == "to_dtype" and total.dtype == "float64"
-    if doubles and total.args[0].dtype == st.dtype:
-        total = total.args[0]
+def _online(st: Reduce, base: Reduce, phase: Phase) -> Online | None:
+    """`st` as a sum that keeps up with `base` in its `phase`, if it is one of those."""
+    n, total, count = st.value, base.value, product(v.extent for v in phase.inner)
     if st.kind != "sum" or st.dtype != total.dtype or st.dtype not in ("float32", "float64") or n.dtype != st.dtype:
         return None
     if n.op == "exp" and base.kind == "max" and _is(_difference(n.args[0], total), base):
         return Online(st.name, "sum", total, st.dtype, base.name, "exp")
-    mean = _difference(n.args[0], total) if n.op == "mul" and n.args[0] is n.args[1] and base.kind == "sum" else None
-    if doubles and mean is not None and mean.op == "to_dtype":
-        mean = mean.args[0]
-    if mean is not None and mean.op == "div" and _is(mean.args[0], base) and _is_number(mean.args[1], count):
+    squared = n.op == "mul" and n.args[0] is n.args[1]
+    mean = _difference(n.args[0] if squared else n, total)
+    if base.kind != "sum" or mean is None or mean.op != "div":
+        return None
+    if not _is(mean.args[0], base) or not _is_number(mean.args[1], count):
+        return None
+    if squared:
         return Online(st.name, "sum", total, st.dtype, base.name, "squares")
-    return None
+    beside = [s for s in phase.body if isinstance(s, Online) and (s.of, s.base) == ("squares", base.name)]
+    return Online(st.name, "sum", total, st.dtype, base.name, "apart", beside[0].name) if beside else None
 
 
 def _difference(n: Node, value: Node) -> Node | None:
@@ -102,6 +108,8 @@ def keep_up(st: Online, value: str, mask: str, dtype: str, count: str) -> tuple[
         before = [f"{n}_acc = tl.full({block}, 0.0, {dtype})"]
         inside = [f"{n}_acc = tl.where({mask}, tp.online_exp({st.base}_acc, {n}_acc, {value}), {n}_acc)"]
         return before, inside, [f"{n} = tp.online_exp_total({st.base}_acc, {n}_acc, {st.base})"]
+    if st.of == "apart":
+        return [], [], [f"{n} = tp.online_apart_total({st.beside}_mean, {st.base}, {count}, RBLOCK)"]
     before = [
         f"{n}_steps = tl.full([1, 1], 0.0, {dtype})",
         f"{n}_mean = tl.full({block}, 0.0, {dtype})",
