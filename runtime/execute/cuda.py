@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 from ..torch_compat import cuda_stream, empty_strided_cuda
@@ -11,10 +16,40 @@ from .support import as_complex, as_real, conform, out_of_range, overload, reint
 empty_strided = empty_strided_cuda
 
 
+class _Recording(threading.local):
+    ours = False  # what is recorded in this thread is replayed on one stream, and knows its arena
+
+
+_recording = _Recording()
+
+
+@contextlib.contextmanager
+def our_recording() -> Iterator[None]:
+    """While this thread records a graph of ours."""
+    before, _recording.ours = _recording.ours, True
+    try:
+        yield
+    finally:
+        _recording.ours = before
+
+
 class Workspaces(support.Workspaces):
-    """Of the current device and stream: work of one stream runs in order."""
+    """Of the current device and stream: work of one stream runs in order. A CUDA graph that the user records is replayed on any stream, also while
+    others are that were recorded on the same one: each run in it has memory of its own, which is the graph's.
+    """
 
     __slots__ = ()
+
+    def take(self) -> tuple[support.Arena, Any]:
+        if not torch.cuda.is_current_stream_capturing() or _recording.ours:
+            return super().take()
+        with torch.inference_mode(False):
+            arena = support.Arena(self.size, self.place())
+            return arena, self.make(arena.memory)
+
+    def give(self, arena: support.Arena) -> None:
+        if not torch.cuda.is_current_stream_capturing() or _recording.ours:
+            super().give(arena)
 
     def place(self) -> support.Place:
         index = torch.cuda.current_device()
@@ -27,6 +62,7 @@ __all__ = [
     "as_real",
     "conform",
     "empty_strided",
+    "our_recording",
     "out_of_range",
     "overload",
     "reinterpret",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..execute.cuda import our_recording
 from ..execute.support import swap_arena, waiting_arena
 from ..torch_compat import abandon_capture, drop_library_workspaces
 from .recording import Boxed
@@ -66,7 +67,7 @@ class CudaRecorder:
         # made while that records, and another recording must not find it. Torch may free what is outside of the pool at any time.
         drop_library_workspaces()
         place = (torch.device("cuda", self.index), stream.cuda_stream)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), our_recording():
             if shared:
                 memory.hold(place[0])
             aside = swap_arena(place, None) if shared else None

@@ -84,3 +84,25 @@ def test_streams_side_by_side(compiled: Callable[..., Callable[..., Tensor]]) ->
     for k, some in enumerate(found):
         assert all(torch.equal(one, want[k]) for one in some)
         assert torch.equal(graphs[k][1], want[k])
+
+
+def test_graphs_of_one_stream_share_no_memory(compiled: Callable[..., Callable[..., Tensor]]) -> None:
+    """Two that were recorded on one stream, replayed side by side on others."""
+    run = compiled(lambda x, y: (x.sum() * y).sum())
+    inputs = [torch.full((1 << 20,), float(k + 1), device="cuda") for k in range(2)]
+    y = torch.ones(1 << 20, device="cuda")
+    want = [run(x, y).clone() for x in inputs]
+    graphs = []
+    for x in inputs:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run(x, y)
+        graphs.append((graph, out))
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for (graph, _), stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    assert [float(out) for _, out in graphs] == [float(w) for w in want]

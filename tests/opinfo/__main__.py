@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -53,6 +54,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="all reports as JSON")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 200)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device; `--device interpreter` runs a GPU's kernels without one")
     try:
         chosen = cases(options.ops, options.dtypes, options.variants, options.dynamic, options.device)
     except ValueError as error:
