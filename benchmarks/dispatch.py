@@ -72,7 +72,7 @@ def seconds(program: str, stage: Any) -> float:
 def main(
     rounds: Annotated[int, typer.Option(help="rounds; the first, which imports, is not counted")] = 4,
     only: Annotated[str | None, typer.Option(help="parts of program names, with commas between")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the result")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the result", dir_okay=False)] = None,
 ) -> None:
     """Print seconds of both stages and their ratio."""
     backends.load("opforge")

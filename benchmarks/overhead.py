@@ -86,7 +86,7 @@ def measure(training: bool, rounds: int) -> tuple[dict[str, float], dict[str, fl
 
 def main(
     rounds: Annotated[int, typer.Option(help="rounds of interleaved samples")] = 51,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the result")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the result", dir_okay=False)] = None,
 ) -> None:
     """Print microseconds a call, and above the floor, in inference and in training."""
     torch.set_num_threads(2)
