@@ -240,7 +240,7 @@ BY_TABLE: dict[str, tuple[Program, Callable[[], list[Tensor]]]] = {
 @pytest.mark.parametrize("name", BY_TABLE)
 def test_what_the_table_says_without_measuring(name: str, tmp_path: Path) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the table is of another GPU")
+        pytest.skip("C8: the table is of another GPU")
     program, make = BY_TABLE[name]
     torch.manual_seed(0)
     inputs = make()
