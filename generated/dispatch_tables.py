@@ -414,6 +414,18 @@ def output_steps(
     raise AssertionError("the generator proved this unreachable")
 
 
+# spec: lazy_steps
+def lazy_steps(
+    conjugated: bool,
+) -> tuple[str, ...]:
+    """What is done to an output whose elements are not what its memory holds."""
+    if conjugated:
+        return ("conjugate",)
+    if not conjugated:
+        return ()
+    raise AssertionError("the generator proved this unreachable")
+
+
 # spec: history_steps
 def history_steps(
     history: ViewHistory,

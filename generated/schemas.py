@@ -240,6 +240,8 @@ class OutputAliasInfo:
     """Whether its dtype is not that of its source."""
     relaid: bool = False
     """Whether it is that graph output itself, in another layout (`t_`), not a view of it."""
+    conjugated: bool = False
+    """Whether it is a lazy conjugate of what its other fields say."""
     history: ViewHistory = ViewHistory.FOLLOWED
     """How autograd knows it."""
 
@@ -302,7 +304,7 @@ class ViewAndMutationMeta:
         return (
             all((i.mutation_type == MutationType.NOT_MUTATED for i in self.input_info))
             and all((o.output_type == OutputType.NON_ALIAS and o.value == k for k, o in enumerate(self.output_info)))
-            and all((o.history == ViewHistory.FOLLOWED for o in self.output_info))
+            and all((o.history == ViewHistory.FOLLOWED and (not o.conjugated) for o in self.output_info))
             and (len(self.output_info) == self.num_outputs == self.num_user_outputs)
             and (not self.bases)
             and (not self.disjoint)

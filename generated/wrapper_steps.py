@@ -127,6 +127,8 @@ STEPS: dict[str, Step] = {
         ("result",),
         "{result} = reinterpreted({source}, {dtype}, {size}, {stride}, {first}, {offset})",
     ),
+    # spec: conjugate
+    "conjugate": Step("conjugate", "The output is a lazy conjugate.", (), ("result",), "{result} = {result}.conj()"),
     # spec: detach
     "detach": Step("detach", "The output has no history.", (), ("result",), "{result} = {result}.detach()"),
     # spec: view_of_detached

@@ -151,8 +151,7 @@ def python_source(expr: object) -> str:
     """A size expression (sympy, with torch's functions) as Python source over its symbols; uses `math` at most. [2.11, 2.13]"""
     from torch.utils._sympy.printers import PythonPrinter
 
-    text: str = PythonPrinter().doprint(expr)
-    return text
+    return str(PythonPrinter().doprint(expr)).replace("torch.sym_float(", "float(")
 
 
 def number_read_from(value: object) -> Any:
@@ -389,40 +388,40 @@ def keep_item(own: object, fake: object) -> None:
         own.item_memo = item  # type: ignore[attr-defined]
 
 
+def known(condition: object) -> bool:
+    """Whether a condition on sizes (bool or SymBool) holds for all sizes that the graph is made for, as far as is known; adds no guard.
+    [2.11, 2.13]
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)  # type: ignore[arg-type]
+
+
 def decided(size: object) -> int | None:
     """The number, 0 or 1, that guards say a size is that is as yet an expression of symbols (a broadcast or a slice was decided by it), or None;
     adds no guard. [2.11, 2.13]
     """
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
     n = size_hint(size, -1)
     # Only then can they; and the question is not cheap.
-    return n if n in (0, 1) and statically_known_true(size == n) else None  # type: ignore[arg-type]
+    return n if n in (0, 1) and known(size == n) else None
 
 
 def known_equal(a: object, b: object) -> bool:
     """Whether two sizes (int or SymInt) are equal for all sizes that the graph is made for, as far as is known; adds no guard. [2.11, 2.13]"""
     if type(a) is int and type(b) is int:
         return a == b
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    if size_hint(a, -1) != size_hint(b, -1):
-        return False
-    return statically_known_true(a == b)  # type: ignore[arg-type]
+    return size_hint(a, -1) == size_hint(b, -1) and known(a == b)
 
 
 def dimension_of_none(sizes: Sequence[object]) -> int | None:
     """The dimension that must be 0 because guards say that there are no elements and that no other one is; None if that is not known. Adds no
     guard. [2.11, 2.13]
     """
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
     without = [k for k, n in enumerate(sizes) if size_hint(n, 1) == 0]
     if len(without) != 1 or type(sizes[without[0]]) is int:
         return None
-    none = statically_known_true(math.prod(sizes) == 0)  # type: ignore[arg-type]
     others = (n for k, n in enumerate(sizes) if k != without[0])
-    return without[0] if none and all(statically_known_true(n != 0) for n in others) else None  # type: ignore[arg-type]
+    return without[0] if known(math.prod(sizes) == 0) and all(known(n != 0) for n in others) else None  # type: ignore[arg-type]
 
 
 def size_hint(size: object, unknown: int) -> int:

@@ -435,7 +435,10 @@ class WrapperWriter:
 
     def _result(self, o: Output | ViewOf) -> str:
         if isinstance(o, ViewOf):
-            return self._outside(self._view(o), o)
+            if o.paired:
+                self.imports.append("own_complex")
+                return f"own_complex({self._view(o)})"
+            return self._view(o)
         if isinstance(o.value, Expr):
             return number(o.value)
         return repr(o.value)

@@ -34,7 +34,7 @@ from .history import (
 )
 from .inputs import Inputs, is_static
 from .merge import Entered
-from .numbers import limited_numbers
+from .numbers import limited_numbers, literal
 from .overlap import is_dense
 from .recorder import Recorder
 from .regions import Layout, Value
@@ -298,6 +298,11 @@ class _Analysis:
         if kind is not OutputType.IS_INPUT:
             check_inference(t)
         if kind is OutputType.NON_ALIAS:
+            lazy = value.layout.conj and not value.layout.neg
+            if lazy:  # the graph gives the elements that memory holds
+                with self.recorder, torch.enable_grad():
+                    t = t.conj()
+                value = self.recorder.value(t)
             # An alias that came before it among the outputs may have asked for it already.
             position = self.bases[region.key] if region.key in self.bases else self._return(self._owned(value), t)
             if is_whole(value) or t is self.copies.get(region.key):
@@ -309,7 +314,10 @@ class _Analysis:
                     "an output is a view of a view that was made under no_grad, which ends with its base"
                 )
             return OutputAliasInfo(
-                kind, value=position, history=ViewHistory.ONE_OF_MANY if many else ViewHistory.FOLLOWED
+                kind,
+                value=position,
+                conjugated=lazy,
+                history=ViewHistory.ONE_OF_MANY if many else ViewHistory.FOLLOWED,
             )
         if kind is OutputType.ALIAS_OF_INPUT:
             source = self._source(value)
@@ -379,27 +387,30 @@ class _Analysis:
     ) -> OutputAliasInfo:
         followed = source_tensor is not None and self._followed(source_tensor)
         gradient = self._followed(t)
-        if gradient and (not followed or value.layout.dtype != origin.dtype):
+        if gradient and not (followed and value.layout.dtype.to_real() is origin.dtype.to_real()):
             raise UnsupportedError(
                 "an output requires grad, but its gradient does not flow by way of what it is an alias of"
             )
         if gradient:
             check_views(self.recorder, value, origin, t, source_tensor, self._followed)
-        if value.layout.conj or value.layout.neg or origin.conj or origin.neg:
+        relaid = kind in _ALIASES and value.layout.dtype == origin.dtype
+        relaid = relaid and relaid_whole(self.recorder, value.region) is t
+        history = ViewHistory.FOLLOWED
+        if not relaid:
+            history = history_of(self.inputs, t, value, followed, gradient, source_tensor)
+        lazy = value.layout.conj
+        if value.layout.neg or origin.conj or origin.neg or (lazy and (relaid or history is not ViewHistory.FOLLOWED)):
             raise UnsupportedError(
                 "an output is a lazily conjugated or negated view of another tensor; call resolve_conj() on it"
             )
-        relaid = kind in _ALIASES and value.layout.dtype == origin.dtype
-        relaid = relaid and relaid_whole(self.recorder, value.region) is t
         return OutputAliasInfo(
             kind,
             source=source,
             place=self._place(value.layout, origin),
             requires_dtype_view=value.layout.dtype != origin.dtype,
             relaid=relaid,
-            history=ViewHistory.FOLLOWED
-            if relaid
-            else history_of(self.inputs, t, value, followed, gradient, source_tensor),
+            conjugated=lazy,
+            history=history,
         )
 
     def _number_output(self, value: Any) -> OutputAliasInfo:
@@ -412,7 +423,7 @@ class _Analysis:
             raise UnsupportedError(
                 f"an output is a {type(value).__name__}; only tensors, numbers, text and None can be returned"
             )
-        return OutputAliasInfo(OutputType.NOT_TENSOR, constant=_literal(value))
+        return OutputAliasInfo(OutputType.NOT_TENSOR, constant=literal(value))
 
     def _owned(self, value: Value) -> fx.Node:
         """The node of a fresh output. Constants of the program are copied, so that a caller cannot write to them; strides of
@@ -485,9 +496,3 @@ class _Analysis:
             return
         source = self.recorder.symbols.read_from_input(symbol)
         self.symbols[str(symbol)] = source or f"{{out{self._return(self.recorder.symbols.of_symbol(symbol))}}}"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return f'float("{value}")'
-    return repr(value)

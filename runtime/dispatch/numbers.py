@@ -97,4 +97,11 @@ def _source(number: torch.SymFloat, read: dict[sympy.Symbol, str], symbols: Symb
     return python_source(number.node.expr.xreplace(parts))
 
 
-__all__ = ["changing_numbers", "constants_where_needed", "limited_numbers"]
+def literal(value: Any) -> str:
+    """A number, text or None as Python source."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return f'float("{value}")'
+    return repr(value)
+
+
+__all__ = ["changing_numbers", "constants_where_needed", "limited_numbers", "literal"]

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import sympy
+import torch
+
 from ..ir.facts import is_packed
-from ..torch_compat import size_hint
+from ..torch_compat import known, size_hint
 from .regions import Layout, expressions
 
 _UNKNOWN = -1
@@ -121,9 +124,9 @@ def is_row_major(layout: Layout) -> bool:
 
 
 def may_overlap(a: Layout, b: Layout) -> bool:
-    """Whether two layouts of one storage may share a byte; unknown sizes count as yes."""
+    """Whether two layouts of one storage may share a byte, for some of the sizes that their symbols stand for."""
     if not (a.plain and b.plain):
-        return True
+        return not _are_apart(a, b)
     if math.prod(a.size) == 0 or math.prod(b.size) == 0:
         return False
     (lo_a, hi_a), (lo_b, hi_b) = byte_range(a), byte_range(b)
@@ -132,6 +135,33 @@ def may_overlap(a: Layout, b: Layout) -> bool:
     if a.dtype.itemsize != b.dtype.itemsize:
         return True
     return _boxes_meet(a, b)
+
+
+def _are_apart(a: Layout, b: Layout) -> bool:
+    """Whether two boxes of one grid of symbolic size, of which one lies further along one dimension, are known to share no element."""
+    strides = expressions(a.stride)
+    if a.dtype is not b.dtype or strides != expressions(b.stride) or not strides:
+        return False
+    symbol = next(v for v in (*a.size, *a.stride, a.offset, *b.size, b.offset) if isinstance(v, torch.SymInt))
+    env = symbol.node.shape_env
+
+    def is_none_or_more(e: Any) -> bool:
+        return known(env.create_symboolnode(sympy.Ge(sympy.expand(e), 0)))
+
+    ((start_a, start_b), sizes_a, sizes_b) = (expressions(v) for v in ((a.offset, b.offset), a.size, b.size))
+    if size_hint(b.offset, _UNKNOWN) < size_hint(a.offset, _UNKNOWN):
+        start_a, start_b, sizes_a, sizes_b = start_b, start_a, sizes_b, sizes_a
+    order = sorted(range(len(strides)), key=lambda k: -size_hint(a.stride[k], _UNKNOWN))
+    for d in order:
+        steps = sympy.cancel((start_b - start_a) / strides[d]) if strides[d] != 0 else None
+        if steps is None or sympy.fraction(steps)[1] != 1 or not is_none_or_more(steps - sizes_a[d]):
+            continue
+        # The box around both: where each of its rows ends before the next one begins, no two of its elements are one.
+        ends = [(n, m + steps if k == d else m) for k, (n, m) in enumerate(zip(sizes_a, sizes_b, strict=True))]
+        rows = itertools.pairwise(order)
+        if all(is_none_or_more(strides[k] - n * strides[inner]) for k, inner in rows for n in ends[inner]):
+            return True
+    return False
 
 
 def _boxes_meet(a: Layout, b: Layout) -> bool:

@@ -24,7 +24,14 @@ def reinterpreted(
     if 0 in size:
         end = start  # the storage may hold nothing, whatever the offset says
     flat = source.as_strided(((end - start) // source.element_size(),), (1,), start // source.element_size())
-    return flat.view(dtype).as_strided(size, stride, first)
+    # Autograd follows the two parts of complex numbers, and no other change of the dtype.
+    if flat.is_complex() and dtype is flat.dtype.to_real():
+        seen = torch.view_as_real(flat)
+    elif dtype.is_complex and flat.dtype is dtype.to_real():
+        seen = torch.view_as_complex(flat.unflatten(0, (-1, 2)))
+    else:
+        seen = flat.view(dtype)
+    return seen.as_strided(size, stride, first)
 
 
 def increment_shared_version(tensors: Sequence[torch.Tensor]) -> None:

@@ -117,6 +117,8 @@ class Symbols:
             return bool(expr)
         if isinstance(expr, (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction)):
             kind = torch.SymBool
+        elif kind is torch.SymFloat and expr.is_integer:  # a part of it: `n / max(n - 1, 1)` divides integers
+            kind = torch.SymInt
         known = self.nodes.get(expr)
         if known is None:
             known = self.nodes[expr] = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...generated.dispatch_tables import base_steps, history_steps, input_steps, output_steps
+from ...generated.dispatch_tables import base_steps, history_steps, input_steps, lazy_steps, output_steps
 from ...generated.schemas import BaseInfo, NumberInfo, OutputAliasInfo, OutputType, Place
 from ...generated.wrapper_steps import STEPS
 from .calling import result_text
@@ -326,7 +326,7 @@ class _Writer:
             dtype_view=info.requires_dtype_view,
             relaid=info.relaid,
         )
-        steps = (step, *history_steps(info.history))
+        steps = (step, *lazy_steps(info.conjugated), *history_steps(info.history))
         return [STEPS[s].code.format(**names) for s in steps]
 
     def _layout(self, place: Place, source: str, dtype: str | None = None, first: str | None = None) -> dict[str, str]:

@@ -10,6 +10,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
+from ..torch_compat import running_node
 from .operators import op_info
 from .regions import Regions, Value
 from .source import source_of
@@ -188,8 +189,10 @@ class GraphWriter:
         return fx.node.map_arg(a, _fake)
 
     def where(self) -> str:
-        """` (line …)` of the traced program, for messages; empty when unknown."""
+        """` (line …)` of the traced program, or autograd's name of what runs in its backward, for messages; empty when unknown."""
         source = source_of(self.origin) if self.origin is not None else ""
+        if not source and self.backward and (node := running_node()) is not None:
+            source = f"backward, {node.name()}"
         return f" ({source})" if source else ""
 
     def _constant(self, real: torch.Tensor, fake: Any) -> fx.Node:

@@ -169,6 +169,14 @@ def as_complex(t: torch.Tensor) -> torch.Tensor:
     return torch.view_as_complex(t if beside else t.clone(memory_format=torch.contiguous_format))
 
 
+def own_complex(t: torch.Tensor) -> torch.Tensor:
+    """As `as_complex`, but nobody's view: autograd lets no caller write to views that its functions return."""
+    c = as_complex(t)
+    return torch.empty((0,), dtype=c.dtype, device=c.device).set_(
+        c.untyped_storage(), c.storage_offset(), c.shape, c.stride()
+    )
+
+
 def out_of_range(number: int, faults: Sequence[tuple[str, str]]) -> None:
     """Raise what the check `number` (from 1) of a kernel says: an exception type and its message."""
     error, message = faults[number - 1]
@@ -188,6 +196,7 @@ __all__ = [
     "empty_strided",
     "out_of_range",
     "overload",
+    "own_complex",
     "reinterpret",
     "restride",
     "unmet",

@@ -100,9 +100,19 @@ def _call_on_copies(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> lis
     assert isinstance(op, OpOverload)
     name = lowerer.b.fresh(f"run_{op._opname}")
     kwargs = tuple((k, lowerer.extern_argument(v)) for k, v in node.kwargs.items())
-    lowerer.calls.append(Call(name, functools.partial(by_operators(auto_functionalized), op), str(op)))
+    lowerer.calls.append(Call(name, functools.partial(_run_on_copies, op), str(op)))
     count_extern(str(op), "it writes to its arguments, and runs on copies of them")
-    return _extern(lowerer, node, name, (), kwargs, True, val)
+    found = iter(_extern(lowerer, node, name, (), kwargs, True, _flat(val)))
+    return [[next(found) for _ in v] if isinstance(v, (list, tuple)) else next(found) for v in val]
+
+
+def _run_on_copies(op: OpOverload, **kwargs: Any) -> tuple[Any, ...]:
+    return tuple(_flat(by_operators(auto_functionalized)(op, **kwargs)))
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    """With the members of lists of tensors in their places."""
+    return [t for v in values for t in (v if isinstance(v, (list, tuple)) else (v,))]
 
 
 def _launch(lowerer: _Lowerer, node: fx.Node, launch: Launch, val: Sequence[Any]) -> list[Any]:

@@ -157,17 +157,19 @@ class _Lowerer:
         val = self.env[value] if isinstance(value, fx.Node) else value
         if isinstance(val, Tensor):
             fake = value.meta["val"]
-            # Only gradients are handed out as views that repeat elements (results that do are made outside of the graph): memory of their
-            # own, in any layout, does as well.
-            if fake.layout != torch.strided or (repeats(fake) and not makes_new(value.target)):
+            if fake.layout != torch.strided:
                 return Output(val.name, paired=val.is_paired)
             stride = self.sizes.strides(fake.stride())
-            if not is_packed(val.shape, stride):
+            # Only gradients are handed out as views that repeat elements or leave some out (results that do are made outside of the graph):
+            # memory of their own, in any layout, does as well.
+            if repeats(fake) or not is_packed(val.shape, stride):
+                if not makes_new(value.target):
+                    return Output(val.name, paired=val.is_paired)
                 raise UnsupportedError(
                     f"output {value} has gaps between its elements, which compiled code does not leave"
                 )
             return Output(val.name, val.strides(stride), paired=val.is_paired)
-        if isinstance(val, Number):
+        if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), (torch.SymFloat, torch.SymBool)):
             return Output(None, value=self.numbers.argument(value.meta["val"]))
         if isinstance(val, Opaque):
             frame = user_frame(value.meta.get("stack_trace"))

@@ -134,8 +134,8 @@ class Numbers:
         found = _computed(known, *args)
         return found if isinstance(found, Number) else None
 
-    def argument(self, val: torch.SymFloat) -> Expr:
-        """A number as an argument of a call, or as a result. Raises `UnsupportedError` where Python cannot say how it is computed."""
+    def argument(self, val: torch.SymFloat | torch.SymBool) -> Expr:
+        """A number (an argument of a call, or a result) or a bool (a result). Raises `UnsupportedError` where Python cannot compute it."""
         e = val.node.expr
         if (found := self._named.get(e)) is not None:
             return found
@@ -152,7 +152,7 @@ class Numbers:
         self.b.extern([], "", (), (), True, effect=True, learns=(Learned(_text(symbol), source=source),))
         return symbol
 
-    def _part(self, symbol: sympy.Symbol, val: torch.SymFloat) -> Expr:
+    def _part(self, symbol: sympy.Symbol, val: torch.SymFloat | torch.SymBool) -> Expr:
         if symbol in self._named or symbol in self._calls:
             return self.argument(val.node.shape_env.create_symfloatnode(symbol, hint=None))
         if (size := self.sizes.symbols.get(symbol.name)) is not None:

@@ -64,27 +64,19 @@ RANDOM = dict.fromkeys(
 HEAVY = ("cauchy", "exponential", "geometric", "log_normal")
 """Their tails are too long for some runs to say where another one may be."""
 
-_LAZY = "ours: a lazy conjugate of an intermediate value comes back computed (is_conj() is False); the values are right"
 _BESSEL = "torch: its numbers are up to 4e-7 from the right ones between 5 and 8, in float64 too; ours are not"
 KNOWN: dict[str, str] = {
     "native_group_norm * noncontiguous*": "ours: eager's CPU kernel refuses what is not contiguous (F.group_norm makes it so), and we compute it",
-    **dict.fromkeys(
-        (
-            "fft.ifft *",
-            "fft.ihfft*",
-            "linalg.lu_solve complex*",
-            "svd complex*",
-            "svd_lowrank complex*",
-            "pca_lowrank complex*",
-        ),
-        _LAZY,
-    ),
+    "linalg.householder_product complex128 backward*": "the judge: no dtype is wider, and eager's run in complex64 had "
+    "luck; against 80-bit numbers eager's gradients are 3.8e-11 off, ours 3.6e-11 (geometric means of twelve)",
     "*polygamma* float64*": "torch: its trigamma is up to 5e-10 from the right one in float64 (against 30 digits; ours 2e-16)",
     **dict.fromkeys(
         ("special.bessel_j0 float64*", "special.bessel_j1 float64*", "special.bessel_y0 float64*"), _BESSEL
     ),
     "special.bessel_j1 float* cuda": "torch: its numbers, in float64 too, are up to 5e-7 from the right ones between 5 and 8; ours are not",
     "sparse.mm.reduce * dynamic cuda": "the harness: sparse tensors have no sizes that are symbols; eager refuses the call for another reason",
+    "split_with_sizes_copy * out* cuda": "torch: its kernel for a GPU does not count its writes to the versions of `out`; ours are counted",
+    "*native_batch_norm* * out* cuda": "torch: its kernel for a GPU ends in an assertion of its own for an `out` with gaps; ours writes its elements",
     "narrow_copy * out* cuda": "torch: there is no kernel of `narrow_copy.out` for CUDA, and we copy into it",
     "narrow_copy * out*": "torch: the kernel writes into an `out` with gaps as if it had none; ours writes its elements",
 }

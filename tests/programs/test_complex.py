@@ -222,6 +222,114 @@ def test_gradients(name: str, dynamic: bool) -> None:
         assert (a.grad - c.grad).abs().max() <= bound
 
 
+THROUGH_COMPLEX: dict[str, Callable[[Tensor], Tensor]] = {
+    "times": lambda x: (x * 2j).abs(),
+    "spectrum": lambda x: torch.fft.rfft(x).abs() + 1,
+    "back": lambda x: torch.fft.irfft(torch.fft.rfft(x) * (1 + 2j)),
+    "inverse": lambda x: torch.fft.ifft(x).imag * x,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", THROUGH_COMPLEX)
+def test_real_numbers_by_way_of_complex_ones(name: str, dynamic: bool) -> None:
+    """Their gradient is the real part of another: a view with gaps."""
+    function = THROUGH_COMPLEX[name]
+    ours, eager = (numbers(4, 8).real.clone().requires_grad_() for _ in range(2))
+    found, _ = compiled(function, ours, dynamic=dynamic)
+    expected = function(eager)
+    torch.testing.assert_close(found, expected)
+    weights = torch.linspace(-1, 1, found.numel()).reshape(found.shape)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(ours.grad, eager.grad)
+    assert opforge.stats()["fallbacks"] == {}
+
+
+def test_a_result_may_be_written() -> None:
+    """Autograd lets nobody write to views that its functions return, and a result is none in eager."""
+    x = numbers(4, 3).requires_grad_()
+    (y, z), _ = compiled(lambda x: (x * 2, x.exp()), x)
+    assert not y._is_view()
+    assert not z._is_view()
+    y.mul_(3)
+    y.abs().sum().backward(retain_graph=True)
+    torch.testing.assert_close(x.grad, 6 * (x / x.abs()).detach())
+    z.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.abs().sum().backward()
+
+
+PARTS: dict[str, Callable[[Tensor], Any]] = {
+    "real": lambda x: (x * 2).real,
+    "both": lambda x: ((y := x * 2).imag, y, y.real[1:]),
+    "of an input": lambda x: (x.real, x.imag[1:].t()),
+    "side by side": lambda x: torch.view_as_real(x * 2)[:, 1],
+    "of a kernel's result": lambda x: torch.fft.ifft2(x).real,
+    "put together": lambda x: (torch.view_as_complex(y := torch.view_as_real(x) * 3), y),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PARTS)
+def test_results_that_are_parts_of_complex_numbers(name: str, dynamic: bool, training: bool) -> None:
+    """Autograd follows such views, unlike others with another dtype."""
+    function = PARTS[name]
+    ours, eager = (numbers(4, 6).requires_grad_(training) for _ in range(2))
+    found, stats = compiled(function, ours, dynamic=dynamic)
+    assert stats["fallbacks"] == {}
+    pairs = list(zip(tree_leaves(found), tree_leaves(function(eager)), strict=True))
+    for a, b in pairs:
+        assert (a.stride(), a.requires_grad) == (b.stride(), b.requires_grad)
+        torch.testing.assert_close(a, b)
+    if training:
+        for k, x in enumerate((ours, eager)):
+            sum((n + 1) * (pair[k] ** 2).abs().sum() for n, pair in enumerate(pairs)).backward()  # type: ignore[union-attr]
+            assert x.grad is not None
+        torch.testing.assert_close(ours.grad, eager.grad)
+
+
+LAZY: dict[str, Callable[[Tensor], Any]] = {
+    "result": lambda x: (x * 2).conj(),
+    "layout": lambda x: (x * 2).mH,
+    "part": lambda x: (x * 2).conj()[:, 1:3],
+    "base first": lambda x: ((y := x * 2), y.conj()),
+    "base last": lambda x: ((y := x * 2).conj(), y),
+    "two": lambda x: ((y := x * 2).conj(), y.t().conj()),
+    "input": lambda x: x.conj(),
+    "part of an input": lambda x: x[1:].conj(),
+    "without history": lambda x: (x * 2).conj().detach(),
+    "kernel": lambda x: torch.fft.ifft(x.real),
+    "written": lambda x: (x * 2).conj().add_(1j),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", LAZY)
+def test_a_lazy_conjugate_is_one_here_too(name: str, dynamic: bool, training: bool) -> None:
+    function = LAZY[name]
+    ours, eager = (numbers(4, 6).requires_grad_(training) for _ in range(2))
+    found, stats = compiled(function, ours, dynamic=dynamic)
+    assert stats["fallbacks"] == {}
+    pairs = list(zip(tree_leaves(found), tree_leaves(function(eager)), strict=True))
+    assert any(b.is_conj() for _, b in pairs)
+    for a, b in pairs:
+        assert (a.is_conj(), a.stride(), a.requires_grad) == (b.is_conj(), b.stride(), b.requires_grad)
+        torch.testing.assert_close(a, b)
+    homes = [
+        [t.untyped_storage()._cdata for t in (x, *found)]
+        for x, found in zip((ours, eager), zip(*pairs, strict=True), strict=True)
+    ]
+    assert [homes[0].index(h) for h in homes[0]] == [homes[1].index(h) for h in homes[1]]
+    if any(b.requires_grad for _, b in pairs):
+        for k, x in enumerate((ours, eager)):
+            sum((pair[k] * (2 + 1j)).abs().sum() for pair in pairs if pair[k].requires_grad).backward()  # type: ignore[union-attr]
+            assert x.grad is not None
+        torch.testing.assert_close(ours.grad, eager.grad)
+
+
 ODD = [0.0, -0.0, 1.0, -2.5, math.inf, -math.inf, math.nan, 1e30, 1e-30, 3e38, 1e-40, 89.0]
 SPECIAL: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mul": lambda x, y: x * y,

@@ -34,6 +34,11 @@ PROGRAMS: dict[str, tuple[Callable[[Tensor], Tensor] | nn.Module, tuple[Tensor, 
     "instance norm": (nn.InstanceNorm2d(2, track_running_stats=True), IMAGES),
     "reflected": (nn.ReflectionPad2d(1), IMAGES),
     "repeated": (nn.ReplicationPad2d(1), IMAGES),
+    "around": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), IMAGES),
+    "far around": (nn.CircularPad2d((1, 3, 2, 0)), IMAGES),
+    "at least one": (lambda x: x * (x.shape[0] / max(x.shape[0] - 2, 1)), ROWS),
+    "half more": (nn.Upsample(scale_factor=1.5), IMAGES),
+    "a third more": (nn.Upsample(scale_factor=1.3, mode="bilinear"), IMAGES),
     "nearest": (nn.Upsample(scale_factor=2.0), IMAGES),
     "between": (lambda x: F.interpolate(x, size=(x.shape[2] * 2, 9), mode="bilinear"), IMAGES),
 }  # fmt: skip
@@ -64,3 +69,32 @@ def test_sizes_that_change(name: str, dynamic: bool | None, dtype: torch.dtype) 
     stats = opforge.stats()
     assert stats["fallbacks"] == {}
     assert [reason for reason in stats["reasons"] if "fails with" in reason] == []
+
+
+@pytest.mark.parametrize("distance", [1, 3])
+def test_a_write_beside_what_is_read(distance: int) -> None:
+    """Two halves of a row share no element, whatever its size; what is moved by less than its own size does."""
+
+    def halves(x: Tensor) -> Tensor:
+        y = x * 2
+        n = y.shape[1] // 2
+        y[:, :n] = y[:, n : 2 * n]
+        return y
+
+    def moved(x: Tensor) -> Tensor:
+        y = x.new_zeros(x.shape[0], x.shape[1] + distance)
+        y[:, distance:] = x
+        y[:, :-distance].copy_(y[:, distance:])
+        return y
+
+    for program, apart in (halves, True), (moved, False):
+        torch._dynamo.reset()
+        opforge.reset_stats()
+        compiled = torch.compile(program, backend="opforge", dynamic=True)
+        with torch.no_grad():
+            for n in (8, 11, 4):
+                x = drawn(3, n)
+                assert torch.equal(compiled(x), program(x))
+        reasons = list(opforge.stats()["fallbacks"])
+        assert bool(reasons) is not apart
+        assert apart or "writes elements that it also reads" in reasons[0]

@@ -363,3 +363,18 @@ def test_a_view_at_a_place_from_data_is_left_to_eager() -> None:
     with torch.no_grad():
         for k in (2, -3, 0):
             assert compiled(x, torch.tensor(k)).tolist() == torch.narrow(x, 0, torch.tensor(k), 2).tolist()
+
+
+def test_a_branch_by_a_size_of_the_program_itself() -> None:
+    """Dynamo ends the graph there: what it goes by is a result, a bool."""
+
+    def branch(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        y = x[x > 0]
+        if y.shape[0] > 3:
+            return y * 2
+        return x + 1 if t.item() < 2.5 else x - 1
+
+    compiled = torch.compile(branch, backend="opforge")
+    for x, t in (((torch.arange(12.0) - k).clone(), torch.tensor(float(k))) for k in (0, 8, 11, 2, 12)):
+        assert torch.equal(compiled(x, t), branch(x, t))
+    assert opforge.stats()["fallbacks"] == {}
