@@ -11,7 +11,7 @@ import torch
 
 from ..torch_compat import cuda_stream, empty_strided_cuda
 from . import support
-from .support import as_complex, as_real, conform, out_of_range, overload, reinterpret, unmet
+from .support import as_complex, as_real, conform, out_of_range, overload, own_complex, reinterpret, unmet
 
 empty_strided = empty_strided_cuda
 
@@ -65,6 +65,7 @@ __all__ = [
     "our_recording",
     "out_of_range",
     "overload",
+    "own_complex",
     "reinterpret",
     "unmet",
 ]
