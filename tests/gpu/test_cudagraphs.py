@@ -455,3 +455,30 @@ def test_threads_on_streams_of_their_own() -> None:
     for t in threads:
         t.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("cudagraphs", [False, True])
+def test_complex_results_may_be_written(cudagraphs: bool) -> None:
+    """They are views of nothing, with a gradient and without, and lazy conjugates where eager's are."""
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return y.exp(), y.conj(), torch.fft.ifft(x.real)
+
+    run = recorded(program, cudagraphs=cudagraphs)
+    for training in (False, True):
+        for seed in range(5):
+            torch.manual_seed(seed)
+            ours = torch.randn(16, 32, dtype=torch.complex64, device="cuda", requires_grad=training)
+            theirs = ours.detach().clone().requires_grad_(training)
+            found, expected = run(ours), program(theirs)
+            for a, b in zip(found, expected, strict=True):
+                assert (a.is_conj(), a.stride()) == (b.is_conj(), b.stride())
+                torch.testing.assert_close(a, b)
+            found[1].mul_(3j), expected[1].mul_(3j)
+            torch.testing.assert_close(found[1], expected[1])
+            if training:
+                for results in found, expected:
+                    (results[1] - results[2]).abs().sum().backward()
+                torch.testing.assert_close(ours.grad, theirs.grad)
+    assert opforge.stats()["fallbacks"] == {}
