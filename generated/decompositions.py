@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..runtime.dispatch.support import bound, is_from_end
+
 
 class Refusal(NamedTuple):
     """What the eager kernel does not accept, by positions of arguments."""
@@ -116,6 +118,40 @@ def unsafe_split_with_sizes(self, split_sizes, dim=0):  # type: ignore[no-untype
     return torch.ops.aten.split_with_sizes.default(self, split_sizes, dim)
 
 
+# spec: aten.slice.Tensor
+def slice_Tensor(self, dim=0, start=None, end=None, step=1):  # type: ignore[no-untyped-def]
+    """With symbols a bound may be a size below zero, which loops would take as it is."""
+    if not (is_from_end(start, end, self)):
+        return NotImplemented
+    return torch.ops.aten.slice.Tensor(self, dim, bound(start, self, dim), bound(end, self, dim), step)
+
+
+# spec: aten.slice_copy.Tensor
+def slice_copy_Tensor(self, dim=0, start=None, end=None, step=1):  # type: ignore[no-untyped-def]
+    """With symbols a bound may be a size below zero, which loops would take as it is."""
+    if not (is_from_end(start, end, self)):
+        return NotImplemented
+    return torch.ops.aten.slice_copy.Tensor(self, dim, bound(start, self, dim), bound(end, self, dim), step)
+
+
+# spec: aten.slice_backward.default
+def slice_backward(grad_output, input_sizes, dim, start, end, step):  # type: ignore[no-untyped-def]
+    """With symbols a bound may be a size below zero, which loops would take as it is."""
+    if not (is_from_end(start, end, input_sizes)):
+        return NotImplemented
+    return torch.ops.aten.slice_backward.default(
+        grad_output, input_sizes, dim, bound(start, input_sizes, dim), bound(end, input_sizes, dim), step
+    )
+
+
+# spec: aten.slice_scatter.default
+def slice_scatter(self, src, dim=0, start=None, end=None, step=1):  # type: ignore[no-untyped-def]
+    """With symbols a bound may be a size below zero, which loops would take as it is."""
+    if not (is_from_end(start, end, self)):
+        return NotImplemented
+    return torch.ops.aten.slice_scatter.default(self, src, dim, bound(start, self, dim), bound(end, self, dim), step)
+
+
 # spec: aten.nansum.default
 def nansum(self, dim=None, keepdim=False, *, dtype=None):  # type: ignore[no-untyped-def]
     """Over no dimensions it sums over all, which its fake kernel does not say."""
@@ -140,6 +176,10 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.cudnn_batch_norm_backward.default: cudnn_batch_norm_backward,
     torch.ops.aten.unsafe_split.Tensor: unsafe_split_Tensor,
     torch.ops.aten.unsafe_split_with_sizes.default: unsafe_split_with_sizes,
+    torch.ops.aten.slice.Tensor: slice_Tensor,
+    torch.ops.aten.slice_copy.Tensor: slice_copy_Tensor,
+    torch.ops.aten.slice_backward.default: slice_backward,
+    torch.ops.aten.slice_scatter.default: slice_scatter,
     torch.ops.aten.nansum.default: nansum,
 }
 FUNCTIONS: dict[Any, Callable[..., Any]] = {

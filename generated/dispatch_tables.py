@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import MetadataError
-from ..runtime.dispatch.support import dtype_of, inverse_permutation, reshape, size_of, total
+from ..runtime.dispatch.support import bound, dtype_of, inverse_permutation, reshape, size_of, total
 from .schemas import MutationType, OutputType, ViewHistory
 
 # fmt: off
@@ -528,8 +528,8 @@ def into_slice_Tensor(b, base, value, index, self, dim=0, start=None, end=None, 
             base,
             value,
             dim,
-            start,
-            end,
+            bound(start, base, dim),
+            bound(end, base, dim),
             step,
         ),
     )

@@ -151,7 +151,8 @@ def python_source(expr: object) -> str:
     """A size expression (sympy, with torch's functions) as Python source over its symbols; uses `math` at most. [2.11, 2.13]"""
     from torch.utils._sympy.printers import PythonPrinter
 
-    return str(PythonPrinter().doprint(expr)).replace("torch.sym_float(", "float(")
+    text: str = PythonPrinter().doprint(expr)
+    return text
 
 
 def number_read_from(value: object) -> Any:

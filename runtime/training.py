@@ -14,11 +14,12 @@ from ..errors import UnsupportedError
 from .config import Config, current
 from .dispatch.joint import Gradients
 from .dispatch.operators import op_info
+from .dispatch.overlap import is_dense
+from .dispatch.regions import Layout
 from .dispatch.trace import Traced
 from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
 from .execute.given import saved_inputs
 from .execute.sparse_gradients import unreached_from
-from .lower.layouts import repeats
 from .partition import Partition, partition
 from .partition.partial import needed_for, tangents_with, without_tangents
 from .partition.split import Halves as Cut
@@ -122,8 +123,9 @@ def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], l
     kept, saved = returned[:results], list[tuple[str, int]]()
     for node, (what, k) in zip(returned[results:], parts.origins, strict=True):
         if what == "saved":
-            if isinstance(node.meta["val"], torch.Tensor) and repeats(node.meta["val"]):
-                raise UnsupportedError(f"{node.name}, which is kept for the backward, repeats elements of its memory")
+            value = node.meta["val"]
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided and not is_dense(Layout.of(value)):
+                raise UnsupportedError(f"{node.name}, which is kept for the backward, has gaps or repeats elements")
             k = len(kept)
             kept.append(node)
         saved.append(("input" if what == "primal" else "output", k))

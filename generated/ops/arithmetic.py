@@ -13,6 +13,7 @@ from ...runtime.lower.names import (
     is_complex,
     is_float,
     is_int,
+    is_known,
     is_nonzero,
     is_number,
     is_on_gpu,
@@ -33,7 +34,7 @@ def add_Scalar(b, self, other, alpha=1):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    if alpha == 1:
+    if is_known(alpha) and alpha == 1:
         return p.result(self + other)
     if is_float(p.common):
         return p.result(s.fma(other, alpha, self))
@@ -48,7 +49,7 @@ def add_Tensor(b, self, other, *, alpha=1):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    if alpha == 1:
+    if is_known(alpha) and alpha == 1:
         return p.result(self + other)
     if is_float(p.common):
         return p.result(s.fma(other, alpha, self))
@@ -69,7 +70,7 @@ def sub_Scalar(b, self, other, alpha=1):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    if alpha == 1:
+    if is_known(alpha) and alpha == 1:
         return p.result(self - other)
     if is_float(p.common):
         return p.result(s.fma(-other, alpha, self))
@@ -90,7 +91,7 @@ def sub_Tensor(b, self, other, *, alpha=1):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    if alpha == 1:
+    if is_known(alpha) and alpha == 1:
         return p.result(self - other)
     if is_float(p.common):
         return p.result(s.fma(-other, alpha, self))
@@ -111,7 +112,7 @@ def rsub_Scalar(b, self, other, alpha=1):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    if alpha == 1:
+    if is_known(alpha) and alpha == 1:
         return p.result(other - self)
     if is_float(p.common):
         return p.result(s.fma(-self, alpha, other))
@@ -132,7 +133,7 @@ def rsub_Tensor(b, self, other, *, alpha=1):
     )
     p = b.pointwise((self, other))
     self, other = p.operands
-    if alpha == 1:
+    if is_known(alpha) and alpha == 1:
         return p.result(other - self)
     if is_float(p.common):
         return p.result(s.fma(-self, alpha, other))
@@ -543,7 +544,7 @@ def addcmul(b, self, tensor1, tensor2, *, value=1):
     )
     p = b.pointwise((self, tensor1, tensor2))
     self, tensor1, tensor2 = p.operands
-    if is_float(p.common) and value == 1:
+    if is_float(p.common) and is_known(value) and value == 1:
         return p.result(s.fma(tensor1, tensor2, self))
     if is_float(p.common):
         return p.result(s.fma(value * tensor1, tensor2, self))
@@ -558,7 +559,7 @@ def addcdiv(b, self, tensor1, tensor2, *, value=1):
     )
     p = b.pointwise((self, tensor1, tensor2), promote="float")
     self, tensor1, tensor2 = p.operands
-    if value == 1 and is_float(p.common):
+    if is_float(p.common) and is_known(value) and value == 1:
         return p.result(self + tensor1 / tensor2)
     return p.result(self + value * tensor1 / tensor2)
 

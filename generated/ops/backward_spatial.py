@@ -128,8 +128,14 @@ def upsample_nearest1d_backward(b, grad_output, output_size, input_size, scales=
         is_float(dtype(grad_output))
         and all(
             [scale is None or le(o, m * scale + 0.001) for m, o, scale in zip(input_size[2:], output_size, [scales])]
+        )
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m and o != 2 * m
+                for m, o, scale in zip(input_size[2:], output_size, [scales])
+            ]
         ),
-        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales])])",
+        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
     )
     inner = input_size[2:]
     scales_ = [scales]
@@ -207,8 +213,14 @@ def upsample_nearest2d_backward(b, grad_output, output_size, input_size, scales_
                 scale is None or le(o, m * scale + 0.001)
                 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
             ]
+        )
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m and o != 2 * m
+                for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
+            ]
         ),
-        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
+        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
     )
     inner = input_size[2:]
     scales_ = [scales_h, scales_w]
@@ -293,8 +305,14 @@ def upsample_nearest3d_backward(b, grad_output, output_size, input_size, scales_
                 scale is None or le(o, m * scale + 0.001)
                 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])
             ]
+        )
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m and o != 2 * m
+                for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])
+            ]
         ),
-        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])])",
+        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])])",
     )
     inner = input_size[2:]
     scales_ = [scales_d, scales_h, scales_w]
@@ -390,8 +408,14 @@ def upsample_linear1d_backward(b, grad_output, output_size, input_size, align_co
             (scales is None or le(output_size[0], input_size[2] * scales + 0.001))
             and gt(input_size[2], 1)
             and gt(output_size[0], 1)
+        )
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m
+                for m, o, scale in zip(input_size[2:], output_size, [scales])
+            ]
         ),
-        "is_float(dtype(grad_output)) and ((scales is None or output_size[0] <= input_size[2] * scales + 0.001) and input_size[2] > 1 and output_size[0] > 1)",
+        "is_float(dtype(grad_output)) and ((scales is None or output_size[0] <= input_size[2] * scales + 0.001) and input_size[2] > 1 and output_size[0] > 1) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
     )
     kind = opmath(dtype(grad_output))
     m, o = (input_size[2], output_size[0])
@@ -427,8 +451,14 @@ def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_
             (scales_w is None or le(output_size[1], input_size[3] * scales_w + 0.001))
             and gt(input_size[3], 1)
             and gt(output_size[1], 1)
+        )
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m
+                for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
+            ]
         ),
-        "is_float(dtype(grad_output)) and ((scales_h is None or output_size[0] <= input_size[2] * scales_h + 0.001) and input_size[2] > 1 and output_size[0] > 1) and ((scales_w is None or output_size[1] <= input_size[3] * scales_w + 0.001) and input_size[3] > 1 and output_size[1] > 1)",
+        "is_float(dtype(grad_output)) and ((scales_h is None or output_size[0] <= input_size[2] * scales_h + 0.001) and input_size[2] > 1 and output_size[0] > 1) and ((scales_w is None or output_size[1] <= input_size[3] * scales_w + 0.001) and input_size[3] > 1 and output_size[1] > 1) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
     )
     kind = opmath(dtype(grad_output))
     m_h, o_h = (input_size[2], output_size[0])

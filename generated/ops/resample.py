@@ -21,7 +21,16 @@ from ...runtime.lower.names import (
 
 # spec: aten.upsample_nearest1d.default
 def upsample_nearest1d(b, self, output_size, scales=None):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(
+        is_float(dtype(self))
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m and o != 2 * m
+                for m, o, scale in zip(shape(self)[2:], output_size, [scales])
+            ]
+        ),
+        "is_float(dtype(self)) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(shape(self)[2:], output_size, [scales])])",
+    )
     inner = shape(self)[2:]
     scales_ = [scales]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
@@ -81,7 +90,16 @@ def _upsample_nearest_exact1d(b, self, output_size, scales=None):
 
 # spec: aten.upsample_nearest2d.default
 def upsample_nearest2d(b, self, output_size, scales_h=None, scales_w=None):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(
+        is_float(dtype(self))
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m and o != 2 * m
+                for m, o, scale in zip(shape(self)[2:], output_size, [scales_h, scales_w])
+            ]
+        ),
+        "is_float(dtype(self)) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(shape(self)[2:], output_size, [scales_h, scales_w])])",
+    )
     inner = shape(self)[2:]
     scales_ = [scales_h, scales_w]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
@@ -141,7 +159,16 @@ def _upsample_nearest_exact2d(b, self, output_size, scales_h=None, scales_w=None
 
 # spec: aten.upsample_nearest3d.default
 def upsample_nearest3d(b, self, output_size, scales_d=None, scales_h=None, scales_w=None):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(
+        is_float(dtype(self))
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m and o != 2 * m
+                for m, o, scale in zip(shape(self)[2:], output_size, [scales_d, scales_h, scales_w])
+            ]
+        ),
+        "is_float(dtype(self)) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(shape(self)[2:], output_size, [scales_d, scales_h, scales_w])])",
+    )
     inner = shape(self)[2:]
     scales_ = [scales_d, scales_h, scales_w]
     ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
@@ -201,7 +228,16 @@ def _upsample_nearest_exact3d(b, self, output_size, scales_d=None, scales_h=None
 
 # spec: aten.upsample_linear1d.default
 def upsample_linear1d(b, self, output_size, align_corners, scales=None):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(
+        is_float(dtype(self))
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m
+                for m, o, scale in zip(shape(self)[2:], output_size, [scales])
+            ]
+        ),
+        "is_float(dtype(self)) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales])])",
+    )
     m = size(self, 2)
     n = output_size[0]
     kind = opmath(dtype(self))
@@ -220,7 +256,16 @@ def upsample_linear1d(b, self, output_size, align_corners, scales=None):
 
 # spec: aten.upsample_bilinear2d.default
 def upsample_bilinear2d(b, self, output_size, align_corners, scales_h=None, scales_w=None):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(
+        is_float(dtype(self))
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m
+                for m, o, scale in zip(shape(self)[2:], output_size, [scales_h, scales_w])
+            ]
+        ),
+        "is_float(dtype(self)) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales_h, scales_w])])",
+    )
     h = size(self, 2)
     w = size(self, 3)
     ratio_h = (
@@ -263,7 +308,16 @@ def upsample_bilinear2d(b, self, output_size, align_corners, scales_h=None, scal
 
 # spec: aten.upsample_trilinear3d.default
 def upsample_trilinear3d(b, self, output_size, align_corners, scales_d=None, scales_h=None, scales_w=None):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(
+        is_float(dtype(self))
+        and all(
+            [
+                scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m
+                for m, o, scale in zip(shape(self)[2:], output_size, [scales_d, scales_h, scales_w])
+            ]
+        ),
+        "is_float(dtype(self)) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales_d, scales_h, scales_w])])",
+    )
     inner = shape(self)[2:]
     kind = opmath(dtype(self))
     ratio = [

@@ -11,6 +11,7 @@ from ..render import header, render
 from .operators import Printer, function_name, overload_of, parameters_of, printed
 
 SPEC = "specs/decompositions.yaml"
+HELPERS = ("bound", "is_from_end")
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
         if schema is None:
             continue
         parameters, names = parameters_of(schema)
-        printer = Printer(model, set(names.values()), "{op}({args})")
+        printer = Printer(model, set(names.values()), "{op}({args})", HELPERS)
         when = printed(entry, ("when",), str(entry.get("when", "True")), printer, diags)
         body = entry["body"]
         cases = []

@@ -18,7 +18,7 @@ from ..tables import Table, build_table
 from .operators import Printer, function_name, overload_of, parameters_of, printed
 
 SPEC = "specs/mutations.yaml"
-HELPERS = ("reshape", "size_of", "dtype_of", "total", "inverse_permutation")
+HELPERS = ("reshape", "size_of", "dtype_of", "total", "inverse_permutation", "bound")
 _BUILTINS = ("len", "sum", "all", "any", "range", "tuple", "enumerate", "None", "True", "False")
 _TYPES = ("int", "str", "bool", "float", "tuple", "None")
 

@@ -56,7 +56,7 @@ _TABLE = {
         numel(t: tensor) -> index
         dtype(x: tensor | elem | number) -> dtype
         is_number(x: tensor | elem | number) -> bool
-        is_known(x: index) -> bool
+        is_known(x: number) -> bool
         is_nonzero(x: number) -> bool
         known(x: index) -> int
         number(x: index | number) -> number

@@ -16,7 +16,7 @@ from .recorder import Recorder
 
 def record_write(recorder: Recorder, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
     """What the operator returns; the tensors that it writes, also in lists, have the contents of their copies from then on. Raises
-    `UnsupportedError` where it returns what it was given.
+    `UnsupportedError` where it returns what it was given, and for a list with None in it.
     """
     op = info.op
     given = {name: info.argument(k, args, kwargs) for k, name in enumerate(info.arg_names)}
@@ -24,7 +24,7 @@ def record_write(recorder: Recorder, info: OpInfo, types: Any, args: Any, kwargs
     passed = {*info.arg_names[: len(args)], *kwargs, *names}
     written = [given[name] for name in names]
     tensors = [t for a in written for t in tensors_of(a)]
-    if not can_auto_functionalize(op):
+    if not can_auto_functionalize(op) or any(t is None for a in written if isinstance(a, (list, tuple)) for t in a):
         raise UnsupportedError(f"{op} writes to its arguments and has no functional overload{recorder.where()}")
     if not all(t.layout == torch.strided and is_simple(t) and not (t.is_conj() or t.is_neg()) for t in tensors):
         raise UnsupportedError(f"{op} writes to a tensor with gaps{recorder.where()}, and has no functional overload")
@@ -45,8 +45,7 @@ def record_write(recorder: Recorder, info: OpInfo, types: Any, args: Any, kwargs
         elif before is not None:
             several = recorder._item(node, k, after)
             for j, (t, contents) in enumerate(zip(before, after, strict=True)):
-                if t is not None:
-                    recorder.write(t, recorder._item(several, j, contents))
+                recorder.write(t, recorder._item(several, j, contents))
     return out
 
 

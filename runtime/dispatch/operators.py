@@ -92,7 +92,7 @@ def _kind(op: OpOverload, writes: bool, views: bool) -> str:
         return "device"
     if op is ROLES["lift"]:
         return "lift"
-    if op in DECOMPOSITIONS:
+    if op in DECOMPOSITIONS and (writes or not views):  # a view stays one where its body says nothing
         return "decompose"
     try:
         composite = op._can_decompose()

@@ -31,13 +31,11 @@ from .writer import GraphWriter
 
 
 class Restart(Exception):
-    """Tracing must begin again: inputs at `merge` are to be one base, those at `copy` need tensor objects of their
-    own; for `training`, autograd follows the program, which has turned grad mode on.
+    """Tracing must begin again: inputs at `merge` are to be one base, those at `copy` need tensor objects of their own; for `training`,
+    autograd follows the program, which has turned grad mode on.
     """
 
-    def __init__(
-        self, merge: frozenset[int] = frozenset(), copy: frozenset[int] = frozenset(), training: bool = False
-    ) -> None:
+    def __init__(self, merge: frozenset[int] = frozenset(), copy: frozenset[int] = frozenset(), training: bool = False):
         super().__init__()
         self.merge, self.copy, self.training = merge, copy, training
 
@@ -85,22 +83,23 @@ class Recorder(GraphWriter, TorchDispatchMode):
                 )
             case "plain":
                 return self._plain(info, types, args, kwargs)
-            case "view":
-                return self._view(info, types, args, kwargs)
             case "device":
                 return args[0].fake_device if hasattr(args[0], "fake_device") else args[0].device
             case "write":
                 return self._write_op(info, types, args, kwargs)
             case "metadata":
                 return self._metadata_op(info, types, args, kwargs)
-            case "decompose":
-                with self:
-                    result = DECOMPOSITIONS[func](*args, **kwargs)
-                return self._plain(info, types, args, kwargs) if result is NotImplemented else result
+            case "view" | "decompose":
+                if func in DECOMPOSITIONS:
+                    with self:
+                        result = DECOMPOSITIONS[func](*args, **kwargs)
+                    if result is not NotImplemented:
+                        return result
+                return (self._view if info.kind == "view" else self._plain)(info, types, args, kwargs)
             case "composite":
                 # In inference mode they come here whole: views and versions are those of ordinary tensors inside all the same.
-                inference = torch.is_inference_mode_enabled()
-                with enable_reentrant_dispatch() if inference else contextlib.nullcontext(), self:
+                within = enable_reentrant_dispatch if torch.is_inference_mode_enabled() else contextlib.nullcontext
+                with within(), self:
                     return func.decompose(*args, **kwargs)
             case "lift":
                 return self._lift(info, types, args, kwargs)

@@ -1,4 +1,4 @@
-"""What the generated inverses of views call. `b` is the recorder; nodes carry fake tensors in `meta["val"]`."""
+"""What generated inverses of views and decompositions call. `b` is the recorder; nodes carry fake tensors in `meta["val"]`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,24 @@ def dtype_of(node: fx.Node) -> torch.dtype:
 def total(sizes: Sequence[Any]) -> Any:
     """The sum of sizes."""
     return sum(sizes)
+
+
+def bound(x: Any, of: fx.Node | torch.Tensor | Sequence[Any], dim: int) -> Any:
+    """The bound `x` of a slice, counted from the front: one below zero of `dim` of a tensor (or of these sizes) is counted from its end, and is 0
+    if it lies before the front. Symbols are compared as torch's own kernels compare them, so that the same guards hold.
+    """
+    if x is None or not x < 0:
+        return x
+    sizes = size_of(of) if isinstance(of, fx.Node) else of.shape if isinstance(of, torch.Tensor) else of
+    x = x + sizes[dim]
+    return 0 if x < 0 else x
+
+
+def is_from_end(start: Any, end: Any, of: torch.Tensor | Sequence[Any]) -> bool:
+    """Whether a bound of a slice is below zero, where that is not a matter of numbers alone."""
+    sizes = of.shape if isinstance(of, torch.Tensor) else of
+    symbolic = any(isinstance(n, torch.SymInt) for n in (start, end, *sizes))
+    return symbolic and any(x is not None and bool(x < 0) for x in (start, end))
 
 
 def inverse_permutation(dims: Sequence[int]) -> list[int]:

@@ -160,10 +160,10 @@ class _Lowerer:
             if fake.layout != torch.strided:
                 return Output(val.name, paired=val.is_paired)
             stride = self.sizes.strides(fake.stride())
-            # Only gradients are handed out as views that repeat elements or leave some out (results that do are made outside of the graph):
-            # memory of their own, in any layout, does as well.
+            # Results that are such views are made outside of the graph. Gradients may be handed out as views that repeat elements or leave some
+            # out: memory of their own, in any layout, does as well. A backward knows the layout of what it is handed.
             if repeats(fake) or not is_packed(val.shape, stride):
-                if not makes_new(value.target):
+                if not makes_new(value.target) and (repeats(fake) or "backward" in value.meta):
                     return Output(val.name, paired=val.is_paired)
                 raise UnsupportedError(
                     f"output {value} has gaps between its elements, which compiled code does not leave"

@@ -90,8 +90,9 @@ def is_number(x: Any) -> bool:
     return isinstance(x, (bool, int, float, complex, Expr, Number))
 
 
-def is_known(x: Size) -> bool:
-    return not isinstance(x, Expr) or x.is_const
+def is_known(x: Any) -> bool:
+    """Whether a size or another number is one and the same in every call."""
+    return x.is_const if isinstance(x, Expr) else not isinstance(x, Number)
 
 
 def is_nonzero(x: Any) -> bool:

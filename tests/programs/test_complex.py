@@ -246,6 +246,23 @@ def test_real_numbers_by_way_of_complex_ones(name: str, dynamic: bool) -> None:
     assert opforge.stats()["fallbacks"] == {}
 
 
+def test_windows_that_overlap_are_not_kept() -> None:
+    """A backward that was handed them laid out otherwise would read others."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.view_as_real(torch.stft(x, 16, window=w, return_complex=True))
+
+    ours, eager = (
+        [numbers(2, 100).real.clone().requires_grad_(), numbers(16).real.clone().requires_grad_()] for _ in range(2)
+    )
+    found, _ = compiled(function, *ours)
+    weights = torch.linspace(-1, 1, found.numel()).reshape(found.shape)
+    (found * weights).sum().backward()
+    (function(*eager) * weights).sum().backward()
+    for a, b in zip(ours, eager, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
 def test_a_result_may_be_written() -> None:
     """Autograd lets nobody write to views that its functions return, and a result is none in eager."""
     x = numbers(4, 3).requires_grad_()

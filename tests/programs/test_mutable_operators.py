@@ -150,3 +150,24 @@ def test_equal_calls_each_run() -> None:
         calls.clear()
         compiled(torch.rand(3))
     assert len(calls) == 2
+
+
+def test_a_list_with_none_in_it_is_left_to_eager() -> None:
+    """Torch's way to run such an operator on copies copies None too."""
+    with torch.library._scoped_library("opforge_test_lists", "DEF") as library:
+        library.define("add_all(Tensor(a!)?[] tensors, Tensor x) -> ()")
+        library.impl("add_all", lambda tensors, x: [t.add_(x) for t in tensors if t is not None] and None, "CPU")
+        library.impl("add_all", lambda tensors, x: None, "Meta")
+
+        def program(x: Tensor) -> Tensor:
+            z = x * 2
+            torch.ops.opforge_test_lists.add_all([z, None], x)
+            return z
+
+        torch._dynamo.reset()
+        opforge.reset_stats()
+        x = torch.ones(3)
+        with torch.no_grad():
+            assert torch.equal(torch.compile(program, backend="opforge")(x), torch.full((3,), 3.0))
+        (reason,) = opforge.stats()["fallbacks"]
+        assert "add_all" in reason

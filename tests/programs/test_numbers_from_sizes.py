@@ -37,8 +37,6 @@ PROGRAMS: dict[str, tuple[Callable[[Tensor], Tensor] | nn.Module, tuple[Tensor, 
     "around": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), IMAGES),
     "far around": (nn.CircularPad2d((1, 3, 2, 0)), IMAGES),
     "at least one": (lambda x: x * (x.shape[0] / max(x.shape[0] - 2, 1)), ROWS),
-    "half more": (nn.Upsample(scale_factor=1.5), IMAGES),
-    "a third more": (nn.Upsample(scale_factor=1.3, mode="bilinear"), IMAGES),
     "nearest": (nn.Upsample(scale_factor=2.0), IMAGES),
     "between": (lambda x: F.interpolate(x, size=(x.shape[2] * 2, 9), mode="bilinear"), IMAGES),
 }  # fmt: skip
@@ -98,3 +96,22 @@ def test_a_write_beside_what_is_read(distance: int) -> None:
         reasons = list(opforge.stats()["fallbacks"])
         assert bool(reasons) is not apart
         assert apart or "writes elements that it also reads" in reasons[0]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("factor", [0.9, 1.2, 1.3, 1.5, 2.0, 2.1])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+def test_sizes_that_a_factor_leaves_alone(mode: str, factor: float, dynamic: bool) -> None:
+    """Eager's kernels for a processor copy where sizes are equal, and halve positions where one is twice the other, whatever the factor is."""
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: F.interpolate(x, scale_factor=factor, mode=mode), backend="opforge", dynamic=dynamic
+    )
+    for n in (3, 4, 5, 7, 10):
+        ours, eager = (drawn(2, 3, n).requires_grad_() for _ in range(2))
+        found, expected = compiled(ours), F.interpolate(eager, scale_factor=factor, mode=mode)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        for y, leaf in (found, ours), (expected, eager):
+            (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
+            assert leaf.grad is not None
+        torch.testing.assert_close(ours.grad, eager.grad)

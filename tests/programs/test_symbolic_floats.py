@@ -254,3 +254,46 @@ def test_a_number_that_a_dtype_has_no_place_for(name: str, dtype: torch.dtype) -
             found = compiled(x, a)
             assert found.dtype == expected.dtype
             torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_factors_are_arguments_of_kernels(dtype: torch.dtype) -> None:
+    """Without gradients nothing has to know whether a factor is 1, and it is rounded as eager's."""
+
+    def program(x: Tensor, y: Tensor, a: Any) -> tuple[Tensor, ...]:
+        moved = x.clone().add_(y, alpha=-a)
+        (one,) = torch._foreach_add([x], [y], alpha=a)
+        return (
+            moved,
+            one,
+            torch.rsub(x, y, alpha=a),
+            torch.addcmul(x, y, y, value=a),
+            torch.addcdiv(x, y, y + 4, value=a),
+        )
+
+    compiled = torch.compile(program, backend="opforge", fullgraph=True)
+    x, y = (torch.randn(7, 33, generator=torch.Generator().manual_seed(k)).to(dtype) for k in range(2))
+    eps = torch.finfo(dtype).eps
+    with torch.no_grad():
+        for a in (0.5, 1.0, -1.0, 0.1, 1e-8, 0.0, 3.0):
+            for found, expected in zip(compiled(x, y, a), program(x, y, a), strict=True):
+                torch.testing.assert_close(found, expected, rtol=2 * eps, atol=8 * eps)
+    assert opforge.stats()["fallbacks"] == {}
+    assert opforge.stats()["externs"] == {}
+    assert opforge.stats()["graphs"] == 2
+
+
+def test_an_optimizer_with_a_changing_rate() -> None:
+    nets = [torch.nn.Linear(5, 3) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizers = [torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01) for n in nets]
+    steps = [optimizers[0].step, torch.compile(optimizers[1].step, backend="opforge")]
+    for k in range(6):
+        for net, optimizer, step in zip(nets, optimizers, steps, strict=True):
+            optimizer.param_groups[0]["lr"] = 0.1 / (k + 1)
+            optimizer.zero_grad()
+            net(torch.ones(2, 5)).square().sum().backward()
+            step()
+    torch.testing.assert_close(nets[1].state_dict(), nets[0].state_dict())
+    assert opforge.stats()["fallbacks"] == {}
+    assert opforge.stats()["externs"] == {}
