@@ -30,6 +30,7 @@ ROWS = [
 ]
 ELSEWHERE = {
     "coerce_tangent": "a line of the backward",
+    "conjugate": "complex numbers: tests/programs/test_complex.py",
     "wrap_subclass": "tensor subclasses: tests/programs/test_subclasses.py",
 }
 
