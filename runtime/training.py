@@ -20,6 +20,7 @@ from .dispatch.trace import Traced
 from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
 from .execute.given import saved_inputs
 from .execute.sparse_gradients import unreached_from
+from .lower.layouts import repeats
 from .partition import Partition, partition
 from .partition.partial import needed_for, tangents_with, without_tangents
 from .partition.split import Halves as Cut
@@ -124,7 +125,9 @@ def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], l
     for node, (what, k) in zip(returned[results:], parts.origins, strict=True):
         if what == "saved":
             value = node.meta["val"]
-            if isinstance(value, torch.Tensor) and value.layout == torch.strided and not is_dense(Layout.of(value)):
+            # A view of the backward's that is kept all the same; of others the forward itself says that it leaves no gaps.
+            gaps = isinstance(value, torch.Tensor) and "backward" in node.meta and not is_dense(Layout.of(value))
+            if gaps or (isinstance(value, torch.Tensor) and repeats(value)):
                 raise UnsupportedError(f"{node.name}, which is kept for the backward, has gaps or repeats elements")
             k = len(kept)
             kept.append(node)

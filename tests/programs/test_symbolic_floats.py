@@ -266,7 +266,6 @@ def test_factors_are_arguments_of_kernels(dtype: torch.dtype) -> None:
         return (
             moved,
             one,
-            torch.rsub(x, y, alpha=a),
             torch.addcmul(x, y, y, value=a),
             torch.addcdiv(x, y, y + 4, value=a),
         )
