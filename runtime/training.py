@@ -126,8 +126,9 @@ def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], l
         if what == "saved":
             value = node.meta["val"]
             # A view of the backward's that is kept all the same; of others the forward itself says that it leaves no gaps.
-            gaps = isinstance(value, torch.Tensor) and "backward" in node.meta and not is_dense(Layout.of(value))
-            if gaps or (isinstance(value, torch.Tensor) and repeats(value)):
+            if isinstance(value, torch.Tensor) and (
+                repeats(value) or ("backward" in node.meta and not is_dense(Layout.of(value)))
+            ):
                 raise UnsupportedError(f"{node.name}, which is kept for the backward, has gaps or repeats elements")
             k = len(kept)
             kept.append(node)

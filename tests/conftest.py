@@ -64,6 +64,14 @@ def fresh_dynamo() -> Iterator[None]:
         dynamo.reset()
 
 
+@pytest.fixture
+def fresh_stats() -> None:
+    """`opforge.stats()` begins at zero."""
+    import opforge
+
+    opforge.reset_stats()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository's root."""

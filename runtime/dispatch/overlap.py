@@ -142,7 +142,9 @@ def _are_apart(a: Layout, b: Layout) -> bool:
     strides = expressions(a.stride)
     if a.dtype is not b.dtype or strides != expressions(b.stride) or not strides:
         return False
-    symbol = next(v for v in (*a.size, *a.stride, a.offset, *b.size, b.offset) if isinstance(v, torch.SymInt))
+    symbol = next(
+        v for v in (*a.size, *a.stride, a.offset, *b.size, *b.stride, b.offset) if isinstance(v, torch.SymInt)
+    )
     env = symbol.node.shape_env
 
     def is_none_or_more(e: Any) -> bool:
@@ -155,6 +157,8 @@ def _are_apart(a: Layout, b: Layout) -> bool:
     for d in order:
         steps = sympy.cancel((start_b - start_a) / strides[d]) if strides[d] != 0 else None
         if steps is None or sympy.fraction(steps)[1] != 1 or not is_none_or_more(steps - sizes_a[d]):
+            continue
+        if not is_none_or_more(strides[d] - 1):  # a symbol that may be 0 takes both to one place
             continue
         # The box around both: where each of its rows ends before the next one begins, no two of its elements are one.
         ends = [(n, m + steps if k == d else m) for k, (n, m) in enumerate(zip(sizes_a, sizes_b, strict=True))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +18,7 @@ from opforge.errors import BuildError, OpforgeWarning, UnsupportedError
 from opforge.runtime import compile_fx
 from opforge.runtime.execute.support import Arena, Workspaces
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    opforge.reset_stats()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_stats")
 
 
 def f(x: Tensor, w: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,12 +18,7 @@ WIDE = torch.linspace(-2, 2, 4096).reshape(64, 64)
 Program = Callable[[Tensor, Any], Any]
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    opforge.reset_stats()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_stats")
 
 
 def agree(program: Program, compiled: Program, x: Tensor, a: Any, backward: bool = True) -> None:
