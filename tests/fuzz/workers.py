@@ -16,6 +16,13 @@ from pathlib import Path
 from typing import Any
 
 HANG_S = 180.0
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "2",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # glibc then fills new memory, which else may hold the right values of a tensor that is gone.
+    "MALLOC_PERTURB_": "170",
+}
+"""What worker processes have in their environment."""
 # A process grows with every library that it loads; a fresh one now and then keeps it small.
 _PROGRAMS_PER_PROCESS = 400
 
@@ -112,7 +119,7 @@ def _serve(todo: queue.Queue[range], reports: queue.Queue[Any], folder: Path, sh
 def _run_process(seeds: range, reports: queue.Queue[Any], folder: Path, shrink: float) -> range:
     """Run seeds in one process; returns those that are left after one that ended it."""
     command = [sys.executable, "-m", "tests.fuzz.worker", str(seeds.start), str(seeds.stop), str(folder), str(shrink)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = {**os.environ, **ENVIRONMENT}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     errors: list[str] = []
     reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.workers import lines_of
+from tests.fuzz.workers import ENVIRONMENT, lines_of
 
 from .database import Case
 from .worker import lost
@@ -80,7 +80,7 @@ def _run_process(
     file = folder / f"cases_{number}.json"
     file.write_text(json.dumps([asdict(c) for c in cases]))
     command = [sys.executable, "-m", worker[0], str(file), str(folder), worker[1]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = {**os.environ, **ENVIRONMENT}
     if any(case.device == "interpreter" for case in cases):
         environment["TRITON_INTERPRET"] = "1"
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
