@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 import opforge
 
@@ -307,7 +308,23 @@ def test_results_that_are_parts_of_complex_numbers(name: str, dynamic: bool, tra
         torch.testing.assert_close(ours.grad, eager.grad)
 
 
+class Lazily(torch.autograd.Function):
+    """A custom function whose result, and whose gradient, are lazy conjugates."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.conj())
+        return (x * 2).conj()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return (grad * 2 + x).conj()
+
+
 LAZY: dict[str, Callable[[Tensor], Any]] = {
+    "checkpoint": lambda x: checkpoint(lambda y: (y.exp() * 2).conj(), x, use_reentrant=False),
+    "custom function": lambda x: Lazily.apply(x * 1.5),
     "result": lambda x: (x * 2).conj(),
     "layout": lambda x: (x * 2).mH,
     "part": lambda x: (x * 2).conj()[:, 1:3],
@@ -345,6 +362,15 @@ def test_a_lazy_conjugate_is_one_here_too(name: str, dynamic: bool, training: bo
             sum((pair[k] * (2 + 1j)).abs().sum() for pair in pairs if pair[k].requires_grad).backward()  # type: ignore[union-attr]
             assert x.grad is not None
         torch.testing.assert_close(ours.grad, eager.grad)
+
+
+def test_a_lazy_conjugate_under_inference_mode() -> None:
+    x = numbers(4, 6)
+    with torch.inference_mode():
+        found, stats = compiled(lambda x: ((x * 2).mH, x.conj()), x)
+    assert stats["fallbacks"] == {}
+    assert all(t.is_conj() and t.is_inference() == kept for t, kept in zip(found, (True, False), strict=True))
+    torch.testing.assert_close(found, ((x * 2).mH, x.conj()))
 
 
 ODD = [0.0, -0.0, 1.0, -2.5, math.inf, -math.inf, math.nan, 1e30, 1e-30, 3e38, 1e-40, 89.0]
