@@ -28,7 +28,8 @@ def compile_fx(
     The result checks what `torch.compile` has guards for: it raises `InputError` where an input has another number of dimensions, size, stride,
     dtype or device than its example (sizes of an example that are symbols may be any), or where a number is another one.
     """
-    return _checked.only_for(example_inputs, _engine.compile_fx(gm, example_inputs, options=options, mode=mode))
+    checked = _checked.only_for(example_inputs)
+    return checked(_engine.compile_fx(gm, example_inputs, options=options, mode=mode))
 
 
 def backend(

@@ -12,15 +12,15 @@ from .dispatch.regions import beyond_strides
 from .torch_compat import is_traceable_wrapper_subclass, is_zerotensor, pytree
 
 
-def only_for(examples: Sequence[Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, for positional arguments like `examples` (their sizes that are symbols may be any). Raises `InputError` for others, before
-    anything is computed.
+def only_for(examples: Sequence[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a call for positional arguments like `examples` (their sizes that are symbols may be any): it raises `InputError` for others,
+    before anything is computed. Ask before the examples are traced: torch's Python kernels for symbolic sizes may resize them.
     """
     leaves, spec = pytree.tree_flatten(tuple(examples))
     flat = len(leaves) == len(examples)
     expected = [_look(x) for x in leaves]
 
-    def run(*args: Any) -> Any:
+    def check(args: Sequence[Any]) -> None:
         given: Sequence[Any] = args
         if not flat:
             given, found = pytree.tree_flatten(args)
@@ -33,9 +33,15 @@ def only_for(examples: Sequence[Any], call: Callable[..., Any]) -> Callable[...,
                 raise InputError(
                     f"input {k} {wrong}; compile the graph again for such inputs, or through torch.compile, which does that by itself"
                 )
-        return call(*args)
 
-    return run
+    def checked(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            check(args)
+            return call(*args)
+
+        return run
+
+    return checked
 
 
 def _look(example: Any) -> Callable[[Any], str] | None:

@@ -16,6 +16,18 @@ UNSPECIFIED = dict.fromkeys(
     ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"], _MEMORY
 )
 
+UNSPECIFIED_RESULTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "torch.ops.aten._efficient_attention_forward": (
+        ("result 2", "result 3"),
+        "seed and offset of a dropout by 0, which nothing writes",
+    ),
+}
+"""As `UNSPECIFIED`, of some results of a row only."""
+
+_LAZY = "torch: its kernels for a GPU mark what they computed as lazily conjugated, which their fake kernels do not foretell; ours is computed"
+UNTOLD = dict.fromkeys(["svd", "linalg.svd", "svd_lowrank", "pca_lowrank"], _LAZY)
+"""Rows whose results need not be lazily conjugated as eager's are on a GPU; their values are compared."""
+
 BY_DYNAMO = {
     "jiterator_*": "its kernel does not go through the dispatcher and is launched on the addresses of fake tensors, which are none; Dynamo "
     "leaves the call to Python"
@@ -79,6 +91,18 @@ KNOWN: dict[str, str] = {
     "*native_batch_norm* * out* cuda": "torch: its kernel for a GPU ends in an assertion of its own for an `out` with gaps; ours writes its elements",
     "narrow_copy * out* cuda": "torch: there is no kernel of `narrow_copy.out` for CUDA, and we copy into it",
     **dict.fromkeys(
+        (
+            "nn.functional.hardswish float64* cuda",
+            "nn.functional.hardsigmoid float64* cuda",
+            "modules.nn.Hardswish float64* cuda",
+            "modules.nn.Hardsigmoid float64* cuda",
+        ),
+        "torch: its kernels for a GPU multiply by a sixth in float32 (3e-8 off in float64; a hardsigmoid of 1.00000003)",
+    ),
+    "digamma float64 backward cuda": "torch: the gradient is its trigamma, up to 5e-10 from the right one in float64",
+    "nn.functional.soft_margin_loss float16 backward cuda": "torch: an exponential overflows in float16, and the gradient is nan; ours is right",
+    "clamp uint8 inplace cuda": "torch: on a GPU it limits in the dtype of what it writes (-1 is 255 there), on a CPU in the promoted one, as ours",
+    **dict.fromkeys(
         ("nn.functional.dropout float32 noncontiguous dynamic", "nn.functional.dropout float32 backward dynamic"),
         "torch: without training its Python kernels for symbolic sizes copy where eager's returns its input (Inductor and aot_eager too)",
     ),
@@ -92,7 +116,7 @@ def known(case: Case) -> str:
     return next((why for name, why in KNOWN.items() if fnmatch.fnmatchcase(str(case), name)), "")
 
 
-def is_in(table: Mapping[str, str], case: Case) -> bool:
+def is_in(table: Mapping[str, object], case: Case) -> bool:
     """Whether one of the table's names means the case's row."""
     return any(fnmatch.fnmatchcase(case.entry, name) for name in table)
 

@@ -106,3 +106,19 @@ def test_an_imaginary_part_of_nothing() -> None:
     """The view begins one number behind the start of a storage that holds none."""
     assert not _check(torch.imag, torch.zeros(1, 0, 3, dtype=torch.complex64)).different
     assert not _check(lambda x: x.imag * 2, torch.zeros(0, dtype=torch.complex128)).different
+
+
+def test_a_result_whose_size_only_a_guard_compares_with_out() -> None:
+    """`debug.verify` refused it: the diagonal's size is an expression of the input's, that of `out` a symbol of its own."""
+    x, out = torch.randn(3, 5), torch.empty(3)
+    result = _check(lambda a, o: torch.diagonal_copy(a, 2, out=o), x, out, variant="out", dynamic=True)
+    assert not result.different
+    assert not any(reason.startswith("graph:") for reason in result.why)
+
+
+def test_sizes_that_a_fake_kernel_gives_an_input_are_not_asked_of_the_callers() -> None:
+    """Torch's Python kernel for symbolic sizes resizes the number that `addr_` is called with; eager refuses it, and so must we."""
+    x, a, b = torch.tensor(1.0), torch.randn(5), torch.randn(10)
+    result = _check(lambda x, a, b: x.addr_(a, b), x, a, b, variant="inplace", dynamic=True)
+    assert not result.different
+    assert result.outcome == "raises"

@@ -17,7 +17,7 @@ from tests.fuzz.check import quick_builds
 
 from .check import Result, check, finish, prepare
 from .database import DTYPES, VARIANTS, Call, Case, calls, cases, entries, quiet, sampled
-from .listed import BY_DYNAMO, KNOWN, RANDOM, UNSPECIFIED, is_in, known
+from .listed import BY_DYNAMO, KNOWN, RANDOM, UNSPECIFIED, UNSPECIFIED_RESULTS, UNTOLD, is_in, known
 from .observe import fresh
 from .report import Summary, line
 from .workers import run_all
@@ -99,7 +99,7 @@ if KNOWN:  # else there is nothing to test, and pytest would count a skip
 # -- the harness itself ------------------------------------------------------------------------------------------------
 def test_the_tables_are_whole() -> None:
     assert len(entries()) > 780
-    for table in (RANDOM, UNSPECIFIED, BY_DYNAMO):
+    for table in (RANDOM, UNSPECIFIED, UNSPECIFIED_RESULTS, UNTOLD, BY_DYNAMO):
         for name in table:
             assert any(is_in({name: ""}, Case(e, "float32", "forward")) for e in entries()), name
     some = cases("^add$")
