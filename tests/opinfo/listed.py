@@ -95,7 +95,6 @@ KNOWN: dict[str, str] = {
             "nn.functional.hardswish float64* cuda",
             "nn.functional.hardsigmoid float64* cuda",
             "modules.nn.Hardswish float64* cuda",
-            "modules.nn.Hardsigmoid float64* cuda",
         ),
         "torch: its kernels for a GPU multiply by a sixth in float32 (3e-8 off in float64; a hardsigmoid of 1.00000003)",
     ),
