@@ -188,7 +188,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
         with watch.stage("rewrite"):
             report = rewrite(traced.graph, RULES)
         watch.text("rewritten_graph.py", lambda: _rewritten(report.applied, traced))
-    static, written = static_arguments(traced), written_inside(traced)
+    static, written = traced.static_arguments, written_inside(traced)
     if traced.gradients is None:
         call, artifacts = compile_graph(traced.graph, cfg, watch, written=written, fixed=static)
         return call, artifacts, written.values()
@@ -321,11 +321,6 @@ def _recorded(
     share = cfg.cudagraphs_share_memory
     region = Region(call, slots_of(graph, fixed), recorder, boxed=boxed, strict=cfg.strict, share=share, needed=needed)
     return region.run if boxed else region
-
-
-def static_arguments(traced: Traced) -> set[int]:
-    """Positions of the functional graph's placeholders that are parameters and buffers."""
-    return {k for k, i in enumerate(traced.meta.graph_inputs) if traced.meta.input_info[i].static}
 
 
 def written_inside(traced: Traced) -> dict[int, int]:

@@ -91,6 +91,7 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
         _is_symbolic(parts.backward),
         tangents_with(parts.backward) if len(tangents) > 1 else (),
         saved_inputs(saved, [n.meta["val"] for n in returned[results:]]),
+        frozenset(traced.static_arguments),
     )
     return Split(parts.forward, parts.backward, halves, written)
 

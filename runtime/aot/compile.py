@@ -62,7 +62,7 @@ def _compile_joint(traced: Traced, compilers: Compilers) -> Compiled:
     tangents = [n.meta["val"] for n in placeholders if n.meta.get("tangent")]
     arguments, results = len(placeholders) - len(tangents), traced.meta.num_outputs
     joint = joint_module(traced.graph, gradients.inputs, unsaved=(*gradients.overwritten, *gradients.unkept))
-    static = [k for k, i in enumerate(traced.meta.graph_inputs) if traced.meta.input_info[i].static]
+    static = sorted(traced.static_arguments)
     parts = compilers.partition(
         joint, joint_inputs(joint), num_fwd_outputs=results, static_lifetime_input_indices=static
     )

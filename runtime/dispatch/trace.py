@@ -70,6 +70,11 @@ class Traced:
     grad_mode_after: bool | None = None
 
     @property
+    def static_arguments(self) -> set[int]:
+        """Positions of the graph's placeholders that are parameters and buffers."""
+        return {k for k, i in enumerate(self.meta.graph_inputs) if self.meta.input_info[i].static}
+
+    @property
     def in_place_candidates(self) -> tuple[tuple[int, int], ...]:
         """(graph output, placeholder) pairs: that output may be written straight into that placeholder's tensor,
         which is contiguous or strided as its fake value says, if all reads of its old contents come first. Tell

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from .given import Described, as_described, as_given, as_kept, described
 from .support import LAZY, restride
 
 Compiled = Callable[..., Any]
+_version = attrgetter("_version")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Halves:
     saved_for   for each of `saved` the tangents from which and it something of the backward is computed, as bits; () counts as all.
     given       for each of `saved` what the backward was compiled for where it is an input: a caller can give that other memory, of another
                 layout, between forward and backward (`x.data = y`). None for all others, and where a size is a symbol; () where all are.
+    lasting     arguments that are parameters and buffers: their modules hold them anyway.
     """
 
     arguments: int
@@ -60,6 +63,7 @@ class Halves:
     symbolic: bool = False
     saved_for: tuple[int, ...] = ()
     given: tuple[Described | None, ...] = ()
+    lasting: frozenset[int] = frozenset()
 
     @cached_property
     def guarded(self) -> dict[tuple[str, int], int]:
@@ -90,7 +94,7 @@ class Halves:
         version because the wrapper is about to write them, and the tangents for which they are needed, as bits.
         """
         saved = {*self.saved}
-        inputs = [k for k in self.gradients.watched_inputs if ("input", k) not in saved]
+        inputs = [k for k in self.gradients.watched_inputs if ("input", k) not in saved and k not in self.lasting]
         results = [k for k in self.gradients.watched_results if ("output", k) not in saved]
         made = self.gradients.wrapped_results
         wrappers = [(f"v{k}", f" + {n}" if n else "") for k, n in self.gradients.watched_wrappers]
@@ -99,6 +103,13 @@ class Halves:
         read_for = self.gradients.read_for if self.partial else {}
         dense = [(_variable(*place), self.bump(place), read_for.get(place, -1)) for place in places]
         return dense + [(variable, after, -1) for variable, after in wrappers]
+
+    @cached_property
+    def watched_lasting(self) -> list[tuple[str, str, int]]:
+        """As `watched`, of arguments that last."""
+        places = [("input", k) for k in self.gradients.watched_inputs if k in self.lasting]
+        read_for = self.gradients.read_for if self.partial else {}
+        return [(_variable(*p), self.bump(p), read_for.get(p, -1)) for p in places if p not in self.saved]
 
     def bump(self, place: tuple[str, int]) -> str:
         """What is added to the version of an argument that the wrapper is about to write."""
@@ -184,6 +195,7 @@ def bind_halves(
         "ref": weakref.ref,
         "strided": torch.strided,
         "refuse_double_backward": refuse_double_backward,
+        "refuse_moved": refuse_moved,
         "refuse_written": refuse_written,
     }
     names = Names()
@@ -250,6 +262,9 @@ def _forward(halves: Halves, values: Names) -> list[str]:
         ]
         # Autograd does not check what hooks have packed.
         lines.append(f"ctx.watched = () if saving_is_hooked() else ({', '.join(texts)},)")
+    if lasting := halves.watched_lasting:
+        held, versions = [t for t, _, _ in lasting], [f"{t}._version{after}" for t, after, _ in lasting]
+        lines.append(f"ctx.lasting = () if saving_is_hooked() else ({_tuple(held)}, [{', '.join(versions)}])")
     if halves.constant:
         lines.append(f"ctx.mark_non_differentiable({', '.join(f'out[{k}]' for k in halves.constant)})")
     results = ["None" if k in inside else f"out[{k}]" for k in range(halves.results)]
@@ -270,9 +285,12 @@ def _backward(halves: Halves, values: Names) -> list[str]:
     gradients = [f"g{k}" for k in range(halves.results)] + [f"h{k}" for k in range(len(wrapped))]
     lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
     lines += ["if in_transform():", f"    return backward_by_rows(Compiled.backward, ctx, {_tuple(gradients)})"]
-    watched = bool(halves.watched)
-    if watched and not halves.partial:
-        lines.append("refuse_written(ctx.watched)")
+    missing = ", ~missing" if halves.partial else ""
+    checks = [f"refuse_written(ctx.watched{missing})"] if halves.watched else []
+    if lasting := halves.watched_lasting:
+        checks.append(f"refuse_moved(ctx.lasting, {_tuple([str(n) for _, _, n in lasting])}{missing})")
+    if not halves.partial:
+        lines += checks
     arguments_in_all = range(halves.arguments + halves.gradients.wrappers)
     if halves.partial:
         lines.append("missing = 0")
@@ -281,7 +299,7 @@ def _backward(halves: Halves, values: Names) -> list[str]:
             lines += [f"if g{k} is None:", f"    missing |= {1 << n}", f"    g{k} = partial.zeros({n}{shape})"]
         lines += [f"if missing == {(1 << len(halves.tangents)) - 1}:"]
         lines += [f"    return {_tuple(['None'] * len(arguments_in_all))}"]
-        lines += ["refuse_written(ctx.watched, ~missing)"] if watched else []
+        lines += checks
         lines.append("backward_graph = partial.ready(missing) if missing else backward_ready()")
     else:
         lines.append("backward_graph = backward_ready()")
@@ -366,6 +384,16 @@ def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], in
         t = reference()
         if t is not None and needed & given and t._version != version:
             raise written_since(t, version)
+
+
+def refuse_moved(lasting: Sequence[Any], needed: Sequence[int], given: int = -1) -> None:
+    """As `refuse_written`, of tensors that are held themselves: `lasting` has them and their versions, or is empty."""
+    if not lasting:
+        return
+    tensors, versions = lasting
+    if list(map(_version, tensors)) != versions:
+        each = zip(tensors, versions, needed, strict=True)
+        refuse_written([(lambda t=t: t, version, n) for t, version, n in each], given)  # type: ignore[misc]
 
 
 def refuse_sparse(missing: int) -> Compiled:

@@ -118,6 +118,7 @@ class Recording:
             block.count()
         self.fresh: list[Block] = []
         self._give_copies({*fresh}, needed)
+        self._sort()
         pool.add(self, self.own)
 
     def _give_copies(self, fresh: set[int], needed: Collection[int]) -> None:
@@ -145,6 +146,15 @@ class Recording:
         self.fresh.append(block)
         self.can.remove(block)
 
+    def _sort(self) -> None:
+        """The results that lie in the recording's memory, which each replay makes in one go, and the others, with their positions."""
+        homes = [(k, r) for k, r in enumerate(self.results) if isinstance(r, _Home)]
+        self._homes = [r for _, r in homes]
+        self._made = [k for k, _ in homes], [r.shape for _, r in homes], [r.stride for _, r in homes], [0] * len(homes)
+        self._others: list[tuple[int, _Copy | _Argument | _View | _Constant]] = [
+            (k, r) for k, r in enumerate(self.results) if not isinstance(r, _Home)
+        ]
+
     def fits(self, args: Sequence[Any], state: State) -> bool:
         """Whether it was recorded for these sizes and addresses."""
         return (
@@ -164,29 +174,33 @@ class Recording:
             copy_all(self.buffers, [without_repeats(args[k]) for k in self.copied])
         self.run()
         self.pool.used(self.own)
-        for block in [b for b in self.can if b.resized]:
-            self._copy_out(block)
+        if resized := [b for b in self.can if b.resized]:
+            for block in resized:
+                self._copy_out(block)
+            self._sort()
         copies: list[torch.Tensor] = []
         if self.fresh:
             there = [b.elements() for b in self.fresh]
             copies = [torch.empty_like(t) for t in there]
             copy_all(copies, there)
-        return tuple(r.make(args, copies) for r in self.results)
+        results: list[Any] = [None] * len(self.results)
+        places, shapes, strides, offsets = self._made
+        memory = [r.block.own.tensors[r.k] for r in self._homes]  # type: ignore[union-attr]  # while the recording lives
+        for k, t in zip(places, map(reinterpret_tensor, memory, shapes, strides, offsets), strict=True):
+            results[k] = t
+        for k, r in self._others:
+            results[k] = r.make(args, copies)
+        return tuple(results)
 
 
 @dataclass(frozen=True)
 class _Home:
-    """A result in memory of the recording: each call gets a tensor of its own there."""
+    """A result in memory of the recording, as tensor `k` of the block's: each call gets a tensor of its own there."""
 
     block: Block
     k: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-
-    def make(self, args: Sequence[Any], copies: Sequence[torch.Tensor]) -> torch.Tensor:
-        own = self.block.own
-        assert own is not None
-        return reinterpret_tensor(own.tensors[self.k], self.shape, self.stride, 0)
 
 
 @dataclass(frozen=True)

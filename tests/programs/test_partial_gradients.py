@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import opforge
 
@@ -249,3 +249,64 @@ def test_what_is_infinite_for_a_missing_gradient_stays_out(program: Program) -> 
         assert (found[0] is None) == (found[1] is None), chosen
         if found[0] is not None:
             torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
+class _TwoNorms(nn.Module):
+    """Two results of their own statistics, a scale that eager keeps, and a buffer that nothing reads in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(3) for _ in range(2))
+        self.scale = nn.Parameter(torch.rand(3) + 0.5)
+        self.register_buffer("shift", torch.rand(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.norms[0](x).exp() * self.scale, self.norms[1](x).tanh() + self.shift
+
+
+PARTS = [
+    "nothing",
+    "norms.0.running_mean",
+    "norms.1.running_var",
+    "norms.0.num_batches_tracked",
+    "norms.1.weight",
+    "scale",
+    "shift",
+]
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_writes_to_parameters_and_buffers_between(dynamic: bool, hooked: bool) -> None:
+    """Eager's batch norm keeps its running statistics, which our backward does not read: their versions are compared all the same."""
+    torch.manual_seed(0)
+    model = _TwoNorms().double()
+    state = {k: t.clone() for k, t in model.state_dict().items()}
+    compiled = torch.compile(model, backend="opforge", dynamic=dynamic)
+    refused = 0
+    for written in PARTS:
+        for chosen in ((0,), (1,), (0, 1)):
+            found = []
+            for run in (model, compiled):
+                model.load_state_dict(state)
+                x = torch.rand(
+                    5, 3, dtype=torch.float64, requires_grad=True, generator=torch.Generator().manual_seed(1)
+                )
+                saved = torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t)
+                with saved if hooked else contextlib.nullcontext():
+                    results = run(x)
+                if written != "nothing":
+                    with torch.no_grad():
+                        model.state_dict()[written].add_(1)
+                try:
+                    found.append(torch.autograd.grad([results[k].square().sum() for k in chosen], x)[0])
+                except RuntimeError as error:
+                    if "modified by an inplace operation" not in str(error):
+                        raise
+                    found.append(written)
+            refused += isinstance(found[0], str)
+            if any(isinstance(f, str) for f in found):
+                assert found[0] == found[1], (written, chosen)
+            else:
+                torch.testing.assert_close(found[1], found[0])
+    assert (refused == 0) == hooked
