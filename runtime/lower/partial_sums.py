@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...generated.scalars import REDUCTIONS
 from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import Extern, Nest, Program, Size, load, rebuild
-from .partial_spread import spread
+from .partial_spread import Spreads, fresh
 
 SMALL = 1 << 17  # values that one step may reduce without a second
 ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
@@ -24,15 +24,14 @@ def partial_reductions(program: Program, programs: int) -> Program:
     items: list[Nest | Extern] = []
     names = set(program.shapes())
     rows = _Rows(program)
-    made: dict[str, Nest] = {}
-    cut: dict[str, tuple[Nest, list[Nest]]] = {}  # reductions, with what they have become
+    spreads: Spreads | None = None
     for item in program.items:
         parts = _cut(item, programs, names, rows) if isinstance(item, Nest) else None
         if parts and isinstance(item, Nest):
-            parts = spread(item, made, cut, parts[0].name) or parts
-            cut[item.name] = item, parts
-        if isinstance(item, Nest):
-            made[item.name] = item
+            spreads = spreads or Spreads(program, names)
+            if (found := spreads.spread(item, parts[0].name)) is None:
+                spreads.note(item, parts)
+            parts = found or parts
         items += parts or [item]
     if len(items) == len(program.items):
         return program
@@ -57,10 +56,7 @@ def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows) -> list[Nest] 
     cuts = _parts(nest.rvars, wanted)
     if not cuts:
         return None
-    name = f"{nest.name}_parts"
-    while name in names:
-        name += "_"
-    names.add(name)
+    name = fresh(f"{nest.name}_parts", names)
     places: dict[Atom, int | Expr] = {}
     steps: list[Var] = []
     rvars: list[Var] = []

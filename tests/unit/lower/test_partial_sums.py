@@ -77,3 +77,43 @@ def test_a_spread_is_made_of_parts_about_their_own_means() -> None:
     torch.testing.assert_close(got, want, rtol=1e-9, atol=0)
     plan = plan_of(cut)
     assert sum(program.inputs[0].name in k.reads for k in plan.kernels()) == 1
+
+
+def _statistics(x: torch.Tensor, order: str) -> tuple[torch.Tensor, ...]:
+    """Mean, squares and the sum of what is apart from the mean, as the norms of `specs/ops/norm.yaml` ask for them."""
+    near = x.mean(0, True)
+    made = {
+        "q": lambda: ((x - near) * (x - near)).sum(0, True),
+        "r": lambda: (x - near).sum(0, True),
+    }
+    return near, *(made[k]() for k in order)
+
+
+@pytest.mark.parametrize("order", ["qr", "rq", "r", "rr", "qq"])
+def test_statistics_of_a_norm_read_their_data_once(order: str) -> None:
+    """Two equal differences, which a spec writes as `(x - near) * (x - near)`, were not seen to be a square, and the sum of distances was made
+    from all of the data: batch norms in training read it three times."""
+    torch.manual_seed(0)
+    x = 100 + torch.rand(8192, 24)
+    program = lower(trace(lambda x: _statistics(x, order), [x]).graph).program
+    cut = partial_reductions(program, PROGRAMS)
+    verify(cut)
+    assert dump(parse(dump(cut))) == dump(cut)
+    for got, want in zip(interpret(cut, [x], exact=True), interpret(program, [x], exact=True), strict=True):
+        # In exact sums nothing is left of the distances: they are judged by what they are sums of.
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=8192 * 1e-13)
+    plan = plan_of(cut)
+    assert sum(program.inputs[0].name in k.reads for k in plan.kernels()) == 1
+
+
+@pytest.mark.parametrize("order", ["qr", "rq"])
+def test_statistics_of_constant_columns(order: str) -> None:
+    """What is apart from a rounded mean is all the same: its square is its mean's square, and nothing is left of the variance."""
+    x = torch.tensor([0.1, 1000.1, -3e-5]).repeat(96 * 1024, 1)
+    program = lower(trace(lambda x: _statistics(x, order), [x]).graph).program
+    found = interpret(partial_reductions(program, PROGRAMS), [x])
+    near, q, r = found[0], found[1 + order.index("q")], found[1 + order.index("r")]
+    n = x.shape[0]
+    assert ((near.double() + r.double() / n - x[0].double()).abs() <= x[0].double().abs() * 2**-40).all()
+    left = (q.double() / n - (r.double() / n) ** 2).abs()
+    assert (left <= x[0].double() ** 2 * 2**-62).all(), left
