@@ -305,11 +305,11 @@ def random_to(draws, out, self, to, generator):  # type: ignore[no-untyped-def]
 
 # spec: aten.rrelu_with_noise_functional
 def rrelu_with_noise_functional(draws, out, self, noise, lower, upper, training, generator):  # type: ignore[no-untyped-def]
-    """Negative elements times a number in [lower, upper), and the factors"""
-    if not (training and is_float(dtype(self)) and (lower <= upper) and fits(dtype(self), lower, upper, upper - lower)):
+    """Negative elements times a number in [lower, upper), and the factors; without training times the number in the middle"""
+    if not (is_float(dtype(self)) and lower <= upper and fits(dtype(self), lower, upper, upper - lower)):
         return NotImplemented
-    factor = draws.uniform(shape(self), dtype(self), lower, upper)
-    return (aten.where(self <= 0, self * factor, self), aten.where(self <= 0, factor, 1.0))
+    factor = draws.uniform(shape(self), dtype(self), lower, upper) if training else (lower + upper) / 2
+    return (aten.where(self <= 0, self * factor, self), aten.where(self <= 0, factor, 1.0) if training else noise)
 
 
 # spec: aten.uniform

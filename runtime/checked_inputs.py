@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import InputError
 from .dispatch.regions import beyond_strides
-from .torch_compat import is_traceable_wrapper_subclass, is_zerotensor, pytree
+from .realize import EagerProgram
+from .torch_compat import ShapeEnv, is_traceable_wrapper_subclass, is_zerotensor, pytree
 
 
 def only_for(examples: Sequence[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -19,6 +21,7 @@ def only_for(examples: Sequence[Any]) -> Callable[[Callable[..., Any]], Callable
     leaves, spec = pytree.tree_flatten(tuple(examples))
     flat = len(leaves) == len(examples)
     expected = [_look(x) for x in leaves]
+    sizes = _Sizes.of(leaves)
 
     def check(args: Sequence[Any]) -> None:
         given: Sequence[Any] = args
@@ -33,8 +36,13 @@ def only_for(examples: Sequence[Any]) -> Callable[[Callable[..., Any]], Callable
                 raise InputError(
                     f"input {k} {wrong}; compile the graph again for such inputs, or through torch.compile, which does that by itself"
                 )
+        if sizes is not None and (wrong := sizes.look(given)):
+            raise InputError(f"{wrong}; compile the graph again for such inputs, or through torch.compile")
 
     def checked(call: Callable[..., Any]) -> Callable[..., Any]:
+        if sizes is not None:
+            sizes.any = isinstance(call, EagerProgram)
+
         def run(*args: Any) -> Any:
             check(args)
             return call(*args)
@@ -42,6 +50,89 @@ def only_for(examples: Sequence[Any]) -> Callable[[Callable[..., Any]], Callable
         return run
 
     return checked
+
+
+class _Sizes:
+    """What a graph of symbolic sizes takes for granted of its inputs: that equal symbols are equal, and what tracing has asked of them."""
+
+    def __init__(self, places: list[tuple[int, int, Any]], env: ShapeEnv) -> None:
+        self.places, self.env = places, env
+        self.fine: set[tuple[int, ...]] = set()
+        self.any = False  # eager's kernels take what they get
+
+    @classmethod
+    def of(cls, examples: Sequence[Any]) -> _Sizes | None:
+        """None where no size is a symbol."""
+        places, env = [], None
+        for k, example in enumerate(examples):
+            for d, n in enumerate(_numbers(example)):
+                if isinstance(n, torch.SymInt):
+                    env = env or n.node.shape_env
+                    places.append((k, d, n.node.expr))
+        return None if env is None else cls(places, env)
+
+    def look(self, given: Sequence[Any]) -> str:
+        """What is wrong with the sizes of these arguments, as text; empty where nothing is. Asked once for each set of sizes."""
+        values = tuple([_numbers(given[k])[d] for k, d, _ in self.places])
+        if self.any or values in self.fine:
+            return ""
+        known: dict[Any, int] = {}
+        for (k, d, e), value in zip(self.places, values, strict=True):
+            if e.is_Symbol and known.setdefault(e, value) != value and not _says_nothing(given[k], d):
+                return f"{_named(given[k], k, d)} is {value}, where other sizes make it {known[e]}"
+        for (k, d, e), value in zip(self.places, values, strict=True):
+            if e.free_symbols <= known.keys() and e.xreplace(known) != value and not _says_nothing(given[k], d):
+                return f"{_named(given[k], k, d)} is {value}, where other sizes make it {e.xreplace(known)}"
+        if broken := _broken_assumption(self.env, known):
+            sizes = [list(x.shape) for x in given if isinstance(x, torch.Tensor)]
+            return f"the sizes {sizes} do not meet {self.told(broken, given)}, for which the graph was compiled"
+        self.fine.add(values)
+        return ""
+
+    def told(self, condition: str, given: Sequence[Any]) -> str:
+        """A condition with the names of what its symbols are."""
+        names: dict[str, str] = {}
+        for k, d, e in self.places:
+            if e.is_Symbol:
+                names.setdefault(e.name, _named(given[k], k, d))
+        return re.sub(r"\b[su]\d+\b", lambda m: names.get(m[0], m[0]), condition)
+
+
+def _broken_assumption(env: Any, known: Mapping[Any, int]) -> str:
+    """A condition on symbols of a ShapeEnv that tracing has relied on and that these values do not meet, as text; empty where there is none."""
+    for symbol, value in known.items():
+        low = env.var_to_range[symbol].lower if symbol in env.var_to_range else 0
+        if value < low:
+            return f"{symbol} >= {low}"
+        if (
+            symbol in env.replacements
+            and (other := env.replacements[symbol]).free_symbols <= known.keys()
+            and other.xreplace(known) != value
+        ):
+            return f"{symbol} == {other}"
+    for guard in env.guards:
+        if guard.expr.free_symbols <= known.keys() and not guard.expr.xreplace(known):
+            return str(guard.expr)
+    return ""
+
+
+def _numbers(x: Any) -> tuple[Any, ...]:
+    """Sizes and strides of a tensor, or the number itself."""
+    if isinstance(x, torch.Tensor):
+        strided = x.layout == torch.strided and not is_traceable_wrapper_subclass(x)
+        return (*x.shape, *x.stride()) if strided else ()
+    return (x,) if isinstance(x, (int, torch.SymInt)) else ()
+
+
+def _says_nothing(x: Any, d: int) -> bool:
+    """Whether number `d` of a tensor is a stride that nobody looks at."""
+    return isinstance(x, torch.Tensor) and d >= x.dim() and (x.numel() == 0 or x.shape[d - x.dim()] <= 1)
+
+
+def _named(x: Any, k: int, d: int) -> str:
+    if not isinstance(x, torch.Tensor):
+        return f"input{k}"
+    return f"input{k}.shape[{d}]" if d < x.dim() else f"input{k}.stride({d - x.dim()})"
 
 
 def _look(example: Any) -> Callable[[Any], str] | None:

@@ -42,7 +42,7 @@ from .lower.control import Control
 from .lower.graph import lower
 from .observe import counters
 from .observe.watch import Watch
-from .realize import Artifacts, Compiled, realize
+from .realize import Artifacts, Compiled, EagerProgram, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
 from .torch_compat import RESTART, pytree
@@ -106,7 +106,7 @@ def _check_inputs(gm: Any, example_inputs: Sequence[Any]) -> None:
         raise TypeError(f"the graph takes {len(names)} inputs ({', '.join(names)}), {len(example_inputs)} were given")
 
 
-def eager_program(gm: Any) -> Compiled:
+def eager_program(gm: Any) -> EagerProgram:
     """The program by eager kernels. FX prints a power of a negative number as the negative of a power: such a graph is interpreted."""
     nodes = gm.graph.nodes if isinstance(gm, torch.fx.GraphModule) else ()
     misprinted = any(
@@ -114,8 +114,8 @@ def eager_program(gm: Any) -> Compiled:
     )
     if misprinted:
         interpreter = torch.fx.Interpreter(gm)
-        return lambda *args: interpreter.run(*args)
-    return gm.forward  # type: ignore[no-any-return]
+        return EagerProgram(lambda *args: interpreter.run(*args))
+    return EagerProgram(gm.forward)
 
 
 _warned: set[str] = set()

@@ -37,6 +37,16 @@ from .targets.base import Target
 Compiled = Callable[..., Any]
 
 
+@dataclass(frozen=True)
+class EagerProgram:
+    """A program by eager kernels."""
+
+    run: Compiled
+
+    def __call__(self, *args: Any) -> Any:
+        return self.run(*args)
+
+
 @dataclass
 class Artifacts:
     """What was made for one graph, for readers: texts of every stage and counts."""

@@ -109,7 +109,7 @@ def binary_cross_entropy(b, self, target, weight=None, reduction=1):
     )
     yes = b.call("aten.clamp_min.default", b.call("aten.log.default", x), -100.0)
     no = b.call("aten.clamp_min.default", b.call("aten.log1p.default", b.call("aten.neg.default", x)), -100.0)
-    loss = (y - 1.0) * no - y * yes
+    loss = no * (y - 1.0) - yes * y
     if weight is not None:
         loss = loss * weight
     return (

@@ -302,8 +302,8 @@ class WrapperWriter:
 
     def _view(self, v: ViewOf) -> str:
         b = self.plan.layouts[v.buffer]
-        if self._in_arena(v.buffer):
-            # The arena does not move while its workspace lives: the view is made once.
+        if self._in_arena(v.buffer) and all(type(n) is int for n in (*v.shape, *v.stride, v.offset)):
+            # The arena does not move while its workspace lives: a view of known sizes is made once.
             text = f"{shape_text(v.shape)}, {shape_text(v.stride)}, {number(v.offset)}"
             for name, known in self.views.items():
                 if known == (v.buffer, text):

@@ -313,11 +313,9 @@ class Recorder(GraphWriter, TorchDispatchMode):
     def _returns(self, info: OpInfo, form: Functional, node: fx.Node, out: Any, args: Any, kwargs: Any) -> Any:
         if out is None or not info.aliased:
             return out
-        if len(info.aliased) == 1 and isinstance(out, torch.Tensor):
-            position = info.aliased[0]
-            return out if position is None else info.argument(position, args, kwargs)
+        alone = isinstance(out, torch.Tensor)
         values, fresh = [], 0
-        for position, t in zip(info.aliased, out, strict=True):
+        for position, t in zip(info.aliased, (out,) if alone else out, strict=True):
             if position is not None:
                 values.append(info.argument(position, args, kwargs))
                 continue
@@ -325,6 +323,8 @@ class Recorder(GraphWriter, TorchDispatchMode):
                 self.regions.add(t, self._item(node, form.kept[fresh], t))
             fresh += 1
             values.append(t)
+        if alone:
+            return values[0]
         return type(out)(values) if type(out) in (tuple, list) else tuple(values)
 
     def _may_write(self, value: Value) -> None:

@@ -131,6 +131,21 @@ def plausible(e: Expr, n: Size) -> bool:
     return top.is_const and in_range(known, int(top))
 
 
+def plausibly_equal(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two shapes are equal, or were while tracing where sizes are known only at run time (the facts behind it are guards)."""
+    return len(a) == len(b) and all(map(_plausibly_equal, a, b))
+
+
+def _plausibly_equal(a: Size, b: Size) -> bool:
+    if a == b or (isinstance(a, int) and isinstance(b, int)):
+        return a == b
+    seen = [
+        _known(expr(n), {s: s.hint for s in expr(n).atoms() if isinstance(s, Sym) and s.hint is not None})
+        for n in (a, b)
+    ]
+    return seen[0] is not None and seen[0] == seen[1]
+
+
 def _known(extent: Expr, hints: Mapping[Atom, int | Expr]) -> int | None:
     value = extent.subst(hints)
     return int(value) if value.is_const else None

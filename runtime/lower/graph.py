@@ -17,10 +17,10 @@ from ..dispatch.operators import makes_new, op_info, reads_storage
 from ..dispatch.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
-from ..ir.nodes import DTYPES, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides
+from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
 from ..ir.pairs import PART, inside
 from ..observe.counters import count_extern
-from ..torch_compat import OpOverload, known_equal
+from ..torch_compat import OpOverload
 from .builder import Builder
 from .control import Call, Control, call_control
 from .layouts import is_dense, is_empty, is_laid_out_by_rows, repeats
@@ -88,9 +88,9 @@ class _Lowerer:
 
     def run(self, mutations: Mapping[int, int]) -> Lowered:
         outputs: tuple[Output, ...] = ()
-        given = [node for node in self.gm.graph.nodes if node.op == "placeholder"]
-        for node in given:
-            self.sizes.from_data.given(node.meta.get("val"))
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
+                self.sizes.from_data.given(node.meta.get("val"))
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
                 self.placeholder(node)
@@ -103,30 +103,11 @@ class _Lowerer:
             else:
                 raise UnsupportedError(f"graph node {node.name} is a {node.op}")
         self.sizes.from_data.settle(self.b.items)
-        results = leaves(self.gm.graph.output_node().args[0])
-        for i, k in mutations.items():
-            self.take_sizes(given[i], results[k])
         updates = tuple((str(self.placeholders[i]), str(outputs[k].buffer)) for i, k in mutations.items())
         outputs = tuple(Output(None) if k in mutations.values() else o for k, o in enumerate(outputs))
         program = Program(tuple(self.inputs), self.b.items, outputs, updates, self.sizes.names)
         controls, calls = tuple(self.controls), tuple(self.calls)
         return Lowered(program, tuple(self.constants), tuple(self.placeholders), controls, calls)
-
-    def take_sizes(self, given: fx.Node, made: fx.Node) -> None:
-        """Let the call of an eager kernel that makes the new contents of an input declare the input's sizes, where only guards tell that its own
-        are equal to them.
-        """
-        old, new = self.env[given], self.env[made]
-        if old.shape == new.shape or not all(map(known_equal, given.meta["val"].shape, made.meta["val"].shape)):
-            return
-
-        def sized(b: Buffer) -> Buffer:
-            fits = b.name == new.name and b.stride == contiguous_strides(b.shape)
-            return replace(b, shape=old.shape, stride=contiguous_strides(old.shape)) if fits else b
-
-        for k, item in enumerate(self.b.items):
-            if isinstance(item, Extern):
-                self.b.items[k] = replace(item, outs=tuple(map(sized, item.outs)))
 
     # -- leaves of the graph -------------------------------------------------------------------------------------------
     def placeholder(self, node: fx.Node) -> None:
@@ -339,7 +320,7 @@ class _Lowerer:
             shape = self.sizes.shape(v.shape)
             if not isinstance(r, Tensor) or r.dtype != DTYPE_NAMES[v.dtype] or r.shape != shape:
                 # Of two sizes one is wrong, and with the traced one all that was traced of it.
-                kind = _Contradiction if isinstance(r, Tensor) and contradict(r.shape, shape) else UnsupportedError
+                kind = _Contradiction if isinstance(r, Tensor) and contradict(r.shape, shape) else NotNativeError
                 raise kind(f"lowered to {r} where {DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
 
     def lay_out(self, result: Any, val: Any, mark: int, read: Container[int]) -> None:

@@ -294,6 +294,8 @@ def linear(i: Sequence[Size], shape_: Sequence[Size]) -> Size:
 
 def unlinear(at: Size, shape_: Sequence[Size]) -> list[Size]:
     """Coordinates in `shape_` of the row-major position `at`, which must be inside."""
+    if 0 in shape_:
+        return [0] * len(shape_)  # no position is inside, and no loop goes there
     out: list[Size] = []
     step: Size = 1
     alone = all(n == 1 for n in shape_)

@@ -37,8 +37,10 @@ class Sizes:
             return value
         if isinstance(value, torch.SymInt):
             self._note_symbols(value)
-            known = decided(value)
-            return self.convert(value.node.expr) if known is None else known
+            if (known := decided(value)) is None:
+                return self.convert(value.node.expr)
+            self._memo[value.node.expr] = known  # strides have it as a factor
+            return known
         return int(value)
 
     @property

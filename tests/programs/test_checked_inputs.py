@@ -8,6 +8,8 @@ from torch import nn
 
 import opforge
 from opforge.errors import InputError
+from tests.fuzz.observe import Direct
+from tests.support.matrix import symbolic
 
 
 def graph() -> torch.fx.GraphModule:
@@ -55,3 +57,60 @@ def test_ahead_of_time_modules_refuse_too() -> None:
     torch.testing.assert_close(run(torch.ones(1000)), nn.GELU()(torch.ones(1000)))
     with pytest.raises(InputError, match=r"has the sizes \[3\]"):
         run(torch.ones(3))
+
+
+DYNAMIC = {
+    "equal sizes": (
+        lambda a, b: a + b,
+        [(4,), (4,)],
+        [(5,), (5,)],
+        [(4,), (5,)],
+        r"the sizes \[\[4\], \[5\]\] do not meet input\d.shape\[0\] == input\d.shape\[0\]",
+    ),
+    "a size of one": (
+        lambda a, b: a + b,
+        [(4,), (4,)],
+        [(6,), (6,)],
+        [(1,), (1,)],
+        r"do not meet input\d.shape\[0\] >= 2",
+    ),
+    "what is asked while tracing": (
+        lambda a, b: torch.diagonal_copy(a, 1, out=b) + 1,
+        [(4, 4), (3,)],
+        [(7, 3), (2,)],
+        [(7, 3), (3,)],
+        r"the sizes \[\[7, 3\], \[3\]\] do not meet .*, for which the graph was compiled",
+    ),
+    "a size that is computed": (
+        lambda a, b: a.view(-1, 2) * b[:2],
+        [(8,), (4,)],
+        [(10,), (4,)],
+        [(9,), (4,)],
+        "do not meet",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_sizes_that_contradict_the_trace_are_refused(name: str) -> None:
+    """A graph of symbolic sizes wrote eight elements through a view of two: nothing compared equal symbols."""
+    f, made, good, bad, message = DYNAMIC[name]
+    run = opforge.compile_fx(Direct(f), symbolic([torch.zeros(s) for s in made])[0])
+    for sizes in (made, good, made):
+        given = [torch.rand(s) for s in sizes]
+        torch.testing.assert_close(run(*[t.clone() for t in given]), f(*given))
+    given = [torch.rand(s) for s in bad]
+    before = [t.clone() for t in given]
+    with pytest.raises(InputError, match=message):
+        run(*given)
+    assert all(map(torch.equal, given, before))
+
+
+def test_a_graph_that_runs_eagerly_takes_any_sizes() -> None:
+    opforge.reset_stats()
+    examples = symbolic([torch.ones(4), torch.ones(3)])[0]
+    with pytest.warns(UserWarning, match="resized"):  # by eager, while it is traced
+        run = opforge.compile_fx(Direct(lambda a, out: torch.add(a, 1, out=out)), examples)
+    assert opforge.stats()["fallbacks"]
+    torch.testing.assert_close(run(torch.ones(5), torch.ones(5)), torch.full((5,), 2.0))
+    torch.testing.assert_close(run(torch.ones(1), torch.ones(1)), torch.full((1,), 2.0))
