@@ -107,7 +107,8 @@ class SchemaFile:
             return
         kinds = _listed(schema.get("type"))
         if kinds and not any(is_type(value, k) for k in kinds):
-            yield Fault(path, f"{_where(path)} needs {_expected(schema, kinds)}, found {_found(value)}")
+            wanted = _expected(schema, kinds)
+            yield Fault(path, f"{_where(path)} needs {wanted}, found {_found(value)}{_quotes(wanted, value)}")
             return
         if "const" in schema and value != schema["const"]:
             yield Fault(path, f"{_where(path)} must be '{schema['const']}', found {_found(value)}")
@@ -183,7 +184,8 @@ class SchemaFile:
         fitting = [b for b in branches if any(is_type(value, k) for k in _listed(b.get("type")))]
         if not fitting:
             kinds = [_expected(b, [k]) for b in branches for k in _listed(b.get("type"))]
-            return Fault((), f"@ needs {' or '.join(dict.fromkeys(kinds))}, found {_found(value)}")
+            wanted = " or ".join(dict.fromkeys(kinds))
+            return Fault((), f"@ needs {wanted}, found {_found(value)}{_quotes(wanted, value)}")
         if len(fitting) == 1 or not isinstance(value, dict):
             return fitting[0]
         for key in fitting[0].get("properties", {}):
@@ -257,6 +259,12 @@ def _entry(value: Mapping[str, Any]) -> str:
 
 def _expected(schema: Schema, kinds: list[str]) -> str:
     return schema.get("title") or " or ".join(_NAMES[k] for k in kinds)
+
+
+def _quotes(wanted: str, value: Any) -> str:
+    """What YAML reads as a list may be meant as an expression."""
+    meant = isinstance(value, list) and "expression" in wanted
+    return '; a list of expressions is one expression, in quotes: "[n, 1]"' if meant else ""
 
 
 def _found(value: Any) -> str:
