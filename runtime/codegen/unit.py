@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...generated.cpp_scalars import CPP
+from ...generated.scalars import SCALARS
 from ..ir.nodes import Size
 from ..schedule.plan import Plan
 from .cpp_kernel import render_kernel
@@ -15,6 +17,18 @@ from .tables import CppTables
 
 KERNELS = Path(__file__).resolve().parents[2] / "generated" / "kernels"
 PRELUDE = KERNELS / "prelude.h"
+
+
+MANY = 16
+"""Costly functions that one kernel may have inline. The time of a compiler grows faster than a function (300 sines: 30 s, with calls 3), and
+calls are as fast: what they wait for is their arithmetic."""
+COSTLY = 10
+_COSTLY = {m[0] for s in SCALARS.values() if s.cost >= COSTLY and (m := re.match(r"v_\w+", CPP[s.name]))}
+_CALL = re.compile(rf"\b({'|'.join(sorted(_COSTLY, key=len, reverse=True))})\(")
+_OUTLINED = re.compile(r"\bcall_(v_\w+)\(")
+_OUTLINE = (
+    "template <class... V> __attribute__((noinline)) static auto call_{name}(V... x) {{ return {name}(x...); }}\n"
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,7 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
     arity: dict[str, int] = {}
     texts: list[str] = []
     for kernel in plan.kernels():
-        text = render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold)
+        text = _outlined(render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold))
         known = bodies.setdefault(
             anonymous(text, kernel.name, (*kernel.reads, *kernel.writes, *(b.name for b in kernel.scratch))),
             kernel.name,
@@ -55,7 +69,14 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
         texts.append(routine.text)
     files = ["prelude", *sorted({f"routine_{routine.file}" for routine in routines})]
     head = "".join(f'#include "{name}.h"\n' for name in files) + "\n"
+    calls = sorted({m[1] for text in texts for m in _OUTLINED.finditer(text)})
+    head += "".join(_OUTLINE.format(name=name) for name in calls)
     return Unit(head + "\n".join(texts), symbols, arity, routines={r.name: len(r.sizes) for r in routines})
+
+
+def _outlined(text: str) -> str:
+    """The text of a kernel, with calls where it has many costly functions."""
+    return _CALL.sub(r"call_\1(", text) if len(_CALL.findall(text)) > MANY else text
 
 
 def with_includes(source: str, prelude: Path) -> str:
