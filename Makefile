@@ -17,7 +17,7 @@ ASKED_TORCH := $(if $(filter command environment,$(origin TORCH)),asked-torch)
 RIGHT_PYTHON := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 WHICH_PYTHON := import sys; print(sys.base_prefix, sys.version)
 
-.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu test-asan fuzz opinfo opinfo-interpret recompiles demo bench bench-quick wheel clean
+.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu test-asan fuzz opinfo opinfo-interpret recompiles demo bench bench-quick bench-gpu wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -117,6 +117,11 @@ bench: $(STAMP) ## all benchmark programs; writes benchmarks/results/
 	$(PY) benchmarks/train.py
 	$(PY) benchmarks/dispatch.py --out benchmarks/results/dispatch.json
 	$(PY) benchmarks/budget.py
+	$(PY) benchmarks/replays.py --out benchmarks/results/replays.json
+
+bench-gpu: $(STAMP) ## what is measured on a CUDA device: memory-bound programs and models (15 minutes on an H200)
+	$(PY) benchmarks/gpu.py
+	$(PY) benchmarks/gpu_models.py
 
 recompiles: $(STAMP) ## how often programs of changing sizes are compiled, beside Inductor; writes benchmarks/results/recompiles.md
 	$(PY) benchmarks/recompiles.py
