@@ -119,8 +119,7 @@ def _broken_assumption(env: Any, known: Mapping[Any, int]) -> str:
 def _numbers(x: Any) -> tuple[Any, ...]:
     """Sizes and strides of a tensor, or the number itself."""
     if isinstance(x, torch.Tensor):
-        strided = x.layout == torch.strided and not is_traceable_wrapper_subclass(x)
-        return (*x.shape, *x.stride()) if strided else ()
+        return () if is_traceable_wrapper_subclass(x) or beyond_strides(x) else (*x.shape, *x.stride())
     return (x,) if isinstance(x, (int, torch.SymInt)) else ()
 
 
