@@ -182,7 +182,12 @@ def test_an_entry_whose_expressions_fail_leaves_the_operator_to_the_eager_kernel
 
 def test_contributing_works_as_written(tmp_path: Path) -> None:
     """CONTRIBUTING, "Add an operator in five minutes", followed to the letter in a copy."""
-    steps = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add an operator")[2].partition("\nFor an operator of your own")[0]
+    steps = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text()
+        .partition("## Add an operator")[2]
+        .partition("\nFor an operator of your own")[0]
+    )
     found = re.search(r"```yaml\n(.*?)```", steps, re.S)
     assert found is not None
     entry = textwrap.dedent(found[1])
