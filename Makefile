@@ -119,7 +119,7 @@ bench: $(STAMP) ## all benchmark programs; writes benchmarks/results/
 	$(PY) benchmarks/budget.py
 	$(PY) benchmarks/replays.py --out benchmarks/results/replays.json
 
-bench-gpu: $(STAMP) ## what is measured on a CUDA device: memory-bound programs and models (15 minutes on an H200)
+bench-gpu: $(STAMP) ## what is measured on a CUDA device: memory-bound programs and models
 	$(PY) benchmarks/gpu.py
 	$(PY) benchmarks/gpu_models.py
 

@@ -26,7 +26,8 @@ def compile_fx(
     """Compile an FX graph of torch operations for the given example inputs. See `opforge.runtime.compile_fx.compile_fx`.
 
     The result checks what `torch.compile` has guards for: it raises `InputError` where an input has another number of dimensions, size, stride,
-    dtype or device than its example (sizes of an example that are symbols may be any), or where a number is another one.
+    dtype or device than its example (sizes of an example that are symbols may be any), or where a number is another one, and
+    where sizes that are symbols contradict each other or what tracing has asked of them.
     """
     checked = _checked.only_for(example_inputs)
     return checked(_engine.compile_fx(gm, example_inputs, options=options, mode=mode))

@@ -16,11 +16,11 @@ UNSPECIFIED = dict.fromkeys(
     ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"], _MEMORY
 )
 
-UNSPECIFIED_RESULTS: dict[str, tuple[tuple[str, ...], str]] = {
+UNSPECIFIED_RESULTS: dict[str, tuple[str, ...]] = {
     "torch.ops.aten._efficient_attention_forward": (
-        ("result 2", "result 3"),
-        "seed and offset of a dropout by 0, which nothing writes",
-    ),
+        "result 2",
+        "result 3",
+    ),  # seed and offset of a dropout by 0, which nothing writes
 }
 """As `UNSPECIFIED`, of some results of a row only."""
 
