@@ -14,7 +14,7 @@ class Rule:
     """Blocks of some kernels. Conditions (0, False: none), all of which must hold: `strided`, `sums`; at most so many `loads`, `bytes`,
     bytes of a `row`, `buffers`, rows of a product's `block`. Sizes (0: no limit): XBLOCK `x`, RBLOCK `r`, both together `tile`; x is halved to
     no less than `least` where there would be fewer `programs`; runs of `even` steps or more; elements of a thread (`each`); `warps` at most, and
-    without `each` so many.
+    without `each` so many; so many registers for what is `kept` of rows from one loop to the next.
     """
 
     warps: int
@@ -24,6 +24,7 @@ class Rule:
     programs: int = 0
     least: int = 1
     even: int = 0
+    kept: int = 0
     each: int = 0
     strided: bool = False
     loads: int = 0
@@ -121,8 +122,12 @@ TUNING: dict[int, Tuning] = {
             "rows": (Rule(tile=1024, each=16, warps=32),),
             "rows_in_a_loop": (Rule(x=1, r=2048, each=4, warps=16),),
             "rows_in_loops": (
-                Rule(row=225280, x=1, r=8192, even=2048, each=4, warps=32),
-                Rule(row=262144, buffers=1, x=1, r=8192, even=2048, each=4, warps=32),
+                Rule(bytes=2, row=225280, x=1, r=8192, even=2048, each=4, warps=32),
+                Rule(bytes=2, row=262144, buffers=1, x=1, r=8192, even=2048, each=4, warps=32),
+                Rule(row=180224, buffers=1, x=1, r=4096, even=2048, each=4, kept=32768, warps=32),
+                Rule(row=225280, buffers=1, x=1, r=4096, even=2048, each=4, kept=8192, warps=16),
+                Rule(row=262144, buffers=1, x=1, r=4096, even=2048, each=4, kept=32768, warps=32),
+                Rule(row=262144, x=1, r=2048, even=2048, each=4, kept=32768, warps=16),
                 Rule(x=1, r=4096, even=2048, each=4, warps=32),
             ),
             "product": (

@@ -1111,8 +1111,27 @@ def argmin(x, axis: tl.constexpr, position):
 
 # ---- Approximations to a few units in the last place of float32, for what is rounded to 16 bits ------------------------------
 @triton.jit
+def near_reciprocal(a):
+    """1 / a for what is no smaller than the least normal number, or 0 where that is smaller: one instruction."""
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, True, 1)
+
+
+@triton.jit
+def near_exp2(a):
+    """2 to the a, or 0 where that is smaller than the least normal number: one instruction."""
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, True, 1)
+
+
+@triton.jit
 def coarse_div(a, b):
-    return a / b
+    if b.shape[-1] == 1:
+        # Of a row, or of all, by one value: multiplied by its reciprocal. Scaled before, so that what is in range stays in range.
+        size = tl.abs(b)
+        scale = tl.where(size >= 18446744073709551616.0, 5.421010862427522e-20, 1.0)
+        scale = tl.where(size < 5.421010862427522e-20, 18446744073709551616.0, scale)
+        return a * scale * (1.0 / (b * scale))
+    else:
+        return a / b
 
 
 @triton.jit
@@ -1134,17 +1153,17 @@ def coarse_sigmoid(a):
 def coarse_erf(a):
     # An absolute error of some 1e-7 (Abramowitz and Stegun 7.1.26): for what is added to one.
     x = tl.abs(a)
-    t = 1.0 / (1.0 + 0.3275911 * x)
+    t = near_reciprocal(1.0 + 0.3275911 * x)
     p = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    y = 1.0 - p * tl.exp2(x * x * -LOG2_E)
+    y = 1.0 - p * near_exp2(x * x * -LOG2_E)
     return tl.where(a < 0, -y, y)
 
 
 @triton.jit
 def coarse_tanh(a):
     # The same.
-    e = tl.exp2(tl.abs(a) * (-2.0 * LOG2_E))
-    y = (1.0 - e) / (1.0 + e)
+    e = near_exp2(tl.abs(a) * (-2.0 * LOG2_E))
+    y = (1.0 - e) * near_reciprocal(1.0 + e)
     return tl.where(a < 0, -y, y)
 
 

@@ -722,6 +722,8 @@ def nan_to_num(b, self, nan=None, posinf=None, neginf=None):
     bottom = lowest(dtype(self)) if neginf is None else neginf
     p = b.pointwise((self,))
     (self,) = p.operands
+    if is_float(p.common) and posinf is None and neginf is None:
+        return p.result(s.where(s.isnan(self), instead, s.minimum(s.maximum(self, bottom), top)))
     if is_float(p.common):
         return p.result(
             s.where(s.isnan(self), instead, s.where(s.eq(self, inf), top, s.where(s.eq(self, -inf), bottom, self)))

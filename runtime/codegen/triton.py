@@ -24,7 +24,8 @@ from .triton_branch import Branches, branches
 from .triton_coarse import coarse
 from .triton_flat import collapsed
 from .triton_group import Members, arguments, blocks_of, constants, selection
-from .triton_launch import LOADED, launch, row_reads, wide
+from .triton_kept import UNROLLED, cache_hints, kept_rows
+from .triton_launch import LOADED, launch, wide
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
 from .triton_tiles import changed, recompute_tiles, roots
@@ -107,6 +108,7 @@ class _Renderer:
         self.scratch = {b.name: b for b in kernel.scratch}
         self.mapped = [self._over_groups(p) for p in kernel.phases]
         self.v.coarse = coarse(st for _, _, body in self.mapped for st in body)
+        self.rows = kept_rows(kernel, self.mapped, layouts, self.launch, self.tuning)
         self.stored: set[Node] = set()  # at the loops of a group: values that are known since they were stored
         self.stores = Counter(st.buffer for p in kernel.phases for st in p.body if not isinstance(st, Reduce))
         self.scopes: dict[int, Scope] = {}  # of a persistent kernel: the values over the loops of each group
@@ -237,7 +239,7 @@ class _Renderer:
         count = self.v.expr(expr(product(v.extent for v in loops)))
         if not self.launch.persistent:
             self.looped(phase, body, group, loops, count)
-            self.v.kept, self.v.slow = {}, {}
+            self.v.kept, self.v.slow, self.v.rows = {}, {}, {}
             return
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
@@ -303,7 +305,8 @@ class _Renderer:
         inside += self._digits(loops, f"rindex{group}")
         self.v.deep = Scope(inside)
         self.v.slow = slow_digits(loops)
-        self.v.kept = self._kept(phase)
+        at = self.kernel.phases.index(phase)
+        self.v.kept, self.v.rows = cache_hints(self.kernel, at), self.rows[at]
         ends: list[tuple[Reduce, str]] = []
         self._values_first(body)
         for st in body:
@@ -328,21 +331,17 @@ class _Renderer:
             after.append(f"{st.name} = {self.reduced(st, acc, f'{st.name}_pos')}")
             self.v.local[st.name] = st.name
         self.lines += before
+        self.lines += [f"{row.tiles} = ()" for row in self.v.rows.values() if row.first]
         count = self.v.bound(count)
         tiles = f"range(0, {count}, RBLOCK)"
         if self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
             # Loads of the second tile are on their way while the first is worked on.
             tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor=2)"
+        if self.v.rows:
+            tiles = f"{UNROLLED}(0, {count}, RBLOCK)"
         self.lines.append(f"for roffset in {tiles}:")
         self.lines += [f"    {line}" for line in inside]
         self.lines += after + totals
-
-    def _kept(self, phase: Phase) -> dict[str, str]:
-        """What the cache should do with rows that several loops read: keep them for the next, and let them go in the last."""
-        at = self.kernel.phases.index(phase)
-        deep = [row_reads(p) for p in self.kernel.phases]
-        before, after = set().union(*deep[:at]), set().union(*deep[at + 1 :])
-        return {b: "evict_last" if b in after else "evict_first" for b in deep[at] if b in before or b in after}
 
     # -- reductions ------------------------------------------------------------------------------------------------
     def _identity(self, kind: str, dtype: str, scan: bool = False) -> str:

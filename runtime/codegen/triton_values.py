@@ -6,6 +6,7 @@ kernel without inner loops, both are `[XBLOCK]`). float16 and bfloat16 are held 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -62,6 +63,14 @@ def _short(n: Node) -> bool:
     return lo is not None and hi is not None and lo >= -_INT32 and hi <= _INT32
 
 
+def _exact_inverse(n: Node) -> float | None:
+    """What a division by a power of two multiplies by: both round the same number. None for other divisors."""
+    divisor = n.args[1].attr if n.args[1].op == "const" else 0.0
+    if n.dtype not in ("float32", "float64") or not isinstance(divisor, float) or abs(math.frexp(divisor)[0]) != 0.5:
+        return None
+    return 1.0 / divisor if 2.0**-100 <= abs(divisor) <= 2.0**100 else None
+
+
 def kind_of(dtype: str) -> str:
     return "float" if dtype in FLOATS else "bool" if dtype == "bool" else "int"
 
@@ -94,6 +103,15 @@ def slow_digits(loops: tuple[Var, ...]) -> dict[Var, tuple[int, str]]:
     return slow
 
 
+@dataclass(frozen=True)
+class Row:
+    """A load of a row whose first `steps` stay in registers, as a tuple of tiles; in the `first` loop that reads it they are put there."""
+
+    tiles: str
+    steps: int
+    first: bool
+
+
 @dataclass
 class Scope:
     """Where code goes. `names` are the values already computed, by node."""
@@ -110,6 +128,7 @@ class Values:
     wide     coordinates need 64 bits.
     coarse   values that may be approximations.
     kept     what the cache should do with rows of a buffer: Triton's eviction policies.
+    rows     loads of rows of which a part stays in registers.
     loops    the inner loops, and last their common index.
     slow     loops whose digit of the inner index is one for a whole tile if RBLOCK divides a number: that number, and a name for that digit.
     alike    loops that a program is at one point of: what depends on nothing else is one element.
@@ -133,6 +152,7 @@ class Values:
     deep_tiles: set[str] = field(default_factory=set)
     coarse: frozenset[Node] = frozenset()
     kept: dict[str, str] = field(default_factory=dict)
+    rows: Mapping[Node, Row] = field(default_factory=dict)
     slow: dict[Var, tuple[int, str]] = field(default_factory=dict)
     counter: int = 0
     constants: list[str] = field(default_factory=list)
@@ -160,6 +180,8 @@ class Values:
             name = self.fresh()
             scope.lines.append(f"{name} = {self.load(n) if n.op == 'load' else self.scalar(n)}")
             scope.names[n] = name
+            if (row := self.rows.get(n)) is not None and row.first:
+                scope.lines.append(f"{row.tiles} = {row.tiles} + ({name},) if roffset < {row.steps} else {row.tiles}")
         return self.named(root)
 
     def named(self, n: Node) -> str:
@@ -191,6 +213,8 @@ class Values:
             return self.bitcast(n, args[0])
         if n.op == "bounded":
             return self.bounded(n, args)
+        if n.op == "div" and (inverse := _exact_inverse(n)) is not None:
+            return f"({args[0]} * {self.constant(inverse, n.dtype)})"
         if n.op in COARSE and n in self.coarse:
             return f"tp.coarse_{n.op}({', '.join(args)})"
         if (n.op, "row") in TRITON_KIND and (row := self.row(n, args)) is not None:
@@ -238,6 +262,8 @@ class Values:
     def load(self, n: Node) -> str:
         """A load; one element for the whole tile where the tile ends before the coordinates of any change."""
         block, deep = self._load(n), n.vars() & self.inner
+        if (row := self.rows.get(n)) is not None:
+            return block if row.first else f"{row.tiles}[roffset // RBLOCK] if roffset < {row.steps} else {block}"
         if n.args or not deep or not deep <= self.slow.keys():
             return block
         if any(isinstance(a, Val) for e in n.attr.index for a in e.atoms()):
@@ -259,6 +285,8 @@ class Values:
             return f"{text}.to(tl.float32)" if n.dtype in HALF else f"({text} != 0)" if n.dtype == "bool" else text
         kept = self.kept.get(n.attr.buffer) if depends[1] else None
         hint = "" if kept is None else f', eviction_policy="{kept}"'
+        if (row := self.rows.get(n)) is not None and row.first:
+            hint = f', eviction_policy="evict_first" if roffset < {row.steps} else "{kept}"'
         text = f"tl.load({n.attr.buffer} + {self.place(where, depends)}, {self.mask(n)}, other=0{hint})"
         if n.dtype in HALF:
             return f"{text}.to(tl.float32)"

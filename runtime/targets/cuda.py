@@ -17,6 +17,7 @@ from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, start_workers
 from ..codegen.triton_blocks import WARP
 from ..codegen.triton_group import FILL_NAME
+from ..codegen.triton_kept import UNROLLED
 from ..codegen.triton_launch import launch
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config, current
@@ -225,9 +226,10 @@ def configurations(kernel: TritonKernel) -> list[TritonKernel]:
     found = [kernel]
     x, r = kernel.xblock, kernel.rblock
     looped = "for roffset in " in kernel.source  # else a tile holds whole rows
+    least = r // 4 if UNROLLED in kernel.source else WARP  # more code for smaller tiles takes minutes to compile
     while len(found) < CONFIGURATIONS:
         for _ in range(2):
-            if looped and r > max(x, WARP):
+            if looped and r > max(x, least):
                 r //= 2
             elif x > 1:
                 x //= 2

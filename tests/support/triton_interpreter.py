@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+
+_INSTRUCTIONS = {"rcp.approx.ftz.f32": lambda a: 1 / a, "ex2.approx.ftz.f32": lambda a: 2**a}
 
 
 def mend() -> None:
-    """An atomic operation reads the bytes behind its operands as if they were arrays without gaps; what was broadcast has one element. And numpy
-    2.4 makes an integer of no array that has a dimension, which scalars of the interpreter have: a loop to a size that is an argument.
+    """Instructions of a GPU are computed by numpy. An atomic operation reads the bytes behind its operands as if they were arrays without gaps; what
+    was broadcast has one element. And numpy 2.4 makes an integer of no array that has a dimension, which scalars of the interpreter have: a loop to
+    a size that is an argument.
     """
     import numpy as np
     from triton.runtime import interpreter
@@ -22,7 +26,13 @@ def mend() -> None:
         kept_patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def assembly(self: Any, text: str, constraints: str, values: list[Any], kind: Any, pure: bool, pack: int) -> Any:
+        with np.errstate(all="ignore"):
+            found = interpreter.TensorHandle(_INSTRUCTIONS[text.split()[0]](values[0].data), values[0].dtype)
+        return SimpleNamespace(get_result=lambda _: found)
+
     if not hasattr(interpreter.InterpreterBuilder, "mended"):
+        interpreter.InterpreterBuilder.create_inline_asm = assembly
         kept_atomic, kept_patch = interpreter.InterpreterBuilder.create_atomic_rmw, interpreter._patch_lang_tensor
         interpreter.InterpreterBuilder.create_atomic_rmw = atomic
         interpreter._patch_lang_tensor = patched

@@ -85,7 +85,9 @@ def blocks(
         return -(-outer // shape.tile[0]), *shape.tile[:2]
     if shape.product:
         return -(-outer // 32), 32, 32
-    r = 1 << max(inner - 1, 0).bit_length() if shape.persistent else 256
+    whole = 1 << max(inner - 1, 0).bit_length()
+    # Loops over rows of which a part stays in registers are unrolled.
+    r = whole if shape.persistent else max(256, whole // 16) if shape.passes > 1 else 256
     most = 2**15 // r if r > 1 else 512  # of points, no more than the smallest of the blocks that they get
     x = 1 if outer <= 1 else xblock or max(1, min(1 << (outer // 3).bit_length(), most))
     return -(-outer // x), x, r

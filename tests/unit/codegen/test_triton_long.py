@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from opforge.runtime.codegen.triton_launch import Launch, launch
 from opforge.runtime.codegen.triton_unit import blocks, render_triton
 from opforge.runtime.ir.index import Var, of, recombine
+from tests.support.triton_run import job_of, launch_interpreted, results
 
 from .test_triton_programs import planned, residual_layer_norm
 
@@ -61,7 +62,7 @@ def test_one_element_for_a_tile() -> None:
     assert text.count("if 16384 % RBLOCK == 0 else (tl.load(") == 2
     assert "+ rindex1, xmask" not in text
     assert "+ rindex1), xmask" in text  # all loops in the order of memory are one index
-    assert blocks(shape) == (1, 8192, 32)
+    assert blocks(shape) == (1, 4096, 32)
     shape, _ = first(norm, torch.empty(135, 20, 64, 64, dtype=torch.bfloat16), half(20), half(20))
     assert shape.even == 4096
     assert blocks(shape) == (1, 4096, 32)
@@ -114,3 +115,55 @@ def test_digits_of_several_loops() -> None:
     """(x // k) // n is held as x // (k * n), and recombined all the same."""
     x = of(Var("x", 65536))
     assert recombine((x // 128 % 128) * 128 + x % 128 + x // 16384 * 16384) is x
+
+
+def test_sums_of_exponentials_that_are_needed_are_exact() -> None:
+    """One that is returned, or is of both signs, has float32's digits."""
+
+    def returned(x: Tensor) -> tuple[Tensor, Tensor]:
+        e = (x.float() - x.float().amax(-1, keepdim=True)).exp()
+        total = e.sum(-1, keepdim=True)
+        return (e / total).bfloat16(), total
+
+    def signed(x: Tensor) -> Tensor:
+        e = x.float().exp() * x.float()
+        return (e / e.sum(-1, keepdim=True)).bfloat16()
+
+    x = half(270, 40)
+    assert "tp.coarse_exp(" not in first(returned, x)[1]
+    assert "tp.coarse_exp(" not in first(signed, x)[1]
+    assert "tp.coarse_exp(" in first(lambda x: x.softmax(-1), x)[1]
+
+
+def test_approximations_at_the_ends_of_the_range() -> None:
+    """Quotients of rows by values from the least number to infinity, and what is added to one: rounded to bfloat16, beside a float64 run. (The
+    interpreter makes zeros of bfloat16's numbers below the least normal one.)
+    """
+    powers = torch.tensor([*(2.0**k for k in range(-149, 128, 3)), 0.0, float("inf"), float("nan")])
+    rows = torch.cat([powers, -powers * 1.37])
+
+    def divided(x: Tensor, y: Tensor) -> Tensor:
+        return (x / y).bfloat16()
+
+    def beside_one(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.gelu(x), F.gelu(x, approximate="tanh")
+
+    x = rows.expand(len(rows), -1).contiguous()
+    cases = [(divided, [x, rows[:, None].contiguous()]), (beside_one, [x.clamp(-1e30, 1e30).bfloat16()])]
+    plans = [planned(fn, inputs) for fn, inputs in cases]
+    assert all("tp.coarse_" in render_triton(plan).source for plan in plans)
+    memories = launch_interpreted([job_of(p, i) for p, (_, i) in zip(plans, cases, strict=True)])
+    for (fn, inputs), plan, memory in zip(cases, plans, memories, strict=True):
+        wants = fn(*(t.double() for t in inputs))
+        for got, want in zip(results(plan, memory), wants if isinstance(wants, tuple) else (wants,), strict=True):
+            torch.testing.assert_close(got, want.bfloat16(), rtol=2.0**-8, atol=2.0**-126, equal_nan=True)
+
+
+def test_quotients_by_powers_of_two_are_products() -> None:
+    """Which round the same number; other divisors, and those whose reciprocal has no exact place, are divided by."""
+    _, text = first(lambda x: x / 4096 + x / 3, torch.randn(300, 40))
+    assert text.count("tp.div(") == 1
+    _, text = first(lambda x: x / 2.0**120, torch.randn(300, 40))
+    assert text.count("tp.div(") == 1
+    _, text = first(lambda x: x.mean(-1), torch.randn(300, 64))
+    assert "tp.div(" not in text

@@ -242,7 +242,7 @@ def test_updates_by_independent_programs(plans: dict[str, tuple[Plan, list[Tenso
 
 def test_approximations_only_where_they_are_rounded(plans: dict[str, tuple[Plan, list[Tensor]]]) -> None:
     assert "tp.coarse_div(" in render_triton(plans["softmax"][0]).source
-    assert "tp.coarse_exp(" not in render_triton(plans["softmax"][0]).source  # the sum has float32
+    assert "tp.coarse_exp(" in render_triton(plans["softmax"][0]).source  # their sum is as near as they are
     assert "tp.coarse_" not in render_triton(plans["log softmax"][0]).source
     assert "tp.coarse_" not in render_triton(plans["softmax of few rows"][0]).source
 
