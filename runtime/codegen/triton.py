@@ -180,16 +180,17 @@ class _Renderer:
         if self.kernel.origins:
             head.append(f"    # {', '.join(self.kernel.origins)}")
         column = "[:, None]" if self.two_dim else ""
+        named = self.v.constants_in([*self.before, *self.lines, *self.after])
         if self.members:
             types = ["tl.int8" if (t := self.layouts[b].dtype) == "bool" else TYPES[t] for b in buffers]
-            body = [*selection(buffers, types, self.members), *self.v.constants, *self.before]
+            body = [*selection(buffers, types, self.members), *named, *self.before]
             body += blocks_of([*self.points, *self.lines], self.members, self.wide)
             return "\n".join(head + [f"    {line}" for line in body]) + "\n"
         body = [
             f"xindex = {self.program} * XBLOCK + tl.arange(0, XBLOCK){column}",
             f"xmask = xindex < {self.v.expr(expr(self.launch.outer))}",
         ]
-        body += self.points + self.v.constants + self.before
+        body += self.points + named + self.before
         if self.kernel.walk:
             body.append(f"for walk in range(0, {self.v.expr(expr(product(v.extent for v in self.kernel.walk)))}):")
             inside = ["walked = xindex * 0 + walk", *self.walk_points, *self.lines]

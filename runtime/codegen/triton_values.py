@@ -7,7 +7,8 @@ kernel without inner loops, both are `[XBLOCK]`). float16 and bfloat16 are held 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import UnsupportedError
@@ -198,6 +199,11 @@ class Values:
                 full = f"tl.full({shape}, 0.0, {key[1]}) * -1.0"
             self.constants.append(f"{self.constant_names[key]} = {full}")
         return self.constant_names[key]
+
+    def constants_in(self, lines: Sequence[str]) -> list[str]:
+        """The definitions of the constants that the lines use."""
+        used = set(re.findall(r"\bc\d+\b", "\n".join(lines)))
+        return [line for line in self.constants if line.partition(" ")[0] in used]
 
     def scalar(self, n: Node) -> str:
         if n.op == "index":
