@@ -1124,14 +1124,21 @@ def near_exp2(a):
 
 @triton.jit
 def coarse_div(a, b):
-    if b.shape[-1] == 1:
-        # Of a row, or of all, by one value: multiplied by its reciprocal. Scaled before, so that what is in range stays in range.
-        size = tl.abs(b)
-        scale = tl.where(size >= 18446744073709551616.0, 5.421010862427522e-20, 1.0)
-        scale = tl.where(size < 5.421010862427522e-20, 18446744073709551616.0, scale)
-        return a * scale * (1.0 / (b * scale))
+    if len(b.shape) == 0:
+        return coarse_share(a, b)
+    elif b.shape[-1] == 1:
+        return coarse_share(a, b)
     else:
         return a / b
+
+
+@triton.jit
+def coarse_share(a, b):
+    """Quotients of a row, or of all, by one value: products with its reciprocal. Scaled before, so that what is in range stays in range."""
+    size = tl.abs(b)
+    scale = tl.where(size >= 18446744073709551616.0, 5.421010862427522e-20, 1.0)
+    scale = tl.where(size < 5.421010862427522e-20, 18446744073709551616.0, scale)
+    return a * scale * (1.0 / (b * scale))
 
 
 @triton.jit

@@ -212,6 +212,14 @@ def test_sample_by_the_interpreter(chunk: int, tmp_path: Path) -> None:
     assert [r for r in made if r["outcome"] not in ("native", "eager", "raises") and not known(Case(**r["case"]))] == []
 
 
+def test_quotients_by_a_symbol_by_the_interpreter(tmp_path: Path) -> None:
+    """A mean in 16 bits of symbolic size: its divisor is a number, not a block of numbers."""
+    pytest.importorskip("triton")
+    some = cases("^mean$", ["bf16"], ["forward"], dynamic=True, device="interpreter")
+    (made,) = run_all(some, tmp_path)
+    assert made["outcome"] == "native", made["failures"]
+
+
 def test_a_sweep_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert list(run_all(cases("^(abs|add)$", ["fp32"], ["forward"]), tmp_path, jobs=1, seconds=0)) == []
 
