@@ -10,6 +10,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.opforge-ready
 TYPECHECK := build-tmp/typecheck
 PYTEST := $(PY) -m pytest -n 2
+GPU_JOBS ?= 6
 
 # `PYTHON=` and `TORCH=` are obeyed, or refused with a word, also when .venv is there already.
 ASKED_PYTHON := $(if $(filter command environment,$(origin PYTHON)),same-python)
@@ -105,8 +106,8 @@ test-asan: $(STAMP) ## C++ kernels under AddressSanitizer (g++): invalid inputs,
 	$(PY) -m pytest tests/unit/build/test_sanitizer.py
 	$(ASAN) $(PYTEST) -m "not slow and not gpu" $(ASAN_TESTS)
 
-test-gpu: $(STAMP) ## the tests that need a CUDA device
-	$(PY) -m pytest -m gpu
+test-gpu: $(STAMP) ## the tests that need a CUDA device (three minutes with six processes on an H200; GPU_JOBS=number)
+	$(PY) -m pytest -n $(GPU_JOBS) -m gpu
 
 demo: $(STAMP) ## sentence embeddings: eager, Inductor and opforge side by side
 	$(PY) examples/minilm.py
