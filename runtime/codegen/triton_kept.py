@@ -56,7 +56,9 @@ def kept_rows(
         steps = min(room // each, -(-shape.inner // r) * r) // r * r
         room -= steps * each
         for at, ld in some if steps else ():
-            found[at][ld] = Row(f"kept{number}", steps, at == some[0][0])
+            # Each tile is put there once: where the first loop also reads it by another view, that reads it from memory.
+            if at > some[0][0] or ld is some[0][1]:
+                found[at][ld] = Row(f"kept{number}", steps, at == some[0][0])
     return found
 
 

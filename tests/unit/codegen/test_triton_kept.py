@@ -43,6 +43,14 @@ CASES: dict[str, Case] = {
         lambda x, w, b: F.group_norm(x, 2, w, b),
         lambda: [torch.randn(2, 6, 100, 101), torch.randn(6), torch.randn(6)],
     ),
+    "a row by two views": (
+        lambda x: F.softmax(x.view(8, 16500)[2:].reshape(3, 33000) * 2 - x[1:], -1),
+        lambda: [torch.randn(4, 33000)],
+    ),
+    "two rows of one": (
+        lambda x: F.log_softmax(x[:-1] * 1.5 + x[1:], -1),
+        lambda: [torch.randn(33000).expand(4, 33000)],
+    ),
     "every other element": (lambda x: F.log_softmax(x[:, ::2], -1), lambda: [torch.randn(3, 66004)]),
 }
 
