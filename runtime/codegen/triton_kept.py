@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from ...generated.tuning import Tuning
 from ..ir.index import Expr, Val, Var, of, product
-from ..ir.nodes import ITEMSIZE, Buffer, Node, contiguous_strides
+from ..ir.nodes import ITEMSIZE, Buffer, Node
 from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Statement
 from .triton_blocks import blocks, rule_of
 from .triton_launch import Launch, row_reads
-from .triton_tiles import roots
+from .triton_tiles import flat_of, roots
 from .triton_values import Row
 
 REGISTER = 4  # bytes
@@ -64,9 +64,7 @@ def kept_rows(
 
 def _place(where: Expr, loops: Sequence[Var], inner: int) -> Expr | None:
     """The place by one index that counts the loops' steps in order; None where it does not go by that, or is brought by data."""
-    position = of(Var("step", inner)) * 0
-    for v, stride in zip(loops, contiguous_strides(tuple(v.extent for v in loops)), strict=True):
-        position = position + of(v) * stride
+    position = flat_of(tuple(of(v) for v in loops), tuple(v.extent for v in loops))
     each = where.coefficient(loops[-1])
     if each is None or not each.is_const or each == 0 or any(isinstance(a, Val) for a in where.atoms()):
         return None
