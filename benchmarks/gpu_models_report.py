@@ -98,6 +98,23 @@ def cell(row: Row, table: str, name: str, form: str) -> str:
     return "—" if value is None else format(value, form)
 
 
+def curves(rows: list[Row], names: list[str]) -> list[str]:
+    """The losses of a few training steps: the largest relative distance from float64's curve and from eager's."""
+    head = [
+        "program",
+        "steps",
+        *(f"losses {n} : float64" for n in ("eager", *names)),
+        *(f"losses {n} : eager" for n in names),
+    ]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for r in rows:
+        if losses := r.get("losses", {}):
+            cells = [cell(r, "curve_error", n, ".1e") for n in ("eager", *names)]
+            cells += [cell(r, "curve_to_eager", n, ".1e") for n in names]
+            lines.append(f"| {' | '.join([r['name'], str(len(next(iter(losses.values())))), *cells])} |")
+    return lines if len(lines) > 2 else []
+
+
 def markdown(result: Mapping[str, Any]) -> str:
     """The tables of results."""
     names = result["names"]
@@ -125,7 +142,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         cells += [cell(r, "compile_s", n, ".2f") for n in names] + [cell(r, "first_s", n, ".2f") for n in names]
         cells += [format(r["errors"][n]["rel_norm"], ".1e") if n in r.get("errors", {}) else "—" for n in every]
         lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
+    lines += ["", *curves(result["programs"], names), ""]
     lines += [f"- {r['name']}: {note}" for r in result["programs"] for note in notes(r, names)]
     lines.append("")
     lines += [f"- {k}: {v:.3f}" if isinstance(v, float) else f"- {k}: {v}" for k, v in result["summary"].items()]
