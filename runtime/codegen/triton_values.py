@@ -329,7 +329,8 @@ class Values:
         if not self.two_dim:
             return f"(xindex * 0 + {text})"
         x, r = depends
-        return f"tl.broadcast_to(xindex * 0 + {text}, [{'XBLOCK' if x else '1'}, {'RBLOCK' if r else '1'}])"
+        none = "xindex * 0" if x else "tl.full([1, 1], 0, tl.int32)"
+        return f"tl.broadcast_to({none} + {text}, [{'XBLOCK' if x else '1'}, {'RBLOCK' if r else '1'}])"
 
     def together(self, where: Expr) -> Expr:
         """The place by the common index of the inner loops, where it counts them in order."""
