@@ -45,6 +45,7 @@ $(STAMP): pyproject.toml | $(VENV)/bin/python
 
 .PHONY: same-python asked-torch
 same-python: | $(VENV)/bin/python
+	@$(PYTHON) -c '$(WHICH_PYTHON)' >/dev/null 2>&1 || { echo "PYTHON=$(PYTHON) does not run" >&2; exit 1; }
 	@[ "$$($(PYTHON) -c '$(WHICH_PYTHON)' 2>&1)" = "$$($(PY) -c '$(WHICH_PYTHON)')" ] || { \
 	  echo "PYTHON=$(PYTHON) is not what $(VENV) was made with ($$($(PY) -V)); remove $(VENV) first: rm -r $(VENV)" >&2; exit 1; }
 

@@ -45,9 +45,10 @@ def backend(
 
 
 def stats() -> dict[str, Any]:
-    """Counts since the process started or `reset_stats()`: graphs, kernels, externs (op → calls in the graphs), fallbacks (reason → count),
-    retries (configurations of kernels that failed: reason → count), tuned (what `max_autotune` did → kernels), dropped (configurations that it
-    could not measure: reason → count), seconds by stage, arena_bytes (largest), cache_hits."""
+    """Counts since the process started or `reset_stats()`: graphs, kernels, externs (op → calls in the graphs), fallbacks (reason → count), reasons
+    (why operators run by eager kernels → calls), recordings (CUDA graphs), unrecorded (calls without the CUDA graph that was asked for: reason →
+    count), retries (configurations of kernels that failed: reason → count), tuned (what `max_autotune` did → kernels), dropped (configurations
+    that it could not measure: reason → count), seconds by stage, arena_bytes (largest), cache_hits."""
     return counters.snapshot()
 
 
@@ -100,15 +101,20 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Explanation]:
-    """`explain(model)(*args)` compiles and runs once, and returns every stage of every graph as text.
+    """`explain(model)(*args)` compiles and runs once, and returns what was made: `.graphs` (of each its loop IR, kernels and wrapper, and its
+    backward), `.fallbacks` (what ran eagerly, and why) and `.result`; `print` shows the texts.
 
     fn       a function or module; no call of one (`explain(model)(x)`, not `explain(model(x))`).
     options  settings of this compile, by their names in Python (`debug_verify=True`).
-    Raises TypeError where `fn` cannot be called, `ConfigError` for a wrong option.
+    Raises TypeError where `fn` cannot be called or `options=` is given, `ConfigError` for a wrong option.
     """
     if not callable(fn):
         raise TypeError(
             f"explain takes a function or module, and what it returns takes the arguments: explain(model)(x); got a {type(fn).__name__}"
+        )
+    if isinstance(options.get("options"), Mapping):
+        raise TypeError(
+            "explain takes settings as keyword arguments: explain(model, debug_verify=True), without options="
         )
     _from_options(options)  # now, not inside of Dynamo
 

@@ -64,7 +64,7 @@ def compile_fx(
     options         settings of this compile (`specs/config.yaml` lists them), for example `{"strict": True}`.
     Raises `ConfigError` for a wrong option, and with `strict=True` `BuildError`/`UnsupportedError` instead of running eagerly.
     """
-    cfg = config.from_options(dict(options) if options else None, mode)
+    cfg = config.from_options(options, mode)
     _check_inputs(gm, example_inputs)
     return _or_eager(lambda: _with_constants(gm, example_inputs, cfg), lambda: eager_program(gm), cfg)
 

@@ -94,7 +94,7 @@ def from_options(options: Mapping[str, object] | None = None, mode: str | None =
     Options win over the mode. Raises `ConfigError` for an unknown mode, an unknown option or a wrong value.
     """
     if mode is not None and mode not in MODES:
-        raise ConfigError(f"unknown mode {mode!r}{_nearest(str(mode), MODES)}; modes are {', '.join(MODES)}")
+        raise ConfigError(f"unknown mode {mode!r}{_nearest(str(mode), MODES, 0.7)}; modes are {', '.join(MODES)}")
     values = _checked(MODES[mode or "default"], f"mode {mode!r}")
     values.update(_checked(options or {}, "options"))
     return dataclasses.replace(current(), **values)
@@ -140,6 +140,8 @@ def _from_environment(environ: Mapping[str, str]) -> Config:
 
 def _checked(overrides: Mapping[str, object], where: str) -> dict[str, Any]:
     """Field name -> checked value for `overrides`, whose names are dotted names or field names."""
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(f"{where}: expected a dict of settings, like {{'strict': True}}; got {overrides!r}")
     values: dict[str, Any] = {}
     for name, value in overrides.items():
         setting = FIELDS.get(name) or _BY_FIELD.get(name)
@@ -230,9 +232,9 @@ _EXPECTED = {
 }
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
+def _nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
     """`; did you mean 'x'?` for the name most like `name`, or nothing."""
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -149,6 +149,8 @@ def test_options_win_over_mode_and_patch():
         ({"debug.verfy": 1}, None, "options: unknown setting 'debug.verfy'; did you mean 'debug.verify'?"),
         ({"zzz": 1}, None, "options: unknown setting 'zzz'"),
         ({7: 1}, None, "options: unknown setting 7"),
+        (["strict"], None, "options: expected a dict of settings, like {'strict': True}; got ['strict']"),
+        (None, "fast", "unknown mode 'fast'; modes are "),
         (None, "max-autotun", "unknown mode 'max-autotun'; did you mean 'max-autotune'?; modes are "),
         (
             {"strict": "maybe"},
