@@ -17,7 +17,7 @@ from opforge.runtime.codegen.triton_launch import Launch
 from opforge.runtime.codegen.triton_unit import TritonKernel
 
 GAIN = 1.03  # times as fast: less is no difference
-CONDITIONS = ("strided", "loads", "bytes", "sums", "row", "buffers", "block")
+CONDITIONS = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "block")
 ORDER = (*CONDITIONS, "x", "r", "tile", "programs", "least", "even", "each", "warps")
 Factors = tuple[float, float, float]
 """By which XBLOCK, RBLOCK and warps are multiplied."""

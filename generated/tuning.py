@@ -12,8 +12,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Blocks of some kernels. Conditions (0, False: none), all of which must hold: `strided`, `sums`; at most so many `loads`, `bytes`,
-    bytes of a `row`, `buffers`, rows of a product's `block`. Sizes (0: no limit): XBLOCK `x`, RBLOCK `r`, both together `tile`; x is halved to
-    no less than `least` where there would be fewer `programs`; runs of `even` steps or more; elements of a thread (`each`); `warps` at most, and
+    outer `points`, bytes of a `row`, `buffers`, rows of a product's `block`. Sizes (0: no limit): XBLOCK `x`, RBLOCK `r`, both together `tile`; x is
+    halved to no less than `least` where there would be fewer `programs`; runs of `even` steps or more; elements of a thread (`each`); `warps` at most, and
     without `each` so many; so many registers for what is `kept` of rows from one loop to the next.
     """
 
@@ -30,6 +30,7 @@ class Rule:
     loads: int = 0
     bytes: int = 0
     sums: bool = False
+    points: int = 0
     row: int = 0
     buffers: int = 0
     block: int = 0
@@ -110,6 +111,7 @@ TUNING: dict[int, Tuning] = {
             ),
             "square": (Rule(x=64, each=16, warps=32),),
             "columns": (
+                Rule(sums=True, points=4096, x=64, tile=16384, programs=132, least=8, each=16, warps=16),
                 Rule(sums=True, x=64, tile=16384, each=64, warps=16),
                 Rule(x=64, tile=16384, each=16, warps=16),
             ),

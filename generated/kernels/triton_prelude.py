@@ -1216,7 +1216,7 @@ def unweighed(rest, values):
 def online_squares(mean, total, steps, x):
     """The mean with x, which is value number `steps`, and the sum of squares of (value - mean) with x."""
     away = x - mean
-    new = mean + away / steps
+    new = mean + away * (1.0 / steps)
     return new, total + away * (x - new)
 
 

@@ -13,7 +13,7 @@ from ..render import header, literal, render
 
 PATH = "generated/tuning.py"
 #: What says which kernels a rule is for; all other keys are sizes.
-CONDITIONS = ("strided", "loads", "bytes", "sums", "row", "buffers", "block")
+CONDITIONS = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "block")
 _COUNTS = ("programs", "kept")  # sizes that need not be powers of two
 _OF_PRODUCTS = ("odd", "cost", "depth", "elements", "least", "stages")  # the same, of products
 

@@ -50,6 +50,7 @@ def rule_of(shape: Launch, tuning: Tuning) -> Rule:
 
 def _holds(rule: Rule, shape: Launch) -> bool:
     limits = (
+        (rule.points, _extents(shape)[1]),
         (rule.loads, shape.loads),
         (rule.bytes, shape.bytes),
         (rule.row, shape.row),

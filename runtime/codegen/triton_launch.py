@@ -20,6 +20,7 @@ from .triton_square import squared
 from .triton_tiles import roots
 
 ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
+COLUMNS_AT_ONCE = 64  # so few are a tile of a few steps for each thread
 LONG = 2 * ROWS  # that it may hold of one buffer's rows, where a loop would read them again
 LOADED = 16  # bytes that a thread loads at once at most
 
@@ -91,9 +92,12 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         else COLUMNS * (1 if deep < 2 else 4)
     )
     persistent = (len(known) == len(inners) and largest <= limit) or bool(kernel.walk)
+    if columns and deep > 1 and largest > COLUMNS_AT_ONCE and not kernel.walk:
+        # A loop that meets each element once waits for the memory less than a tile does whose sums wait for each other.
+        persistent = persistent and _passes(kernel) > 1
     rows = [layouts[b].dtype for b in whole_rows(kernel) if b in layouts]
     if not persistent:
-        deep = sum(product(v.extent for v in p.inner) != 1 for p in fewer_passes(kernel).phases)
+        deep = _passes(kernel)
         fits = len(known) == len(inners) and largest <= LONG and not columns
         persistent = fits and deep > 1 and _keeps_little(kernel, layouts)
     outer = product(v.extent for v in kernel.outer if v not in kernel.walk)
@@ -122,6 +126,11 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         sums=sums,
         loads=max((n for counts in met_at_once for n in counts.values()), default=0),
     )
+
+
+def _passes(kernel: Kernel) -> int:
+    """Loops that are left where reductions keep up with each other."""
+    return sum(product(v.extent for v in p.inner) != 1 for p in fewer_passes(kernel).phases)
 
 
 def wide(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -190,7 +190,7 @@ def inline(
     homes = _homes(staged, stored)
     holds = _Holds(staged, uses)
     factors = _factors(staged, points, stored)
-    traffic = _Traffic(program, {**points, **factors}, views.bodies)
+    traffic = _Traffic(program, {**points, **factors}, views.bodies, staged)
     values = Inliner(shapes)
     faulty: dict[Node, bool] = {}
     left: list[Nest | Extern] = []
@@ -303,14 +303,22 @@ class _Holds:
 class _Traffic:
     """Bytes that are moved if a value is stored, and if its readers compute it. `views`: readers that strides over it are, once it is stored."""
 
-    def __init__(self, program: Program, readers: dict[str, list[Nest]], views: Container[str]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        readers: dict[str, list[Nest]],
+        views: Container[str],
+        items: Sequence[Nest | Extern],
+    ) -> None:
         self.readers, self.views = readers, views
         self.buffers = program.shapes()
+        self.sources = {it.name: it.reads() for it in items if isinstance(it, Nest) and it.reduce is not None}
 
     def less(self, nest: Nest, cost: float, most: float) -> bool:
         """Whether the readers can compute `nest`, of that cost, for less than it takes to store it: at no more points than it has, and, each a
         kernel, reading no more bytes for it than one kernel that reads what it is made of and stores it and they who read it. What is small
-        beside its readers' points (a value for each row) comes out of the cache, but is computed often.
+        beside its readers' points (a value for each row) comes out of the cache, but is computed often: where the kernel of the sums that it is
+        made of is another than its readers', it is stored by that one.
         """
         mine, readers = points_of(nest), self.readers.get(nest.name, [])
         if not isinstance(mine, int):
@@ -321,11 +329,18 @@ class _Traffic:
         own = sum(map(self.size, nest.reads()))
         stored = mine * ITEMSIZE[nest.dtype]
         if not within:
-            return own <= SMALLER * stored
+            return own <= SMALLER * stored and not (cost > CHEAP and self.ends_elsewhere(nest, mine, readers))
         others = [c for c in readers if c.name not in self.views]
         again = sum(self.size(n) for c in others for n in nest.reads() if n not in c.reads())
         # What an eager kernel reads a view of is stored in any case.
         return again <= len(others) * stored + (own + stored if len(others) == len(readers) else 0)
+
+    def ends_elsewhere(self, nest: Nest, mine: int, readers: list[Nest]) -> bool:
+        """Whether readers that need each value often read nothing that the reductions read which it is made of."""
+        found = [self.sources[name] for name in nest.reads() if name in self.sources]
+        often = all(isinstance(n, int) and n >= OFTEN * mine for n in map(points_of, readers))
+        theirs = {name for c in readers for name in c.reads()}
+        return bool(found and often) and all(theirs.isdisjoint(reads) for reads in found)
 
     def widens(self, nest: Nest) -> bool:
         """Whether readers that need each value often would read much more for it than the value, out of a cache that is too small for it."""
