@@ -1380,7 +1380,7 @@ EXTERN: dict[str, str] = {
     "prims.fft_c2c.default": "libraries are faster than loops would be",
     "prims.fft_c2r.default": "libraries are faster than loops would be",
     "prims.fft_r2c.default": "libraries are faster than loops would be",
-    "prims.fma.default": "only torch's own compiler registers it, for its programs",
+    "prims.fma.default": "rewritten as addcmul where it has an equal (specs/rewrites.yaml); Dynamo writes addcdiv_ with a number by it",
     "prims.item.default": "a lowering defines tensors",
     "prims.maximum_value.default": "a lowering defines tensors",
     "prims.minimum_value.default": "a lowering defines tensors",
@@ -4831,7 +4831,7 @@ OPS: dict[str, OpInfo] = {
     "prims.conj, prims.imag, prims.real": OpInfo(
         "decomposed",
         "Views of complex tensors",
-        "extern_prims",
+        "decomposed",
         ("prims.conj.default", "prims.imag.default", "prims.real.default"),
     ),
     "prims.conj_physical": OpInfo("pointwise", "The complex conjugate", "prims", ("prims.conj_physical.default",)),
