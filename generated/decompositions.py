@@ -160,6 +160,24 @@ def nansum(self, dim=None, keepdim=False, *, dtype=None):  # type: ignore[no-unt
     return torch.ops.aten.nansum.default(self, None, keepdim, dtype=dtype)
 
 
+# spec: prims.conj.default
+def prims_conj(a):  # type: ignore[no-untyped-def]
+    """What is written to it goes back by ATen's view."""
+    return torch.ops.aten._conj.default(a)
+
+
+# spec: prims.real.default
+def prims_real(self):  # type: ignore[no-untyped-def]
+    """Its fake kernel returns a tensor of its own, where eager's returns a view."""
+    return torch.ops.aten.select.int(torch.ops.aten.view_as_real.default(self), -1, 0)
+
+
+# spec: prims.imag.default
+def prims_imag(self):  # type: ignore[no-untyped-def]
+    """Its fake kernel returns a tensor of its own, where eager's returns a view."""
+    return torch.ops.aten.select.int(torch.ops.aten.view_as_real.default(self), -1, 1)
+
+
 # spec: aten.linear.default
 def refuses_linear(input, weight, bias=None):  # type: ignore[no-untyped-def]
     """It adds the bias in place, to a result of its own sizes and dtype."""
@@ -181,6 +199,9 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.slice_backward.default: slice_backward,
     torch.ops.aten.slice_scatter.default: slice_scatter,
     torch.ops.aten.nansum.default: nansum,
+    torch.ops.prims.conj.default: prims_conj,
+    torch.ops.prims.real.default: prims_real,
+    torch.ops.prims.imag.default: prims_imag,
 }
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,

@@ -644,6 +644,36 @@ def into_neg_view(b, base, value, index, self):  # type: ignore[no-untyped-def]
     return b.dispatch_node(torch.ops.aten.neg.default, (value,))
 
 
+# spec: prims.transpose.default
+def into_prims_transpose(b, base, value, index, a, permutation):  # type: ignore[no-untyped-def]
+    """The inverse permutation."""
+    return b.dispatch_node(
+        torch.ops.aten.permute.default,
+        (
+            value,
+            inverse_permutation(permutation),
+        ),
+    )
+
+
+# spec: prims.squeeze.default
+def into_prims_squeeze(b, base, value, index, a, dimensions):  # type: ignore[no-untyped-def]
+    """Elements keep their order."""
+    return reshape(b, value, size_of(base))
+
+
+# spec: prims.split_dim.default
+def into_prims_split_dim(b, base, value, index, a, dim, outer_length):  # type: ignore[no-untyped-def]
+    """Elements keep their order."""
+    return reshape(b, value, size_of(base))
+
+
+# spec: prims.collapse_view.default
+def into_prims_collapse_view(b, base, value, index, a, start, end):  # type: ignore[no-untyped-def]
+    """Elements keep their order."""
+    return reshape(b, value, size_of(base))
+
+
 INVERSES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.view.default: into_view,
     torch.ops.aten._unsafe_view.default: into_unsafe_view,
@@ -666,4 +696,8 @@ INVERSES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.view_as_complex.default: into_view_as_complex,
     torch.ops.aten._conj.default: into_conj,
     torch.ops.aten._neg_view.default: into_neg_view,
+    torch.ops.prims.transpose.default: into_prims_transpose,
+    torch.ops.prims.squeeze.default: into_prims_squeeze,
+    torch.ops.prims.split_dim.default: into_prims_split_dim,
+    torch.ops.prims.collapse_view.default: into_prims_collapse_view,
 }

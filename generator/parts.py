@@ -65,16 +65,36 @@ def _key(mapping: Node, name: str) -> Node:
 
 
 class Fill(ast.NodeTransformer):
-    """Puts values where a tree names them, as literals; `used` are their names."""
+    """Puts values where a tree names them, as literals, or as the name of what is called; `used` are their names."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values, self.used = values, set[str]()
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        called = node.func
+        if isinstance(called, ast.Name) and (text := self.values.get(called.id)) is not None and is_name(text):
+            self.used.add(called.id)
+            node.func = _named(text, called)
+        return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id not in self.values or not isinstance(node.ctx, ast.Load):
             return node
         self.used.add(node.id)
         return _literal(self.values[node.id], node)
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value is the name of something to call, such as 'exp' or 'sum.dim_IntList'."""
+    return isinstance(value, str) and all(part.isidentifier() for part in value.split("."))
+
+
+def _named(text: str, place: ast.expr) -> ast.expr:
+    first, *rest = text.split(".")
+    named: ast.expr = ast.copy_location(ast.Name(first, ast.Load()), place)
+    for part in rest:
+        named = ast.copy_location(ast.Attribute(named, part, ast.Load()), place)
+    return named
 
 
 def _literal(value: Any, place: ast.expr) -> ast.expr:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..coverage import NAMESPACES, counts
+from ..devices import GPU, PROCESSOR, native_on, updates_left
 from ..model import Model
 from ..op_entries import WITHOUT_LOWERING, OpEntry, Section
 from ..render import cell, header, render
 from .scalars import ScalarSet
 
 SPEC = "specs/ops.yaml"
-_TARGETS = {"scatter": "C++; Triton: sums"}
-"""Where a kind of entry is not native on both targets. (Updates whose order matters run by eager kernels on a GPU.)"""
+_TARGETS = {"C++": PROCESSOR, "Triton": GPU}
+"""Target → the device that it is for."""
+_OWN = tuple(f"{namespace}." for namespace in NAMESPACES)
 _EXACT_KINDS = ("view", "gather", "create", "scatter")
 
 
@@ -22,7 +24,8 @@ def operators_page(model: Model, path: str) -> str:
     """The text of the page."""
     entries: tuple[OpEntry, ...] = tuple(sorted(model.part("ops"), key=lambda e: (e.family, e.id)))
     kinds = {s.id: e.kind for e in entries for s in e.schemas}
-    rows = [_row(e, model.part("scalars")) for e in entries if e.lowerings]
+    native = {target: native_on(device, entries) for target, device in _TARGETS.items()}
+    rows = [_row(e, model.part("scalars"), native) for e in entries if e.lowerings]
     others = {kind: [_other(e) for e in entries if e.kind == kind] for kind in WITHOUT_LOWERING}
     found = counts(model.torch, kinds) if not model.base else {}
     return render(
@@ -31,23 +34,32 @@ def operators_page(model: Model, path: str) -> str:
         entries=sorted(Counter(e.kind for e in entries).items()),
         namespaces=NAMESPACES,
         counts=found,
+        native={target: sum(name.startswith(_OWN) for name in names) for target, names in native.items()},
         rows=rows,
         others=others,
     )
 
 
-def _row(e: OpEntry, scalars: ScalarSet) -> dict[str, str]:
+def _row(e: OpEntry, scalars: ScalarSet, native: Mapping[str, frozenset[str]]) -> dict[str, str]:
     conditions = {w.sections["native_if"].text for w in e.lowerings if "native_if" in w.sections}
     return {
         "id": e.id,
         "kind": e.kind,
-        "targets": _TARGETS.get(e.kind, "C++, Triton"),
+        "targets": ", ".join(_targets(e, native)),
         "dtypes": ", ".join(e.test_dtypes) or "eager's",
         "where": " · ".join(f"`{cell(' '.join(c.split()))}`" for c in sorted(conditions)),
         "tests": "shapes" if e.unspecified else f"{len(e.tests)} written" if e.tests else "by schema",
         "numerics": _numerics(e, scalars),
         "doc": cell(e.doc),
     }
+
+
+def _targets(e: OpEntry, native: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """The targets on which one of an entry's overloads is native, with the updates that one leaves."""
+    for target, names in native.items():
+        left = " or ".join(sorted(updates_left(_TARGETS[target], e)))
+        if any(s.id in names for s in e.schemas):
+            yield f"{target} ({left})" if left else target
 
 
 def _other(e: OpEntry) -> dict[str, str]:

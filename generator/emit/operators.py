@@ -53,8 +53,10 @@ DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64")  # that an ex
 
 
 def function_name(op: str) -> str:
-    """The name of what is generated for an overload."""
-    return op.partition(".")[2].removesuffix(".default").replace(".", "_").strip("_")
+    """The name of what is generated for an overload; with the namespace for those of another than ATen, which may have names of ATen's."""
+    namespace, _, name = op.partition(".")
+    name = name.removesuffix(".default").replace(".", "_").strip("_")
+    return name if namespace == "aten" else f"{namespace}_{name}"
 
 
 class Printer:

@@ -242,6 +242,36 @@ def test_one_entry_for_operators_with_values() -> None:
     assert functions["aten.max_unpool3d.default"].endswith("return b.define(out, b.at(self, i) ** -3)")
 
 
+def test_one_entry_for_operators_that_differ_in_a_function() -> None:
+    functions = printed(
+        COMPOSITE
+        + """
+    - op:
+        aten.fmod.Tensor: {function: fmod, name: fmod}
+        aten.add.Tensor: {function: add, name: add}
+      doc: a function of two
+      kind: pointwise
+      expr: function(self, other) if name == "fmod" else function(other, self)
+    - op:
+        aten.max.default: {function: amax}
+        aten.sum.default: {function: sum.dim_IntList}
+      doc: over all dimensions
+      kind: composite
+      body: |
+        return function(self, [0])
+    - op: aten.sum.dim_IntList
+      doc: what is called
+      kind: composite
+      body: |
+        return self
+        """
+    )
+    assert 's.fmod(self, other) if "fmod" == "fmod" else s.fmod(other, self)' in functions["aten.fmod.Tensor"]
+    assert 's.add(self, other) if "add" == "fmod" else s.add(other, self)' in functions["aten.add.Tensor"]
+    assert functions["aten.max.default"].endswith('return b.call("aten.amax.default", self, [0])')
+    assert functions["aten.sum.default"].endswith('return b.call("aten.sum.dim_IntList", self, [0])')
+
+
 def test_a_composite_calls_operators_by_name_and_by_symbol() -> None:
     functions = printed(
         COMPOSITE

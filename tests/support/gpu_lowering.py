@@ -1,0 +1,46 @@
+"""Lowering as for a GPU, without one: the graph is traced on the processor, and lowered by what is known of a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from opforge.errors import UnsupportedError
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.ir.nodes import Extern
+from opforge.runtime.lower.graph import _atomic, _Contradiction, _Lowerer
+
+from .op_check import Case, Op, _cases, _exists, _leaves
+
+
+def native_overloads(op: Op) -> set[str]:
+    """Of the entry's overloads those for which loops are made as for a GPU, in one of the calls of the generated test."""
+    return {o for o in filter(_exists, op.overloads) if any(_answers(case) for case in _cases(op, o))}
+
+
+def _answers(case: Case) -> bool:
+    leaves, spec = torch.utils._pytree.tree_flatten((case.args, case.kwargs))
+
+    def program(*given: torch.Tensor) -> list[Any]:
+        rest = iter(given)
+        own = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        values = _leaves(case.call(*torch.utils._pytree.tree_unflatten(own, spec)))
+        return [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+
+    try:
+        with torch.inference_mode():  # torch takes nothing apart
+            graph = trace(program, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]).graph
+        if not any(str(node.target) == case.overload for node in graph.graph.nodes):
+            return False
+        lowerer = _Lowerer(graph, "cpu", True, 0)
+        lowerer.b.device, lowerer.b.atomic = "cuda", _atomic()
+        items = lowerer.run({}).program.items
+    except _Contradiction:
+        return True  # of a result that the processor leaves empty
+    except UnsupportedError:
+        return False
+    return not any(isinstance(item, Extern) for item in items)
+
+
+__all__ = ["native_overloads"]
