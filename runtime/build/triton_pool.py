@@ -34,7 +34,7 @@ from .manifest import Entry
 from .scratch import keep_source, scratch_dir
 from .triton_job import Binary, Job, compile_job
 
-__all__ = ["compile_fitting", "compile_kernels", "compiler_identity", "job_key", "start_workers"]
+__all__ = ["compile_fitting", "compile_kernels", "compiler_identity", "has_triton", "job_key", "start_workers"]
 
 MOST = 16  # workers, unless `build_jobs` says more: each holds some 150 MB
 FEW = 2  # kernels for which no process is started where Triton is loaded already
@@ -51,7 +51,7 @@ def compile_kernels(
     """The binaries of kernels, in their order, out of the cache or compiled, several at once; for one that fails the error, with its source.
 
     on_done  is called after each, from the thread that waited for it.
-    Raises `BuildError` where there is no Triton, or no folder takes what was compiled.
+    Raises `BuildError` where no folder takes what was compiled.
     """
     digests = [job_key(job) for job in jobs]
     try:
@@ -124,11 +124,14 @@ def start_workers(count: int, cfg: Config) -> None:
         _pool().start(min(count, _workers(cfg)))
 
 
+def has_triton() -> bool:
+    """Whether there is what compiles the kernels. Does not load it."""
+    return importlib.util.find_spec("triton") is not None
+
+
 @functools.cache
 def compiler_identity() -> dict[str, str]:
-    """What compiles the kernels, beside their source: parts of a cache key. Does not load Triton. Raises `BuildError` where there is none."""
-    if importlib.util.find_spec("triton") is None:
-        raise BuildError("kernels for a GPU need the package triton, which is not installed")
+    """What compiles the kernels, beside their source: parts of a cache key. Does not load Triton."""
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:  # installed under another name

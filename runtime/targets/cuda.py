@@ -14,7 +14,7 @@ import torch
 from ...errors import BuildError
 from ..build.manifest import Entry
 from ..build.triton_job import Job
-from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, start_workers
+from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, has_triton, start_workers
 from ..codegen.triton_blocks import WARP
 from ..codegen.triton_group import FILL_NAME
 from ..codegen.triton_kept import UNROLLED
@@ -45,6 +45,7 @@ from .tune import Timer, Work, tuned, works_of
 PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
 TABLE, CHAIN = "table", "chain"  # functions that take more than what the wrapper passes
 CONFIGURATIONS = 4  # of a kernel that are tried
+LEAST = 70  # capability that Triton compiles for, times ten: below it has no atomic operations with a memory order
 RECOMPUTE = 64  # additions that are cheaper than the memory's work for one value
 
 
@@ -53,6 +54,18 @@ def capability(index: int) -> int:
     """Compute capability of a device, times ten."""
     major, minor = torch.cuda.get_device_capability(index)
     return 10 * major + minor
+
+
+def unusable(index: int) -> str:
+    """Why there are no kernels for the device `index`, and what to do; "" where there are."""
+    if not torch.cuda.is_available():
+        return f"torch finds no GPU, and tensors are on cuda:{index}"
+    if not has_triton():
+        return "Triton is not installed: kernels for a GPU are compiled by it (pip install triton)"
+    if (found := capability(index)) < LEAST:
+        told = f"cuda:{index} ({torch.cuda.get_device_name(index)}) has compute capability {found // 10}.{found % 10}"
+        return f"{told}, and Triton's kernels need {LEAST // 10}.{LEAST % 10}"
+    return ""
 
 
 @functools.cache
