@@ -310,16 +310,22 @@ def _recorded(
     needed: Collection[int],
 ) -> Compiled:
     """The compiled graph, whose calls are recorded and replayed. Raises `UnsupportedError` with `strict` where that cannot be."""
-    from .graphs.eligible import slots_of, why_not
+    from .graphs.eligible import lines_of, slots_of, unrecorded, why_not
     from .graphs.region import Region
 
     if reason := why_not(graph, device):
-        counters.count_unrecorded(reason)
-        if cfg.strict:
-            raise UnsupportedError(f"a compiled graph cannot be recorded: {reason}")
+        unrecorded(reason, cfg.strict)
         return call
-    share = cfg.cudagraphs_share_memory
-    region = Region(call, slots_of(graph, fixed), recorder, boxed=boxed, strict=cfg.strict, share=share, needed=needed)
+    region = Region(
+        call,
+        slots_of(graph, fixed),
+        recorder,
+        boxed=boxed,
+        strict=cfg.strict,
+        share=cfg.cudagraphs_share_memory,
+        needed=needed,
+        lines=lines_of(graph),
+    )
     return region.run if boxed else region
 
 

@@ -127,6 +127,7 @@ class Recording:
         for k, r in enumerate(self.results):
             if isinstance(r, _Home):
                 places.setdefault(r.block.number, {})[k] = r
+        self.own.positions = {number: list(some) for number, some in places.items()}
         left = SMALL
         self.can = [b for b in self.own.blocks if b.can_be_copied() and places[b.number].keys().isdisjoint(needed)]
         for block in sorted(self.can, key=lambda b: not fresh.issuperset(places[b.number])):  # those first that should
