@@ -325,6 +325,7 @@ def _recorded(
         share=cfg.cudagraphs_share_memory,
         needed=needed,
         lines=lines_of(graph),
+        small=cfg.cudagraphs_clone_bytes,
     )
     return region.run if boxed else region
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...errors import OpforgeError, first_line
+from ..config import Config
 from ..observe import counters
 from .eligible import unrecorded
 from .memory import Pool, Way
@@ -44,6 +45,7 @@ class Region:
     strict  raise `UnsupportedError` where nothing can be recorded.
     needed  positions of results that are never copied: a backward reads them where they are.
     lines   the user's line that made each result, for what is said of them.
+    small   bytes of a recording's results, in all, that may be given out as copies.
     """
 
     def __init__(
@@ -57,8 +59,9 @@ class Region:
         share: bool = True,
         needed: Collection[int] = (),
         lines: Sequence[str] = (),
+        small: int = Config.cudagraphs_clone_bytes,
     ) -> None:
-        self.lines = list(lines)
+        self.lines, self.small = list(lines), small
         self.call: Boxed = call if boxed else lambda args: call(*args)
         self.slots, self.recorder, self.strict = list(slots), recorder, strict
         self.apart = not (share and recorder.shares())
@@ -134,6 +137,7 @@ class Region:
                 pool,
                 weakref.ref(self),
                 shared=not self.apart,
+                small=self.small,
                 fresh=self.fresh,
                 needed=self.needed,
             )

@@ -230,6 +230,20 @@ def test_the_line_that_made_what_is_held(recorders: list[FakeRecorder], monkeypa
         assert torch.equal(y, kept[0])
 
 
+@pytest.mark.parametrize(("size", "recorded"), [(0, 4), (12 << 10, 4), (20 << 10, 2)])
+def test_results_are_copied_by_setting(recorders: list[FakeRecorder], size: int, recorded: int) -> None:
+    """Of 16 KB that is held: as many recordings as there may be, or one more, of which it is a copy. It is never overwritten."""
+    run = compiled(lambda x: x.sin() + 1, cudagraphs_clone_bytes=size, strict=False)
+    x = torch.randn(4 << 10)
+    with torch.no_grad():
+        held = [run(x.fill_(n)) for n in range(10)]
+    for n, y in enumerate(held):
+        torch.testing.assert_close(y, torch.full_like(x, n).sin() + 1)
+    assert [r.recorded for r in recorders] == [recorded]
+    assert recorders[0].replayed == (4 if recorded == 4 else 9)
+    assert sum(opforge.stats()["unrecorded"].values()) == (5 if recorded == 4 else 0)
+
+
 def test_an_input_elsewhere_is_told_with_the_line_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a graph for a GPU: its inputs come from no line."""
 

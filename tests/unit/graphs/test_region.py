@@ -16,7 +16,6 @@ from torch import Tensor
 import opforge
 from opforge.errors import OpforgeWarning, UnsupportedError
 from opforge.runtime.build import scratch
-from opforge.runtime.graphs import recording
 from opforge.runtime.graphs import region as regions
 from opforge.runtime.graphs.recording import Slot, can_copy
 from opforge.runtime.graphs.region import Region
@@ -27,10 +26,10 @@ TOLD = "opforge: a compiled graph runs without the CUDA graph that was asked for
 TENSOR, FIXED, NUMBER = Slot(), Slot(fixed=True), Slot(number=True)
 
 
-def made(f: Callable[..., Sequence[Any]], *slots: Slot, strict: bool = False) -> tuple[Region, FakeRecorder]:
+def made(f: Callable[..., Sequence[Any]], *slots: Slot, **options: Any) -> tuple[Region, FakeRecorder]:
     recorder = FakeRecorder()
     opforge.reset_stats()
-    return Region(f, slots, recorder, strict=strict), recorder
+    return Region(f, slots, recorder, **options), recorder
 
 
 def warnings_of(f: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -59,8 +58,7 @@ def test_the_first_call_runs_the_second_records_the_rest_replay() -> None:
 
 
 def test_results_that_are_held_are_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "SMALL", 0)
-    region, recorder = made(lambda x: (x + 1, x - 1), TENSOR)
+    region, recorder = made(lambda x: (x + 1, x - 1), TENSOR, small=0)
     x = torch.zeros(3)
     held = []
 
@@ -81,7 +79,6 @@ def test_results_that_are_held_are_not_overwritten(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("strict", [False, True])
 def test_lines_that_made_what_is_held(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
     """Of the results that somebody holds only: the first one is dropped."""
-    monkeypatch.setattr(recording, "SMALL", 0)
     lines = [
         "a.py:1 in f: x + 1",
         "a.py:2 in f: x - 1",
@@ -89,7 +86,9 @@ def test_lines_that_made_what_is_held(monkeypatch: pytest.MonkeyPatch, strict: b
         "a.py:4 in f: x * 4",
         "a.py:5 in f: x * 5",
     ]
-    region = Region(lambda x: (x + 1, x - 1, x - 2, x * 4, x * 5), [TENSOR], FakeRecorder(), strict=strict, lines=lines)
+    region = Region(
+        lambda x: (x + 1, x - 1, x - 2, x * 4, x * 5), [TENSOR], FakeRecorder(), strict=strict, lines=lines, small=0
+    )
     x, held = torch.zeros(3), []
     reason = "results of 4 calls are held while it is called again; results made by a.py:2 in f: x - 1 and by a.py:4 in f: x * 4 and 1 more"
 
