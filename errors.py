@@ -25,6 +25,10 @@ class BuildError(OpforgeError):
         self.short = tuple(short)
 
 
+class ResourceError(BuildError):
+    """A compiled kernel asks for more registers or shared memory than its device has; another configuration of it is tried."""
+
+
 class CacheError(OpforgeError):
     """The on-disk cache cannot be used at all (never raised for a damaged entry: that one is rebuilt)."""
 

@@ -66,6 +66,9 @@ class Config:
     # spec: cudagraphs_share_memory
     #: Let recorded CUDA graphs of one stream use each other's memory where nobody uses what is in it; otherwise each has its own.
     cudagraphs_share_memory: bool = True
+    # spec: cudagraphs_clone_bytes
+    #: Bytes of a CUDA graph's results that are given out as copies once they were held when it was called again; larger ones take another recording.
+    cudagraphs_clone_bytes: int = 65536
     # spec: max_autotune
     #: Time each kernel on the GPU with several block sizes and keep the fastest; mode="max-autotune" turns it on. Does nothing on a CPU.
     max_autotune: bool = False
@@ -253,6 +256,17 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_CUDAGRAPHS_SHARE_MEMORY",
         affects="run",
         doc="Let recorded CUDA graphs of one stream use each other's memory where nobody uses what is in it; otherwise each has its own.",
+    ),
+    # spec: cudagraphs_clone_bytes
+    "cudagraphs_clone_bytes": Setting(
+        name="cudagraphs_clone_bytes",
+        field="cudagraphs_clone_bytes",
+        type="int",
+        default=65536,
+        choices=(),
+        env="OPFORGE_CUDAGRAPHS_CLONE_BYTES",
+        affects="run",
+        doc="Bytes of a CUDA graph's results that are given out as copies once they were held when it was called again; larger ones take another recording.",
     ),
     # spec: max_autotune
     "max_autotune": Setting(

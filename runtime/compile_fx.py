@@ -310,16 +310,23 @@ def _recorded(
     needed: Collection[int],
 ) -> Compiled:
     """The compiled graph, whose calls are recorded and replayed. Raises `UnsupportedError` with `strict` where that cannot be."""
-    from .graphs.eligible import slots_of, why_not
+    from .graphs.eligible import lines_of, slots_of, unrecorded, why_not
     from .graphs.region import Region
 
     if reason := why_not(graph, device):
-        counters.count_unrecorded(reason)
-        if cfg.strict:
-            raise UnsupportedError(f"a compiled graph cannot be recorded: {reason}")
+        unrecorded(reason, cfg.strict)
         return call
-    share = cfg.cudagraphs_share_memory
-    region = Region(call, slots_of(graph, fixed), recorder, boxed=boxed, strict=cfg.strict, share=share, needed=needed)
+    region = Region(
+        call,
+        slots_of(graph, fixed),
+        recorder,
+        boxed=boxed,
+        strict=cfg.strict,
+        share=cfg.cudagraphs_share_memory,
+        needed=needed,
+        lines=lines_of(graph),
+        small=cfg.cudagraphs_clone_bytes,
+    )
     return region.run if boxed else region
 
 
@@ -341,7 +348,7 @@ def _rewritten(applied: Sequence[tuple[str, str]], traced: Traced) -> str:
 
 def target_of(graph: torch.fx.GraphModule, cfg: Config) -> Target:
     """The GPU that all of the graph's tensors on GPUs are on, or else the processor: what is elsewhere runs by eager kernels. Raises
-    `UnsupportedError` where tensors have no elements (`meta`).
+    `UnsupportedError` where tensors have no elements (`meta`), `BuildError` where there are no kernels for that GPU.
     """
     values = (leaf for n in graph.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val")))
     devices = {leaf.device for leaf in values if isinstance(leaf, torch.Tensor)}
@@ -350,6 +357,9 @@ def target_of(graph: torch.fx.GraphModule, cfg: Config) -> Target:
     found = {d.index for d in devices if d.type == "cuda"}
     if len(found) != 1:
         return Cpu(cfg)
-    from .targets.cuda import Cuda  # Triton is loaded where there is something to do for it
+    from .targets.cuda import Cuda, unusable  # where there is something to do for it
 
-    return Cuda(cfg, found.pop())
+    (index,) = found
+    if reason := unusable(index):
+        raise BuildError(reason)
+    return Cuda(cfg, index)

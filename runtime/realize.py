@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import BuildError, UnsupportedError
+from ..errors import BuildError, ResourceError, UnsupportedError
 from ..generated.ops import OUT
 from . import config
 from .build.cache import Cache, key
@@ -109,6 +109,13 @@ def realize(
             setattr(module, name, tensor)
         try:
             kernels = target.load(entry)
+        except ResourceError:
+            # The target knows by now which configuration of a kernel it does not take, and makes the graph with the next one.
+            gone = cache.drop(digest)
+            if not gone and not cfg.cache:
+                raise
+            again = cfg if gone else replace(cfg, cache=False)
+            return realize(lowered, target, again, watch, boxed=boxed, frugal=frugal, functions=functions)
         except BuildError as error:
             # A folder mounted noexec, or a library that this one was linked with is gone.
             if not cfg.cache:

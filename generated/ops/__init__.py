@@ -3537,7 +3537,10 @@ OPS: dict[str, OpInfo] = {
         ("aten.embedding_dense_backward.default",),
     ),
     "aten.empty.memory_format, aten.empty_strided": OpInfo(
-        "create", "Unspecified values (zeros)", "create", ("aten.empty.memory_format", "aten.empty_strided.default")
+        "create",
+        "Unspecified values (`unspecified`)",
+        "create",
+        ("aten.empty.memory_format", "aten.empty_strided.default"),
     ),
     "aten.empty.names, aten.empty.names_out, aten.full.names, aten.full.names_out, aten.ones.names, aten.ones.names_out, aten.rand.generator_with_names, aten.rand.generator_with_names_out, aten.rand.names, aten.rand.names_out, aten.randn.generator_with_names, aten.randn.generator_with_names_out, aten.randn.names, aten.randn.names_out, aten.zeros.names, aten.zeros.names_out": OpInfo(
         "extern",
@@ -3563,10 +3566,16 @@ OPS: dict[str, OpInfo] = {
         ),
     ),
     "aten.empty_like": OpInfo(
-        "create", "Unspecified values (zeros) in the shape of another tensor", "create", ("aten.empty_like.default",)
+        "create",
+        "Unspecified values (`unspecified`) in the shape of another tensor",
+        "create",
+        ("aten.empty_like.default",),
     ),
     "aten.empty_permuted": OpInfo(
-        "create", "Unspecified values (zeros), in a layout of the caller's", "create", ("aten.empty_permuted.default",)
+        "create",
+        "Unspecified values (`unspecified`), in a layout of the caller's",
+        "create",
+        ("aten.empty_permuted.default",),
     ),
     "aten.eq": OpInfo("pointwise", "Whether equal", "compare", ("aten.eq.Scalar", "aten.eq.Tensor")),
     "aten.erf": OpInfo("pointwise", "Error function", "math", ("aten.erf.default",)),
@@ -4082,7 +4091,7 @@ OPS: dict[str, OpInfo] = {
     "aten.neg": OpInfo("pointwise", "Negation", "arithmetic", ("aten.neg.default",)),
     "aten.new_empty, aten.new_empty_strided": OpInfo(
         "create",
-        "Unspecified values (zeros) of the dtype of another tensor",
+        "Unspecified values (`unspecified`) of the dtype of another tensor",
         "create",
         ("aten.new_empty.default", "aten.new_empty_strided.default"),
     ),

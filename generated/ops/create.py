@@ -15,6 +15,7 @@ from ...runtime.lower.names import (
     shape,
     steps,
     to,
+    unspecified,
     value_of,
 )
 
@@ -45,14 +46,16 @@ def ones(b, size, *, dtype=None, layout=None, device=None, pin_memory=None):
 
 # spec: aten.empty.memory_format, aten.empty_strided
 def empty_memory_format(b, size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    d = "float32" if dtype is None else dtype
     out = size
-    return b.define(out, 0, "float32" if dtype is None else dtype)
+    return b.define(out, unspecified(d), d)
 
 
 # spec: aten.empty.memory_format, aten.empty_strided
 def empty_strided(b, size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
+    d = "float32" if dtype is None else dtype
     out = size
-    return b.define(out, 0, "float32" if dtype is None else dtype)
+    return b.define(out, unspecified(d), d)
 
 
 # spec: aten.zeros_like
@@ -69,8 +72,9 @@ def ones_like(b, self, *, dtype=None, layout=None, device=None, pin_memory=None,
 
 # spec: aten.empty_like
 def empty_like(b, self, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    d = promoted_dtype(self) if dtype is None else dtype
     out = shape(self)
-    return b.define(out, 0, promoted_dtype(self) if dtype is None else dtype)
+    return b.define(out, unspecified(d), d)
 
 
 # spec: aten.new_zeros
@@ -93,14 +97,16 @@ def new_full(b, self, size, fill_value, *, dtype=None, layout=None, device=None,
 
 # spec: aten.new_empty, aten.new_empty_strided
 def new_empty(b, self, size, *, dtype=None, layout=None, device=None, pin_memory=None):
+    d = promoted_dtype(self) if dtype is None else dtype
     out = size
-    return b.define(out, 0, promoted_dtype(self) if dtype is None else dtype)
+    return b.define(out, unspecified(d), d)
 
 
 # spec: aten.new_empty, aten.new_empty_strided
 def new_empty_strided(b, self, size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
+    d = promoted_dtype(self) if dtype is None else dtype
     out = size
-    return b.define(out, 0, promoted_dtype(self) if dtype is None else dtype)
+    return b.define(out, unspecified(d), d)
 
 
 # spec: aten.scalar_tensor
@@ -278,8 +284,9 @@ def logspace_Scalar_Tensor(b, start, end, steps, base=10.0, *, dtype=None, layou
 
 # spec: aten.empty_permuted
 def empty_permuted(b, size, physical_layout, *, dtype=None, layout=None, device=None, pin_memory=None):
+    d = "float32" if dtype is None else dtype
     out = size
-    return b.define(out, 0, "float32" if dtype is None else dtype)
+    return b.define(out, unspecified(d), d)
 
 
 # spec: aten.tril

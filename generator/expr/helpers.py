@@ -102,6 +102,7 @@ _TABLE = {
         is_signed(d: dtype) -> bool
         lowest(d: dtype) -> number
         highest(d: dtype) -> number
+        unspecified(d: dtype) -> number
         to(x: T, d: dtype) -> T
         value_of(x: index) -> elem
         real(n: index) -> number

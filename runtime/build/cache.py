@@ -146,6 +146,14 @@ class Cache:
         self._sweep_if_due()
         return entry
 
+    def drop(self, key: str) -> bool:
+        """Removes the entry of `key`; whether it is gone."""
+        try:
+            self._move_away(self.folder(key))
+        except OSError:
+            return False
+        return self._spill is None or self._spill.drop(key)
+
     @contextlib.contextmanager
     def lock(self, key: str, timeout_s: float | None = None) -> Iterator[bool]:
         """Held while making the artifact of `key`, so that others wait and then find it. Yields whether it is held.

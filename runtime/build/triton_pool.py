@@ -19,10 +19,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ...errors import BuildError, CacheError
@@ -34,7 +35,15 @@ from .manifest import Entry
 from .scratch import keep_source, scratch_dir
 from .triton_job import Binary, Job, compile_job
 
-__all__ = ["compile_fitting", "compile_kernels", "compiler_identity", "job_key", "start_workers"]
+__all__ = [
+    "compile_fitting",
+    "compile_kernels",
+    "compiler_identity",
+    "has_triton",
+    "job_key",
+    "job_name",
+    "start_workers",
+]
 
 MOST = 16  # workers, unless `build_jobs` says more: each holds some 150 MB
 FEW = 2  # kernels for which no process is started where Triton is loaded already
@@ -51,7 +60,7 @@ def compile_kernels(
     """The binaries of kernels, in their order, out of the cache or compiled, several at once; for one that fails the error, with its source.
 
     on_done  is called after each, from the thread that waited for it.
-    Raises `BuildError` where there is no Triton, or no folder takes what was compiled.
+    Raises `BuildError` where no folder takes what was compiled.
     """
     digests = [job_key(job) for job in jobs]
     try:
@@ -86,32 +95,40 @@ def compile_kernels(
 
 
 def compile_fitting(
-    choices: Sequence[Sequence[Job]], shared: int, cfg: Config, on_done: Callable[[], None] = lambda: None
+    choices: Sequence[Sequence[Job]],
+    shared: int,
+    cfg: Config,
+    on_done: Callable[[], None] = lambda: None,
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> list[tuple[int, Binary]]:
-    """For each kernel, of its configurations in order of preference, the first that compiles and needs no more than `shared` bytes of shared
-    memory: its number and its binary. Each that does not is counted.
+    """For each kernel, of its configurations in order of preference, the first that compiles, needs no more than `shared` bytes of shared
+    memory and is none of those that the device has `refused` (their `job_name`, and why): its number and its binary. Each that does not compile or
+    fit is counted.
 
     Raises the `BuildError` of the first kernel with none, after all were tried; else as `compile_kernels`.
     """
     made: dict[int, tuple[int, Binary]] = {}
     failed: dict[int, BuildError] = {}
     number, left = 0, list(range(len(choices)))
+    if refused:
+        keys = [[job_name(job) for job in some] for some in choices]
+        failed = {k: BuildError(refused[key]) for k, some in enumerate(keys) for key in some if key in refused}
+        taken = [[n for n, key in enumerate(some) if key not in refused] for some in keys]
+    else:
+        taken = [[*range(len(some))] for some in choices]
+    left = [k for k in left if taken[k]]
     while left:
-        found = compile_kernels([choices[k][number] for k in left], cfg, on_done)
-        for k, binary in zip(left, found, strict=True):
+        jobs = [choices[k][taken[k][number]] for k in left]
+        for k, job, binary in zip(left, jobs, compile_kernels(jobs, cfg, on_done), strict=True):
             if isinstance(binary, Binary) and (needs := binary.meta["shared"]) > shared:
-                binary = _failure(
-                    choices[k][number],
-                    cfg,
-                    f"{choices[k][number].name} needs {needs} bytes of shared memory, of {shared}",
-                )
+                binary = _failure(job, cfg, f"{job.name} needs {needs} bytes of shared memory, of {shared}")
             if isinstance(binary, Binary):
-                made[k] = (number, binary)
+                made[k] = (taken[k][number], binary)
             else:
                 failed[k] = binary
                 counters.count_retry(str(binary).splitlines()[0])
         number += 1
-        left = [k for k in left if k not in made and number < len(choices[k])]
+        left = [k for k in left if k not in made and number < len(taken[k])]
     for k in range(len(choices)):
         if k not in made:
             raise failed[k]
@@ -124,11 +141,14 @@ def start_workers(count: int, cfg: Config) -> None:
         _pool().start(min(count, _workers(cfg)))
 
 
+def has_triton() -> bool:
+    """Whether there is what compiles the kernels. Does not load it."""
+    return importlib.util.find_spec("triton") is not None
+
+
 @functools.cache
 def compiler_identity() -> dict[str, str]:
-    """What compiles the kernels, beside their source: parts of a cache key. Does not load Triton. Raises `BuildError` where there is none."""
-    if importlib.util.find_spec("triton") is None:
-        raise BuildError("kernels for a GPU need the package triton, which is not installed")
+    """What compiles the kernels, beside their source: parts of a cache key. Does not load Triton."""
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:  # installed under another name
@@ -138,6 +158,11 @@ def compiler_identity() -> dict[str, str]:
         "assembler": os.environ.get("TRITON_PTXAS_PATH", ""),
         "prelude": hashlib.sha256(b"".join(p.read_bytes() for p in _SHAPING)).hexdigest(),
     }
+
+
+def job_name(job: Job) -> str:
+    """What tells a kernel's configuration from all others; quicker than `job_key`."""
+    return hashlib.sha256(repr(job).encode()).hexdigest()[:32]
 
 
 def job_key(job: Job) -> str:

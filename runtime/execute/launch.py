@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
-from ...errors import BuildError
+from ...errors import BuildError, ResourceError, first_line
+from ..observe import counters
 from ..torch_compat import cuda_stream, empty_strided_cuda
+from .aligned import Arguments, with_copies
 
 _INVALID_CONTEXT = 201
+_TOO_MUCH = 1, 701  # an attribute that a function cannot have, and too few resources for a launch
 _MAX_THREADS = 0  # CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PLAIN_SHARED = 48 << 10  # bytes that a kernel may have without asking
@@ -26,6 +29,7 @@ _TOGETHER = 16  # addresses, from which on it is cheaper to look at the bytes of
 # Addresses that each of Triton's kernels takes after its arguments: of its scratch memory, which few of these have, and of a profile's.
 _SCRATCH = 2
 
+NO_ARGUMENTS = Arguments((), ())
 Loaded = tuple[int, int, int]
 """A function, bytes of shared memory, threads."""
 Launch = Callable[..., None]
@@ -53,6 +57,13 @@ def _built(code: int, what: str) -> None:
         raise BuildError(f"{_said(code)} while {what}")
 
 
+def _fits(code: int, what: str) -> None:
+    """Raises `ResourceError` where a kernel asks for more than the device has; as `_built` else."""
+    if code in _TOO_MUCH:
+        raise ResourceError(f"{_said(code)} while {what}")
+    _built(code, what)
+
+
 def _enter(device: int) -> None:
     """Gives this thread the context that torch uses, if it has none yet: torch itself does so only where it needs one."""
     cuda, context = driver(), ctypes.c_void_p()
@@ -72,7 +83,7 @@ def _primary(device: int) -> ctypes.c_void_p:
 
 def load_function(binary: bytes, name: str, shared: int, threads: int) -> int:
     """The kernel `name` of a cubin, in the current device's context, for blocks of so many threads and bytes of shared memory. Raises
-    `BuildError` for what the device does not take.
+    `BuildError` for what the device does not take, `ResourceError` if it asks for too much.
     """
     return _load(binary, name, shared, threads)[1]
 
@@ -93,15 +104,21 @@ def _load(binary: bytes, name: str, shared: int, threads: int) -> tuple[ctypes.c
     _enter(torch.cuda.current_device())
     module, function, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
     _built(cuda.cuModuleLoadData(ctypes.byref(module), binary), f"loading the kernel {name}")
-    _built(cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"finding the kernel {name}")
-    _built(cuda.cuFuncGetAttribute(ctypes.byref(most), _MAX_THREADS, function), f"asking for the threads of {name}")
-    if threads > most.value:
-        raise BuildError(f"a block of {name} has {threads} threads, and its registers are enough for {most.value}")
-    if shared > _PLAIN_SHARED:
-        _built(
-            cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared),
-            f"giving {name} {shared} bytes of shared memory",
-        )
+    try:
+        _built(cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"finding the kernel {name}")
+        _built(cuda.cuFuncGetAttribute(ctypes.byref(most), _MAX_THREADS, function), f"asking for the threads of {name}")
+        if threads > most.value:
+            raise ResourceError(
+                f"a block of {name} has {threads} threads, and its registers are enough for {most.value}"
+            )
+        if shared > _PLAIN_SHARED:
+            _fits(
+                cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared),
+                f"giving {name} {shared} bytes of shared memory",
+            )
+    except BuildError:
+        cuda.cuModuleUnload(module)  # what cannot be unloaded stays
+        raise
     assert function.value
     return module, function.value
 
@@ -115,22 +132,28 @@ def launcher(
     device: int,
     numbers: Sequence[int] = (),
     scratch: int = 0,
+    arguments: Arguments = NO_ARGUMENTS,
 ) -> Callable[..., None]:
     """A function that launches a kernel on the current stream: it takes the number of programs, addresses and sizes.
 
     first    for addresses that are all multiples of 16: the function, with its shared memory and its threads.
-    other    loads that for other addresses.
+    other    loads that for other addresses; where it raises `BuildError`, `first` works on copies, which is counted.
     numbers  the same in every launch: further arguments of the kernel, after the sizes.
     scratch  bytes of memory of each program (of a kernel without `numbers`), which every launch has for itself.
+    arguments  what the addresses and sizes are.
     """
     known: list[Launch] = []
     count, behind = pointers + sizes + bool(scratch), _SCRATCH - bool(scratch)  # the address of that memory comes last
     assert not (scratch and numbers), name
 
-    def unaligned(*arguments: int) -> None:
+    def unaligned(*given: int) -> None:
         if not known:
-            known.append(_launch(other(), name, count, 0, device, unaligned, numbers, behind))
-        known[0](*arguments)
+            try:
+                known.append(_launch(other(), name, count, 0, device, unaligned, numbers, behind))
+            except BuildError as error:
+                count_copied(name, error)
+                known.append(with_copies(run, arguments, torch.device("cuda", device)))
+        known[0](*given)
 
     run = _launch(first, name, count, pointers, device, unaligned, numbers, behind)
     if not scratch:
@@ -142,6 +165,11 @@ def launcher(
         run(programs, *arguments, space.data_ptr())
 
     return with_scratch
+
+
+def count_copied(name: str, error: BuildError) -> None:
+    """A kernel has no binary for odd addresses: what lies there is copied to aligned memory in each call."""
+    counters.count_retry(f"{name} works on copies of what is at odd addresses: {first_line(error)}")
 
 
 def _launch(
@@ -235,4 +263,4 @@ def make(free, fresh, pack, launch, function, stream, device, again, unaligned, 
     return made
 
 
-__all__ = ["Loaded", "borrowed_function", "driver", "launcher", "load_function"]
+__all__ = ["Loaded", "borrowed_function", "count_copied", "driver", "launcher", "load_function"]

@@ -6,15 +6,18 @@ nothing is read that a later call may overwrite: no memory of the host's, and no
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ...errors import BuildError
 from ..codegen.triton_group import FILL
 from ..torch_compat import cuda_stream, empty_strided_cuda, same_addresses
-from .launch import Launch, Loaded, launcher
+from .aligned import copies_of
+from .launch import Launch, Loaded, count_copied, launcher
 
 KEPT = 4  # tables of a stream: results that are held until the next call is through are made in other memory than the last ones
 STREAMS = 8  # whose tables are kept
@@ -39,15 +42,22 @@ class Table:
 
 
 def table_launcher(
-    first: Loaded, other: Callable[[], Loaded], name: str, fill: Launch, numbers: Sequence[int], device: int
+    first: Loaded,
+    other: Callable[[], Loaded],
+    name: str,
+    fill: Launch,
+    numbers: Sequence[int],
+    device: int,
+    written: Sequence[bool],
 ) -> Callable[..., None]:
     """A function that launches a kernel on the current stream, with a table of its members. It takes the number of programs, a list of tensors, a
     list of further addresses, and for each pointer of each member which of all these it is.
 
     first    for addresses that are all multiples of 16: the function, with its shared memory and its threads.
-    other    loads that for other addresses.
+    other    loads that for other addresses; where it raises `BuildError`, `first` works on copies, which is counted.
     fill     launches a kernel that writes FILL numbers to an address.
     numbers  what stands in the table before the addresses: two for each member.
+    written  which of a member's pointers it writes to.
 
     While a CUDA graph is recorded the table is made in the graph, by each replay, in memory of the graph's own: it lasts as long as the graph, and
     nobody else writes there while it is read.
@@ -57,7 +67,7 @@ def table_launcher(
     def unaligned() -> Loaded:
         raise AssertionError("memory of torch's allocator is aligned")
 
-    runs = {True: launcher(first, unaligned, name, 1, 0, device, [members])}
+    runs: dict[bool, Launch | None] = {True: launcher(first, unaligned, name, 1, 0, device, [members])}
     known: dict[int, list[Table]] = {}
     lock = threading.Lock()
 
@@ -93,8 +103,18 @@ def table_launcher(
             return
         found = table(tensors, others, order)
         if found.aligned not in runs:
-            runs[False] = launcher(other(), unaligned, name, 1, 0, device, [members])
-        runs[found.aligned](programs, found.address)
+            try:
+                runs[False] = launcher(other(), unaligned, name, 1, 0, device, [members])
+            except BuildError as error:
+                count_copied(name, error)
+                runs[False] = None
+        if (launch := runs[found.aligned]) is not None:
+            launch(programs, found.address)
+            return
+        into = {k for k, w in zip(order, itertools.cycle(written), strict=False) if w}
+        copies = copies_of(tensors, [k in into for k in range(len(tensors))])
+        run(programs, copies.instead_of(tensors), others, order)
+        copies.put_back()
 
     return run
 

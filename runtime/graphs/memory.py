@@ -173,12 +173,14 @@ class Block:
 class Results:
     """The blocks of one recording, and the region that it belongs to; `gone` with the recording.
 
-    small  positions of the results in a block, by its number, that another recording could give out as copies.
+    small      positions of the results in a block, by its number, that another recording could give out as copies.
+    positions  of the results in each block, by its number.
     """
 
     def __init__(self, blocks: Sequence[Block], region: weakref.ref[Any], inference: bool) -> None:
         self.blocks, self.region, self.inference, self.gone = list(blocks), region, inference, False
         self.small: dict[int, frozenset[int]] = {}
+        self.positions: dict[int, list[int]] = {}
         self._where = [(b.address, b.size) for b in self.blocks]
 
     def record_anew(self) -> None:

@@ -19,9 +19,6 @@ from ..dispatch.regions import Layout
 from ..torch_compat import copy_all, reinterpret_tensor, same_addresses
 from .memory import Block, Loan, Place, Pool, Results, Way
 
-SMALL = 64 << 10
-"""Bytes of a recording's results, in all, that may be given out as copies."""
-
 Boxed = Callable[[list[Any]], Sequence[Any]]
 """A function of a list of arguments, which it may empty: then what only the list holds is freed while it runs."""
 State = tuple[Hashable, bool]
@@ -71,7 +68,8 @@ class Slot:
 class Recording:
     """A region recorded for `args`, of which those at `copied` are copied to memory of the recording first. The list is as before.
 
-    fresh   positions of results that are given out as copies, in memory of nobody's recording, where they are small.
+    fresh   positions of results that are given out as copies, in memory of nobody's recording, where they are small: of so many bytes (`small`)
+            in all.
     needed  positions of results that are not: a backward reads them where they are.
 
     Nothing has run yet: the results hold nothing before the first `replay`.
@@ -88,6 +86,7 @@ class Recording:
         region: weakref.ref[Any],
         *,
         shared: bool,
+        small: int,
         fresh: Collection[int] = (),
         needed: Collection[int] = (),
     ) -> None:
@@ -117,17 +116,18 @@ class Recording:
         for block in self.own.blocks:
             block.count()
         self.fresh: list[Block] = []
-        self._give_copies({*fresh}, needed)
+        self._give_copies({*fresh}, needed, small)
         self._sort()
         pool.add(self, self.own)
 
-    def _give_copies(self, fresh: set[int], needed: Collection[int]) -> None:
+    def _give_copies(self, fresh: set[int], needed: Collection[int], small: int) -> None:
         """Make copies of the results that should be, and note which others could be: whole blocks of memory, so that what shared it still does."""
         places: dict[int, dict[int, _Home]] = {}
         for k, r in enumerate(self.results):
             if isinstance(r, _Home):
                 places.setdefault(r.block.number, {})[k] = r
-        left = SMALL
+        self.own.positions = {number: list(some) for number, some in places.items()}
+        left = small
         self.can = [b for b in self.own.blocks if b.can_be_copied() and places[b.number].keys().isdisjoint(needed)]
         for block in sorted(self.can, key=lambda b: not fresh.issuperset(places[b.number])):  # those first that should
             if block.size > left:

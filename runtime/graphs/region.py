@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from ...errors import OpforgeError, UnsupportedError, first_line
+from ...errors import OpforgeError, first_line
+from ..config import Config
 from ..observe import counters
+from .eligible import unrecorded
 from .memory import Pool, Way
 from .recording import Boxed, Recorder, Recording, Slot, State, can_copy
 
@@ -18,6 +20,7 @@ WARM_UPS = 1  # calls that load kernels and libraries before anything is recorde
 MOVES = 2  # changes of its address after which an input is copied
 VERSIONS = 4  # recordings for the same addresses, whose results are in use at once
 RECORDINGS = 16  # in all
+LINES = 2  # that are said to have made results
 WAITS = 2  # times that a region asks others to record anew, so that it can record in the memory that they share
 
 _shared: weakref.WeakValueDictionary[Hashable, Pool] = weakref.WeakValueDictionary()
@@ -41,6 +44,8 @@ class Region:
     boxed   `call` takes a list, which it may empty, and is called by `run`.
     strict  raise `UnsupportedError` where nothing can be recorded.
     needed  positions of results that are never copied: a backward reads them where they are.
+    lines   the user's line that made each result, for what is said of them.
+    small   bytes of a recording's results, in all, that may be given out as copies.
     """
 
     def __init__(
@@ -53,7 +58,10 @@ class Region:
         strict: bool = False,
         share: bool = True,
         needed: Collection[int] = (),
+        lines: Sequence[str] = (),
+        small: int = Config.cudagraphs_clone_bytes,
     ) -> None:
+        self.lines, self.small = list(lines), small
         self.call: Boxed = call if boxed else lambda args: call(*args)
         self.slots, self.recorder, self.strict = list(slots), recorder, strict
         self.apart = not (share and recorder.shares())
@@ -110,10 +118,12 @@ class Region:
         elif not self.apart and self._part(ways):
             return None
         if len(ways) >= VERSIONS:
-            self._refuse(f"results of {len(ways)} calls are held while it is called again")
+            held = _lines([way for some in ways for way in some])
+            unrecorded(f"results of {len(ways)} calls are held while it is called again{held}", self.strict)
             return None
         if len(self.recordings) >= RECORDINGS:
-            self._refuse(f"it was recorded {RECORDINGS} times, for other sizes or addresses")
+            told = _told(self.lines)
+            unrecorded(f"it was recorded {RECORDINGS} times, for other sizes or addresses{told}", self.strict)
             return None
         if (pool := self._pool(state)) is None:
             return None
@@ -127,15 +137,16 @@ class Region:
                 pool,
                 weakref.ref(self),
                 shared=not self.apart,
+                small=self.small,
                 fresh=self.fresh,
                 needed=self.needed,
             )
         except (OpforgeError, RuntimeError) as error:
             # The pool has grown for it, and may be unusable: those that share it are recorded anew in another one, so that it goes.
             pool.end()
-            self.off = f"{type(error).__name__}: {first_line(error)}"
+            self.off = f"{type(error).__name__}: {first_line(error)}{_told(self.lines)}"
             self.recordings.clear()
-            self._refuse(self.off, error)
+            unrecorded(self.off, self.strict, error)
             return None
         counters.count_recording()
         self.recordings.insert(0, made)
@@ -187,10 +198,21 @@ class Region:
                 self.copied.append(k)
                 self.recordings.clear()  # they read it where it was
 
-    def _refuse(self, reason: str, error: Exception | None = None) -> None:
-        counters.count_unrecorded(reason)
-        if self.strict:
-            raise UnsupportedError(f"a compiled graph is not recorded as a CUDA graph: {reason}") from error
+
+def _lines(ways: Sequence[Way]) -> str:
+    """The lines that made results which are held."""
+    found: list[str] = []
+    for way in ways:
+        if (region := way.results.region()) is not None and region.lines:
+            found += [region.lines[k] for block in way.blocks for k in way.results.positions[block.number]]
+    return _told(found)
+
+
+def _told(lines: Sequence[str]) -> str:
+    """Lines of the user's at the end of what is said, two at most."""
+    several = list(dict.fromkeys(filter(None, lines)))
+    more = f" and {len(several) - LINES} more" if len(several) > LINES else ""
+    return f"; results made by {' and by '.join(several[:LINES])}{more}" if several else ""
 
 
 def _to_copy(ways: Sequence[Sequence[Way]]) -> list[tuple[Region, frozenset[int]]] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..ir.nodes import FLOATS, INTS
 from ..ir.pairs import PART, WHOLE
 
@@ -59,6 +61,14 @@ def lowest(d: str) -> Any:
         signed, bits = _BITS[d]
         return -(2 ** (bits - 1)) if signed else 0
     return False if d == "bool" else -_HIGHEST[d]
+
+
+def unspecified(d: str) -> Any:
+    """What memory holds that a program asks for and does not write: anything, so 0; where torch is told to be deterministic what it fills it with."""
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # torch makes it a property of the module
+    if not (filled and torch.are_deterministic_algorithms_enabled()):
+        return 0
+    return highest(d) if d in _BITS or d == "bool" else float("nan") if d in FLOATS or d in PART else 0
 
 
 def opmath(d: str) -> str:

@@ -32,6 +32,7 @@ from .dtypes import (  # noqa: F401  (also names of the language)
     part_dtype,
     promote_types,
     sum_dtype,
+    unspecified,
 )
 from .number import Number
 

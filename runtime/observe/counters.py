@@ -50,7 +50,7 @@ def count_fallback(reason: str) -> None:
 
 def count_retry(reason: str) -> None:
     """One configuration of a kernel that does not compile or does not fit, and why; the next one is tried, and after the last the graph runs
-    eagerly.
+    eagerly. Or a kernel that works on copies, since it has no binary for odd addresses.
     """
     LOG.info("a configuration of a kernel is left out: %s", reason)
     with _lock:
@@ -118,7 +118,8 @@ def snapshot() -> dict[str, Any]:
 
     graphs, kernels, cache_hits, arena_bytes (of the largest graph), recordings (CUDA graphs); `externs` calls by operator; `reasons` why
     each is not native ("op: reason" → count); `fallbacks` whole graphs by reason; `retries` configurations of kernels that did not compile or
-    fit, by reason; `tuned` kernels that `max_autotune` was asked for: measured, stored, not measured with the reason; `dropped` configurations
+    fit, and kernels that work on copies, by reason;
+    `tuned` kernels that `max_autotune` was asked for: measured, stored, not measured with the reason; `dropped` configurations
     that were to be measured and do not run, by reason; `unrecorded` calls without the CUDA graph that was asked for, by reason; `seconds` by
     stage. Most frequent first.
     """

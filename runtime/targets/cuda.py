@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 
-from ...errors import BuildError
+from ...errors import BuildError, ResourceError, first_line
 from ..build.manifest import Entry
 from ..build.triton_job import Job
-from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, start_workers
+from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, has_triton, job_name, start_workers
+from ..codegen.arguments import arguments, written
 from ..codegen.triton_blocks import WARP
 from ..codegen.triton_group import FILL_NAME
 from ..codegen.triton_kept import UNROLLED
 from ..codegen.triton_launch import launch
 from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from ..config import Config, current
+from ..execute.aligned import Arguments
 from ..execute.counters import counting
 from ..execute.launch import Loaded, launcher, load_function
 from ..execute.tables import table_launcher
@@ -45,6 +47,7 @@ from .tune import Timer, Work, tuned, works_of
 PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
 TABLE, CHAIN = "table", "chain"  # functions that take more than what the wrapper passes
 CONFIGURATIONS = 4  # of a kernel that are tried
+LEAST = 70  # capability that Triton compiles for, times ten: below it has no atomic operations with a memory order
 RECOMPUTE = 64  # additions that are cheaper than the memory's work for one value
 
 
@@ -53,6 +56,18 @@ def capability(index: int) -> int:
     """Compute capability of a device, times ten."""
     major, minor = torch.cuda.get_device_capability(index)
     return 10 * major + minor
+
+
+def unusable(index: int) -> str:
+    """Why there are no kernels for the device `index`, and what to do; "" where there are."""
+    if not torch.cuda.is_available():
+        return f"torch finds no GPU, and tensors are on cuda:{index}"
+    if not has_triton():
+        return "Triton is not installed: kernels for a GPU are compiled by it (pip install triton)"
+    if (found := capability(index)) < LEAST:
+        told = f"cuda:{index} ({torch.cuda.get_device_name(index)}) has compute capability {found // 10}.{found % 10}"
+        return f"{told}, and Triton's kernels need {LEAST // 10}.{LEAST % 10}"
+    return ""
 
 
 @functools.cache
@@ -104,7 +119,9 @@ class Cuda:
         done = itertools.count(1)
         watch.progress.kernels(0, len(jobs))
         with watch.stage("build"):
-            made = compile_fitting(jobs, shared, self.cfg, lambda: watch.progress.kernels(next(done), len(jobs)))
+            made = compile_fitting(
+                jobs, shared, self.cfg, lambda: watch.progress.kernels(next(done), len(jobs)), refused=_refused
+            )
         taken = {
             name: (some[number], binary) for (name, some), (number, binary) in zip(choices.items(), made, strict=True)
         }
@@ -120,7 +137,13 @@ class Cuda:
             group = groups.get(name)
             how = [list(kernel.pointers), kernel.sizes, kernel.xblock, kernel.rblock, kernel.warps]
             numbers = [] if group is None else group.numbers(kernel.xblock * kernel.rblock)
-            symbols[name] = [kernel.name, how, binary.meta, numbers, _kind(name, rendered)]
+            kind, members = (
+                _kind(name, rendered),
+                [kernels[n] for n in rendered.groups.get(name, (name,)) if n in kernels],
+            )
+            meta = binary.meta | {"job": job_name(job_of(kernel, capability(self.index)))}
+            meta |= {"written": written(members[0])} if kind == TABLE else {"arguments": arguments(members, plan)}
+            symbols[name] = [kernel.name, how, meta, numbers, kind]
             if name in rendered.programs and kernel is not rendered.kernels[kernel.name]:
                 if group is not None:
                     programs[name] = group.programs(kernel.xblock * kernel.rblock)
@@ -168,16 +191,18 @@ class Cuda:
             ):
                 # At once: what this device does not take is known before the graph runs.
                 if (first := binaries.get(symbol)) is None:
-                    first = binaries[symbol] = _loaded((entry.path / f"{symbol}.cubin").read_bytes(), meta)
+                    first = binaries[symbol] = _first(entry.path / f"{symbol}.cubin", meta)
                 other = functools.partial(_unaligned, entry.path, symbol, how)
                 if kind == TABLE:
-                    loaded[name] = table_launcher(first, other, symbol, loaded[FILL_NAME], numbers, self.index)
+                    fill = loaded[FILL_NAME]
+                    loaded[name] = table_launcher(first, other, symbol, fill, numbers, self.index, meta["written"])
                     continue
-                same = (symbol, *numbers)
+                told = Arguments(*meta["arguments"])
+                same = repr((symbol, numbers, told))
                 if same not in known:
                     passed = how[1] - len(numbers)
                     scratch = meta.get("scratch", 0)
-                    run = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers, scratch)
+                    run = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers, scratch, told)
                     known[same] = counting(run, self.index) if kind == CHAIN else run
                 loaded[name] = known[same]
         return loaded
@@ -205,10 +230,27 @@ def _kind(name: str, rendered: TritonUnit) -> str:
     return TABLE if name in rendered.tables else CHAIN if name in rendered.chained else ""
 
 
+_refused: dict[str, str] = {}
+"""Configurations of kernels that ask for more than the device has, as it turned out when they were loaded: `job_name`, and what the device says."""
+
+
+def _first(file: Path, meta: Mapping[str, Any]) -> Loaded:
+    """The function of a binary. Raises `ResourceError` after it has noted that another configuration is to be taken from now on."""
+    try:
+        return _loaded(file.read_bytes(), meta)
+    except ResourceError as error:
+        _refused[meta["job"]] = str(error)
+        counters.count_retry(first_line(error))
+        raise
+
+
 def _unaligned(folder: Path, symbol: str, how: Sequence[Any]) -> Loaded:
-    """Compiled when it is first needed: an input that begins at an odd address."""
+    """Compiled when it is first needed: an input that begins at an odd address. Raises `BuildError`."""
     pointers, sizes, xblock, rblock, warps = how
-    source = (folder / f"{symbol}.py").read_text()
+    try:
+        source = (folder / f"{symbol}.py").read_text()
+    except OSError as error:  # somebody has emptied the cache
+        raise BuildError(f"the source of {symbol} is gone: {error}") from error
     kernel = TritonKernel(symbol, source, tuple(pointers), sizes, xblock, rblock, warps)
     (made,) = compile_kernels([job_of(kernel, capability(torch.cuda.current_device()), aligned=False)], current())
     if isinstance(made, BuildError):

@@ -193,7 +193,7 @@ def tuned(
 
     job_of  what compiles a configuration.
     device  whose times these are.
-    Raises `BuildError` where there is no Triton, or no folder takes what was compiled.
+    Raises `BuildError` where no folder takes what was compiled.
     """
     store = Cache.current(cfg)
     jobs = {name: [job_of(one) for one in work.tried] for name, work in works.items()}

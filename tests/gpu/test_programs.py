@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import opforge
+from opforge.errors import BuildError
+from opforge.runtime.targets import cuda
 
 pytestmark = pytest.mark.gpu
 
@@ -81,12 +83,28 @@ def test_logits_of_an_odd_vocabulary() -> None:
     assert opforge.stats()["externs"] == {}
 
 
-def test_inputs_at_odd_addresses() -> None:
+@pytest.fixture(params=["a binary of their own", "copies"])
+def odd_addresses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How kernels get at what lies there: with no binary for it they work on aligned copies."""
+
+    def refused(*_: object) -> Any:
+        raise BuildError("Triton does not compile it")
+
+    if request.param == "copies":
+        monkeypatch.setattr(cuda, "_unaligned", refused)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("options", [{}, {"cudagraphs": True}])
+def test_inputs_at_odd_addresses(odd_addresses: str, options: dict[str, bool]) -> None:
     base = torch.randn(4001, device="cuda")
-    f = compiled(lambda x: (x * 2).sin())
-    for start in (0, 1, 2, 3, 4):
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    f = torch.compile(lambda x: (x * 2).sin(), backend="opforge", options={"strict": True, **options})
+    for start in (0, 1, 1, 1, 2, 3, 4):
         x = base[start : start + 1000]
         torch.testing.assert_close(f(x), (x * 2).sin())
+    assert bool(opforge.stats()["retries"]) == (odd_addresses == "copies")
 
 
 def test_symbolic_sizes() -> None:
@@ -247,7 +265,7 @@ def test_optimizer_of_many_tensors() -> None:
     assert typical <= 1.1 * wanted
 
 
-def test_kernels_in_one_launch_give_the_same() -> None:
+def test_kernels_in_one_launch_give_the_same(odd_addresses: str) -> None:
     """As each does by itself; sizes of 0 and 1, members at odd addresses, and those that are written in place."""
     sizes = [5, 0, 64, 7, 4096, 1, 96, 1, 2049, 31, 100000]
     base = [torch.randn(n + 1, device="cuda") for n in sizes]
@@ -268,6 +286,7 @@ def test_kernels_in_one_launch_give_the_same() -> None:
             (single,) = one(alone[k], alone[k + 1])
             assert torch.equal(single, got[k // 2])
             assert torch.equal(alone[k], ours[k])
+        assert bool(opforge.stats()["retries"]) == (odd_addresses == "copies" and start == 1)
         run = compiled(f)
 
 

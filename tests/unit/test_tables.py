@@ -70,7 +70,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def launcher_of(device: Device, numbers: list[int] = NUMBERS) -> Any:
-    return table_launcher(FIRST, device.other, "k", device.fill, numbers, 3)
+    return table_launcher(FIRST, device.other, "k", device.fill, numbers, 3, [False, True])
 
 
 def test_a_table_is_written_when_addresses_are_others(device: Device) -> None:

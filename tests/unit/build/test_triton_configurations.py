@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from opforge.errors import BuildError
+import opforge
+from opforge.errors import BuildError, ResourceError
 from opforge.runtime import realize as realize_module
 from opforge.runtime.build import triton_pool
+from opforge.runtime.build.cache import Cache
 from opforge.runtime.build.triton_job import Binary, Job
 from opforge.runtime.build.triton_pool import compile_fitting
 from opforge.runtime.codegen.triton_group import FILL, FILL_NAME
@@ -185,3 +189,86 @@ def test_table_is_launched_as_it_was_taken(cfg: Config, monkeypatch: pytest.Monk
     assert numbers == [*(100 + n for n in range(10)), *(7 * n for n in range(10))]
     assert f"{name}(70, [arg" in files["wrapper.py"].decode()
     assert meta["symbols"][FILL_NAME][1] == [["i64"], FILL, 1, 1, 1]
+
+
+# --- What the device refuses when it is loaded
+
+
+class Loads:
+    """Stands in for a device that takes no kernel of more than so many threads, or none of some names."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+        self.threads, self.tried = threads, 0
+        monkeypatch.setattr(cuda, "load_function", self.load)
+        monkeypatch.setattr(cuda, "_refused", {})
+        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(cuda, "launcher", lambda *given: given)
+
+    def load(self, binary: bytes, name: str, shared: int, threads: int) -> int:
+        assert binary[:4] == b"\x7fELF"
+        self.tried += 1
+        if threads > self.threads:
+            raise ResourceError(
+                f"a block of {name} has {threads} threads, and its registers are enough for {self.threads}"
+            )
+        return 0xF00
+
+
+def realized(f: Callable[..., Any], cfg: Config, *inputs: torch.Tensor) -> tuple[Any, str]:
+    """The loaded functions of a program for a GPU, and its wrapper."""
+    lowered = lower(trace(torch.fx.symbolic_trace(f), inputs).graph)
+    call, artifacts = realize_module.realize(lowered, Cuda(cfg, 0), cfg, Watch("off", ""))
+    return call, artifacts.wrapper
+
+
+@pytest.mark.usefixtures("device")
+def test_next_configuration_where_the_device_refuses_one(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph ran eagerly. It is launched as the configuration that was taken, which the cache has from then on."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() + 1
+
+    x = torch.empty(1 << 20)
+    _, meta = build(f, cfg, x)
+    ((name, (_, how, *_)),) = meta["symbols"].items()
+    _, _, xblock, _, warps = how
+    loads = Loads(monkeypatch, 32 * warps - 1)
+    call, wrapper = realized(f, cfg, x)
+    function = call.__globals__[name]
+    assert function[0] == (0xF00, 0, function[0][2])
+    assert function[0][2] < 32 * warps
+    reasons = opforge.stats()["retries"]
+    refused = loads.tried - 1
+    assert sum(reasons.values()) == refused >= 1
+    assert set(reasons) == {
+        f"a block of {name} has {32 * warps} threads, and its registers are enough for {32 * warps - 1}"
+    }
+    assert f"{name}({(1 << 20) // (xblock >> 2 * refused)}, arg" in wrapper
+    # Another process: the cache has what was taken.
+    monkeypatch.setattr(cuda, "_refused", {})
+    counters.reset()
+    assert realized(f, cfg, x)[1] == wrapper
+    assert loads.tried == refused + 2
+    assert opforge.stats()["retries"] == {}
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("cached", [True, False])
+def test_no_configuration_that_the_device_takes(cfg: Config, monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
+    """All are tried, and each is counted; then it is the graph's `BuildError`."""
+    loads = Loads(monkeypatch, 0)
+    with pytest.raises(BuildError, match=r"threads, and its registers are enough for 0") as raised:
+        realized(lambda x: x.exp(), replace(cfg, cache=cached), torch.empty(1 << 20))
+    assert not isinstance(raised.value, ResourceError)
+    assert loads.tried == sum(opforge.stats()["retries"].values()) == cuda.CONFIGURATIONS
+
+
+@pytest.mark.usefixtures("device")
+def test_folder_that_keeps_its_entries(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an entry cannot be removed, the next configuration is for this process only."""
+    loads = Loads(monkeypatch, 32)
+    cache = Cache.current(cfg)
+    monkeypatch.setattr(cache, "drop", lambda _: False)
+    call, _ = realized(lambda x: x.exp() - 1, cfg, torch.empty(1 << 20))
+    assert any(f[0][2] == 32 for f in call.__globals__.values() if isinstance(f, tuple) and len(f) > 5)
+    assert loads.tried > 1

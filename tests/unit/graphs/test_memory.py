@@ -6,7 +6,6 @@ import gc
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import opforge
-from opforge.runtime.graphs import recording
+from opforge.runtime.config import Config
 from opforge.runtime.graphs import region as regions
 from opforge.runtime.graphs.memory import Block, Place
 from opforge.runtime.graphs.recording import Slot
@@ -25,6 +24,7 @@ from opforge.runtime.torch_compat import reinterpret_tensor
 from .fake import FakeDevice, FakeRecorder
 
 TENSOR, FIXED = Slot(), Slot(fixed=True)
+SMALL = Config.cudagraphs_clone_bytes
 ROWS = 16  # so that a kept tensor is a kilobyte
 
 
@@ -110,12 +110,6 @@ def test_regions_share_temporary_memory() -> None:
     assert all(len(region.recordings) == 1 for region in found)
 
 
-@pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is so small that it is given out as a copy."""
-    monkeypatch.setattr(recording, "SMALL", 0)
-
-
 def with_gradients_that_stay(step: Step) -> None:
     """Those of the step before are dropped after the next forward."""
     x, w, g = data()
@@ -136,10 +130,9 @@ def with_gradients_that_stay(step: Step) -> None:
     assert opforge.stats()["unrecorded"] == {}
 
 
-@pytest.mark.usefixtures("large")
 def test_gradients_that_stay_send_their_backward_apart() -> None:
     """A forward would overwrite them: they get memory of their own."""
-    step = Step(FakeDevice())
+    step = Step(FakeDevice(), small=0)
     with_gradients_that_stay(step)
     assert step.backward.apart
 
@@ -151,12 +144,11 @@ def test_small_gradients_that_stay_are_copies() -> None:
     assert step.backward.fresh == {0, 1}
 
 
-@pytest.mark.parametrize("small", [0, recording.SMALL])
-def test_a_loss_that_is_held_until_the_next_step(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("small", [0, SMALL])
+def test_a_loss_that_is_held_until_the_next_step(small: int) -> None:
     """It is copied, and both go on sharing memory."""
-    monkeypatch.setattr(recording, "SMALL", small)
     device = FakeDevice()
-    step, (x, w, g) = Step(device), data()
+    step, (x, w, g) = Step(device, small=small), data()
     y = None
     for _ in range(8):
         x.normal_()
@@ -207,7 +199,7 @@ def test_what_the_backward_reads_stays_where_it_is() -> None:
 
 def test_small_is_counted_in_all() -> None:
     """Of three held results, of which two are small enough together, one stays where it was: versions are recorded for it."""
-    n = recording.SMALL // 10
+    n = SMALL // 10
     region = Region(lambda x: (x + 1, x + 2, x + 3), [TENSOR], FakeRecorder())
     x = torch.zeros(n)  # four tenths
     held: tuple[Any, ...] = ()
@@ -411,14 +403,9 @@ def play(seed: int, choices: Sequence[tuple[int, int]]) -> None:
     """Calls, backwards, drops and failures of several steps on one device, in any order: nothing that is held ever changes."""
     device = FakeDevice(seed)
     rng = random.Random(seed)
-    small = rng.choice([0, 600, recording.SMALL])
-    with patch.object(recording, "SMALL", small):
-        _play(device, rng, choices)
-
-
-def _play(device: FakeDevice, rng: random.Random, choices: Sequence[tuple[int, int]]) -> None:
-    steps = [Step(device, share=False), Step(device), Step(device)]
-    lone = Region(lambda x: (x.sum(0), x * 2), [TENSOR], FakeRecorder(device))
+    small = rng.choice([0, 600, SMALL])
+    steps = [Step(device, share=False, small=small), Step(device, small=small), Step(device, small=small)]
+    lone = Region(lambda x: (x.sum(0), x * 2), [TENSOR], FakeRecorder(device), small=small)
     inputs = [data() for _ in range(2)]
     held: list[tuple[Sequence[Tensor], list[Tensor]]] = []
     pending: list[tuple[Step, list[Any], Sequence[Tensor]]] = []

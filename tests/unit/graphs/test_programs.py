@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import opforge
+from opforge.runtime.graphs.eligible import why_not
 from opforge.runtime.targets.cpu import Cpu
 
 from .fake import FakeDevice, FakeRecorder
+from .test_region import warnings_of
 
 
 @pytest.fixture
@@ -181,19 +184,86 @@ def test_why_not_is_said(recorders: list[FakeRecorder]) -> None:
     torch._dynamo.reset()
 
 
-def test_conditions_are_not_recorded_and_say_so(recorders: list[FakeRecorder]) -> None:
+def test_conditions_are_not_recorded_and_say_so(recorders: list[FakeRecorder], monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs is decided by the predicate at each call; neither the graph nor its branches are recorded."""
 
     def program(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x * 2,)) + 1
 
+    def calls() -> None:
+        with torch.no_grad():
+            for sign in (1, 1, -1, 1, -1, -1):
+                x = torch.full((3,), float(sign))
+                torch.testing.assert_close(run(x), program(x))
+
     run = compiled(program, strict=False)
-    with torch.no_grad():
-        for sign in (1, 1, -1, 1, -1, -1):
-            x = torch.full((3,), float(sign))
-            torch.testing.assert_close(run(x), program(x))
+    (told,) = warnings_of(calls, monkeypatch)
+    assert "cond calls cond (test_programs.py:" in told
+    assert " in program: return torch.cond(x.sum() > 0," in told
     assert opforge.stats()["recordings"] == 0
-    assert any("calls cond" in reason for reason in opforge.stats()["unrecorded"])
+    assert len(opforge.stats()["unrecorded"]) == 1
+
+
+def test_the_line_that_made_what_is_held(recorders: list[FakeRecorder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who asked for a mode learns once why it does nothing, and where."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        held = x.sin() + 1  # this one
+        dropped = x.cos() * 2
+        return held, dropped
+
+    run = torch.compile(program, backend="opforge", mode="reduce-overhead")
+    x = torch.randn(1 << 15)
+    kept: list[Tensor] = []
+
+    def calls() -> None:
+        with torch.no_grad():
+            kept.extend(run(x)[0] for _ in range(10))
+
+    (told,) = warnings_of(calls, monkeypatch)
+    assert re.search(
+        r"results of 4 calls are held while it is called again; results made by test_programs.py:\d+", told
+    )
+    assert "held = x.sin() + 1  # this one (strict" in told
+    assert "dropped" not in told
+    for y in kept:
+        assert torch.equal(y, kept[0])
+
+
+@pytest.mark.parametrize(("size", "recorded"), [(0, 4), (12 << 10, 4), (20 << 10, 2)])
+def test_results_are_copied_by_setting(recorders: list[FakeRecorder], size: int, recorded: int) -> None:
+    """Of 16 KB that is held: as many recordings as there may be, or one more, of which it is a copy. It is never overwritten."""
+    run = compiled(lambda x: x.sin() + 1, cudagraphs_clone_bytes=size, strict=False)
+    x = torch.randn(4 << 10)
+    with torch.no_grad():
+        held = [run(x.fill_(n)) for n in range(10)]
+    for n, y in enumerate(held):
+        torch.testing.assert_close(y, torch.full_like(x, n).sin() + 1)
+    assert [r.recorded for r in recorders] == [recorded]
+    assert recorders[0].replayed == (4 if recorded == 4 else 9)
+    assert sum(opforge.stats()["unrecorded"].values()) == (5 if recorded == 4 else 0)
+
+
+def test_an_input_elsewhere_is_told_with_the_line_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a graph for a GPU: its inputs come from no line."""
+
+    def program(x: Tensor, there: Tensor) -> Tensor:
+        y = x * 2
+        return y + there
+
+    reasons: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        (there,) = [n for n in gm.graph.nodes if n.op == "placeholder"][1:]
+        there.meta["val"] = there.meta["example_value"].to("meta")
+        reasons.append(why_not(gm, "cpu"))
+        return gm.forward
+
+    torch.compile(program, backend=backend)(torch.randn(3), torch.randn(3))
+    ((reason,),) = [reasons]
+    assert re.fullmatch(
+        r"l_there_ is on the device meta \(test_programs.py:\d+ in program: return y \+ there\)", reason
+    )
 
 
 def test_a_mode_turns_it_on(recorders: list[FakeRecorder]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,21 +14,31 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge.errors import UnsupportedError
-from opforge.runtime.graphs import recording
+from opforge.errors import OpforgeWarning, UnsupportedError
+from opforge.runtime.build import scratch
 from opforge.runtime.graphs import region as regions
 from opforge.runtime.graphs.recording import Slot, can_copy
 from opforge.runtime.graphs.region import Region
 
 from .fake import FakeRecorder
 
+TOLD = "opforge: a compiled graph runs without the CUDA graph that was asked for: {} (strict=True raises instead)"
 TENSOR, FIXED, NUMBER = Slot(), Slot(fixed=True), Slot(number=True)
 
 
-def made(f: Callable[..., Sequence[Any]], *slots: Slot, strict: bool = False) -> tuple[Region, FakeRecorder]:
+def made(f: Callable[..., Sequence[Any]], *slots: Slot, **options: Any) -> tuple[Region, FakeRecorder]:
     recorder = FakeRecorder()
     opforge.reset_stats()
-    return Region(f, slots, recorder, strict=strict), recorder
+    return Region(f, slots, recorder, **options), recorder
+
+
+def warnings_of(f: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What opforge warns of, if it has warned of nothing before."""
+    monkeypatch.setattr(scratch, "_warned", set())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        f()
+    return [str(w.message) for w in said if issubclass(w.category, OpforgeWarning)]
 
 
 def warmed(f: Callable[..., Sequence[Any]], *slots: Slot, args: Sequence[Any]) -> tuple[Region, FakeRecorder]:
@@ -46,19 +58,61 @@ def test_the_first_call_runs_the_second_records_the_rest_replay() -> None:
 
 
 def test_results_that_are_held_are_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "SMALL", 0)
-    region, recorder = made(lambda x: (x + 1, x - 1), TENSOR)
+    region, recorder = made(lambda x: (x + 1, x - 1), TENSOR, small=0)
     x = torch.zeros(3)
     held = []
-    for n in range(10):
-        x.fill_(n)
-        held.append(region(x))
+
+    def calls() -> None:
+        for n in range(10):
+            x.fill_(n)
+            held.append(region(x))
+
+    assert warnings_of(calls, monkeypatch) == [TOLD.format("results of 4 calls are held while it is called again")]
     for n, (up, down) in enumerate(held):
         assert up.eq(n + 1).all()
         assert down.eq(n - 1).all()
     assert recorder.recorded == regions.VERSIONS
     (reason,) = opforge.stats()["unrecorded"]
     assert "are held" in reason
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_lines_that_made_what_is_held(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
+    """Of the results that somebody holds only: the first one is dropped."""
+    lines = [
+        "a.py:1 in f: x + 1",
+        "a.py:2 in f: x - 1",
+        "a.py:2 in f: x - 1",
+        "a.py:4 in f: x * 4",
+        "a.py:5 in f: x * 5",
+    ]
+    region = Region(
+        lambda x: (x + 1, x - 1, x - 2, x * 4, x * 5), [TENSOR], FakeRecorder(), strict=strict, lines=lines, small=0
+    )
+    x, held = torch.zeros(3), []
+    reason = "results of 4 calls are held while it is called again; results made by a.py:2 in f: x - 1 and by a.py:4 in f: x * 4 and 1 more"
+
+    def calls() -> None:
+        for _ in range(7):
+            held.append(region(x)[1:])
+
+    opforge.reset_stats()
+    if strict:
+        with pytest.raises(UnsupportedError, match=re.escape(reason)):
+            calls()
+    else:
+        assert warnings_of(calls, monkeypatch) == [TOLD.format(reason)]
+        assert opforge.stats()["unrecorded"] == {reason: 2}
+
+
+def test_many_sizes_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["a.py:1 in f: x + 1"]
+    region = Region(lambda x: (x + 1,), [Slot(dynamic=True)], FakeRecorder(), lines=lines)
+    xs = [torch.zeros(n) for n in range(1, 30)]
+    (told,) = warnings_of(lambda: [region(x) for x in xs], monkeypatch)
+    assert told == TOLD.format(
+        "it was recorded 16 times, for other sizes or addresses; results made by a.py:1 in f: x + 1"
+    )
 
 
 def test_small_results_that_are_held_are_copies() -> None:
@@ -361,12 +415,17 @@ def test_another_stream_has_recordings_of_its_own() -> None:
     assert recorder.replayed == replayed
 
 
-def test_what_cannot_be_recorded_runs_and_says_why() -> None:
+def test_what_cannot_be_recorded_runs_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     region, recorder = made(lambda x: (x + 1,), TENSOR)
     recorder.error = RuntimeError("operation not permitted when stream is capturing\nmore")
     x = torch.zeros(2)
-    for _ in range(4):
-        assert region(x)[0].eq(1).all()
+
+    def calls() -> None:
+        for _ in range(4):
+            assert region(x)[0].eq(1).all()
+
+    told = "RuntimeError: operation not permitted when stream is capturing"
+    assert warnings_of(calls, monkeypatch) == [TOLD.format(told)]
     assert opforge.stats()["unrecorded"] == {"RuntimeError: operation not permitted when stream is capturing": 1}
     region, recorder = made(lambda x: (x + 1,), TENSOR, strict=True)
     recorder.error = torch.cuda.OutOfMemoryError("out of memory")
