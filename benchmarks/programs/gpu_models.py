@@ -178,13 +178,13 @@ class LastHidden(nn.Module):
         return self.encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
 
 
-@program("bert", "6 layers of BERT-base, 32 x 256 tokens, bf16")
+@program("bert", "BERT-base, 32 x 256 tokens, bf16")
 def make_bert(device: torch.device, tiny: bool) -> Built:
     from transformers import BertConfig, BertModel
 
     size: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64} if tiny else {}
     with device:
-        model = LastHidden(BertModel(BertConfig(num_hidden_layers=2 if tiny else 6, **size)))
+        model = LastHidden(BertModel(BertConfig(num_hidden_layers=2 if tiny else 12, **size)))
     batch, length = (2, 16) if tiny else (32, 256)
     lengths = torch.linspace(length // 2, length, batch, device=device).long()
     mask = (torch.arange(length, device=device)[None, :] < lengths[:, None]).long()
