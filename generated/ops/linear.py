@@ -3,6 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
+from ...runtime.lower import scalar_ops as s
 from ...runtime.lower.names import (
     broadcast,
     dtype,
@@ -121,17 +122,17 @@ def lu_unpack(b, LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
         and pays_as_loops(LU_data, numel(LU_data)),
         'is_float(dtype(LU_data)) and dtype(LU_pivots) == "int32" and unpack_data and unpack_pivots and pays_as_loops(LU_data, numel(LU_data))',
     )
+    LU_pivots = b.each(
+        LU_pivots,
+        lambda value: (value >= 1) & (value <= size(LU_data, -2)),
+        "RuntimeError",
+        "pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive",
+    )
     m = size(LU_data, -2)
     n = size(LU_data, -1)
     k = least(m, n)
     batch = shape(LU_data)[:-2]
-    good = b.call(
-        "aten.logical_and.default", b.call("aten.ge.Scalar", LU_pivots, 1), b.call("aten.le.Scalar", LU_pivots, m)
-    )
-    pivots = b.demanded(
-        LU_pivots, good, "RuntimeError", "pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive"
-    )
-    order = b.routine("linear.permutation", [pivots], [(batch + [m], "int64")], [])[0]
+    order = b.routine("linear.permutation", [LU_pivots], [(batch + [m], "int64")], [])[0]
     rows = b.call("aten.view.default", b.call("aten.arange.default", m, dtype="int64"), [m, 1])
     p_ = to(b.call("aten.eq.Tensor", rows, b.call("aten.unsqueeze.default", order, -2)), dtype(LU_data))
     ones_ = b.call("aten.view.default", b.call("aten.arange.default", m, dtype="int64"), [m, 1])
@@ -150,13 +151,15 @@ def linalg_lu_solve(b, LU, pivots, B, *, left=True, adjoint=False):
         and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1)),
         'dtype(LU) in ["float32", "float64"] and dtype(LU) == dtype(B) and dtype(pivots) == "int32" and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1))',
     )
+    pivots = b.each(
+        pivots,
+        lambda value: (value >= 1) & (value <= size(LU, -2)),
+        "RuntimeError",
+        "pivots given to lu_solve must be between 1 and LU.size(-2)",
+    )
     batch = broadcast(shape(LU)[:-2], shape(B)[:-2])
     a = b.call("aten.expand.default", LU, batch + shape(LU)[-2:])
-    good = b.call(
-        "aten.logical_and.default", b.call("aten.ge.Scalar", pivots, 1), b.call("aten.le.Scalar", pivots, size(LU, -2))
-    )
-    kept = b.demanded(pivots, good, "RuntimeError", "pivots given to lu_solve must be between 1 and LU.size(-2)")
-    p_ = b.call("aten.expand.default", kept, batch + shape(pivots)[-1:])
+    p_ = b.call("aten.expand.default", pivots, batch + shape(pivots)[-1:])
     b_ = b.call("aten.expand.default", B, batch + shape(B)[-2:])
     return b.routine("linear.lu_solve", [a, p_, b_], [(shape(b_), dtype(B))], [left, adjoint])[0]
 
@@ -312,15 +315,15 @@ def _linalg_svd(b, A, full_matrices=False, compute_uv=True, *, driver=None):
         dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * least(size(A, -1), size(A, -2)) * 8),
         'dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * least(size(A, -1), size(A, -2)) * 8)',
     )
-    least_ = least(size(A, -1), size(A, -2))
-    x = b.demanded(
+    A = b.each(
         A,
-        b.call("aten.eq.Tensor", A, A),
+        lambda value: s.eq(value, value),
         "LinAlgError",
         "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values.",
     )
+    least_ = least(size(A, -1), size(A, -2))
     m, n, batch = (size(A, -2), size(A, -1), shape(A)[:-2])
-    s_ = b.routine("linear.singular_values", [x], [(batch + [least_], dtype(A))], [])[0]
+    s_ = b.routine("linear.singular_values", [A], [(batch + [least_], dtype(A))], [])[0]
     if not compute_uv:
         return (
             b.call("aten.full.default", [0], 0.0, dtype=dtype(A)),

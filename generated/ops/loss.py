@@ -89,27 +89,23 @@ def soft_margin_loss(b, self, target, reduction=1):
 
 # spec: aten.binary_cross_entropy
 def binary_cross_entropy(b, self, target, weight=None, reduction=1):
-    b.native_if(
-        is_float(dtype(self)) and is_float(dtype(target)) and shape(self) == shape(target),
-        "is_float(dtype(self)) and is_float(dtype(target)) and (shape(self) == shape(target))",
-    )
-    x = b.demanded(
+    b.require(is_float(dtype(self)) and is_float(dtype(target)), "is_float(dtype(self)) and is_float(dtype(target))")
+    b.require(shape(self) == shape(target), "shape(self) == shape(target)")
+    self = b.each(
         self,
-        b.call("aten.logical_and.default", b.call("aten.ge.Scalar", self, 0.0), b.call("aten.le.Scalar", self, 1.0)),
+        lambda value: (value >= 0.0) & (value <= 1.0),
         "RuntimeError",
         "all elements of input should be between 0 and 1",
     )
-    y = b.demanded(
+    target = b.each(
         target,
-        b.call(
-            "aten.logical_and.default", b.call("aten.ge.Scalar", target, 0.0), b.call("aten.le.Scalar", target, 1.0)
-        ),
+        lambda value: (value >= 0.0) & (value <= 1.0),
         "RuntimeError",
         "all elements of target should be between 0 and 1",
     )
-    yes = b.call("aten.clamp_min.default", b.call("aten.log.default", x), -100.0)
-    no = b.call("aten.clamp_min.default", b.call("aten.log1p.default", b.call("aten.neg.default", x)), -100.0)
-    loss = no * (y - 1.0) - yes * y
+    yes = b.call("aten.clamp_min.default", b.call("aten.log.default", self), -100.0)
+    no = b.call("aten.clamp_min.default", b.call("aten.log1p.default", b.call("aten.neg.default", self)), -100.0)
+    loss = no * (target - 1.0) - yes * target
     if weight is not None:
         loss = loss * weight
     return (

@@ -162,14 +162,14 @@ def searchsorted_Tensor(b, sorted_sequence, self, *, out_int32=False, right=Fals
         and pays_as_loops(self, numel(self) * 8),
         "not is_bool(dtype(self)) and dtype(self) == dtype(sorted_sequence) and (side is None or not right) and pays_as_loops(self, numel(self) * 8)",
     )
+    sorter = b.each(
+        sorter,
+        lambda value: (value >= 0) & (value < size(sorted_sequence, -1)),
+        "RuntimeError",
+        "torch.searchsorted(): sorter index out of range",
+    )
     out_ = "int32" if out_int32 else "int64"
     after = right if side is None else side in ["right"]
     if sorter is None:
         return b.routine("sorting.search", [sorted_sequence, self], [(shape(self), out_)], [after])[0]
-    good = b.call(
-        "aten.logical_and.default",
-        b.call("aten.ge.Scalar", sorter, 0),
-        b.call("aten.lt.Scalar", sorter, size(sorted_sequence, -1)),
-    )
-    order = b.demanded(sorter, good, "RuntimeError", "torch.searchsorted(): sorter index out of range")
-    return b.routine("sorting.search_by", [sorted_sequence, order, self], [(shape(self), out_)], [after])[0]
+    return b.routine("sorting.search_by", [sorted_sequence, sorter, self], [(shape(self), out_)], [after])[0]

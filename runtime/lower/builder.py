@@ -173,6 +173,11 @@ class Builder:
         if not condition:
             raise NotNativeError(f"not native unless {text}")
 
+    def require(self, condition: Any, text: str) -> None:
+        """Eager raises where the condition does not hold: its kernel runs, and does so."""
+        if not condition:
+            raise UnsupportedError(f"eager raises unless {text}")
+
     def begin(self, prefix: str, origin: str, place: str = "") -> None:
         """What comes next is one node of the graph: names of its buffers, where it comes from, and what its errors say."""
         self.prefix, self.origin, self.place, self._error = prefix, origin, place or origin, None
@@ -241,11 +246,15 @@ class Builder:
 
     def demanded(self, t: Tensor, holds: Tensor, error: str, says: str) -> Tensor:
         """`t`; where `holds`, of the same sizes, does not hold somewhere the graph raises `error` when it runs."""
-        if not self.checks or self._error == "nothing":
+        return self.each(t, lambda _: self.at(holds, self.coords(t.shape)), error, says)
+
+    def each(self, t: Any, holds: Callable[[Node], Node], error: str, says: str) -> Any:
+        """`t` (or None); where the condition does not hold of an element the graph raises `error` when it runs."""
+        if t is None or not self.checks or self._error == "nothing":
             return t
         at = self.coords(t.shape)
-        value = demanded(self.at(t, at), self.at(holds, at), error, f"{says}: {self.place}")
-        return self.define(t.shape, value, t.dtype)
+        value = self.at(t, at)
+        return self.define(t.shape, demanded(value, holds(value), error, f"{says}: {self.place}"), t.dtype)
 
     def first_of(self, conditions: Sequence[Any], values: Sequence[Any]) -> Any:
         """The value of the first condition that holds, reading nothing else; 0 when none holds."""
