@@ -76,7 +76,7 @@ class Demands(ast.NodeTransformer):
         """The statements with the clauses in them."""
         made = [self.visit(statement) for statement in tree]
         for k, clause in enumerate(clauses(self.checker.entry)):
-            if "demanded" in clause and clause["demanded"] not in self.met:
+            if self.named.get(str(clause.get("demanded"))) is clause and clause["demanded"] not in self.met:
                 self.checker.error((KEY, k, "demanded"), f"the body demands no '{clause['demanded']}'")
         return made
 
@@ -87,6 +87,7 @@ class Demands(ast.NodeTransformer):
         source = self.checker.text(self.path)
         assert source is not None
         name = node.args[2] if len(node.args) == 3 else None
+        clause: Mapping[str, Any] = {}
         if not isinstance(name, ast.Name) or node.keywords:
             source.error(node, "expected demanded(tensor, condition, clause), with the name of a clause of 'require'")
         elif name.id not in self.named:
@@ -95,8 +96,9 @@ class Demands(ast.NodeTransformer):
         else:
             self.met.add(name.id)
             clause = self.named[name.id]
-            texts = [ast.copy_location(ast.Constant(str(clause[key])), name) for key in ("raises", "says")]
-            node.args = [*node.args[:2], *texts]
+        # After a mistake too, so that it is reported once.
+        texts = [ast.copy_location(ast.Constant(str(clause.get(key))), node) for key in ("raises", "says")]
+        node.args, node.keywords = [*node.args[:2], *texts], []
         return node
 
 
