@@ -69,12 +69,12 @@ def linalg_inv_ex(b, A, *, check_errors=False):
 
 # spec: aten._linalg_solve_ex
 def _linalg_solve_ex(b, A, B, *, left=True, check_errors=False):
+    b.require(dtype(A) == dtype(B), "dtype(A) == dtype(B)")
     b.native_if(
         not check_errors
         and dtype(A) in ["float32", "float64"]
-        and dtype(A) == dtype(B)
         and pays_as_loops(A, (numel(A) + numel(B)) * size(A, -1)),
-        'not check_errors and dtype(A) in ["float32", "float64"] and dtype(A) == dtype(B) and pays_as_loops(A, (numel(A) + numel(B)) * size(A, -1))',
+        'not check_errors and dtype(A) in ["float32", "float64"] and pays_as_loops(A, (numel(A) + numel(B)) * size(A, -1))',
     )
     vector = rank(B) == 1 or rank(A) - 1 == rank(B) and all([x == y for x, y in zip(shape(A)[:-1], shape(B))])
     given = b.call("aten.unsqueeze.default", B, -1) if vector else B
@@ -114,13 +114,10 @@ def linalg_lu(b, A, *, pivot=True):
 
 # spec: aten.lu_unpack
 def lu_unpack(b, LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
+    b.require(dtype(LU_pivots) == "int32" or not unpack_pivots, 'dtype(LU_pivots) == "int32" or not unpack_pivots')
     b.native_if(
-        is_float(dtype(LU_data))
-        and dtype(LU_pivots) == "int32"
-        and unpack_data
-        and unpack_pivots
-        and pays_as_loops(LU_data, numel(LU_data)),
-        'is_float(dtype(LU_data)) and dtype(LU_pivots) == "int32" and unpack_data and unpack_pivots and pays_as_loops(LU_data, numel(LU_data))',
+        is_float(dtype(LU_data)) and unpack_data and unpack_pivots and pays_as_loops(LU_data, numel(LU_data)),
+        "is_float(dtype(LU_data)) and unpack_data and unpack_pivots and pays_as_loops(LU_data, numel(LU_data))",
     )
     LU_pivots = b.each(
         LU_pivots,
@@ -144,12 +141,11 @@ def lu_unpack(b, LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
 
 # spec: aten.linalg_lu_solve
 def linalg_lu_solve(b, LU, pivots, B, *, left=True, adjoint=False):
+    b.require(dtype(LU) == dtype(B), "dtype(LU) == dtype(B)")
+    b.require(dtype(pivots) == "int32", 'dtype(pivots) == "int32"')
     b.native_if(
-        dtype(LU) in ["float32", "float64"]
-        and dtype(LU) == dtype(B)
-        and dtype(pivots) == "int32"
-        and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1)),
-        'dtype(LU) in ["float32", "float64"] and dtype(LU) == dtype(B) and dtype(pivots) == "int32" and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1))',
+        dtype(LU) in ["float32", "float64"] and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1)),
+        'dtype(LU) in ["float32", "float64"] and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1))',
     )
     pivots = b.each(
         pivots,
@@ -202,11 +198,10 @@ def cholesky(b, self, upper=False):
 
 # spec: aten.cholesky_solve
 def cholesky_solve(b, self, input2, upper=False):
+    b.require(dtype(self) == dtype(input2), "dtype(self) == dtype(input2)")
     b.native_if(
-        dtype(self) in ["float32", "float64"]
-        and dtype(self) == dtype(input2)
-        and pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1)),
-        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(input2) and pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1))',
+        dtype(self) in ["float32", "float64"] and pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1)),
+        'dtype(self) in ["float32", "float64"] and pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1))',
     )
     batch = broadcast(shape(self)[:-2], shape(input2)[:-2])
     b_ = b.call("aten.expand.default", self, batch + shape(self)[-2:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..coverage import NAMESPACES, counts
 from ..model import Model
@@ -38,16 +38,23 @@ def operators_page(model: Model, path: str) -> str:
 
 def _row(e: OpEntry, scalars: ScalarSet) -> dict[str, str]:
     conditions = {w.sections["native_if"].text for w in e.lowerings if "native_if" in w.sections}
+    required = list(dict.fromkeys(section.text for w in e.lowerings for section in w.required))
+    said = [cell(clause.says) for clause in e.require if clause.says]
     return {
         "id": e.id,
         "kind": e.kind,
         "targets": _TARGETS.get(e.kind, "C++, Triton"),
         "dtypes": ", ".join(e.test_dtypes) or "eager's",
-        "where": " · ".join(f"`{cell(' '.join(c.split()))}`" for c in sorted(conditions)),
+        "where": _conditions(sorted(conditions)),
+        "requires": " · ".join(filter(None, [_conditions(required), *said])),
         "tests": "shapes" if e.unspecified else f"{len(e.tests)} written" if e.tests else "by schema",
         "numerics": _numerics(e, scalars),
         "doc": cell(e.doc),
     }
+
+
+def _conditions(texts: Iterable[str]) -> str:
+    return " · ".join(f"`{cell(' '.join(c.split()))}`" for c in texts)
 
 
 def _other(e: OpEntry) -> dict[str, str]:

@@ -133,6 +133,7 @@ class Builder:
         self.may_be_empty: Collection[str] = ()  # size symbols that come from data
         self._shapes: dict[str, tuple[Size, ...]] = {}  # of what is read, where sizes may be 0
         self._error: str | None = None
+        self._calls = 0  # lowerings under way that others called
         self._names: dict[str, int] = {}
         self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
 
@@ -174,8 +175,10 @@ class Builder:
             raise NotNativeError(f"not native unless {text}")
 
     def require(self, condition: Any, text: str) -> None:
-        """Eager raises where the condition does not hold: its kernel runs, and does so."""
-        if not condition:
+        """Eager raises where the condition does not hold: its kernel runs, and does so. (What calls this operator may have another.)"""
+        if self._calls:
+            self.native_if(condition, text)
+        elif not condition:
             raise UnsupportedError(f"eager raises unless {text}")
 
     def begin(self, prefix: str, origin: str, place: str = "") -> None:
@@ -193,12 +196,12 @@ class Builder:
         lowering = self.lowerings.get(op)
         if lowering is None or (op not in self.complex and any(_is_complex(a) for a in (*args, *kwargs.values()))):
             raise UnsupportedError(f"{op} has no lowering of its own here")
-        prefix, error = self.prefix, self._error
+        prefix, error, self._calls = self.prefix, self._error, self._calls + 1
         self.prefix = f"{prefix}_{op.split('.')[1].strip('_')}"
         try:
             return lowering(self, *args, **kwargs)
         finally:
-            self.prefix, self._error = prefix, error
+            self.prefix, self._error, self._calls = prefix, error, self._calls - 1
 
     # -- coordinates and elems -----------------------------------------------------------------------------------------
     def coords(self, shape: Sequence[Size]) -> list[Expr]:

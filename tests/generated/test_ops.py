@@ -2272,6 +2272,7 @@ OPS = [
             "I(9, 7), I(9, 5), out_int32=True",
             "F(2, 3), F(2, 0)",
             "F(3, 0), F(3, 2)",
+            'F(5), F(3), right=True, side="right"',
         ),
     ),
     Op(
