@@ -215,7 +215,16 @@ def cholesky_inverse(b, self, upper=False):
         dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * size(self, -1) * 2),
         'dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * size(self, -1) * 2)',
     )
-    return b.routine("linear.cholesky_inverse", [self], [(shape(self), dtype(self))], [upper])[0]
+    k = b.call("aten.arange.default", size(self, -1), dtype="int64")
+    good = b.call(
+        "aten.logical_or.default",
+        b.call("aten.ne.Scalar", self, 0.0),
+        b.call("aten.ne.Tensor", b.call("aten.unsqueeze.default", k, -1), k),
+    )
+    x = b.demanded(
+        self, good, "LinAlgError", "cholesky_inverse: A diagonal element is zero, the inversion could not be completed."
+    )
+    return b.routine("linear.cholesky_inverse", [x], [(shape(self), dtype(self))], [upper])[0]
 
 
 # spec: aten.linalg_solve_triangular

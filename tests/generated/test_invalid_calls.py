@@ -175,6 +175,13 @@ CLAUSES = [
         raises="LinAlgError",
     ),
     Clause(
+        "aten.cholesky_inverse",
+        ("aten.cholesky_inverse.default",),
+        "cholesky_inverse: A diagonal element is zero, the inversion could not be completed.",
+        ("C(0.0, 3, 3)", "C(-0.0, 2, 3, 3), True"),
+        raises="LinAlgError",
+    ),
+    Clause(
         "aten.cholesky_solve",
         ("aten.cholesky_solve.default",),
         "dtype(self) == dtype(input2)",
