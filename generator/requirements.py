@@ -140,7 +140,9 @@ def check_each(made: Overload, scope: Scope) -> None:
             made.error(path[:3], f"'{made.schema.id}' has no argument '{name}'{did_you_mean(name, arguments)}")
         elif strip(scope[name]).kind != "tensor":
             made.error(path[:3], f"'{name}' is {describe(scope[name])}: 'each' is of the elements of a tensor")
-        section, _ = made.section(path, {**scope, "value": ELEM}, ELEM, fixed)
+        # Where the argument is None nothing is asked.
+        given = {name: strip(scope[name])} if name in scope else {}
+        section, _ = made.section(path, {**scope, **given, "value": ELEM}, ELEM, fixed)
         if section is not None:
             printed = made.function.printed(name)
             made.made.each.append((printed, section, str(clause["raises"]), str(clause["says"])))

@@ -251,13 +251,18 @@ class Builder:
         """`t`; where `holds`, of the same sizes, does not hold somewhere the graph raises `error` when it runs."""
         return self.each(t, lambda _: self.at(holds, self.coords(t.shape)), error, says)
 
-    def each(self, t: Any, holds: Callable[[Node], Node], error: str, says: str) -> Any:
-        """`t` (or None); where the condition does not hold of an element the graph raises `error` when it runs."""
+    def each(self, t: Any, holds: Callable[[Node], Any], error: str, says: str) -> Any:
+        """`t` (or None); where the condition does not hold of an element the graph raises `error` when it runs. (It may hold of all by what is
+        known now.)
+        """
         if t is None or not self.checks or self._error == "nothing":
             return t
         at = self.coords(t.shape)
         value = self.at(t, at)
-        return self.define(t.shape, demanded(value, holds(value), error, f"{says}: {self.place}"), t.dtype)
+        met = holds(value)
+        if met is True:
+            return t
+        return self.define(t.shape, demanded(value, met, error, f"{says}: {self.place}"), t.dtype)
 
     def first_of(self, conditions: Sequence[Any], values: Sequence[Any]) -> Any:
         """The value of the first condition that holds, reading nothing else; 0 when none holds."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -56,3 +59,65 @@ def test_a_condition_of_the_call_leaves_it_to_the_eager_kernel_which_raises() ->
     f = torch.compile(lambda x: x.max() + 1, backend="opforge", fullgraph=True)
     with pytest.raises(RuntimeError, match="max"):
         f(torch.empty(0))
+    assert opforge.stats()["reasons"] == {"aten.max.default: eager raises unless numel(self) > 0": 1}
+
+
+SPEC = """\
+- op: opforge_require.spread
+  doc: Each element times one of a table, where it is given
+  kind: pointwise
+  require:
+    - that: rank(x) > 0
+      bad: ["F(), F()"]
+    - each: {x: value < numel(x)}
+      raises: IndexError
+      says: too large for its tensor
+      bad: ["C(9.0, 3), F(3)"]
+    - each: {w: "True if dtype(w) != \\"float32\\" else value == value"}
+      raises: RuntimeError
+      says: the weight has no value
+      bad: ["F(3), C(nan, 3)"]
+  expr:
+    - if: w is not None
+      is: x * w
+    - is: x + 1
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[None]:
+    """An operator of the user's own, with requirements."""
+    lib = torch.library.Library("opforge_require", "DEF")
+    lib.define("spread(Tensor x, Tensor? w=None) -> Tensor")
+    lib.impl("spread", lambda x, w=None: x + 1 if w is None else x * w, "CompositeExplicitAutograd")
+    lib.impl("spread", lambda x, w=None: torch.empty_like(x), "Meta")
+    (tmp_path / "spread.yaml").write_text(SPEC)
+    opforge.load_specs(tmp_path / "spread.yaml")
+    yield
+    lib._destroy()
+
+
+def test_a_users_operator_of_symbolic_sizes_and_an_optional_argument(library: None) -> None:
+    spread = torch.ops.opforge_require.spread
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    f = torch.compile(lambda x, w: spread(x) * spread(x, w), backend="opforge", fullgraph=True, dynamic=True)
+    for n in (3, 7, 40):
+        x, w = torch.arange(n) * 1.0, torch.rand(n)
+        torch.testing.assert_close(f(x, w), spread(x) * spread(x, w))
+        with pytest.raises(IndexError, match="too large for its tensor: spread"):
+            f(x + 1, w)
+        with pytest.raises(RuntimeError, match="the weight has no value: spread"):
+            f(x, w / 0 * 0)
+    assert opforge.stats()["externs"] == {}
+    assert opforge.stats()["kernels"] == 1
+
+
+def test_a_condition_that_the_dtype_decides_is_not_checked(library: None) -> None:
+    from opforge.runtime.compile_fx import HISTORY
+
+    spread = torch.ops.opforge_require.spread
+    torch._dynamo.reset()
+    x, w = torch.arange(3) * 1.0, torch.full((3,), torch.nan, dtype=torch.float64)
+    assert torch.compile(lambda x, w: spread(x, w), backend="opforge")(x, w).isnan().all()
+    assert "has no value" not in HISTORY[-1].wrapper
