@@ -102,7 +102,7 @@ opinfo-interpret: $(STAMP) ## the same through a GPU's kernels, run by Triton's 
 # Its library comes before all others, and with it the one that it looks for at once; the compiler itself runs without.
 ASAN_LIBRARIES = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so)
 ASAN = env LD_PRELOAD="$(ASAN_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0 OPFORGE_SANITIZE=address OPFORGE_CXX="env -u LD_PRELOAD g++"
-ASAN_TESTS ?= tests/programs/test_invalid_inputs.py tests/programs/test_index_errors.py tests/opinfo
+ASAN_TESTS ?= tests/programs/test_invalid_inputs.py tests/programs/test_index_errors.py tests/generated/test_invalid_calls.py tests/opinfo
 test-asan: $(STAMP) ## C++ kernels under AddressSanitizer (g++): invalid inputs, and a sample of torch's tables; ASAN_TESTS=files
 	$(PY) -m pytest tests/unit/build/test_sanitizer.py
 	$(ASAN) $(PYTEST) -m "not slow and not gpu" $(ASAN_TESTS)

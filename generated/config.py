@@ -46,7 +46,7 @@ class Config:
     #: Random numbers; philox computes them in kernels from a seed that each call draws from torch's generator, eager has eager's exact stream.
     random: str = "philox"
     # spec: index_checks
-    #: Check positions that data brings and raise as eager does; without, one out of range reads or writes stray memory.
+    #: Check positions and values that data brings and raise as eager does; without, a position out of range reads or writes stray memory.
     index_checks: bool = True
     # spec: partition
     #: What training keeps for the backward; min_cut keeps the fewest bytes and computes cheap values again, default all it reads.
@@ -189,7 +189,7 @@ FIELDS: dict[str, Setting] = {
         choices=(),
         env="OPFORGE_INDEX_CHECKS",
         affects="code",
-        doc="Check positions that data brings and raise as eager does; without, one out of range reads or writes stray memory.",
+        doc="Check positions and values that data brings and raise as eager does; without, a position out of range reads or writes stray memory.",
     ),
     # spec: partition
     "partition": Setting(

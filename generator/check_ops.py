@@ -20,9 +20,22 @@ from .model import Model
 from .op_entries import WITHOUT_LOWERING, Lowering, OpEntry
 from .parts import OWN, Fill, Part, parts, values_of
 from .recursion import check_recursion
+from .requirements import Demands, calls, check_clauses, paths, requirements
 from .torch_schemas import TorchSchema
 
-COMMON = ("op", "doc", "kind", "symbol", "complex", "native_if", "let", "tests", "test_dtypes", "unspecified")
+COMMON = (
+    "op",
+    "doc",
+    "kind",
+    "symbol",
+    "complex",
+    "require",
+    "native_if",
+    "let",
+    "tests",
+    "test_dtypes",
+    "unspecified",
+)
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pointwise": (("expr",), ("operands", "promoted", "promote", "compute", "dtype", "with")),
     "view": (("shape", "at"), ("dtype", "with")),
@@ -210,6 +223,7 @@ class Checker:
             complex=bool(entry.get("complex", self.kind == "view")),
             row_bytes=int(entry.get("row_bytes") or 0),
             product=self.factors(),
+            require=requirements(entry),
         )
 
     def factors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -318,8 +332,13 @@ class Checker:
                 if not name.isidentifier():
                     self.diags.error(entry.key_pos(key, name), f"expected a name, found '{name}'")
                 self.parse((key, name))
+        for path in paths(entry):
+            self.parse(path)
+        check_clauses(self)
         if "body" in entry:
             self.parse(("body",), body=True)
+            if self.trees[("body",)]:
+                self.trees[("body",)] = Demands(self, ("body",)).fill(self.trees[("body",)])
         expr = entry.get("expr")
         if isinstance(expr, list):
             self.parse_cases(expr)
@@ -397,12 +416,13 @@ class Checker:
                 value = check_constants(self.sources[path], self.trees[path], env)
                 if path[0] == "let":
                     env[str(path[1])] = value
-        for k, test in enumerate(self.entry.get("tests") or ()):
+        tests = [(("tests", k), str(text)) for k, text in enumerate(self.entry.get("tests") or ())]
+        for place, test in (*tests, *calls(self.entry)):
             try:
                 ast.parse(f"f({test}\n)", mode="eval")
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 what = error.msg if isinstance(error, SyntaxError) else str(error)
-                self.error(("tests", k), f"expected the arguments of a call in Python: {what}")
+                self.error(place, f"expected the arguments of a call in Python: {what}")
 
     def text(self, path: tuple[str | int, ...], note: str = "") -> Text | None:
         """The string at `path`; plain numbers and booleans count as their Python text."""

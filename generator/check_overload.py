@@ -11,6 +11,7 @@ from .expr.ops import argument_types, result_type
 from .expr.printer import As, print_expression
 from .expr.types import DTYPE, ELEM, INDEX, INT, TENSOR, Type, accepts, join, list_of, optional, strip
 from .op_entries import Lowering, Section
+from .requirements import check_each, check_require
 from .torch_schemas import TorchSchema
 
 if TYPE_CHECKING:
@@ -41,8 +42,10 @@ class Overload:
         self.made.words = {k: str(entry[k]) for k in ("promote", "compute", "reduce", "scan") if k in entry}
         # Values stand in the trees already: their names are there for who misspells one.
         scope: Scope = {**dict.fromkeys(self.checker.values, Type("any")), **argument_types(self.schema)}
+        scope = check_require(self, scope)
         if ("native_if",) in self.checker.trees:
             scope = self.condition(("native_if",), scope, self.made.sections)
+        check_each(self, scope)
         scope = self.assigned("let", scope, self.made.lets)
         if ("raises",) in self.checker.trees:
             section, _ = self.section(("raises",), scope, Type("str"))
@@ -91,7 +94,8 @@ class Overload:
         if tree is None or source is None:
             return None, Type("any")
         resolved: dict[ast.AST, As] = {}
-        check = Inference(source, self.function, resolved, elems=path[0] in _ELEMS and path[-1] != "if", fixed=fixed)
+        elems = (path[0] in _ELEMS and path[-1] != "if") or "each" in path
+        check = Inference(source, self.function, resolved, elems=elems, fixed=fixed)
         t = check.infer(tree, scope) if want is None else check.expect(tree, scope, want)
         return Section(tree, resolved, source.text), t
 

@@ -22,6 +22,19 @@ class Section:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class Requirement:
+    """A clause of `require`: how it is stated (`that`, `each` or `demanded`), its condition or the arguments or the name, what its violation raises
+    and says (of `that` eager's kernel decides), and calls that break it.
+    """
+
+    form: str
+    text: str
+    raises: str
+    says: str
+    bad: tuple[str, ...]
+
+
 @dataclass
 class Lowering:
     """One overload's function, checked: everything that the printer needs."""
@@ -35,6 +48,10 @@ class Lowering:
     promoted: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
     words: dict[str, str] = field(default_factory=dict)
+    required: list[Section] = field(default_factory=list)
+    """Conditions that are decided while lowering."""
+    each: list[tuple[str, Section, str, str]] = field(default_factory=list)
+    """Arguments with a condition of each element, and what is raised and said where it does not hold."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +73,4 @@ class OpEntry:
     out: tuple[tuple[str, str], ...] = ()
     row_bytes: int = 0
     product: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    require: tuple[Requirement, ...] = ()

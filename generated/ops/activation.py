@@ -9,7 +9,7 @@ from ...runtime.lower.names import dtype, is_bool, is_float, nan, rank, size, wr
 
 # spec: aten.gelu
 def gelu(b, self, *, approximate="none"):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     if approximate == "tanh":
@@ -19,7 +19,7 @@ def gelu(b, self, *, approximate="none"):
 
 # spec: aten.silu
 def silu(b, self):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(self / (1 + s.exp(-self)))
@@ -27,7 +27,7 @@ def silu(b, self):
 
 # spec: aten.mish
 def mish(b, self):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(self * s.tanh(s.log1p(s.exp(self))))
@@ -35,7 +35,7 @@ def mish(b, self):
 
 # spec: aten.relu
 def relu(b, self):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.relu(self))
@@ -43,7 +43,7 @@ def relu(b, self):
 
 # spec: aten.leaky_relu
 def leaky_relu(b, self, negative_slope=0.01):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self > 0, self, self * negative_slope))
@@ -51,7 +51,7 @@ def leaky_relu(b, self, negative_slope=0.01):
 
 # spec: aten.elu
 def elu(b, self, alpha=1, scale=1, input_scale=1):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self > 0, self * scale, s.expm1(self * input_scale) * (alpha * scale)))
@@ -59,7 +59,8 @@ def elu(b, self, alpha=1, scale=1, input_scale=1):
 
 # spec: aten.celu
 def celu(b, self, alpha=1.0):
-    b.native_if(is_float(dtype(self)) and alpha != 0, "is_float(dtype(self)) and alpha != 0")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(alpha != 0, "alpha != 0")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self > 0, self, alpha * s.expm1(self / alpha)))
@@ -67,7 +68,7 @@ def celu(b, self, alpha=1.0):
 
 # spec: aten.hardtanh
 def hardtanh(b, self, min_val=-1, max_val=1):
-    b.native_if(dtype(self) not in ["bool", "uint8"], 'dtype(self) not in ["bool", "uint8"]')
+    b.require(dtype(self) not in ["bool", "uint8"], 'dtype(self) not in ["bool", "uint8"]')
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.minimum(s.maximum(self, min_val), max_val))
@@ -75,7 +76,7 @@ def hardtanh(b, self, min_val=-1, max_val=1):
 
 # spec: aten.hardswish
 def hardswish(b, self):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(self * s.minimum(s.maximum(self + 3, 0), 6) / 6)
@@ -83,7 +84,7 @@ def hardswish(b, self):
 
 # spec: aten.hardsigmoid
 def hardsigmoid(b, self):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.minimum(s.maximum(self + 3, 0), 6) / 6)
@@ -91,7 +92,7 @@ def hardsigmoid(b, self):
 
 # spec: aten.softplus
 def softplus(b, self, beta=1, threshold=20):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self * beta > threshold, self, s.log1p(s.exp(self * beta)) / beta))
@@ -99,9 +100,8 @@ def softplus(b, self, beta=1, threshold=20):
 
 # spec: aten.threshold
 def threshold(b, self, threshold, value):
-    b.native_if(
-        dtype(self) != "uint8" and not is_bool(dtype(self)), 'dtype(self) != "uint8" and (not is_bool(dtype(self)))'
-    )
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.native_if(dtype(self) != "uint8", 'dtype(self) != "uint8"')
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self <= threshold, value, self))
@@ -109,7 +109,7 @@ def threshold(b, self, threshold, value):
 
 # spec: aten.hardshrink
 def hardshrink(b, self, lambd=0.5):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where((self >= -lambd) & (self <= lambd), 0, self))
@@ -117,7 +117,7 @@ def hardshrink(b, self, lambd=0.5):
 
 # spec: aten.softshrink
 def softshrink(b, self, lambd=0.5):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.where(self > lambd, self - lambd, s.where(self < -lambd, self + lambd, self * 0)))
@@ -125,9 +125,8 @@ def softshrink(b, self, lambd=0.5):
 
 # spec: aten._prelu_kernel
 def _prelu_kernel(b, self, weight):
-    b.native_if(
-        is_float(dtype(self)) and dtype(self) == dtype(weight), "is_float(dtype(self)) and dtype(self) == dtype(weight)"
-    )
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(dtype(self) == dtype(weight), "dtype(self) == dtype(weight)")
     p = b.pointwise((self, weight))
     self, weight = p.operands
     return p.result(s.where(self > 0, self, weight * self))
@@ -135,14 +134,14 @@ def _prelu_kernel(b, self, weight):
 
 # spec: aten.log_sigmoid_forward
 def log_sigmoid_forward(b, self):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     small = b.call("aten.exp.default", b.call("aten.neg.default", b.call("aten.abs.default", self)))
     return b.call("aten.minimum.default", self, 0.0) - b.call("aten.log1p.default", small), small
 
 
 # spec: aten.glu
 def glu(b, self, dim=-1):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     d = wrap(dim, rank(self))
     half = size(self, d) // 2
     return b.call("aten.slice.Tensor", self, d, 0, half) * b.call(

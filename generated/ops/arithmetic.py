@@ -58,15 +58,11 @@ def add_Tensor(b, self, other, *, alpha=1):
 
 # spec: aten.sub
 def sub_Scalar(b, self, other, alpha=1):
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(other)), "not is_bool(dtype(other))")
     b.native_if(
-        not is_bool(dtype(self))
-        and not is_bool(dtype(other))
-        and (
-            is_float(promoted_dtype(self, other))
-            or is_complex(promoted_dtype(self, other))
-            or not is_float(dtype(alpha))
-        ),
-        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+        is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -79,15 +75,11 @@ def sub_Scalar(b, self, other, alpha=1):
 
 # spec: aten.sub
 def sub_Tensor(b, self, other, *, alpha=1):
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(other)), "not is_bool(dtype(other))")
     b.native_if(
-        not is_bool(dtype(self))
-        and not is_bool(dtype(other))
-        and (
-            is_float(promoted_dtype(self, other))
-            or is_complex(promoted_dtype(self, other))
-            or not is_float(dtype(alpha))
-        ),
-        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+        is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -100,15 +92,11 @@ def sub_Tensor(b, self, other, *, alpha=1):
 
 # spec: aten.rsub
 def rsub_Scalar(b, self, other, alpha=1):
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(other)), "not is_bool(dtype(other))")
     b.native_if(
-        not is_bool(dtype(self))
-        and not is_bool(dtype(other))
-        and (
-            is_float(promoted_dtype(self, other))
-            or is_complex(promoted_dtype(self, other))
-            or not is_float(dtype(alpha))
-        ),
-        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+        is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -121,15 +109,11 @@ def rsub_Scalar(b, self, other, alpha=1):
 
 # spec: aten.rsub
 def rsub_Tensor(b, self, other, *, alpha=1):
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(other)), "not is_bool(dtype(other))")
     b.native_if(
-        not is_bool(dtype(self))
-        and not is_bool(dtype(other))
-        and (
-            is_float(promoted_dtype(self, other))
-            or is_complex(promoted_dtype(self, other))
-            or not is_float(dtype(alpha))
-        ),
-        "not is_bool(dtype(self)) and not is_bool(dtype(other)) and (is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)))",
+        is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
     p = b.pointwise((self, other))
     self, other = p.operands
@@ -346,7 +330,7 @@ def pow_Tensor_Tensor(b, self, exponent):
 
 # spec: aten.neg
 def neg(b, self):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(-self)
@@ -354,7 +338,7 @@ def neg(b, self):
 
 # spec: aten.abs
 def abs_default(b, self):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.abs(self), part_dtype(p.common))
@@ -376,7 +360,7 @@ def sign(b, self):
 
 # spec: aten.floor
 def floor(b, self):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     if is_float(p.common):
@@ -386,7 +370,7 @@ def floor(b, self):
 
 # spec: aten.ceil
 def ceil(b, self):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     if is_float(p.common):
@@ -396,7 +380,7 @@ def ceil(b, self):
 
 # spec: aten.trunc
 def trunc(b, self):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     if is_float(p.common):
@@ -406,7 +390,7 @@ def trunc(b, self):
 
 # spec: aten.round.decimals
 def round_decimals(b, self, *, decimals):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     tens = 10.0 ** (decimals if decimals > 0 else -decimals)
     p = b.pointwise((self,))
     (self,) = p.operands
@@ -419,7 +403,7 @@ def round_decimals(b, self, *, decimals):
 
 # spec: aten.round.default
 def round_default(b, self):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     if is_float(p.common):
@@ -429,7 +413,7 @@ def round_default(b, self):
 
 # spec: aten.frac
 def frac(b, self):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.frac(self))
@@ -517,7 +501,7 @@ def clamp_max(b, self, max):
 
 # spec: aten.lerp
 def lerp_Scalar(b, self, end, weight):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self, end, weight))
     self, end, weight = p.operands
     return p.result(s.where(s.abs(weight) < 0.5, s.fma(weight, end - self, self), s.fma(weight - 1, end - self, end)))
@@ -525,7 +509,7 @@ def lerp_Scalar(b, self, end, weight):
 
 # spec: aten.lerp
 def lerp_Tensor(b, self, end, weight):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self, end, weight))
     self, end, weight = p.operands
     return p.result(s.where(s.abs(weight) < 0.5, s.fma(weight, end - self, self), s.fma(weight - 1, end - self, end)))
@@ -553,7 +537,7 @@ def addcmul(b, self, tensor1, tensor2, *, value=1):
 
 # spec: aten.addcdiv
 def addcdiv(b, self, tensor1, tensor2, *, value=1):
-    b.native_if(
+    b.require(
         is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2)),
         "is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2))",
     )
@@ -573,7 +557,7 @@ def atan2(b, self, other):
 
 # spec: aten.hypot
 def hypot(b, self, other):
-    b.native_if(is_float(promoted_dtype(self, other)), "is_float(promoted_dtype(self, other))")
+    b.require(is_float(promoted_dtype(self, other)), "is_float(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(s.hypot(self, other))
@@ -618,7 +602,7 @@ def ldexp_Tensor(b, self, other):
 
 # spec: aten.logaddexp
 def logaddexp(b, self, other):
-    b.native_if(is_float(promoted_dtype(self, other)), "is_float(promoted_dtype(self, other))")
+    b.require(is_float(promoted_dtype(self, other)), "is_float(promoted_dtype(self, other))")
     p = b.pointwise((self, other), promote="float")
     self, other = p.operands
     return p.result(s.logaddexp(self, other))
@@ -626,7 +610,7 @@ def logaddexp(b, self, other):
 
 # spec: aten.logaddexp2
 def logaddexp2(b, self, other):
-    b.native_if(is_float(promoted_dtype(self, other)), "is_float(promoted_dtype(self, other))")
+    b.require(is_float(promoted_dtype(self, other)), "is_float(promoted_dtype(self, other))")
     p = b.pointwise((self, other), promote="float")
     self, other = p.operands
     return p.result(s.logaddexp2(self, other))
@@ -691,7 +675,7 @@ def special_xlog1py_self_scalar(b, self, other):
 
 # spec: aten.heaviside
 def heaviside(b, self, values):
-    b.native_if(dtype(self) == dtype(values), "dtype(self) == dtype(values)")
+    b.require(dtype(self) == dtype(values), "dtype(self) == dtype(values)")
     p = b.pointwise((self, values))
     self, values = p.operands
     return p.result(s.heaviside(self, values))
@@ -699,7 +683,7 @@ def heaviside(b, self, values):
 
 # spec: aten.gcd
 def gcd(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(s.gcd(self, other))
@@ -707,7 +691,7 @@ def gcd(b, self, other):
 
 # spec: aten.lcm
 def lcm(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     g = s.gcd(self, other)

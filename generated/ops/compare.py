@@ -252,7 +252,7 @@ def bitwise_not(b, self):
 
 # spec: aten.bitwise_left_shift, aten.__lshift__
 def __lshift___Scalar(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(self << other)
@@ -260,7 +260,7 @@ def __lshift___Scalar(b, self, other):
 
 # spec: aten.bitwise_left_shift, aten.__lshift__
 def __lshift___Tensor(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(self << other)
@@ -268,7 +268,7 @@ def __lshift___Tensor(b, self, other):
 
 # spec: aten.bitwise_left_shift, aten.__lshift__
 def bitwise_left_shift_Scalar_Tensor(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(self << other)
@@ -276,7 +276,7 @@ def bitwise_left_shift_Scalar_Tensor(b, self, other):
 
 # spec: aten.bitwise_left_shift, aten.__lshift__
 def bitwise_left_shift_Tensor(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(self << other)
@@ -284,7 +284,7 @@ def bitwise_left_shift_Tensor(b, self, other):
 
 # spec: aten.bitwise_left_shift, aten.__lshift__
 def bitwise_left_shift_Tensor_Scalar(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(self << other)
@@ -292,7 +292,7 @@ def bitwise_left_shift_Tensor_Scalar(b, self, other):
 
 # spec: aten.bitwise_right_shift, aten.__rshift__
 def __rshift___Scalar(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(self >> other)
@@ -300,7 +300,7 @@ def __rshift___Scalar(b, self, other):
 
 # spec: aten.bitwise_right_shift, aten.__rshift__
 def __rshift___Tensor(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(self >> other)
@@ -308,7 +308,7 @@ def __rshift___Tensor(b, self, other):
 
 # spec: aten.bitwise_right_shift, aten.__rshift__
 def bitwise_right_shift_Scalar_Tensor(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(self >> other)
@@ -316,7 +316,7 @@ def bitwise_right_shift_Scalar_Tensor(b, self, other):
 
 # spec: aten.bitwise_right_shift, aten.__rshift__
 def bitwise_right_shift_Tensor(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(self >> other)
@@ -324,7 +324,7 @@ def bitwise_right_shift_Tensor(b, self, other):
 
 # spec: aten.bitwise_right_shift, aten.__rshift__
 def bitwise_right_shift_Tensor_Scalar(b, self, other):
-    b.native_if(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
+    b.require(is_int(promoted_dtype(self, other)), "is_int(promoted_dtype(self, other))")
     p = b.pointwise((self, other))
     self, other = p.operands
     return p.result(self >> other)

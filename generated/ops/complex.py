@@ -57,7 +57,7 @@ def _neg_view_copy(b, self):
 
 # spec: aten.view_as_real, aten.view_as_real_copy
 def view_as_real(b, self):
-    b.native_if(is_complex(dtype(self)), "is_complex(dtype(self))")
+    b.require(is_complex(dtype(self)), "is_complex(dtype(self))")
     out = shape(self) + [2]
     i = b.coords(out)
     return b.define(out, part(b.at(self, drop(i, rank(self))), i[-1]))
@@ -65,7 +65,7 @@ def view_as_real(b, self):
 
 # spec: aten.view_as_real, aten.view_as_real_copy
 def view_as_real_copy(b, self):
-    b.native_if(is_complex(dtype(self)), "is_complex(dtype(self))")
+    b.require(is_complex(dtype(self)), "is_complex(dtype(self))")
     out = shape(self) + [2]
     i = b.coords(out)
     return b.define(out, part(b.at(self, drop(i, rank(self))), i[-1]))
@@ -96,7 +96,7 @@ def real_default(b, self):
 
 # spec: aten.imag
 def imag(b, self):
-    b.native_if(is_complex(dtype(self)), "is_complex(dtype(self))")
+    b.require(is_complex(dtype(self)), "is_complex(dtype(self))")
     out = shape(self)
     i = b.coords(out)
     return b.define(out, im(b.at(self, i)))
@@ -104,10 +104,8 @@ def imag(b, self):
 
 # spec: aten.complex
 def complex_default(b, real, imag):
-    b.native_if(
-        dtype(real) == dtype(imag) and dtype(real) in ["float32", "float64"],
-        'dtype(real) == dtype(imag) and dtype(real) in ["float32", "float64"]',
-    )
+    b.require(dtype(real) == dtype(imag), "dtype(real) == dtype(imag)")
+    b.native_if(dtype(real) in ["float32", "float64"], 'dtype(real) in ["float32", "float64"]')
     p = b.pointwise((real, imag))
     real, imag = p.operands
     return p.result(paired(real, imag), complex_of(p.common))
@@ -115,10 +113,8 @@ def complex_default(b, real, imag):
 
 # spec: aten.polar
 def polar(b, abs, angle):
-    b.native_if(
-        dtype(abs) == dtype(angle) and dtype(abs) in ["float32", "float64"],
-        'dtype(abs) == dtype(angle) and dtype(abs) in ["float32", "float64"]',
-    )
+    b.require(dtype(abs) == dtype(angle), "dtype(abs) == dtype(angle)")
+    b.native_if(dtype(abs) in ["float32", "float64"], 'dtype(abs) in ["float32", "float64"]')
     p = b.pointwise((abs, angle))
     abs, angle = p.operands
     return p.result(paired(abs * s.cos(angle), abs * s.sin(angle)), complex_of(p.common))

@@ -117,7 +117,7 @@ def scalar_tensor(b, s, *, dtype=None, layout=None, device=None, pin_memory=None
 
 # spec: aten.arange.default
 def arange(b, end, *, dtype=None, layout=None, device=None, pin_memory=None):
-    b.native_if(dtype != "bool", 'dtype != "bool"')
+    b.require(dtype != "bool", 'dtype != "bool"')
     out = [steps(0, end, 1)]
     i = b.coords(out)
     return b.define(out, value_of(i[0]), promoted_dtype(end) if dtype is None else dtype)
@@ -125,9 +125,10 @@ def arange(b, end, *, dtype=None, layout=None, device=None, pin_memory=None):
 
 # spec: aten.arange.start
 def arange_start(b, start, end, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.require(dtype != "bool", 'dtype != "bool"')
     b.native_if(
-        dtype != "bool" and (is_int(promoted_dtype(start)) or dtype is None or is_float(dtype)),
-        'dtype != "bool" and (is_int(promoted_dtype(start)) or dtype is None or is_float(dtype))',
+        is_int(promoted_dtype(start)) or dtype is None or is_float(dtype),
+        "is_int(promoted_dtype(start)) or dtype is None or is_float(dtype)",
     )
     whole = is_int(promoted_dtype(start))
     out = [steps(start, end, 1)]
@@ -141,9 +142,10 @@ def arange_start(b, start, end, *, dtype=None, layout=None, device=None, pin_mem
 
 # spec: aten.arange.start_step
 def arange_start_step(b, start, end, step=1, *, dtype=None, layout=None, device=None, pin_memory=None):
+    b.require(dtype != "bool", 'dtype != "bool"')
     b.native_if(
-        dtype != "bool" and (is_int(promoted_dtype(start, step)) or dtype is None or is_float(dtype)),
-        'dtype != "bool" and (is_int(promoted_dtype(start, step)) or dtype is None or is_float(dtype))',
+        is_int(promoted_dtype(start, step)) or dtype is None or is_float(dtype),
+        "is_int(promoted_dtype(start, step)) or dtype is None or is_float(dtype)",
     )
     whole = is_int(promoted_dtype(start, step))
     out = [steps(start, end, step)]
@@ -199,10 +201,9 @@ def logspace(b, start, end, steps, base=10.0, *, dtype=None, layout=None, device
 
 # spec: aten.linspace.Tensor_Tensor
 def linspace_Tensor_Tensor(b, start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None):
-    b.native_if(
-        (dtype is None or is_float(dtype)) and rank(start) == 0 and rank(end) == 0,
-        "(dtype is None or is_float(dtype)) and rank(start) == 0 and rank(end) == 0",
-    )
+    b.require(rank(start) == 0, "rank(start) == 0")
+    b.require(rank(end) == 0, "rank(end) == 0")
+    b.native_if(dtype is None or is_float(dtype), "dtype is None or is_float(dtype)")
     low = to(start, "float64")
     high = to(end, "float64")
     step = (high - low) / (steps - 1 if steps > 1 else 1)
@@ -213,10 +214,8 @@ def linspace_Tensor_Tensor(b, start, end, steps, *, dtype=None, layout=None, dev
 
 # spec: aten.linspace.Tensor_Scalar
 def linspace_Tensor_Scalar(b, start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None):
-    b.native_if(
-        (dtype is None or is_float(dtype)) and rank(start) == 0,
-        "(dtype is None or is_float(dtype)) and rank(start) == 0",
-    )
+    b.require(rank(start) == 0, "rank(start) == 0")
+    b.native_if(dtype is None or is_float(dtype), "dtype is None or is_float(dtype)")
     return b.call(
         "aten.linspace.Tensor_Tensor",
         start,
@@ -228,9 +227,8 @@ def linspace_Tensor_Scalar(b, start, end, steps, *, dtype=None, layout=None, dev
 
 # spec: aten.linspace.Scalar_Tensor
 def linspace_Scalar_Tensor(b, start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None):
-    b.native_if(
-        (dtype is None or is_float(dtype)) and rank(end) == 0, "(dtype is None or is_float(dtype)) and rank(end) == 0"
-    )
+    b.require(rank(end) == 0, "rank(end) == 0")
+    b.native_if(dtype is None or is_float(dtype), "dtype is None or is_float(dtype)")
     return b.call(
         "aten.linspace.Tensor_Tensor",
         b.call("aten.scalar_tensor.default", start, dtype="float64"),
@@ -242,20 +240,17 @@ def linspace_Scalar_Tensor(b, start, end, steps, *, dtype=None, layout=None, dev
 
 # spec: aten.logspace.Tensor_Tensor
 def logspace_Tensor_Tensor(b, start, end, steps, base=10.0, *, dtype=None, layout=None, device=None, pin_memory=None):
-    b.native_if(
-        (dtype is None or is_float(dtype)) and gt(base, 0) and rank(start) == 0 and rank(end) == 0,
-        "(dtype is None or is_float(dtype)) and base > 0 and rank(start) == 0 and rank(end) == 0",
-    )
+    b.require(rank(start) == 0, "rank(start) == 0")
+    b.require(rank(end) == 0, "rank(end) == 0")
+    b.native_if((dtype is None or is_float(dtype)) and gt(base, 0), "(dtype is None or is_float(dtype)) and base > 0")
     exponents = b.call("aten.linspace.Tensor_Tensor", start, end, steps, dtype="float64")
     return to(b.call("aten.pow.Scalar", base, exponents), "float32" if dtype is None else dtype)
 
 
 # spec: aten.logspace.Tensor_Scalar
 def logspace_Tensor_Scalar(b, start, end, steps, base=10.0, *, dtype=None, layout=None, device=None, pin_memory=None):
-    b.native_if(
-        (dtype is None or is_float(dtype)) and gt(base, 0) and rank(start) == 0,
-        "(dtype is None or is_float(dtype)) and base > 0 and rank(start) == 0",
-    )
+    b.require(rank(start) == 0, "rank(start) == 0")
+    b.native_if((dtype is None or is_float(dtype)) and gt(base, 0), "(dtype is None or is_float(dtype)) and base > 0")
     return b.call(
         "aten.logspace.Tensor_Tensor",
         start,
@@ -268,10 +263,8 @@ def logspace_Tensor_Scalar(b, start, end, steps, base=10.0, *, dtype=None, layou
 
 # spec: aten.logspace.Scalar_Tensor
 def logspace_Scalar_Tensor(b, start, end, steps, base=10.0, *, dtype=None, layout=None, device=None, pin_memory=None):
-    b.native_if(
-        (dtype is None or is_float(dtype)) and gt(base, 0) and rank(end) == 0,
-        "(dtype is None or is_float(dtype)) and base > 0 and rank(end) == 0",
-    )
+    b.require(rank(end) == 0, "rank(end) == 0")
+    b.native_if((dtype is None or is_float(dtype)) and gt(base, 0), "(dtype is None or is_float(dtype)) and base > 0")
     return b.call(
         "aten.logspace.Tensor_Tensor",
         b.call("aten.scalar_tensor.default", start, dtype="float64"),

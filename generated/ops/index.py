@@ -48,7 +48,8 @@ def embedding(b, weight, indices, padding_idx=-1, scale_grad_by_freq=False, spar
 
 # spec: aten.one_hot
 def one_hot(b, self, num_classes=-1):
-    b.native_if(num_classes > 0 and dtype(self) == "int64", 'num_classes > 0 and dtype(self) == "int64"')
+    b.require(dtype(self) == "int64", 'dtype(self) == "int64"')
+    b.native_if(num_classes > 0, "num_classes > 0")
     b.raises("RuntimeError")
     out = [*shape(self), num_classes]
     i = b.coords(out)
@@ -110,7 +111,7 @@ def index_select(b, self, dim, index):
 
 # spec: aten.gather
 def gather(b, self, dim, index, *, sparse_grad=False):
-    b.native_if(
+    b.require(
         (rank(self) if rank(self) > 0 else 1) == (rank(index) if rank(index) > 0 else 1) or numel(index) == 0,
         "(rank(self) if rank(self) > 0 else 1) == (rank(index) if rank(index) > 0 else 1) or numel(index) == 0",
     )
@@ -139,7 +140,7 @@ def take(b, self, index):
 
 # spec: aten.index_put
 def index_put(b, self, indices, values, accumulate=False):
-    b.native_if(dtype(self) == dtype(values), "dtype(self) == dtype(values)")
+    b.require(dtype(self) == dtype(values), "dtype(self) == dtype(values)")
     first = indices[0]
     if first is not None and is_bool(dtype(first)) and len(indices) == 1 and numel(values) == 1 and not accumulate:
         mask = b.call("aten.view.default", first, shape(first) + [1] * (rank(self) - rank(first)))
@@ -215,9 +216,10 @@ def _unsafe_masked_index_put_accumulate(b, self, mask, indices, values):
 
 # spec: aten._unsafe_index_put
 def _unsafe_index_put(b, self, indices, values, accumulate=False):
+    b.require(dtype(self) == dtype(values), "dtype(self) == dtype(values)")
     b.native_if(
-        dtype(self) == dtype(values) and all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
-        'dtype(self) == dtype(values) and all([t is None or dtype(t) in ["int64", "int32"] for t in indices])',
+        all([t is None or dtype(t) in ["int64", "int32"] for t in indices]),
+        'all([t is None or dtype(t) in ["int64", "int32"] for t in indices])',
     )
     at_dims = [k for k, t in enumerate(indices) if t is not None]
     common = broadcast(*[shape(t) for t in indices if t is not None])
@@ -278,12 +280,11 @@ def index_add(b, self, dim, index, source, *, alpha=1):
 
 # spec: aten.index_copy
 def index_copy(b, self, dim, index, source):
+    b.require(dtype(self) == dtype(source), "dtype(self) == dtype(source)")
+    b.require(rank(index) < 2, "rank(index) < 2")
     b.native_if(
-        dtype(self) == dtype(source)
-        and rank(index) < 2
-        and rank(self) == rank(source)
-        and (rank(self) > 0 or numel(index) == 1),
-        "dtype(self) == dtype(source) and rank(index) < 2 and rank(self) == rank(source) and (rank(self) > 0 or numel(index) == 1)",
+        rank(self) == rank(source) and (rank(self) > 0 or numel(index) == 1),
+        "rank(self) == rank(source) and (rank(self) > 0 or numel(index) == 1)",
     )
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
     index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
@@ -301,10 +302,8 @@ def index_copy(b, self, dim, index, source):
 
 # spec: aten.index_fill.int_Scalar
 def index_fill_int_Scalar(b, self, dim, index, value):
-    b.native_if(
-        rank(index) < 2 and (rank(self) > 0 or numel(index) == 1),
-        "rank(index) < 2 and (rank(self) > 0 or numel(index) == 1)",
-    )
+    b.require(rank(index) < 2, "rank(index) < 2")
+    b.native_if(rank(self) > 0 or numel(index) == 1, "rank(self) > 0 or numel(index) == 1")
     return b.call(
         "aten.index_fill.int_Tensor", self, dim, index, b.call("aten.scalar_tensor.default", value, dtype=dtype(self))
     )
@@ -312,10 +311,9 @@ def index_fill_int_Scalar(b, self, dim, index, value):
 
 # spec: aten.index_fill.int_Tensor
 def index_fill_int_Tensor(b, self, dim, index, value):
-    b.native_if(
-        rank(index) < 2 and rank(value) == 0 and (rank(self) > 0 or numel(index) == 1),
-        "rank(index) < 2 and rank(value) == 0 and (rank(self) > 0 or numel(index) == 1)",
-    )
+    b.require(rank(index) < 2, "rank(index) < 2")
+    b.require(rank(value) == 0, "rank(value) == 0")
+    b.native_if(rank(self) > 0 or numel(index) == 1, "rank(self) > 0 or numel(index) == 1")
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
     index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
     filling = b.call("aten.unsqueeze.default", value, 0)

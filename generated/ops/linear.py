@@ -3,6 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
+from ...runtime.lower import scalar_ops as s
 from ...runtime.lower.names import (
     broadcast,
     dtype,
@@ -68,12 +69,12 @@ def linalg_inv_ex(b, A, *, check_errors=False):
 
 # spec: aten._linalg_solve_ex
 def _linalg_solve_ex(b, A, B, *, left=True, check_errors=False):
+    b.require(dtype(A) == dtype(B), "dtype(A) == dtype(B)")
     b.native_if(
         not check_errors
         and dtype(A) in ["float32", "float64"]
-        and dtype(A) == dtype(B)
         and pays_as_loops(A, (numel(A) + numel(B)) * size(A, -1)),
-        'not check_errors and dtype(A) in ["float32", "float64"] and dtype(A) == dtype(B) and pays_as_loops(A, (numel(A) + numel(B)) * size(A, -1))',
+        'not check_errors and dtype(A) in ["float32", "float64"] and pays_as_loops(A, (numel(A) + numel(B)) * size(A, -1))',
     )
     vector = rank(B) == 1 or rank(A) - 1 == rank(B) and all([x == y for x, y in zip(shape(A)[:-1], shape(B))])
     given = b.call("aten.unsqueeze.default", B, -1) if vector else B
@@ -113,25 +114,22 @@ def linalg_lu(b, A, *, pivot=True):
 
 # spec: aten.lu_unpack
 def lu_unpack(b, LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
+    b.require(dtype(LU_pivots) == "int32" or not unpack_pivots, 'dtype(LU_pivots) == "int32" or not unpack_pivots')
     b.native_if(
-        is_float(dtype(LU_data))
-        and dtype(LU_pivots) == "int32"
-        and unpack_data
-        and unpack_pivots
-        and pays_as_loops(LU_data, numel(LU_data)),
-        'is_float(dtype(LU_data)) and dtype(LU_pivots) == "int32" and unpack_data and unpack_pivots and pays_as_loops(LU_data, numel(LU_data))',
+        is_float(dtype(LU_data)) and unpack_data and unpack_pivots and pays_as_loops(LU_data, numel(LU_data)),
+        "is_float(dtype(LU_data)) and unpack_data and unpack_pivots and pays_as_loops(LU_data, numel(LU_data))",
+    )
+    LU_pivots = b.each(
+        LU_pivots,
+        lambda value: (value >= 1) & (value <= size(LU_data, -2)),
+        "RuntimeError",
+        "pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive",
     )
     m = size(LU_data, -2)
     n = size(LU_data, -1)
     k = least(m, n)
     batch = shape(LU_data)[:-2]
-    good = b.call(
-        "aten.logical_and.default", b.call("aten.ge.Scalar", LU_pivots, 1), b.call("aten.le.Scalar", LU_pivots, m)
-    )
-    pivots = b.demanded(
-        LU_pivots, good, "RuntimeError", "pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive"
-    )
-    order = b.routine("linear.permutation", [pivots], [(batch + [m], "int64")], [])[0]
+    order = b.routine("linear.permutation", [LU_pivots], [(batch + [m], "int64")], [])[0]
     rows = b.call("aten.view.default", b.call("aten.arange.default", m, dtype="int64"), [m, 1])
     p_ = to(b.call("aten.eq.Tensor", rows, b.call("aten.unsqueeze.default", order, -2)), dtype(LU_data))
     ones_ = b.call("aten.view.default", b.call("aten.arange.default", m, dtype="int64"), [m, 1])
@@ -143,20 +141,21 @@ def lu_unpack(b, LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
 
 # spec: aten.linalg_lu_solve
 def linalg_lu_solve(b, LU, pivots, B, *, left=True, adjoint=False):
+    b.require(dtype(LU) == dtype(B), "dtype(LU) == dtype(B)")
+    b.require(dtype(pivots) == "int32", 'dtype(pivots) == "int32"')
     b.native_if(
-        dtype(LU) in ["float32", "float64"]
-        and dtype(LU) == dtype(B)
-        and dtype(pivots) == "int32"
-        and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1)),
-        'dtype(LU) in ["float32", "float64"] and dtype(LU) == dtype(B) and dtype(pivots) == "int32" and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1))',
+        dtype(LU) in ["float32", "float64"] and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1)),
+        'dtype(LU) in ["float32", "float64"] and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1))',
+    )
+    pivots = b.each(
+        pivots,
+        lambda value: (value >= 1) & (value <= size(LU, -2)),
+        "RuntimeError",
+        "pivots given to lu_solve must be between 1 and LU.size(-2)",
     )
     batch = broadcast(shape(LU)[:-2], shape(B)[:-2])
     a = b.call("aten.expand.default", LU, batch + shape(LU)[-2:])
-    good = b.call(
-        "aten.logical_and.default", b.call("aten.ge.Scalar", pivots, 1), b.call("aten.le.Scalar", pivots, size(LU, -2))
-    )
-    kept = b.demanded(pivots, good, "RuntimeError", "pivots given to lu_solve must be between 1 and LU.size(-2)")
-    p_ = b.call("aten.expand.default", kept, batch + shape(pivots)[-1:])
+    p_ = b.call("aten.expand.default", pivots, batch + shape(pivots)[-1:])
     b_ = b.call("aten.expand.default", B, batch + shape(B)[-2:])
     return b.routine("linear.lu_solve", [a, p_, b_], [(shape(b_), dtype(B))], [left, adjoint])[0]
 
@@ -199,11 +198,10 @@ def cholesky(b, self, upper=False):
 
 # spec: aten.cholesky_solve
 def cholesky_solve(b, self, input2, upper=False):
+    b.require(dtype(self) == dtype(input2), "dtype(self) == dtype(input2)")
     b.native_if(
-        dtype(self) in ["float32", "float64"]
-        and dtype(self) == dtype(input2)
-        and pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1)),
-        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(input2) and pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1))',
+        dtype(self) in ["float32", "float64"] and pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1)),
+        'dtype(self) in ["float32", "float64"] and pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1))',
     )
     batch = broadcast(shape(self)[:-2], shape(input2)[:-2])
     b_ = b.call("aten.expand.default", self, batch + shape(self)[-2:])
@@ -217,7 +215,16 @@ def cholesky_inverse(b, self, upper=False):
         dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * size(self, -1) * 2),
         'dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * size(self, -1) * 2)',
     )
-    return b.routine("linear.cholesky_inverse", [self], [(shape(self), dtype(self))], [upper])[0]
+    k = b.call("aten.arange.default", size(self, -1), dtype="int64")
+    good = b.call(
+        "aten.logical_or.default",
+        b.call("aten.ne.Scalar", self, 0.0),
+        b.call("aten.ne.Tensor", b.call("aten.unsqueeze.default", k, -1), k),
+    )
+    x = b.demanded(
+        self, good, "LinAlgError", "cholesky_inverse: A diagonal element is zero, the inversion could not be completed."
+    )
+    return b.routine("linear.cholesky_inverse", [x], [(shape(self), dtype(self))], [upper])[0]
 
 
 # spec: aten.linalg_solve_triangular
@@ -312,15 +319,15 @@ def _linalg_svd(b, A, full_matrices=False, compute_uv=True, *, driver=None):
         dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * least(size(A, -1), size(A, -2)) * 8),
         'dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * least(size(A, -1), size(A, -2)) * 8)',
     )
-    least_ = least(size(A, -1), size(A, -2))
-    x = b.demanded(
+    A = b.each(
         A,
-        b.call("aten.eq.Tensor", A, A),
+        lambda value: s.eq(value, value),
         "LinAlgError",
         "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values.",
     )
+    least_ = least(size(A, -1), size(A, -2))
     m, n, batch = (size(A, -2), size(A, -1), shape(A)[:-2])
-    s_ = b.routine("linear.singular_values", [x], [(batch + [least_], dtype(A))], [])[0]
+    s_ = b.routine("linear.singular_values", [A], [(batch + [least_], dtype(A))], [])[0]
     if not compute_uv:
         return (
             b.call("aten.full.default", [0], 0.0, dtype=dtype(A)),

@@ -21,7 +21,7 @@ from ...runtime.lower.names import (
 
 # spec: aten.mse_loss
 def mse_loss(b, self, target, reduction=1):
-    b.native_if(is_float(promoted_dtype(self, target)), "is_float(promoted_dtype(self, target))")
+    b.require(is_float(promoted_dtype(self, target)), "is_float(promoted_dtype(self, target))")
     apart = self - target
     loss = apart * apart
     return (
@@ -42,7 +42,7 @@ def mse_loss_backward(b, grad_output, self, target, reduction):
 
 # spec: aten.smooth_l1_loss
 def smooth_l1_loss(b, self, target, reduction=1, beta=1.0):
-    b.native_if(ge(beta, 0), "beta >= 0")
+    b.require(ge(beta, 0), "beta >= 0")
     apart = b.call("aten.abs.default", self - target)
     loss = (
         b.call(
@@ -89,27 +89,23 @@ def soft_margin_loss(b, self, target, reduction=1):
 
 # spec: aten.binary_cross_entropy
 def binary_cross_entropy(b, self, target, weight=None, reduction=1):
-    b.native_if(
-        is_float(dtype(self)) and is_float(dtype(target)) and shape(self) == shape(target),
-        "is_float(dtype(self)) and is_float(dtype(target)) and (shape(self) == shape(target))",
-    )
-    x = b.demanded(
+    b.require(is_float(dtype(self)) and is_float(dtype(target)), "is_float(dtype(self)) and is_float(dtype(target))")
+    b.require(shape(self) == shape(target), "shape(self) == shape(target)")
+    self = b.each(
         self,
-        b.call("aten.logical_and.default", b.call("aten.ge.Scalar", self, 0.0), b.call("aten.le.Scalar", self, 1.0)),
+        lambda value: (value >= 0.0) & (value <= 1.0),
         "RuntimeError",
         "all elements of input should be between 0 and 1",
     )
-    y = b.demanded(
+    target = b.each(
         target,
-        b.call(
-            "aten.logical_and.default", b.call("aten.ge.Scalar", target, 0.0), b.call("aten.le.Scalar", target, 1.0)
-        ),
+        lambda value: (value >= 0.0) & (value <= 1.0),
         "RuntimeError",
         "all elements of target should be between 0 and 1",
     )
-    yes = b.call("aten.clamp_min.default", b.call("aten.log.default", x), -100.0)
-    no = b.call("aten.clamp_min.default", b.call("aten.log1p.default", b.call("aten.neg.default", x)), -100.0)
-    loss = no * (y - 1.0) - yes * y
+    yes = b.call("aten.clamp_min.default", b.call("aten.log.default", self), -100.0)
+    no = b.call("aten.clamp_min.default", b.call("aten.log1p.default", b.call("aten.neg.default", self)), -100.0)
+    loss = no * (target - 1.0) - yes * target
     if weight is not None:
         loss = loss * weight
     return (
@@ -123,7 +119,7 @@ def binary_cross_entropy(b, self, target, weight=None, reduction=1):
 
 # spec: aten.binary_cross_entropy_with_logits
 def binary_cross_entropy_with_logits(b, self, target, weight=None, pos_weight=None, reduction=1):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     under = b.call(
         "aten.log1p.default", b.call("aten.exp.default", b.call("aten.neg.default", b.call("aten.abs.default", self)))
     ) - b.call("aten.minimum.default", self, 0.0)
@@ -142,10 +138,8 @@ def binary_cross_entropy_with_logits(b, self, target, weight=None, pos_weight=No
 
 # spec: aten.nll_loss_forward
 def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
-    b.native_if(
-        is_float(dtype(self)) and dtype(target) in ["int64", "uint8"],
-        'is_float(dtype(self)) and dtype(target) in ["int64", "uint8"]',
-    )
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(dtype(target) in ["int64", "uint8"], 'dtype(target) in ["int64", "uint8"]')
     b.raises("IndexError")
     d = rank(self) - 1
     live = b.call("aten.ne.Scalar", target, ignore_index)
@@ -176,7 +170,7 @@ def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
 
 # spec: aten.nll_loss2d_forward
 def nll_loss2d_forward(b, self, target, weight, reduction, ignore_index):
-    b.native_if(dtype(target) in ["int64", "uint8"], 'dtype(target) in ["int64", "uint8"]')
+    b.require(dtype(target) in ["int64", "uint8"], 'dtype(target) in ["int64", "uint8"]')
     b.raises("IndexError")
     kind = opmath(dtype(self))
     live = b.call("aten.ne.Scalar", target, ignore_index)
@@ -208,18 +202,18 @@ def nll_loss2d_forward(b, self, target, weight, reduction, ignore_index):
 
 # spec: aten.multi_margin_loss
 def multi_margin_loss(b, self, target, p=1, margin=1, weight=None, reduction=1):
+    b.require(rank(self) < 3, "rank(self) < 3")
+    b.require(p == 1 or p == 2, "p == 1 or p == 2")
+    b.require(rank(target) < 2, "rank(target) < 2")
     b.native_if(
         is_float(dtype(self))
         and dtype(self) not in ["float16", "bfloat16"]
-        and rank(self) < 3
         and is_known(numel(self))
         and gt(numel(self), 0)
-        and (p == 1 or p == 2)
-        and rank(target) < 2
         and dtype(target) == "int64"
         and (rank(self) == 2 or numel(target) == 1 and reduction != 0)
         and (weight is None or dtype(weight) == dtype(self)),
-        'is_float(dtype(self)) and dtype(self) not in ["float16", "bfloat16"] and rank(self) < 3 and is_known(numel(self)) and numel(self) > 0 and (p == 1 or p == 2) and rank(target) < 2 and dtype(target) == "int64" and (rank(self) == 2 or (numel(target) == 1 and reduction != 0)) and (weight is None or dtype(weight) == dtype(self))',
+        'is_float(dtype(self)) and dtype(self) not in ["float16", "bfloat16"] and is_known(numel(self)) and numel(self) > 0 and dtype(target) == "int64" and (rank(self) == 2 or (numel(target) == 1 and reduction != 0)) and (weight is None or dtype(weight) == dtype(self))',
     )
     b.raises("RuntimeError")
     n = size(self, -1)

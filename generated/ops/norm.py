@@ -118,7 +118,7 @@ def native_group_norm(b, input, weight, bias, N, C, HxW, group, eps):
 
 # spec: aten._native_batch_norm_legit_no_training
 def _native_batch_norm_legit_no_training(b, input, weight, bias, running_mean, running_var, momentum, eps):
-    b.native_if(is_float(dtype(input)), "is_float(dtype(input))")
+    b.require(is_float(dtype(input)), "is_float(dtype(input))")
     kind = dtype(input)
     across = [1] + [size(input, 1)] + [1 for k in range(rank(input) - 2)]
     x = to(input, opmath(kind))
@@ -192,15 +192,11 @@ def _native_batch_norm_legit_no_stats(b, input, weight, bias, training, momentum
 
 # spec: aten.renorm
 def renorm(b, self, p, dim, maxnorm):
-    b.native_if(
-        is_float(dtype(self))
-        and rank(self) > 1
-        and gt(p, 0)
-        and ge(maxnorm, 0)
-        and is_known(numel(self))
-        and gt(numel(self), 0),
-        "is_float(dtype(self)) and rank(self) > 1 and p > 0 and maxnorm >= 0 and is_known(numel(self)) and numel(self) > 0",
-    )
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(rank(self) > 1, "rank(self) > 1")
+    b.require(gt(p, 0), "p > 0")
+    b.require(ge(maxnorm, 0), "maxnorm >= 0")
+    b.native_if(is_known(numel(self)) and gt(numel(self), 0), "is_known(numel(self)) and numel(self) > 0")
     d = wrap(dim, rank(self))
     x = to(self, opmath(dtype(self)))
     n = b.call("aten.linalg_vector_norm.default", x, p, [k for k in range(rank(self)) if k != d], True)

@@ -22,7 +22,7 @@ def constant_pad_nd(b, self, pad, value=0):
 
 # spec: aten.reflection_pad1d
 def reflection_pad1d(b, self, padding):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     lead = rank(self) - 1
     before = [padding[2 * (0 - d)] for d in range(1)]
     after = [padding[2 * (0 - d) + 1] for d in range(1)]
@@ -69,7 +69,7 @@ def replication_pad1d(b, self, padding):
 
 # spec: aten.reflection_pad2d
 def reflection_pad2d(b, self, padding):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     lead = rank(self) - 2
     before = [padding[2 * (1 - d)] for d in range(2)]
     after = [padding[2 * (1 - d) + 1] for d in range(2)]
@@ -116,7 +116,7 @@ def replication_pad2d(b, self, padding):
 
 # spec: aten.reflection_pad3d
 def reflection_pad3d(b, self, padding):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     lead = rank(self) - 3
     before = [padding[2 * (2 - d)] for d in range(3)]
     after = [padding[2 * (2 - d) + 1] for d in range(3)]

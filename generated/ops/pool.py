@@ -150,7 +150,7 @@ def avg_pool3d(
 
 # spec: aten.max_pool2d
 def max_pool2d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_mode=False):
-    b.native_if(dtype(self) != "bool", 'dtype(self) != "bool"')
+    b.require(dtype(self) != "bool", 'dtype(self) != "bool"')
     lead = rank(self) - 2
     inner = shape(self)[lead:]
     kernel = kernel_size * 2 if len(kernel_size) == 1 else kernel_size
@@ -183,7 +183,7 @@ def max_pool2d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_
 
 # spec: aten.max_pool3d
 def max_pool3d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_mode=False):
-    b.native_if(dtype(self) != "bool", 'dtype(self) != "bool"')
+    b.require(dtype(self) != "bool", 'dtype(self) != "bool"')
     lead = rank(self) - 3
     inner = shape(self)[lead:]
     kernel = kernel_size * 3 if len(kernel_size) == 1 else kernel_size

@@ -26,9 +26,10 @@ from ...runtime.lower.names import (
 
 # spec: aten.mm.default
 def mm(b, self, mat2):
+    b.require(dtype(self) == dtype(mat2), "dtype(self) == dtype(mat2)")
     b.native_if(
-        not is_bool(dtype(self)) and dtype(self) == dtype(mat2) and pays_as_loops(self, numel(self) * size(mat2, -1)),
-        "not is_bool(dtype(self)) and dtype(self) == dtype(mat2) and pays_as_loops(self, numel(self) * size(mat2, -1))",
+        not is_bool(dtype(self)) and pays_as_loops(self, numel(self) * size(mat2, -1)),
+        "not is_bool(dtype(self)) and pays_as_loops(self, numel(self) * size(mat2, -1))",
     )
     kind = opmath(dtype(self))
     out = shape(self)[:-1] + [size(mat2, -1)]
@@ -161,9 +162,10 @@ def addbmm(b, self, batch1, batch2, *, beta=1, alpha=1):
 
 # spec: aten.mv.default
 def mv(b, self, vec):
+    b.require(dtype(self) == dtype(vec), "dtype(self) == dtype(vec)")
     b.native_if(
-        not is_bool(dtype(self)) and dtype(self) == dtype(vec) and pays_as_loops(self, numel(self)),
-        "not is_bool(dtype(self)) and dtype(self) == dtype(vec) and pays_as_loops(self, numel(self))",
+        not is_bool(dtype(self)) and pays_as_loops(self, numel(self)),
+        "not is_bool(dtype(self)) and pays_as_loops(self, numel(self))",
     )
     kind = opmath(dtype(self))
     out = [size(self, 0)]
@@ -204,10 +206,9 @@ def addmv(b, self, mat, vec, *, beta=1, alpha=1):
 
 # spec: aten.dot.default
 def dot(b, self, tensor):
-    b.native_if(
-        not is_bool(dtype(self)) and dtype(self) == dtype(tensor) and pays_as_loops(self, numel(self)),
-        "not is_bool(dtype(self)) and dtype(self) == dtype(tensor) and pays_as_loops(self, numel(self))",
-    )
+    b.require(dtype(self) == dtype(tensor), "dtype(self) == dtype(tensor)")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.native_if(pays_as_loops(self, numel(self)), "pays_as_loops(self, numel(self))")
     kind = opmath(dtype(self))
     out = []
     r = b.rcoords([size(self, 0)])
@@ -216,10 +217,9 @@ def dot(b, self, tensor):
 
 # spec: aten.vdot.default
 def vdot(b, self, other):
-    b.native_if(
-        not is_bool(dtype(self)) and dtype(self) == dtype(other) and pays_as_loops(self, numel(self)),
-        "not is_bool(dtype(self)) and dtype(self) == dtype(other) and pays_as_loops(self, numel(self))",
-    )
+    b.require(dtype(self) == dtype(other), "dtype(self) == dtype(other)")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.native_if(pays_as_loops(self, numel(self)), "pays_as_loops(self, numel(self))")
     kind = opmath(dtype(self))
     out = []
     r = b.rcoords([size(self, 0)])

@@ -129,7 +129,7 @@ def amin(b, self, dim=[], keepdim=False):
 
 # spec: aten.max.default
 def max_default(b, self):
-    b.native_if(gt(numel(self), 0), "numel(self) > 0")
+    b.require(gt(numel(self), 0), "numel(self) > 0")
     out = []
     r = b.rcoords(shape(self))
     return b.reduce("max", out, r, b.at(self, r))
@@ -137,7 +137,7 @@ def max_default(b, self):
 
 # spec: aten.min.default
 def min_default(b, self):
-    b.native_if(gt(numel(self), 0), "numel(self) > 0")
+    b.require(gt(numel(self), 0), "numel(self) > 0")
     out = []
     r = b.rcoords(shape(self))
     return b.reduce("min", out, r, b.at(self, r))
@@ -145,13 +145,13 @@ def min_default(b, self):
 
 # spec: aten.max.dim
 def max_dim(b, self, dim, keepdim=False):
-    b.native_if(rank(self) == 0 or gt(size(self, dim), 0), "rank(self) == 0 or size(self, dim) > 0")
+    b.require(rank(self) == 0 or gt(size(self, dim), 0), "rank(self) == 0 or size(self, dim) > 0")
     return b.call("aten.amax.default", self, [dim], keepdim), b.call("aten.argmax.default", self, dim, keepdim)
 
 
 # spec: aten.min.dim
 def min_dim(b, self, dim, keepdim=False):
-    b.native_if(rank(self) == 0 or gt(size(self, dim), 0), "rank(self) == 0 or size(self, dim) > 0")
+    b.require(rank(self) == 0 or gt(size(self, dim), 0), "rank(self) == 0 or size(self, dim) > 0")
     return b.call("aten.amin.default", self, [dim], keepdim), b.call("aten.argmin.default", self, dim, keepdim)
 
 
@@ -163,7 +163,7 @@ def aminmax(b, self, *, dim=None, keepdim=False):
 
 # spec: aten.argmax
 def argmax(b, self, dim=None, keepdim=False):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     dims = dims_of(dim, rank(self))
     out = reduced(shape(self), dims, keepdim)
     i = b.coords(out)
@@ -173,7 +173,7 @@ def argmax(b, self, dim=None, keepdim=False):
 
 # spec: aten.argmin
 def argmin(b, self, dim=None, keepdim=False):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     dims = dims_of(dim, rank(self))
     out = reduced(shape(self), dims, keepdim)
     i = b.coords(out)
@@ -268,19 +268,19 @@ def count_nonzero_dim_IntList(b, self, dim):
 
 # spec: aten.var.correction
 def var_correction(b, self, dim=None, *, correction=None, keepdim=False):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     return b.call("aten.var_mean.correction", self, dim, correction=correction, keepdim=keepdim)[0]
 
 
 # spec: aten.std.correction
 def std_correction(b, self, dim=None, *, correction=None, keepdim=False):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     return b.call("aten.std_mean.correction", self, dim, correction=correction, keepdim=keepdim)[0]
 
 
 # spec: aten.var_mean.correction
 def var_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     dims = dims_of(dim, rank(self))
     n = prod(kept(shape(self), dims))
     less = 1 if correction is None else correction
@@ -304,7 +304,7 @@ def var_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
 
 # spec: aten.std_mean.correction
 def std_mean_correction(b, self, dim=None, *, correction=None, keepdim=False):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     x = to(self, "float32") if dtype(self) == "float16" else to(self, "float64")
     variance, center = b.call("aten.var_mean.correction", x, dim, correction=correction, keepdim=keepdim)
     return to(b.call("aten.sqrt.default", variance), dtype(self)), to(center, dtype(self))
@@ -362,7 +362,7 @@ def dist(b, self, other, p=2):
 
 # spec: aten.trace
 def trace(b, self):
-    b.native_if(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     return b.call("aten.sum.default", b.call("aten.diagonal.default", self))
 
 

@@ -54,10 +54,9 @@ def topk(b, self, k, dim=-1, largest=True, sorted=True):
 
 # spec: aten.median.dim
 def median_dim(b, self, dim, keepdim=False):
-    b.native_if(
-        not is_bool(dtype(self)) and (rank(self) == 0 or gt(size(self, dim), 0)) and pays_as_loops(self, numel(self)),
-        "not is_bool(dtype(self)) and (rank(self) == 0 or size(self, dim) > 0) and pays_as_loops(self, numel(self))",
-    )
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(rank(self) == 0 or gt(size(self, dim), 0), "rank(self) == 0 or size(self, dim) > 0")
+    b.native_if(pays_as_loops(self, numel(self)), "pays_as_loops(self, numel(self))")
     d = wrap(dim, rank(self))
     sizes = replace(shape(self), d, 1)
     values, places = b.routine("sorting.median", [self], [(sizes, dtype(self)), (sizes, "int64")], [d, False])
@@ -68,10 +67,9 @@ def median_dim(b, self, dim, keepdim=False):
 
 # spec: aten.nanmedian.dim
 def nanmedian_dim(b, self, dim, keepdim=False):
-    b.native_if(
-        not is_bool(dtype(self)) and (rank(self) == 0 or gt(size(self, dim), 0)) and pays_as_loops(self, numel(self)),
-        "not is_bool(dtype(self)) and (rank(self) == 0 or size(self, dim) > 0) and pays_as_loops(self, numel(self))",
-    )
+    b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
+    b.require(rank(self) == 0 or gt(size(self, dim), 0), "rank(self) == 0 or size(self, dim) > 0")
+    b.native_if(pays_as_loops(self, numel(self)), "pays_as_loops(self, numel(self))")
     d = wrap(dim, rank(self))
     sizes = replace(shape(self), d, 1)
     values, places = b.routine("sorting.median", [self], [(sizes, dtype(self)), (sizes, "int64")], [d, True])
@@ -106,10 +104,8 @@ def nanmedian(b, self):
 
 # spec: aten.mode
 def mode(b, self, dim=-1, keepdim=False):
-    b.native_if(
-        (rank(self) == 0 or gt(size(self, dim), 0)) and pays_as_loops(self, numel(self)),
-        "(rank(self) == 0 or size(self, dim) > 0) and pays_as_loops(self, numel(self))",
-    )
+    b.require(rank(self) == 0 or gt(size(self, dim), 0), "rank(self) == 0 or size(self, dim) > 0")
+    b.native_if(pays_as_loops(self, numel(self)), "pays_as_loops(self, numel(self))")
     d = wrap(dim, rank(self))
     sizes = replace(shape(self), d, 1)
     values, places = b.routine("sorting.mode", [self], [(sizes, dtype(self)), (sizes, "int64")], [d])
@@ -140,12 +136,10 @@ def cummin(b, self, dim):
 
 # spec: aten.bucketize.Tensor
 def bucketize_Tensor(b, self, boundaries, *, out_int32=False, right=False):
+    b.require(rank(boundaries) == 1, "rank(boundaries) == 1")
     b.native_if(
-        not is_bool(dtype(self))
-        and dtype(self) == dtype(boundaries)
-        and rank(boundaries) == 1
-        and pays_as_loops(self, numel(self) * 8),
-        "not is_bool(dtype(self)) and dtype(self) == dtype(boundaries) and rank(boundaries) == 1 and pays_as_loops(self, numel(self) * 8)",
+        not is_bool(dtype(self)) and dtype(self) == dtype(boundaries) and pays_as_loops(self, numel(self) * 8),
+        "not is_bool(dtype(self)) and dtype(self) == dtype(boundaries) and pays_as_loops(self, numel(self) * 8)",
     )
     places = b.routine(
         "sorting.search", [boundaries, self], [(shape(self), "int32" if out_int32 else "int64")], [right]
@@ -155,21 +149,19 @@ def bucketize_Tensor(b, self, boundaries, *, out_int32=False, right=False):
 
 # spec: aten.searchsorted.Tensor
 def searchsorted_Tensor(b, sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None):
+    b.require(side is None or side in ["right"] or not right, 'side is None or side in ["right"] or not right')
     b.native_if(
-        not is_bool(dtype(self))
-        and dtype(self) == dtype(sorted_sequence)
-        and (side is None or not right)
-        and pays_as_loops(self, numel(self) * 8),
-        "not is_bool(dtype(self)) and dtype(self) == dtype(sorted_sequence) and (side is None or not right) and pays_as_loops(self, numel(self) * 8)",
+        not is_bool(dtype(self)) and dtype(self) == dtype(sorted_sequence) and pays_as_loops(self, numel(self) * 8),
+        "not is_bool(dtype(self)) and dtype(self) == dtype(sorted_sequence) and pays_as_loops(self, numel(self) * 8)",
+    )
+    sorter = b.each(
+        sorter,
+        lambda value: (value >= 0) & (value < size(sorted_sequence, -1)),
+        "RuntimeError",
+        "torch.searchsorted(): sorter index out of range",
     )
     out_ = "int32" if out_int32 else "int64"
     after = right if side is None else side in ["right"]
     if sorter is None:
         return b.routine("sorting.search", [sorted_sequence, self], [(shape(self), out_)], [after])[0]
-    good = b.call(
-        "aten.logical_and.default",
-        b.call("aten.ge.Scalar", sorter, 0),
-        b.call("aten.lt.Scalar", sorter, size(sorted_sequence, -1)),
-    )
-    order = b.demanded(sorter, good, "RuntimeError", "torch.searchsorted(): sorter index out of range")
-    return b.routine("sorting.search_by", [sorted_sequence, order, self], [(shape(self), out_)], [after])[0]
+    return b.routine("sorting.search_by", [sorted_sequence, sorter, self], [(shape(self), out_)], [after])[0]

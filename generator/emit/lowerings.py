@@ -83,8 +83,13 @@ class _Function:
     def text(self) -> str:
         lines = [f"def {function_name(self.made.schema)}({self.parameters()}):"]
         sections = self.made.sections
+        for section in self.made.required:
+            lines.append(f"{self.b}.require({_print(section)}, {literal(section.text)})")
         if "native_if" in sections:
             lines.append(f"{self.b}.native_if({_print(sections['native_if'])}, {literal(sections['native_if'].text)})")
+        for name, section, error, says in self.made.each:
+            condition = f"lambda {self.value}: {_print(section)}"
+            lines.append(f"{name} = {self.b}.each({name}, {condition}, {literal(error)}, {literal(says)})")
         for name, section in self.made.lets:
             lines.append(f"{name} = {_print(section)}")
         if "raises" in sections:

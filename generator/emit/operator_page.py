@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..coverage import NAMESPACES, counts
 from ..devices import GPU, PROCESSOR, native_on, updates_left
@@ -42,12 +42,15 @@ def operators_page(model: Model, path: str) -> str:
 
 def _row(e: OpEntry, scalars: ScalarSet, native: Mapping[str, frozenset[str]]) -> dict[str, str]:
     conditions = {w.sections["native_if"].text for w in e.lowerings if "native_if" in w.sections}
+    required = list(dict.fromkeys(section.text for w in e.lowerings for section in w.required))
+    said = [cell(clause.says) for clause in e.require if clause.says]
     return {
         "id": e.id,
         "kind": e.kind,
         "targets": ", ".join(_targets(e, native)),
         "dtypes": ", ".join(e.test_dtypes) or "eager's",
-        "where": " · ".join(f"`{cell(' '.join(c.split()))}`" for c in sorted(conditions)),
+        "where": _conditions(sorted(conditions)),
+        "requires": " · ".join(filter(None, [_conditions(required), *said])),
         "tests": "shapes" if e.unspecified else f"{len(e.tests)} written" if e.tests else "by schema",
         "numerics": _numerics(e, scalars),
         "doc": cell(e.doc),
@@ -60,6 +63,10 @@ def _targets(e: OpEntry, native: Mapping[str, frozenset[str]]) -> Iterator[str]:
         left = " or ".join(sorted(updates_left(_TARGETS[target], e)))
         if any(s.id in names for s in e.schemas):
             yield f"{target} ({left})" if left else target
+
+
+def _conditions(texts: Iterable[str]) -> str:
+    return " · ".join(f"`{cell(' '.join(c.split()))}`" for c in texts)
 
 
 def _other(e: OpEntry) -> dict[str, str]:

@@ -133,6 +133,7 @@ class Builder:
         self.may_be_empty: Collection[str] = ()  # size symbols that come from data
         self._shapes: dict[str, tuple[Size, ...]] = {}  # of what is read, where sizes may be 0
         self._error: str | None = None
+        self._calls = 0  # lowerings under way that others called
         self._names: dict[str, int] = {}
         self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
 
@@ -173,6 +174,13 @@ class Builder:
         if not condition:
             raise NotNativeError(f"not native unless {text}")
 
+    def require(self, condition: Any, text: str) -> None:
+        """Eager raises where the condition does not hold: its kernel runs, and does so. (What calls this operator may have another.)"""
+        if self._calls:
+            self.native_if(condition, text)
+        elif not condition:
+            raise UnsupportedError(f"eager raises unless {text}")
+
     def begin(self, prefix: str, origin: str, place: str = "") -> None:
         """What comes next is one node of the graph: names of its buffers, where it comes from, and what its errors say."""
         self.prefix, self.origin, self.place, self._error = prefix, origin, place or origin, None
@@ -188,12 +196,12 @@ class Builder:
         lowering = self.lowerings.get(op)
         if lowering is None or (op not in self.complex and any(_is_complex(a) for a in (*args, *kwargs.values()))):
             raise UnsupportedError(f"{op} has no lowering of its own here")
-        prefix, error = self.prefix, self._error
+        prefix, error, self._calls = self.prefix, self._error, self._calls + 1
         self.prefix = f"{prefix}_{op.split('.')[1].strip('_')}"
         try:
             return lowering(self, *args, **kwargs)
         finally:
-            self.prefix, self._error = prefix, error
+            self.prefix, self._error, self._calls = prefix, error, self._calls - 1
 
     # -- coordinates and elems -----------------------------------------------------------------------------------------
     def coords(self, shape: Sequence[Size]) -> list[Expr]:
@@ -241,11 +249,20 @@ class Builder:
 
     def demanded(self, t: Tensor, holds: Tensor, error: str, says: str) -> Tensor:
         """`t`; where `holds`, of the same sizes, does not hold somewhere the graph raises `error` when it runs."""
-        if not self.checks or self._error == "nothing":
+        return self.each(t, lambda _: self.at(holds, self.coords(t.shape)), error, says)
+
+    def each(self, t: Any, holds: Callable[[Node], Any], error: str, says: str) -> Any:
+        """`t` (or None); where the condition does not hold of an element the graph raises `error` when it runs. (It may hold of all by what is
+        known now.)
+        """
+        if t is None or not self.checks or self._error == "nothing":
             return t
         at = self.coords(t.shape)
-        value = demanded(self.at(t, at), self.at(holds, at), error, f"{says}: {self.place}")
-        return self.define(t.shape, value, t.dtype)
+        value = self.at(t, at)
+        met = holds(value)
+        if met is True:
+            return t
+        return self.define(t.shape, demanded(value, met, error, f"{says}: {self.place}"), t.dtype)
 
     def first_of(self, conditions: Sequence[Any], values: Sequence[Any]) -> Any:
         """The value of the first condition that holds, reading nothing else; 0 when none holds."""

@@ -1397,7 +1397,12 @@ OPS = [
         tests=("F(3, 3), False, False", "F(2, 4, 3), False, False", "F(3, 5), False, False", "F(0, 3), False, False"),
     ),
     Op("aten.cholesky", "composite", ("aten.cholesky.default",), tests=("D(3, 3)", "D(2, 4, 4), True", "D(0, 0)")),
-    Op("aten.cholesky_inverse", "composite", ("aten.cholesky_inverse.default",), tests=("F(3, 3)", "F(2, 4, 4), True")),
+    Op(
+        "aten.cholesky_inverse",
+        "composite",
+        ("aten.cholesky_inverse.default",),
+        tests=("F(3, 3)", "F(2, 4, 4), True", "D(1, 1)", "F(0, 0)"),
+    ),
     Op(
         "aten.cholesky_solve",
         "composite",
@@ -2771,6 +2776,7 @@ OPS = [
             "I(9, 7), I(9, 5), out_int32=True",
             "F(2, 3), F(2, 0)",
             "F(3, 0), F(3, 2)",
+            'F(5), F(3), right=True, side="right"',
         ),
     ),
     Op(

@@ -401,7 +401,7 @@ def _strided(v: Any) -> Any:
 
 
 def _value(node: ast.expr, dtype: torch.dtype) -> Any:
-    """A literal, a list, a dtype name, or a tensor (`F`, `P`, `U`, `I`, `S`, `B`, `D`, `N`)."""
+    """A literal, a list, a dtype name, or a tensor (`F`, `P`, `U`, `I`, `S`, `B`, `D`, `N`, `C`)."""
     if isinstance(node, ast.List):
         return [_value(e, dtype) for e in node.elts]
     if isinstance(node, ast.Name):
@@ -416,6 +416,9 @@ def _value(node: ast.expr, dtype: torch.dtype) -> Any:
             else value
         )
     assert isinstance(node.func, ast.Name)
+    if node.func.id == "C":
+        value, *shape = (_value(a, dtype) for a in node.args)
+        return torch.full(shape, value, **{str(k.arg): _value(k.value, dtype) for k in node.keywords})
     sizes = [int(ast.literal_eval(a)) for a in node.args]
     if node.func.id in ("I", "S"):
         n, *shape = sizes
