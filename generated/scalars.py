@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DIGEST = "52054407c3d91177"
+DIGEST = "a61fb63746c3f3cf"
 """Changes whenever a scalar, a reduction or a scan changes: part of every cache key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
     """One operation. `args` are classes of dtypes (`float`, `int`, `bool`, `number`, `integral`, `any`, `same` as the one before);
-    `result` is `same` (as the first), `arg1`, `bool` or `attr`; `torch` names the function that it equals; `ulp` bounds its error."""
+    `result` is `same` (as the first), `arg1`, `bool` or `attr`; `torch` names the function that it equals; `ulp` bounds its error; `zero_sign`: that of a zero made of zeros of both signs is torch's, or
+    `either` sign."""
 
     name: str
     args: tuple[str, ...]
@@ -27,6 +28,7 @@ class Scalar:
     ulp: float = 0.5
     domain: tuple[float, float] = (-10, 10)
     fold: bool = True
+    zero_sign: str = "torch"
 
     @property
     def arity(self) -> int:
@@ -76,13 +78,17 @@ SCALARS: dict[str, Scalar] = {
     # spec: relu
     "relu": Scalar("relu", ("number",), "same", "torch.relu", ulp=0),
     # spec: maximum
-    "maximum": Scalar("maximum", ("any", "same"), "same", "torch.maximum", commutative=True, cost=2, ulp=0),
+    "maximum": Scalar(
+        "maximum", ("any", "same"), "same", "torch.maximum", commutative=True, cost=2, ulp=0, zero_sign="either"
+    ),
     # spec: minimum
-    "minimum": Scalar("minimum", ("any", "same"), "same", "torch.minimum", commutative=True, cost=2, ulp=0),
+    "minimum": Scalar(
+        "minimum", ("any", "same"), "same", "torch.minimum", commutative=True, cost=2, ulp=0, zero_sign="either"
+    ),
     # spec: fmax
-    "fmax": Scalar("fmax", ("any", "same"), "same", "torch.fmax", commutative=True, cost=2, ulp=0),
+    "fmax": Scalar("fmax", ("any", "same"), "same", "torch.fmax", commutative=True, cost=2, ulp=0, zero_sign="either"),
     # spec: fmin
-    "fmin": Scalar("fmin", ("any", "same"), "same", "torch.fmin", commutative=True, cost=2, ulp=0),
+    "fmin": Scalar("fmin", ("any", "same"), "same", "torch.fmin", commutative=True, cost=2, ulp=0, zero_sign="either"),
     # spec: floor
     "floor": Scalar("floor", ("float",), "same", "torch.floor", ulp=0),
     # spec: ceil

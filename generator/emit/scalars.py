@@ -44,6 +44,7 @@ class ScalarSpec:
     domain: tuple[float, float]
     fold: bool
     complex: tuple[str, ...] = ()
+    zero_sign: str = "torch"
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -147,6 +148,7 @@ def _scalar(entry: Entry, diags: Diagnostics) -> ScalarSpec:
         ulp=entry["ulp"],
         domain=tuple(entry.get("domain", (-10, 10))),
         fold=entry.get("fold", True),
+        zero_sign=entry.get("zero_sign", "torch"),
     )
 
 
