@@ -22,7 +22,19 @@ from .parts import OWN, Fill, Part, parts, values_of
 from .recursion import check_recursion
 from .torch_schemas import TorchSchema
 
-COMMON = ("op", "doc", "kind", "symbol", "complex", "native_if", "let", "tests", "test_dtypes", "unspecified")
+COMMON = (
+    "op",
+    "doc",
+    "kind",
+    "symbol",
+    "complex",
+    "native_if",
+    "let",
+    "tests",
+    "test_dtypes",
+    "no_edges",
+    "unspecified",
+)
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pointwise": (("expr",), ("operands", "promoted", "promote", "compute", "dtype", "with")),
     "view": (("shape", "at"), ("dtype", "with")),
@@ -205,6 +217,7 @@ class Checker:
             tests=tuple(map(str, entry.get("tests") or ())),
             test_dtypes=tuple(map(str, entry.get("test_dtypes") or ())),
             unspecified=bool(entry.get("unspecified")),
+            no_edges=str(entry.get("no_edges") or ""),
             why=str(entry.get("why") or ""),
             out=self.out_variants(),
             complex=bool(entry.get("complex", self.kind == "view")),

@@ -56,3 +56,4 @@ class OpEntry:
     out: tuple[tuple[str, str], ...] = ()
     row_bytes: int = 0
     product: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    no_edges: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import string
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..diagnostics import Diagnostics, did_you_mean
@@ -53,6 +53,16 @@ class ScalarSpec:
 
 
 @dataclass(frozen=True)
+class Accumulation:
+    """How a target adds up floats: the dtype of running totals, and what comes before them."""
+
+    total: str
+    block: int
+    compensated: tuple[str, ...]
+    order: str
+
+
+@dataclass(frozen=True)
 class ReductionSpec:
     """One reduction, or one scan (then `horizontal` and `triton` are empty).
 
@@ -69,6 +79,9 @@ class ReductionSpec:
     horizontal: str
     triton: str
     exact: bool
+    nan: str = ""
+    ties: str = ""
+    accumulate: dict[str, Accumulation] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,10 +129,10 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> ScalarSet:
             )
         else:
             r = reductions[name]
-            args = tuple(entry["args"])
-            scans[entry.id] = ReductionSpec(
-                entry.id, entry["doc"], args, "same", entry["torch"], r.combine, r.identity, "", "", r.exact
+            scans[entry.id] = replace(
+                _reduction(entry, scalars, diags), combine=r.combine, identity=r.identity, exact=r.exact
             )
+    _check_accumulation(doc, reductions, scans, diags)
     text = repr([e.data for e in doc]) + (base.digest if base else "")
     return ScalarSet(scalars, reductions, scans, symbols, hashlib.sha256(text.encode()).hexdigest()[:16])
 
@@ -163,10 +176,10 @@ def _check_format(text: str, arity: int, pos: Any, diags: Diagnostics, names: st
     except ValueError as error:
         diags.error(pos, f"expected a format string, found {text!r}: {error}")
         return
-    for field in fields:
-        if field not in known:
+    for name in fields:
+        if name not in known:
             diags.error(
-                pos, f"expected one of {', '.join('{' + k + '}' for k in known)} in a spelling, found '{{{field}}}'"
+                pos, f"expected one of {', '.join('{' + k + '}' for k in known)} in a spelling, found '{{{name}}}'"
             )
 
 
@@ -182,11 +195,40 @@ def _reduction(entry: Entry, scalars: dict[str, ScalarSpec], diags: Diagnostics)
         result=entry.get("result", "same"),
         torch=entry["torch"],
         combine=combine,
-        identity=dict(entry["identity"]),
+        identity=dict(entry.get("identity") or {}),
         horizontal=entry.get("horizontal", ""),
         triton=entry.get("triton", ""),
         exact=entry.get("exact", True),
+        nan=entry.get("nan", ""),
+        ties=entry.get("ties", ""),
+        accumulate={
+            target: Accumulation(a["total"], a.get("block", 0), tuple(a.get("compensated", ())), a["order"])
+            for target, a in (entry.get("accumulate") or {}).items()
+        },
     )
+
+
+def _check_accumulation(
+    doc: Document, reductions: dict[str, ReductionSpec], scans: dict[str, ReductionSpec], diags: Diagnostics
+) -> None:
+    """What is not exact says how it is added up; one block size for all, since one loop serves all sums of a kernel."""
+    blocks: dict[int, str] = {}
+    for entry in (*doc.tagged("reduction"), *doc.tagged("scan")):
+        spec = reductions[entry.id] if entry.tag == "reduction" else scans.get(entry.id)
+        if spec is None:
+            continue
+        if not spec.exact and not spec.accumulate:
+            diags.error(entry.pos(entry.tag), f"'{entry.id}' is not exact: expected `accumulate`, how it is added up")
+        if entry.tag == "reduction" and spec.accumulate:
+            block = spec.accumulate["cpp"].block
+            blocks.setdefault(block, entry.id)
+            if block < 2:
+                diags.error(entry.pos("accumulate", "cpp"), "expected a `block`: the C++ loops add up by blocks")
+            elif len(blocks) > 1:
+                diags.error(
+                    entry.pos("accumulate", "cpp", "block"),
+                    f"expected the block of '{next(iter(blocks.values()))}', found {block}",
+                )
 
 
 def cpp_identity(spec: ReductionSpec) -> str:

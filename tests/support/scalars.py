@@ -307,7 +307,9 @@ def check_cpp(library: ctypes.CDLL, name: str) -> None:
             judge(case, inputs, out)
         vector, single = (r.nan_to_num(0.25) if r.dtype.is_floating_point else r for r in results)
         assert torch.equal(vector, single), f"{case.key}: vectors and single elements differ"
-        assert torch.equal(vector.signbit(), single.signbit()), f"{case.key}: vectors and single elements differ in sign"
+        assert torch.equal(vector.signbit(), single.signbit()), (
+            f"{case.key}: vectors and single elements differ in sign"
+        )
 
 
 # -- Triton ------------------------------------------------------------------------------------------------------------
