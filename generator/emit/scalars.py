@@ -212,23 +212,18 @@ def _check_accumulation(
     doc: Document, reductions: dict[str, ReductionSpec], scans: dict[str, ReductionSpec], diags: Diagnostics
 ) -> None:
     """What is not exact says how it is added up; one block size for all, since one loop serves all sums of a kernel."""
-    blocks: dict[int, str] = {}
+    blocks = {r.name: r.accumulate["cpp"].block for r in reductions.values() if r.accumulate}
+    first = next(iter(blocks), "")
     for entry in (*doc.tagged("reduction"), *doc.tagged("scan")):
-        spec = reductions[entry.id] if entry.tag == "reduction" else scans.get(entry.id)
+        spec = (reductions if entry.tag == "reduction" else scans).get(entry.id)
         if spec is None:
             continue
         if not spec.exact and not spec.accumulate:
             diags.error(entry.pos(entry.tag), f"'{entry.id}' is not exact: expected `accumulate`, how it is added up")
-        if entry.tag == "reduction" and spec.accumulate:
-            block = spec.accumulate["cpp"].block
-            blocks.setdefault(block, entry.id)
-            if block < 2:
-                diags.error(entry.pos("accumulate", "cpp"), "expected a `block`: the C++ loops add up by blocks")
-            elif len(blocks) > 1:
-                diags.error(
-                    entry.pos("accumulate", "cpp", "block"),
-                    f"expected the block of '{next(iter(blocks.values()))}', found {block}",
-                )
+        if entry.tag == "reduction" and spec.accumulate and blocks[spec.name] != max(blocks[first], 2):
+            found, wanted = blocks[spec.name], f"expected the block of '{first}', {max(blocks[first], 2)}"
+            at = entry.pos("accumulate", "cpp", "block") if found else entry.pos("accumulate", "cpp")
+            diags.error(at, f"{wanted}, found {found}" if found else f"{wanted}: the loops add up by blocks")
 
 
 def cpp_identity(spec: ReductionSpec) -> str:
