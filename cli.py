@@ -26,8 +26,19 @@ app = typer.Typer(
 # What the help texts list, without the imports that the lists themselves would need; a test compares them.
 KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter", "composite", "extern", "decomposed")
 EMITTERS: tuple[str, ...] = (
-    *("config", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings", "op_tests", "invalid_tests"),
-    *("recompute", "random", "rewrites", "mutations", "decompositions", "matrix", "docs"),
+    *("config", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),
+    *(
+        "op_tests",
+        "invalid_tests",
+        "edge_tests",
+        "recompute",
+        "random",
+        "rewrites",
+        "mutations",
+        "decompositions",
+        "matrix",
+        "docs",
+    ),
 )
 
 Imports = Annotated[

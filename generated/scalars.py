@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DIGEST = "52054407c3d91177"
+DIGEST = "2820de6fb50d7b67"
 """Changes whenever a scalar, a reduction or a scan changes: part of every cache key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
     """One operation. `args` are classes of dtypes (`float`, `int`, `bool`, `number`, `integral`, `any`, `same` as the one before);
-    `result` is `same` (as the first), `arg1`, `bool` or `attr`; `torch` names the function that it equals; `ulp` bounds its error."""
+    `result` is `same` (as the first), `arg1`, `bool` or `attr`; `torch` names the function that it equals; `ulp` bounds its error; `zero_sign`: that of a zero made of zeros of both signs is torch's, or
+    `either` sign."""
 
     name: str
     args: tuple[str, ...]
@@ -27,6 +28,7 @@ class Scalar:
     ulp: float = 0.5
     domain: tuple[float, float] = (-10, 10)
     fold: bool = True
+    zero_sign: str = "torch"
 
     @property
     def arity(self) -> int:
@@ -35,9 +37,24 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True)
+class Accumulation:
+    """How floats are added up: running totals are in `total` (float64, or `same` as the elements), of dtypes `compensated` with what rounding
+    takes from them beside; `block` elements of a lane are added up in their own dtype before."""
+
+    total: str
+    block: int = 0
+    compensated: tuple[str, ...] = ()
+
+    def dtype(self, own: str) -> str:
+        """The dtype of a running total of elements of dtype `own`."""
+        return own if self.total == "same" else self.total
+
+
+@dataclass(frozen=True, slots=True)
 class Reduction:
     """One reduction or scan. `combine` is a scalar's name (None: positions); `identity` maps a kind of dtypes (`float`, `int`, `bool`) to
-    the value to start from, where `lowest` and `highest` are the ends of an integer's range; `exact`: the order does not matter."""
+    the value to start from, where `lowest` and `highest` are the ends of an integer's range; `exact`: the order does not matter. Else `cpp` and
+    `triton` say what it is. `nan`: the result `passes` one on, or is the `first` one's position; `ties`: the `first` of equal elements."""
 
     name: str
     args: tuple[str, ...]
@@ -46,6 +63,10 @@ class Reduction:
     combine: str | None
     identity: dict[str, float | int | bool | str] = field(hash=False)
     exact: bool = True
+    nan: str = ""
+    ties: str = ""
+    cpp: Accumulation | None = None
+    triton: Accumulation | None = None
 
 
 SCALARS: dict[str, Scalar] = {
@@ -76,13 +97,17 @@ SCALARS: dict[str, Scalar] = {
     # spec: relu
     "relu": Scalar("relu", ("number",), "same", "torch.relu", ulp=0),
     # spec: maximum
-    "maximum": Scalar("maximum", ("any", "same"), "same", "torch.maximum", commutative=True, cost=2, ulp=0),
+    "maximum": Scalar(
+        "maximum", ("any", "same"), "same", "torch.maximum", commutative=True, cost=2, ulp=0, zero_sign="either"
+    ),
     # spec: minimum
-    "minimum": Scalar("minimum", ("any", "same"), "same", "torch.minimum", commutative=True, cost=2, ulp=0),
+    "minimum": Scalar(
+        "minimum", ("any", "same"), "same", "torch.minimum", commutative=True, cost=2, ulp=0, zero_sign="either"
+    ),
     # spec: fmax
-    "fmax": Scalar("fmax", ("any", "same"), "same", "torch.fmax", commutative=True, cost=2, ulp=0),
+    "fmax": Scalar("fmax", ("any", "same"), "same", "torch.fmax", commutative=True, cost=2, ulp=0, zero_sign="either"),
     # spec: fmin
-    "fmin": Scalar("fmin", ("any", "same"), "same", "torch.fmin", commutative=True, cost=2, ulp=0),
+    "fmin": Scalar("fmin", ("any", "same"), "same", "torch.fmin", commutative=True, cost=2, ulp=0, zero_sign="either"),
     # spec: floor
     "floor": Scalar("floor", ("float",), "same", "torch.floor", ulp=0),
     # spec: ceil
@@ -261,26 +286,72 @@ SCALARS: dict[str, Scalar] = {
 
 REDUCTIONS: dict[str, Reduction] = {
     # spec: sum
-    "sum": Reduction("sum", ("any",), "same", "torch.sum", "add", {"float": 0.0, "int": 0, "bool": False}, exact=False),
+    "sum": Reduction(
+        "sum",
+        ("any",),
+        "same",
+        "torch.sum",
+        "add",
+        {"float": 0.0, "int": 0, "bool": False},
+        exact=False,
+        nan="passes",
+        cpp=Accumulation("float64", block=16, compensated=("float64",)),
+        triton=Accumulation("same"),
+    ),
     # spec: prod
     "prod": Reduction(
-        "prod", ("any",), "same", "torch.prod", "mul", {"float": 1.0, "int": 1, "bool": True}, exact=False
+        "prod",
+        ("any",),
+        "same",
+        "torch.prod",
+        "mul",
+        {"float": 1.0, "int": 1, "bool": True},
+        exact=False,
+        nan="passes",
+        cpp=Accumulation("float64", block=16),
+        triton=Accumulation("same"),
     ),
     # spec: max
     "max": Reduction(
-        "max", ("any",), "same", "torch.amax", "maximum", {"float": float("-inf"), "int": "lowest", "bool": False}
+        "max",
+        ("any",),
+        "same",
+        "torch.amax",
+        "maximum",
+        {"float": float("-inf"), "int": "lowest", "bool": False},
+        nan="passes",
     ),
     # spec: min
     "min": Reduction(
-        "min", ("any",), "same", "torch.amin", "minimum", {"float": float("inf"), "int": "highest", "bool": True}
+        "min",
+        ("any",),
+        "same",
+        "torch.amin",
+        "minimum",
+        {"float": float("inf"), "int": "highest", "bool": True},
+        nan="passes",
     ),
     # spec: argmax
     "argmax": Reduction(
-        "argmax", ("any",), "int64", "torch.argmax", None, {"float": float("-inf"), "int": "lowest", "bool": False}
+        "argmax",
+        ("any",),
+        "int64",
+        "torch.argmax",
+        None,
+        {"float": float("-inf"), "int": "lowest", "bool": False},
+        nan="first",
+        ties="first",
     ),
     # spec: argmin
     "argmin": Reduction(
-        "argmin", ("any",), "int64", "torch.argmin", None, {"float": float("inf"), "int": "highest", "bool": True}
+        "argmin",
+        ("any",),
+        "int64",
+        "torch.argmin",
+        None,
+        {"float": float("inf"), "int": "highest", "bool": True},
+        nan="first",
+        ties="first",
     ),
     # spec: any
     "any": Reduction("any", ("bool",), "bool", "torch.any", "logical_or", {"bool": False}),
@@ -293,23 +364,61 @@ REDUCTIONS: dict[str, Reduction] = {
 SCANS: dict[str, Reduction] = {
     # spec: sum
     "sum": Reduction(
-        "sum", ("number",), "same", "torch.cumsum", "add", {"float": 0.0, "int": 0, "bool": False}, exact=False
+        "sum",
+        ("number",),
+        "same",
+        "torch.cumsum",
+        "add",
+        {"float": 0.0, "int": 0, "bool": False},
+        exact=False,
+        nan="passes",
+        cpp=Accumulation("float64"),
+        triton=Accumulation("float64"),
     ),
     # spec: prod
     "prod": Reduction(
-        "prod", ("number",), "same", "torch.cumprod", "mul", {"float": 1.0, "int": 1, "bool": True}, exact=False
+        "prod",
+        ("number",),
+        "same",
+        "torch.cumprod",
+        "mul",
+        {"float": 1.0, "int": 1, "bool": True},
+        exact=False,
+        nan="passes",
+        cpp=Accumulation("float64"),
+        triton=Accumulation("float64"),
     ),
     # spec: max
     "max": Reduction(
-        "max", ("any",), "same", "torch.cummax", "maximum", {"float": float("-inf"), "int": "lowest", "bool": False}
+        "max",
+        ("any",),
+        "same",
+        "torch.cummax",
+        "maximum",
+        {"float": float("-inf"), "int": "lowest", "bool": False},
+        nan="passes",
     ),
     # spec: min
     "min": Reduction(
-        "min", ("any",), "same", "torch.cummin", "minimum", {"float": float("inf"), "int": "highest", "bool": True}
+        "min",
+        ("any",),
+        "same",
+        "torch.cummin",
+        "minimum",
+        {"float": float("inf"), "int": "highest", "bool": True},
+        nan="passes",
     ),
     # spec: logaddexp
     "logaddexp": Reduction(
-        "logaddexp", ("float",), "same", "torch.logcumsumexp", "logaddexp", {"float": float("-inf")}
+        "logaddexp",
+        ("float",),
+        "same",
+        "torch.logcumsumexp",
+        "logaddexp",
+        {"float": float("-inf")},
+        nan="passes",
+        cpp=Accumulation("float64"),
+        triton=Accumulation("same"),
     ),
 }
 

@@ -34,6 +34,7 @@ COMMON = (
     "let",
     "tests",
     "test_dtypes",
+    "no_edges",
     "unspecified",
 )
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -218,6 +219,7 @@ class Checker:
             tests=tuple(map(str, entry.get("tests") or ())),
             test_dtypes=tuple(map(str, entry.get("test_dtypes") or ())),
             unspecified=bool(entry.get("unspecified")),
+            no_edges=str(entry.get("no_edges") or ""),
             why=str(entry.get("why") or ""),
             out=self.out_variants(),
             complex=bool(entry.get("complex", self.kind == "view")),

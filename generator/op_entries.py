@@ -74,3 +74,4 @@ class OpEntry:
     row_bytes: int = 0
     product: tuple[tuple[str, tuple[int, ...]], ...] = ()
     require: tuple[Requirement, ...] = ()
+    no_edges: str = ""

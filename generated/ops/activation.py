@@ -4,7 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, is_bool, is_float, nan, rank, size, wrap
+from ...runtime.lower.names import dtype, is_bool, is_float, nan, rank, size, to, wrap
 
 
 # spec: aten.gelu
@@ -104,7 +104,7 @@ def threshold(b, self, threshold, value):
     b.native_if(dtype(self) != "uint8", 'dtype(self) != "uint8"')
     p = b.pointwise((self,))
     (self,) = p.operands
-    return p.result(s.where(self <= threshold, value, self))
+    return p.result(s.where(self <= to(threshold, dtype(self)), to(value, dtype(self)), self))
 
 
 # spec: aten.hardshrink

@@ -293,6 +293,7 @@ def pow_Tensor_Scalar(b, self, exponent):
     )
     power = exponent
     by_roots = dtype(self) != "float16" or is_on_gpu(self)
+    long = exponent * 1024 % 1 != 0 and not is_float(dtype(self)) and not is_on_gpu(self)
     p = b.pointwise((self, exponent))
     self, exponent = p.operands
     if power == 2:
@@ -309,6 +310,8 @@ def pow_Tensor_Scalar(b, self, exponent):
         return p.result(s.reciprocal(self))
     if power == -2:
         return p.result(s.reciprocal(self * self))
+    if p.common == "float32" and long:
+        return p.result(s.pow(to(self, "float64"), power))
     return p.result(s.pow(self, exponent))
 
 
@@ -593,9 +596,10 @@ def ldexp_Tensor(b, self, other):
         is_int(dtype(other)) and dtype(self) != "float64" or dtype(self) == "float32" and dtype(other) == "float32",
         '(is_int(dtype(other)) and dtype(self) != "float64") or (dtype(self) == "float32" and dtype(other) == "float32")',
     )
+    fractions = is_float(dtype(self))
     p = b.pointwise((self,), plain=(other,), promote="float", compute="float64")
     self, other = p.operands
-    if is_int(dtype(other)):
+    if is_int(dtype(other)) and fractions:
         return p.result(s.ldexp(self, to(s.minimum(s.maximum(to(other, "int32"), -400), 400), "float64")))
     return p.result(self * to(to(s.exp2(to(other, "float64")), "float32"), "float64"))
 

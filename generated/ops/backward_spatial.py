@@ -432,9 +432,10 @@ def upsample_linear1d_backward(b, grad_output, output_size, input_size, align_co
     weight = b.call("aten.where.self", b.call("aten.eq.Tensor", low, own), 1.0 - share, 0.0) + b.call(
         "aten.where.self", b.call("aten.eq.Tensor", high, own), share, 0.0
     )
-    weight = to(b.call("aten.where.self", (near >= 0) & (near < o), weight, 0.0), kind)
+    met = (near >= 0) & (near < o) & (b.call("aten.eq.Tensor", low, own) | b.call("aten.eq.Tensor", high, own))
+    weight = to(weight, kind)
     near = b.call("aten.clamp.default", near, 0, o - 1)
-    taps = b.call("aten.index.Tensor", to(grad_output, kind), [None, None, near])
+    taps = b.call("aten.where.self", met, b.call("aten.index.Tensor", to(grad_output, kind), [None, None, near]), 0.0)
     return to(b.call("aten.sum.dim_IntList", taps * weight, [3]), dtype(grad_output))
 
 
@@ -475,7 +476,12 @@ def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_
     weight_h = b.call("aten.where.self", b.call("aten.eq.Tensor", low_h, own_h), 1.0 - share_h, 0.0) + b.call(
         "aten.where.self", b.call("aten.eq.Tensor", high_h, own_h), share_h, 0.0
     )
-    weight_h = to(b.call("aten.where.self", (near_h >= 0) & (near_h < o_h), weight_h, 0.0), kind)
+    met_h = (
+        (near_h >= 0)
+        & (near_h < o_h)
+        & (b.call("aten.eq.Tensor", low_h, own_h) | b.call("aten.eq.Tensor", high_h, own_h))
+    )
+    weight_h = to(weight_h, kind)
     near_h = b.call("aten.clamp.default", near_h, 0, o_h - 1)
     m_w, o_w = (input_size[3], output_size[1])
     count_w = ceildiv(2 * (o_w - 1), m_w - 1) + 3 if align_corners else ceildiv(2 * (o_w + 1), m_w) + 3
@@ -491,11 +497,21 @@ def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_
     weight_w = b.call("aten.where.self", b.call("aten.eq.Tensor", low_w, own_w), 1.0 - share_w, 0.0) + b.call(
         "aten.where.self", b.call("aten.eq.Tensor", high_w, own_w), share_w, 0.0
     )
-    weight_w = to(b.call("aten.where.self", (near_w >= 0) & (near_w < o_w), weight_w, 0.0), kind)
+    met_w = (
+        (near_w >= 0)
+        & (near_w < o_w)
+        & (b.call("aten.eq.Tensor", low_w, own_w) | b.call("aten.eq.Tensor", high_w, own_w))
+    )
+    weight_w = to(weight_w, kind)
     near_w = b.call("aten.clamp.default", near_w, 0, o_w - 1)
-    taps_h = b.call("aten.index.Tensor", to(grad_output, kind), [None, None, near_h])
+    taps_h = b.call(
+        "aten.where.self",
+        b.call("aten.unsqueeze.default", met_h, 2),
+        b.call("aten.index.Tensor", to(grad_output, kind), [None, None, near_h]),
+        0.0,
+    )
     rows = b.call("aten.sum.dim_IntList", taps_h * b.call("aten.unsqueeze.default", weight_h, 2), [3])
-    taps_w = b.call("aten.index.Tensor", rows, [None, None, None, near_w])
+    taps_w = b.call("aten.where.self", met_w, b.call("aten.index.Tensor", rows, [None, None, None, near_w]), 0.0)
     return to(b.call("aten.sum.dim_IntList", taps_w * weight_w, [4]), dtype(grad_output))
 
 

@@ -11,12 +11,13 @@ from ..devices import GPU, PROCESSOR, native_on, updates_left
 from ..model import Model
 from ..op_entries import WITHOUT_LOWERING, OpEntry, Section
 from ..render import cell, header, render
-from .scalars import ScalarSet
+from .scalars import ReductionSpec, ScalarSet
 
 SPEC = "specs/ops.yaml"
 _TARGETS = {"C++": PROCESSOR, "Triton": GPU}
 """Target → the device that it is for."""
 _OWN = tuple(f"{namespace}." for namespace in NAMESPACES)
+_NAN = {"passes": "passes on", "first": "the first one's position", "": ""}
 _EXACT_KINDS = ("view", "gather", "create", "scatter")
 
 
@@ -36,6 +37,7 @@ def operators_page(model: Model, path: str) -> str:
         counts=found,
         native={target: sum(name.startswith(_OWN) for name in names) for target, names in native.items()},
         rows=rows,
+        accumulation=_accumulation(model.part("scalars")),
         others=others,
     )
 
@@ -80,16 +82,44 @@ def _numerics(e: OpEntry, scalars: ScalarSet) -> str:
     used = {name for section in _sections(e) for name in _calls(section) if name in scalars.scalars}
     wide = sorted(((scalars.scalars[n].ulp, n) for n in used if scalars.scalars[n].ulp > 0.5), reverse=True)
     parts = [f"{n} {u:g} ulp" for u, n in wide[:3]]
-    words = {w for lowering in e.lowerings for key, w in lowering.words.items() if key in ("reduce", "scan")}
-    for word in sorted(words):
-        reduction = scalars.reductions.get(word) or scalars.scans.get(word)
-        if reduction is not None and not reduction.exact:
-            parts.append(f"{word}: float32 in 16 steps, then float64")
+    for table, key in ((scalars.reductions, "reduce"), (scalars.scans, "scan")):
+        words = {w for lowering in e.lowerings for k, w in lowering.words.items() if k == key}
+        parts += [
+            f"{word}: {_totals(table[word])}" for word in sorted(words) if word in table and table[word].accumulate
+        ]
     compute = {lowering.words.get("compute", "") for lowering in e.lowerings} - {""}
     parts += [f"computed in {c}" if c != "same" else "in its own dtype" for c in sorted(compute)]
     if parts:
         return ", ".join(parts)
     return "exact" if e.kind in _EXACT_KINDS or not any(map(_arithmetic, _sections(e))) else "rounded at each step"
+
+
+_TARGET_NAMES = {"cpp": "C++", "triton": "Triton"}
+
+
+def _totals(r: ReductionSpec) -> str:
+    """The dtype of a reduction's running totals on each target, in short."""
+    parts = []
+    for target, a in r.accumulate.items():
+        total = "own dtype" if a.total == "same" else a.total
+        parts.append(f"{total}{f' after {a.block} steps' if a.block else ''} ({_TARGET_NAMES[target]})")
+    return ", ".join(parts)
+
+
+def _accumulation(scalars: ScalarSet) -> list[dict[str, str]]:
+    """Rows of the table of reductions and scans: one for each target of those whose order shows, one for each other."""
+    found = []
+    for kind, table in (("reduction", scalars.reductions), ("scan", scalars.scans)):
+        for r in table.values():
+            row = {"id": f"{kind} `{r.name}`", "nan": _NAN[r.nan], "ties": "the first" if r.ties else ""}
+            if not r.accumulate:
+                found.append(row | {"target": "both", "total": "own dtype", "order": "does not show"})
+            for target, a in r.accumulate.items():
+                total = "own dtype" if a.total == "same" else a.total
+                total += f", {', '.join(a.compensated)} compensated" if a.compensated else ""
+                order = f"blocks of {a.block}: {a.order}" if a.block else a.order
+                found.append(row | {"target": _TARGET_NAMES[target], "total": total, "order": cell(order)})
+    return found
 
 
 def _sections(e: OpEntry) -> Iterator[Section]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import string
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..diagnostics import Diagnostics, did_you_mean
@@ -44,11 +44,22 @@ class ScalarSpec:
     domain: tuple[float, float]
     fold: bool
     complex: tuple[str, ...] = ()
+    zero_sign: str = "torch"
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of dtypes that the first argument takes."""
         return CLASSES[self.args[0]]
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """How a target adds up floats: the dtype of running totals, and what comes before them."""
+
+    total: str
+    block: int
+    compensated: tuple[str, ...]
+    order: str
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,9 @@ class ReductionSpec:
     horizontal: str
     triton: str
     exact: bool
+    nan: str = ""
+    ties: str = ""
+    accumulate: dict[str, Accumulation] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,10 +129,10 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> ScalarSet:
             )
         else:
             r = reductions[name]
-            args = tuple(entry["args"])
-            scans[entry.id] = ReductionSpec(
-                entry.id, entry["doc"], args, "same", entry["torch"], r.combine, r.identity, "", "", r.exact
+            scans[entry.id] = replace(
+                _reduction(entry, scalars, diags), combine=r.combine, identity=r.identity, exact=r.exact
             )
+    _check_accumulation(doc, reductions, scans, diags)
     text = repr([e.data for e in doc]) + (base.digest if base else "")
     return ScalarSet(scalars, reductions, scans, symbols, hashlib.sha256(text.encode()).hexdigest()[:16])
 
@@ -147,6 +161,7 @@ def _scalar(entry: Entry, diags: Diagnostics) -> ScalarSpec:
         ulp=entry["ulp"],
         domain=tuple(entry.get("domain", (-10, 10))),
         fold=entry.get("fold", True),
+        zero_sign=entry.get("zero_sign", "torch"),
     )
 
 
@@ -161,10 +176,10 @@ def _check_format(text: str, arity: int, pos: Any, diags: Diagnostics, names: st
     except ValueError as error:
         diags.error(pos, f"expected a format string, found {text!r}: {error}")
         return
-    for field in fields:
-        if field not in known:
+    for name in fields:
+        if name not in known:
             diags.error(
-                pos, f"expected one of {', '.join('{' + k + '}' for k in known)} in a spelling, found '{{{field}}}'"
+                pos, f"expected one of {', '.join('{' + k + '}' for k in known)} in a spelling, found '{{{name}}}'"
             )
 
 
@@ -180,11 +195,35 @@ def _reduction(entry: Entry, scalars: dict[str, ScalarSpec], diags: Diagnostics)
         result=entry.get("result", "same"),
         torch=entry["torch"],
         combine=combine,
-        identity=dict(entry["identity"]),
+        identity=dict(entry.get("identity") or {}),
         horizontal=entry.get("horizontal", ""),
         triton=entry.get("triton", ""),
         exact=entry.get("exact", True),
+        nan=entry.get("nan", ""),
+        ties=entry.get("ties", ""),
+        accumulate={
+            target: Accumulation(a["total"], a.get("block", 0), tuple(a.get("compensated", ())), a["order"])
+            for target, a in (entry.get("accumulate") or {}).items()
+        },
     )
+
+
+def _check_accumulation(
+    doc: Document, reductions: dict[str, ReductionSpec], scans: dict[str, ReductionSpec], diags: Diagnostics
+) -> None:
+    """What is not exact says how it is added up; one block size for all, since one loop serves all sums of a kernel."""
+    blocks = {r.name: r.accumulate["cpp"].block for r in reductions.values() if r.accumulate}
+    first = next(iter(blocks), "")
+    for entry in (*doc.tagged("reduction"), *doc.tagged("scan")):
+        spec = (reductions if entry.tag == "reduction" else scans).get(entry.id)
+        if spec is None:
+            continue
+        if not spec.exact and not spec.accumulate:
+            diags.error(entry.pos(entry.tag), f"'{entry.id}' is not exact: expected `accumulate`, how it is added up")
+        if entry.tag == "reduction" and spec.accumulate and blocks[spec.name] != max(blocks[first], 2):
+            found, wanted = blocks[spec.name], f"expected the block of '{first}', {max(blocks[first], 2)}"
+            at = entry.pos("accumulate", "cpp", "block") if found else entry.pos("accumulate", "cpp")
+            diags.error(at, f"{wanted}, found {found}" if found else f"{wanted}: the loops add up by blocks")
 
 
 def cpp_identity(spec: ReductionSpec) -> str:

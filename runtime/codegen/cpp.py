@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...generated.cpp_scalars import CPP_KIND
+from ...generated.scalars import REDUCTIONS
 from ..ir.index import Expr, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
 from ..ir.nodes import ITEMSIZE, Buffer, Node
 from ..schedule.kernels import kernel_checks
@@ -25,9 +26,10 @@ MEMORY = {
 COMPUTE = {**MEMORY, "float16": "float", "bfloat16": "float", "bool": "bool"}
 TILE = 256  # outer elements handled together when a column is reduced
 FAULT = "opf_fault"  # the variable of a kernel that remembers a position out of range
-# Partial sums are flushed after this many additions. Eager adds as many one after another (`SumKernel.cpp`), and then pairwise in the same
-# dtype: with equal blocks and wider totals the error is at most eager's. A block of 32 lost twice as much.
-BLOCK = 16
+# Partial sums are flushed after this many additions, as the specs declare (one number for all: the generator looks). Eager adds as many one after
+# another (`SumKernel.cpp`), and then pairwise in the same dtype: with equal blocks and wider totals the error is at most eager's. A block of 32
+# lost twice as much.
+BLOCK = next(entry.cpp.block for entry in REDUCTIONS.values() if entry.cpp is not None)
 
 
 @dataclass

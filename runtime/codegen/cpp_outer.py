@@ -204,11 +204,11 @@ class OuterWriter(RowWriter):
             cascade = self.has_long_sum(phase)
             wide: dict[str, str] = {}
 
-            def fill(which: Mapping[str, str], dtype: str | None = None) -> None:
+            def fill(which: Mapping[str, str], total: bool = False) -> None:
                 for s in reduces:
                     assert isinstance(s.source, Reduce)
                     if s.source.name in which:
-                        d = dtype or self._acc_dtype(s)
+                        d = self._total(s) if total else self._acc_dtype(s)
                         start = self.tables.identity(s.source.kind, d)
                         self.line(
                             f"for (int q = 0; q < {width}; ++q) {which[s.source.name]}[q] = splat<{COMPUTE[d]}>({start});"
@@ -220,9 +220,9 @@ class OuterWriter(RowWriter):
                 if cascade and s in sums:
                     partial[s.source.name], wide[s.source.name] = self.fresh("part"), self.fresh("total")
                     self.line(f"Reg<{COMPUTE[s.source.dtype]}> {partial[s.source.name]}[{width}];")
-                    self.line(f"Reg<double> {wide[s.source.name]}[{width}];")
+                    self.line(f"Reg<{COMPUTE[self._total(s)]}> {wide[s.source.name]}[{width}];")
             fill({n: a for n, a in names.items() if n not in wide})
-            fill(wide, "float64")
+            fill(wide, total=True)
 
             def body() -> None:
                 target = {**names, **partial}
@@ -252,9 +252,12 @@ class OuterWriter(RowWriter):
                             each(body)
                         for s in sums:
                             assert isinstance(s.source, Reduce)
-                            a, b = f"{wide[s.source.name]}[q]", f"cast<double>({partial[s.source.name]}[q])"
+                            a, b = (
+                                f"{wide[s.source.name]}[q]",
+                                f"cast<{COMPUTE[self._total(s)]}>({partial[s.source.name]}[q])",
+                            )
                             self.line(
-                                f"for (int q = 0; q < {width}; ++q) {a} = {self.tables.combine(s.source.kind, 'float64', a, b, True)};"
+                                f"for (int q = 0; q < {width}; ++q) {a} = {self.tables.combine(s.source.kind, self._total(s), a, b, True)};"
                             )
 
                 self._loops(inner[:-1], "", blocks)
@@ -333,8 +336,9 @@ class OuterWriter(RowWriter):
                 assert isinstance(s.source, Reduce)
                 partial[s.source.name], wide[s.source.name] = self.fresh("part"), self.fresh("total")
                 self.line(f"alignas(64) {COMPUTE[s.source.dtype]} {partial[s.source.name]}[{self.tile}];")
-                self.line(f"alignas(64) double {wide[s.source.name]}[{self.tile}];")
-                fill(wide[s.source.name], "double", self.tables.identity(s.source.kind, "float64"))
+                total = self._total(s)
+                self.line(f"alignas(64) {COMPUTE[total]} {wide[s.source.name]}[{self.tile}];")
+                fill(wide[s.source.name], COMPUTE[total], self.tables.identity(s.source.kind, total))
 
             def blocks() -> None:
                 size = self.size(last.extent)
@@ -350,7 +354,10 @@ class OuterWriter(RowWriter):
                     for s in sums:
                         assert isinstance(s.source, Reduce)
                         a, b = wide[s.source.name], partial[s.source.name]
-                        combined = self.tables.combine(s.source.kind, "float64", f"{a}[q]", f"double({b}[q])", False)
+                        total = self._total(s)
+                        combined = self.tables.combine(
+                            s.source.kind, total, f"{a}[q]", f"{COMPUTE[total]}({b}[q])", False
+                        )
                         self.line(f"for (int q = 0; q < {self.tile}; ++q) {a}[q] = {combined};")
 
             self._loops(inner[:-1], "", blocks)

@@ -178,7 +178,7 @@ class RowWriter(Writer):
         for s in reduces:
             assert isinstance(s.source, Reduce)
             parts[s.source.name] = self.fresh("part")
-            ctype = "double" if s.source.name in wide else COMPUTE[s.source.dtype]
+            ctype = COMPUTE[self._total(s) if s.source.name in wide else s.source.dtype]
             self.line(f"{ctype} {parts[s.source.name]}[MAX_THREADS];")
             if s.source.kind.startswith("arg"):
                 self.line(f"{COMPUTE[s.value.dtype]} {parts[s.source.name]}_v[MAX_THREADS];")
@@ -207,8 +207,8 @@ class RowWriter(Writer):
                 continue
             total, dtype = name, s.source.dtype
             if name in wide:
-                total, dtype = self.fresh("total"), "float64"
-            self.line(f"{'double ' if name in wide else ''}{total} = {part}[0];")
+                total, dtype = self.fresh("total"), self._total(s)
+            self.line(f"{COMPUTE[dtype] + ' ' if name in wide else ''}{total} = {part}[0];")
             combine = self.tables.combine(s.source.kind, dtype, total, f"{part}[k]", False)
             self.line(f"for (int k = 1; k < {teams}; ++k) {total} = {combine};")
             if name in wide:
@@ -222,6 +222,11 @@ class RowWriter(Writer):
             isinstance(s.source, Reduce) and s.source.kind in self.tables.inexact and s.source.dtype.startswith("float")
         )
 
+    def _total(self, s: FlatStatement) -> str:
+        """The dtype of the running total of a long sum."""
+        assert isinstance(s.source, Reduce)
+        return self.tables.total(s.source.kind, s.source.dtype)
+
     def _wide(self, phase: FlatPhase, lanes: bool) -> frozenset[str]:
         """Registers whose long float sums are kept in double from one block of steps to the next: exact enough at no cost."""
         v = best_inner(phase)
@@ -232,11 +237,10 @@ class RowWriter(Writer):
             return frozenset()
         return frozenset(s.source.name for s in phase.body if isinstance(s.source, Reduce) and self._inexact(s))
 
-    @staticmethod
-    def _compensated(s: FlatStatement, wide: frozenset[str]) -> bool:
+    def _compensated(self, s: FlatStatement, wide: frozenset[str]) -> bool:
         """A long sum for which there is no wider type: what its total loses by rounding is kept beside it."""
         source = s.source
-        return isinstance(source, Reduce) and source.name in wide and source.dtype == "float64" and source.kind == "sum"
+        return isinstance(source, Reduce) and source.name in wide and self.tables.compensated(source.kind, source.dtype)
 
     def _open_accumulators(
         self, reduces: list[FlatStatement], lanes: bool, wide: frozenset[str] = frozenset()
@@ -245,7 +249,7 @@ class RowWriter(Writer):
         for s in reduces:
             assert isinstance(s.source, Reduce)
             acc = accs[s.source.name] = self.fresh("acc")
-            dtype = "float64" if s.source.name in wide else self._acc_dtype(s)
+            dtype = self._total(s) if s.source.name in wide else self._acc_dtype(s)
             start = self.tables.identity(s.source.kind, dtype)
             ctype = COMPUTE[dtype]
             low = f", {acc}_low = {acc}" if self._compensated(s, wide) else ""
@@ -280,7 +284,8 @@ class RowWriter(Writer):
             else:
                 total = f"with_low({acc}, {acc}_low)" if self._compensated(s, wide) else acc
                 total = self.tables.horizontal(s.source.kind, total) if lanes else total
-                ctype = "double" if target is not None and s.source.name in wide else COMPUTE[s.source.dtype]
+                wider = target is not None and s.source.name in wide
+                ctype = COMPUTE[self._total(s) if wider else s.source.dtype]
                 self.line(f"{name} = {ctype}({total});")
 
     def _accumulate(self, s: FlatStatement, acc: str, position: Node | None) -> None:
@@ -322,10 +327,10 @@ class RowWriter(Writer):
             self.line(f"{self._run_type(s)} {run} = {self.tables.identity(s.source.kind, s.value.dtype)};")
         return runs
 
-    @staticmethod
-    def _run_type(s: FlatStatement) -> str:
+    def _run_type(self, s: FlatStatement) -> str:
         # A running float sum is kept in double, as eager does.
-        return "double" if s.value.dtype in ("float32", "float16", "bfloat16") else COMPUTE[s.value.dtype]
+        assert isinstance(s.source, Scan)
+        return COMPUTE[self.tables.total(s.source.kind, s.value.dtype, scan=True)]
 
     def _innermost(
         self,
@@ -374,11 +379,11 @@ class RowWriter(Writer):
             for s in sums:
                 assert isinstance(s.source, Reduce)
                 acc = accs[s.source.name]
-                part = f"cast<double>({partial[s.source.name]})"
+                part = f"cast<{COMPUTE[self._total(s)]}>({partial[s.source.name]})"
                 if self._compensated(s, wide):
                     self.line(f"add_exactly({acc}, {acc}_low, {part});")
                     continue
-                self.line(f"{acc} = {self.tables.combine(s.source.kind, 'float64', acc, part, lanes)};")
+                self.line(f"{acc} = {self.tables.combine(s.source.kind, self._total(s), acc, part, lanes)};")
 
         chunk = BLOCK * (self.lanes if lanes else 1)
         if sums and isinstance(hi, int) and lo == "0" and hi <= chunk:

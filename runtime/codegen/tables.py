@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...errors import UnsupportedError
 from ...generated.cpp_scalars import CPP, CPP_REDUCTIONS
+from ...generated.scalars import REDUCTIONS, SCANS
 from ..ir.nodes import Node
 
 CTYPE = {
@@ -18,7 +19,7 @@ CTYPE = {
 class CppTables:
     """Lookups with one clear error for what a table lacks."""
 
-    inexact: frozenset[str] = frozenset({"sum", "prod"})
+    inexact: frozenset[str] = frozenset(name for name, entry in REDUCTIONS.items() if entry.cpp is not None)
 
     def call(self, node: Node, args: list[str], vector: bool) -> str:
         """The C++ expression of a scalar operation on argument texts (all vectors, or all scalars)."""
@@ -26,6 +27,16 @@ class CppTables:
         if spelled is None:
             raise UnsupportedError(f"scalar {node.op!r} has no C++ spelling in specs/scalars.yaml")
         return spelled.format(*args, T=CTYPE[node.dtype], A=CTYPE[node.args[0].dtype] if node.args else "")
+
+    def total(self, kind: str, dtype: str, scan: bool = False) -> str:
+        """The dtype of running totals of a reduction or scan of floats, as its entry declares; `dtype` itself where it declares none."""
+        accumulation = (SCANS if scan else REDUCTIONS)[kind].cpp
+        return dtype if accumulation is None or not dtype.startswith(("float", "bfloat")) else accumulation.dtype(dtype)
+
+    def compensated(self, kind: str, dtype: str) -> bool:
+        """Whether the total of a long sum keeps beside it what rounding takes from it."""
+        accumulation = REDUCTIONS[kind].cpp
+        return accumulation is not None and dtype in accumulation.compensated
 
     def identity(self, kind: str, dtype: str) -> str:
         return CPP_REDUCTIONS[kind].identity.format(T=_compute(dtype))

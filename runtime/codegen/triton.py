@@ -425,8 +425,10 @@ class _Renderer:
         """The scan of a tile, continued from the tiles before it."""
         name, carry = self.v.fresh(), self.v.fresh()
         own = held(st.value.dtype)
-        # The running total of a long sum loses digits in float32: what is carried from tile to tile is held in float64.
-        total = "tl.float64" if own == "tl.float32" and not SCANS[st.kind].exact else own
+        # The running total of a long sum loses digits in float32: what is carried from tile to tile is held in the dtype that is declared.
+        accumulation = SCANS[st.kind].triton
+        wider = accumulation is not None and own == "tl.float32"
+        total = TYPES[accumulation.dtype("float32")] if accumulation is not None and wider else own
         before.append(f"{carry} = tl.full([XBLOCK, 1], {self._identity(st.kind, st.value.dtype, True)}, {total})")
         combine, scan, lines = TRITON_COMBINE[st.kind], self._scan_of(st, value, loops, group), self.v.deep.lines
         lines.append(f"{name} = {combine}(tl.broadcast_to({carry}, [XBLOCK, RBLOCK]), {scan}.to({total})).to({own})")

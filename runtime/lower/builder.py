@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 from ...errors import UnsupportedError
-from ...generated.scalars import REDUCTIONS
+from ...generated.scalars import REDUCTIONS, SCANS
 from ..ir.facts import positive_for_sizes
 from ..ir.guards import bounded, checks, demanded, masked
 from ..ir.index import Expr, Sym, Val, Var, expr, product, proves_less, proves_nonnegative
@@ -362,8 +362,10 @@ class Builder:
         final = dtype or value.dtype
         accumulates = opmath(final)
         value = s.to_dtype(value, accumulates)
-        if not shape or shape[dim] == 1:
+        if not shape:
             return self.define(shape, value, final)
+        if shape[dim] == 1:
+            return self.define(shape, s.started(SCANS[kind], value), final)
         name = self.fresh(f"{self.prefix}_acc" if final != accumulates else self.prefix)
         if value.dtype in PART and kind != "sum":
             raise UnsupportedError(f"a running {kind} of complex numbers")

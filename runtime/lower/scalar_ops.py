@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ...generated.complex_scalars import COMPLEX
-from ...generated.scalars import REDUCTIONS, SCALARS, Scalar
+from ...generated.scalars import REDUCTIONS, SCALARS, Reduction, Scalar
 from ..ir.index import Expr
 from ..ir.nodes import DTYPES, FLOATS, INTS, ITEMSIZE, Node, const, index_node
 from ..ir.pairs import PART, pair, parts
@@ -278,4 +278,12 @@ def reduction(kind: str, dtype: str, before: str) -> tuple[str, str]:
 
 def reduction_of_one(kind: str, value: Node) -> Node:
     """The reduction of a single element."""
-    return const(0, "int64") if REDUCTIONS[kind].combine is None else value
+    return const(0, "int64") if REDUCTIONS[kind].combine is None else started(REDUCTIONS[kind], value)
+
+
+def started(entry: Reduction, value: Node) -> Node:
+    """`value` combined with what the reduction starts from, where that may change it: a float sum starts from 0, so that no sum is -0."""
+    if value.dtype not in FLOATS or entry.combine is None or entry.identity.get("float") != 0:
+        return value
+    combined: Node = _FUNCTIONS[entry.combine](value, const(0.0, value.dtype))
+    return combined

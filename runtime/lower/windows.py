@@ -47,7 +47,8 @@ def _written_out(nest: Nest, made: Mapping[str, Nest]) -> Nest:
         scalar_ops.to_dtype(rebuild(body, lambda _: None, dict(zip(nest.rvars, p, strict=True))), nest.dtype)
         for p in at
     ]
-    return replace(nest, body=fold(reduce(maker, values)), rvars=(), reduce=None)
+    whole = scalar_ops.started(REDUCTIONS[nest.reduce], reduce(maker, values))
+    return replace(nest, body=fold(whole), rvars=(), reduce=None)
 
 
 def _in_window(nest: Nest, made: Mapping[str, Nest]) -> Node | None:

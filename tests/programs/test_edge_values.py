@@ -48,6 +48,19 @@ VALUES: dict[str, tuple[Program, tuple[Any, ...]]] = {
     "nansum over no dimensions, with a dtype": (lambda x: x.nansum(dim=(), dtype=torch.float64), (PLAIN,)),
     "nansum over no dimensions": (lambda x: x.nansum(dim=()), (PLAIN,)),
     "nanmean over no dimensions": (lambda x: x.nanmean(dim=(), keepdim=True), (PLAIN,)),
+    "sum of one negative zero": (lambda x: (1 / x.sum(1), 1 / x.cumsum(1)), (L([[-0.0], [0.0]]),)),
+    "sum of a window of negative zeros": (lambda x: 1 / F.avg_pool1d(x, 2, 1), (L([[-0.0, -0.0, 0.0]]),)),
+    "large integer to a power": (lambda x: (x**1.7, x**-0.3), (L([2**63 - 1, 5]),)),
+    "threshold of a large integer": (lambda x: F.threshold(x, -1, 7), (L([2**62 + 1, -5]),)),
+    "ldexp of integers": (torch.ldexp, (L([3, 0, 2**40]), L([2**63 - 1, 200, -3]))),
+    "gradient of resizing by lines, beside a NaN": (
+        lambda g: torch.ops.aten.upsample_linear1d_backward(g, [9], [1, 1, 5], False),
+        (L([[[1.0, 2.0, float("nan"), 4.0, 5.0, 6.0, INF, 8.0, 9.0]]]),),
+    ),
+    "gradient of resizing in two dimensions, beside a NaN": (
+        lambda g: torch.ops.aten.upsample_bilinear2d_backward(g, [7, 9], [1, 1, 4, 5], True),
+        (torch.arange(63.0).reshape(1, 1, 7, 9).index_fill(3, L(4), float("nan")),),
+    ),
     "max of booleans": (lambda x: x.max(0), (L([False, True, True]),)),
 }
 

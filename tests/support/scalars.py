@@ -2,7 +2,7 @@
 
 A float32 result may be off from torch's float64 result by the scalar's declared `ulp`, or by twice what torch's own
 float32 result is off.
-Integers, booleans and conversions must be equal.
+Integers, booleans and conversions must be equal. So must the sign of a zero be.
 """
 
 from __future__ import annotations
@@ -194,6 +194,10 @@ def judge(case: Case, inputs: list[torch.Tensor], got: torch.Tensor, device: str
     both_nan = got.isnan() & expected.isnan()
     exact = (got == expected) | both_nan
     bad = ~exact
+    other_zero = (got == 0) & (expected == 0) & (got.signbit() != expected.signbit())
+    if case.scalar.zero_sign == "either" and case.kind == "float":
+        for i in inputs:
+            other_zero = other_zero & ((i != 0) | (i.signbit() != got.signbit()))
     if got.dtype.is_floating_point and (case.scalar.ulp or device == "cuda") and case.kind == "float":
         wide = got.dtype == torch.float32
         true = case.reference([i.double() for i in inputs]) if wide else expected
@@ -220,6 +224,7 @@ def judge(case: Case, inputs: list[torch.Tensor], got: torch.Tensor, device: str
                 got[at].item(),
                 float(unit[at]) * case.scalar.ulp * (1 if wide else 4),
             )
+    bad = bad | other_zero
     if bad.any():
         at = int(bad.nonzero()[0])
         values = ", ".join(repr(i[at].item()) for i in inputs)
@@ -302,6 +307,9 @@ def check_cpp(library: ctypes.CDLL, name: str) -> None:
             judge(case, inputs, out)
         vector, single = (r.nan_to_num(0.25) if r.dtype.is_floating_point else r for r in results)
         assert torch.equal(vector, single), f"{case.key}: vectors and single elements differ"
+        assert torch.equal(vector.signbit(), single.signbit()), (
+            f"{case.key}: vectors and single elements differ in sign"
+        )
 
 
 # -- Triton ------------------------------------------------------------------------------------------------------------
