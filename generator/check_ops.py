@@ -15,6 +15,7 @@ from .expr.constants import Known, check_constants
 from .expr.ops import Names, ScalarSig, callable_here
 from .expr.parse import Text, parse_body, parse_expression
 from .expr.types import DTYPE_NAMES
+from .expr.walk import stored
 from .load import Document, Entry
 from .model import Model
 from .op_entries import WITHOUT_LOWERING, Lowering, OpEntry
@@ -392,7 +393,7 @@ class Checker:
         for name in self.entry.missing:
             self.error(("op",), f"'{self.entry.id}' has no '{name}', which the operators beside it have")
         trees = [t for v in self.trees.values() if v for t in (v if isinstance(v, list) else [v])]
-        bound = {n.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        bound = stored(*trees)
         bound |= {name for key in ("let", "with") for name in self.entry.get(key) or ()}
         arguments = {a.name for s in self.schemas for a in s.args}
         for name in self.values:

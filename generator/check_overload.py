@@ -6,10 +6,11 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from .diagnostics import did_you_mean
-from .expr.infer import Function, Inference, Scope, bound_names, describe
+from .expr.infer import Function, Inference, Scope, describe
 from .expr.ops import argument_types, result_type
 from .expr.printer import As, print_expression
 from .expr.types import DTYPE, ELEM, INDEX, INT, TENSOR, Type, accepts, join, list_of, optional, strip
+from .expr.walk import stored
 from .op_entries import Lowering, Section
 from .requirements import check_each, check_require
 from .torch_schemas import TorchSchema
@@ -32,7 +33,7 @@ class Overload:
         trees = [t for v in checker.trees.values() if v for t in (v if isinstance(v, list) else [v])]
         lets = [n for key in ("let", "with") for n in self.mapping(key)]
         arguments = frozenset(a.name for a in schema.args)
-        self.function = Function(checker.names, arguments, arguments | set(lets) | bound_names(*trees))
+        self.function = Function(checker.names, arguments, arguments | set(lets) | stored(*trees))
         self.made = Lowering(schema, self.function)
         self.note = f" (in overload '{schema.overload}')" if len(checker.schemas) > 1 else ""
 

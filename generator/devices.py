@@ -102,9 +102,18 @@ class _Ways:
 
     def possible(self, section: Section) -> bool:
         """Whether there is a way through the section that needs nothing which the device lacks."""
+        if not self._may_lack(section):
+            return True
         if isinstance(section.tree, list):
             return "returns" in self._ends(section.tree, section)
         return not self._fails(section.tree, section)
+
+    def _may_lack(self, section: Section) -> bool:
+        """Whether the section mentions what the device lacks: quicker than going its ways."""
+        if not self.device.routines and "routine" in section.text:
+            return True
+        called = (ast.literal_eval(told.lead[0]) for told in section.resolved.values() if told.lead)
+        return bool(self.lost) and any(name in self.lost for name in called)
 
     def _ends(self, statements: list[ast.stmt], section: Section) -> set[str]:
         """How the statements may end: 'fails', 'returns', 'goes on'."""

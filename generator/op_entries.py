@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 from dataclasses import dataclass, field
 
 from .expr.infer import Function
 from .expr.printer import As
+from .expr.walk import nodes
 from .torch_schemas import TorchSchema
 
 WITHOUT_LOWERING = ("extern", "decomposed")
@@ -20,6 +22,12 @@ class Section:
     tree: ast.expr | list[ast.stmt]
     resolved: dict[ast.AST, As]
     text: str = ""
+
+    @functools.cached_property
+    def called(self) -> frozenset[str]:
+        """Names of the functions that it calls."""
+        trees = self.tree if isinstance(self.tree, list) else [self.tree]
+        return frozenset(n.func.id for n in nodes(*trees) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
 
 
 @dataclass(frozen=True)

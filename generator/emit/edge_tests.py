@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
+from ..expr.walk import nodes
 from ..model import Model
 from ..op_entries import OpEntry, Section
 from ..render import header, render
@@ -89,8 +90,7 @@ def _sections(e: OpEntry) -> Iterator[Section]:
 
 
 def _nodes(section: Section) -> Iterator[ast.AST]:
-    for tree in section.tree if isinstance(section.tree, list) else [section.tree]:
-        yield from ast.walk(tree)
+    yield from nodes(*(section.tree if isinstance(section.tree, list) else [section.tree]))
 
 
 def _called(e: OpEntry) -> Iterator[str]:

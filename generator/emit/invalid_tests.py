@@ -65,7 +65,7 @@ def _takes(overload: str, lowerings: Mapping[str, Lowering], known: dict[str, bo
             found is not None
             and not _unchecked(found)
             and (
-                any(_POSITIONS & set(_called(t)) for t in _trees(found))
+                any(_POSITIONS & s.called for s in _sections(found) if any(name in s.text for name in _POSITIONS))
                 or any(_takes(name, lowerings, known) for name in sorted(found.function.calls))
             )
         )
@@ -78,10 +78,8 @@ def _unchecked(w: Lowering) -> bool:
     return raises is not None and isinstance(raises.tree, ast.Constant) and raises.tree.value == "nothing"
 
 
-def _trees(w: Lowering) -> Iterator[ast.AST]:
-    sections: list[Section] = [*w.sections.values(), *(s for _, s in (*w.lets, *w.withs)), *(s for _, s in w.cases)]
-    for section in sections:
-        yield from section.tree if isinstance(section.tree, list) else [section.tree]
+def _sections(w: Lowering) -> list[Section]:
+    return [*w.sections.values(), *(s for _, s in (*w.lets, *w.withs)), *(s for _, s in w.cases)]
 
 
 def _called(tree: ast.AST) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ..coverage import NAMESPACES, counts
 from ..devices import GPU, PROCESSOR, native_on, updates_left
+from ..expr.walk import nodes
 from ..model import Model
 from ..op_entries import WITHOUT_LOWERING, OpEntry, Section
 from ..render import cell, header, render
@@ -79,7 +80,7 @@ def _numerics(e: OpEntry, scalars: ScalarSet) -> str:
     """What an entry's expressions say of accuracy: the scalars whose results are not the nearest number, and the order of sums."""
     if e.kind == "composite":
         return "as what it calls"
-    used = {name for section in _sections(e) for name in _calls(section) if name in scalars.scalars}
+    used = {name for section in _sections(e) for name in section.called if name in scalars.scalars}
     wide = sorted(((scalars.scalars[n].ulp, n) for n in used if scalars.scalars[n].ulp > 0.5), reverse=True)
     parts = [f"{n} {u:g} ulp" for u, n in wide[:3]]
     for table, key in ((scalars.reductions, "reduce"), (scalars.scans, "scan")):
@@ -130,14 +131,7 @@ def _sections(e: OpEntry) -> Iterator[Section]:
 
 
 def _nodes(section: Section) -> Iterator[ast.AST]:
-    for tree in section.tree if isinstance(section.tree, list) else [section.tree]:
-        yield from ast.walk(tree)
-
-
-def _calls(section: Section) -> Iterator[str]:
-    for node in _nodes(section):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            yield node.func.id
+    yield from nodes(*(section.tree if isinstance(section.tree, list) else [section.tree]))
 
 
 def _arithmetic(section: Section) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .parse import Text
+from .walk import stored
 
 MAX_BITS = 2048
 """Integers of more bits than this are refused; a float holds 1024."""
@@ -34,7 +35,7 @@ def check_constants(source: Text, tree: ast.expr | Sequence[ast.stmt], env: Env)
     folder = _Folder(source)
     if isinstance(tree, ast.expr):
         return folder.fold(tree, env, 1)
-    stores = {n.id for s in tree for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    stores = stored(*tree)
     inner = {name: value for name, value in env.items() if name not in stores}
     for statement in tree:
         folder.statement(statement, inner)

@@ -462,11 +462,6 @@ class Inference:
         return scope
 
 
-def bound_names(*trees: ast.AST) -> set[str]:
-    """Every name that is assigned or bound by a comprehension in the trees."""
-    return {n.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-
-
 def _a(t: Type) -> str:
     text = str(t)
     if t.kind == "none":
