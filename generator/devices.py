@@ -110,7 +110,7 @@ class _Ways:
 
     def _may_lack(self, section: Section) -> bool:
         """Whether the section mentions what the device lacks: quicker than going its ways."""
-        if not self.device.routines and "routine" in section.text:
+        if not self.device.routines and "routine" in section.called:
             return True
         called = (ast.literal_eval(told.lead[0]) for told in section.resolved.values() if told.lead)
         return bool(self.lost) and any(name in self.lost for name in called)

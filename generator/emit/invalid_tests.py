@@ -65,7 +65,7 @@ def _takes(overload: str, lowerings: Mapping[str, Lowering], known: dict[str, bo
             found is not None
             and not _unchecked(found)
             and (
-                any(_POSITIONS & s.called for s in _sections(found) if any(name in s.text for name in _POSITIONS))
+                any(_POSITIONS & s.called for s in _sections(found))
                 or any(_takes(name, lowerings, known) for name in sorted(found.function.calls))
             )
         )
