@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DIGEST = "2820de6fb50d7b67"
+DIGEST = "274967e9d6257605"
 """Changes whenever a scalar, a reduction or a scan changes: part of every cache key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
     """One operation. `args` are classes of dtypes (`float`, `int`, `bool`, `number`, `integral`, `any`, `same` as the one before);
-    `result` is `same` (as the first), `arg1`, `bool` or `attr`; `torch` names the function that it equals; `ulp` bounds its error; `zero_sign`: that of a zero made of zeros of both signs is torch's, or
-    `either` sign."""
+    `result` is `same` (as the first), `arg1`, `bool` or `attr`; `torch` names the function that it equals; `ulp` bounds its error; `zero_sign`: the
+    sign of a zero is `torch`'s, `either` of those that zeros of both signs have, or torch's on the same `device`.
+    """
 
     name: str
     args: tuple[str, ...]
@@ -95,7 +96,7 @@ SCALARS: dict[str, Scalar] = {
     # spec: sign
     "sign": Scalar("sign", ("any",), "same", "torch.sign", ulp=0),
     # spec: relu
-    "relu": Scalar("relu", ("number",), "same", "torch.relu", ulp=0),
+    "relu": Scalar("relu", ("number",), "same", "torch.relu", ulp=0, zero_sign="device"),
     # spec: maximum
     "maximum": Scalar(
         "maximum", ("any", "same"), "same", "torch.maximum", commutative=True, cost=2, ulp=0, zero_sign="either"

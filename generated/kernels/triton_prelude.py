@@ -144,7 +144,8 @@ def sign(a):
 
 @triton.jit
 def relu(a):
-    return tl.where(a < 0, 0, a).to(a.dtype)
+    # 0.0 of -0.0, as a GPU's eager kernel.
+    return tl.where(a <= 0, 0, a).to(a.dtype)
 
 
 @triton.jit
@@ -440,7 +441,16 @@ def copysign(a, b):
 
 @triton.jit
 def nextafter(a, b):
-    return libdevice.nextafter(a, b)
+    # In steps of the bits: the device library takes subnormal numbers as zero.
+    if a.dtype == tl.float64:
+        bits = a.to(tl.int64, bitcast=True)
+        least = (b.to(tl.int64, bitcast=True) & -(1 << 63)) | 1
+    else:
+        bits = a.to(tl.int32, bitcast=True)
+        least = (b.to(tl.int32, bitcast=True) & -(1 << 31)) | 1
+    moved = bits + tl.where((a < b) == (a > 0), 1, -1)
+    y = tl.where(a == 0, least, moved).to(bits.dtype).to(a.dtype, bitcast=True)
+    return tl.where((a != a) | (b != b), a + b, tl.where(a == b, b, y))
 
 
 @triton.jit
@@ -522,6 +532,7 @@ def _bessel_scaled(x, ORDER: tl.constexpr):
     far = total / (2.5066282746310002 * tl.sqrt(a))
     if ORDER == 1:
         far = libdevice.copysign(far, x)
+        y = tl.where(x == 0, 0.0, y)  # of -0.0 too, as in eager
     return tl.where(a < 30, y, far)
 
 

@@ -106,7 +106,7 @@ def test_with_cuda_graphs(name: str, grad: bool) -> None:
 
 def test_strict_with_cuda_graphs_says_why_it_cannot_be() -> None:
     compiled = _compiled(closure, cudagraphs=True)
-    with torch.no_grad(), pytest.raises(Exception, match=r"cannot be recorded: .* calls cond") as raised:
+    with torch.no_grad(), pytest.raises(Exception, match=r"not recorded as a CUDA graph: .* calls cond") as raised:
         compiled(_rand(*SIZE), _rand(*SIZE))
     inner = getattr(raised.value, "inner_exception", raised.value)
     assert isinstance(inner, UnsupportedError)
