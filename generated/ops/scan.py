@@ -30,4 +30,4 @@ def logcumsumexp(b, self, dim):
     d = wrap(dim, rank(self))
     out = shape(self)
     i = b.coords(out)
-    return b.scan("logaddexp", out, d, b.at(self, i))
+    return b.scan("logaddexp", out, d, b.at(self, i) + 0.0)

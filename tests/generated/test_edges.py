@@ -245,18 +245,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "prims.bessel_i0e",
         "prims.bessel_i1",
         "prims.bessel_i1e",
-        "prims.bessel_j0",
+        "prims.bitwise_and",
     ),
     "prims 2": (
-        "prims.bessel_j1",
-        "prims.bitwise_and",
         "prims.bitwise_not",
         "prims.bitwise_or",
         "prims.bitwise_xor",
         "prims.cbrt",
         "prims.ceil",
         "prims.clone",
-        "prims.conj_physical",
         "prims.cos",
         "prims.cosh",
         "prims.digamma",
@@ -264,11 +261,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "prims.eq",
         "prims.erf",
         "prims.erf_inv",
-    ),
-    "prims 3": (
         "prims.erfc",
         "prims.erfcx",
         "prims.exp",
+    ),
+    "prims 3": (
         "prims.exp2",
         "prims.expm1",
         "prims.fill",
@@ -282,11 +279,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "prims.hypot",
         "prims.isfinite",
         "prims.le",
-    ),
-    "prims 4": (
         "prims.lgamma",
         "prims.log",
         "prims.log10",
+    ),
+    "prims 4": (
         "prims.log1p",
         "prims.log2",
         "prims.lt",
@@ -300,11 +297,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "prims.pow",
         "prims.prod",
         "prims.reciprocal",
-    ),
-    "prims 5": (
         "prims.remainder",
         "prims.round",
         "prims.rsqrt",
+    ),
+    "prims 5": (
         "prims.shift_left",
         "prims.shift_right_arithmetic",
         "prims.sign",
@@ -419,6 +416,12 @@ UNTESTED = {
     "aten.special_bessel_j1",
     # eager's own series is off by 1e-9, and NaN far below 0 where the function has a value
     "aten.polygamma",
+    # beyond 1e6 the phase of float32 is arbitrary, here and in eager (specs/scalars/special.yaml)
+    "prims.bessel_j0",
+    # beyond 1e6 the phase of float32 is arbitrary, here and in eager (specs/scalars/special.yaml)
+    "prims.bessel_j1",
+    # complex numbers only, whose infinities and signs of zeros are those of the formula
+    "prims.conj_physical",
     # which of zeros of both signs eager picks is left to its partition; aten.median.dim has the tests
     "aten.median.default",
     # which of zeros of both signs eager picks is left to its partition; aten.nanmedian.dim has the tests
@@ -452,15 +455,15 @@ SAMPLE = (
     "aten.tan",
     "aten.fractional_max_pool2d",
     "prims.asin",
-    "prims.bitwise_not",
-    "prims.erf",
-    "prims.gcd",
-    "prims.maximum",
-    "prims.rsqrt",
-    "prims.where",
-    "aten.all.default",
-    "aten.max.dim",
-    "aten.logcumsumexp",
+    "prims.bitwise_xor",
+    "prims.erfcx",
+    "prims.hypot",
+    "prims.ndtri",
+    "prims.sign",
+    "aten.addbmm.default",
+    "aten.amin",
+    "aten.min.default",
+    "aten.cummin",
 )
 """Every twelfth, which Triton's interpreter runs too."""
 
