@@ -364,8 +364,9 @@ class Builder:
         value = s.to_dtype(value, accumulates)
         if not shape:
             return self.define(shape, value, final)
+        value = s.started(SCANS[kind], value)  # a kernel may leave the first element as it is
         if shape[dim] == 1:
-            return self.define(shape, s.started(SCANS[kind], value), final)
+            return self.define(shape, value, final)
         name = self.fresh(f"{self.prefix}_acc" if final != accumulates else self.prefix)
         if value.dtype in PART and kind != "sum":
             raise UnsupportedError(f"a running {kind} of complex numbers")
