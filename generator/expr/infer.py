@@ -166,7 +166,12 @@ class Inference:
             return self.error(node, f"'{name}' must be called: {name}(...)")
         if name in self.function.bound:
             return self.error(node, f"'{name}' may have no value here")
-        return self.error(node, f"unknown name '{name}'{did_you_mean(name, suggestions(scope, CONSTANTS))}")
+        hint = did_you_mean(name, suggestions(scope, CONSTANTS)) or self._arguments()
+        return self.error(node, f"unknown name '{name}'{hint}")
+
+    def _arguments(self) -> str:
+        names = ", ".join(f"'{a}'" for a in sorted(self.function.arguments))
+        return f"; the operator's arguments are {names}" if names else ""
 
     def _list(self, node: ast.List, scope: Scope) -> Type:
         item: Type | None = None
