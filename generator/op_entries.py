@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .expr.infer import Function
@@ -23,11 +24,14 @@ class Section:
     resolved: dict[ast.AST, As]
     text: str = ""
 
+    def nodes(self) -> Iterator[ast.AST]:
+        """All expressions and statements of it."""
+        return nodes(*(self.tree if isinstance(self.tree, list) else [self.tree]))
+
     @functools.cached_property
     def called(self) -> frozenset[str]:
         """Names of the functions that it calls."""
-        trees = self.tree if isinstance(self.tree, list) else [self.tree]
-        return frozenset(n.func.id for n in nodes(*trees) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
+        return frozenset(n.func.id for n in self.nodes() if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
 
 
 @dataclass(frozen=True)

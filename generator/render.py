@@ -38,7 +38,7 @@ def environment(folder: Path = TEMPLATES) -> jinja2.Environment:
 
 
 def _translated() -> jinja2.BytecodeCache | None:
-    """What templates were translated to in earlier runs, which is a sixth of a run; None where no folder takes it."""
+    """What templates were translated to in earlier runs; None where no folder takes it."""
     folder = Path(platformdirs.user_cache_dir("opforge", appauthor=False)) / "templates"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from ..expr.walk import nodes
 from ..model import Model
 from ..op_entries import OpEntry, Section
 from ..render import header, render
@@ -56,7 +55,7 @@ def _compares(e: OpEntry, scalars: ScalarSet, by_overload: Mapping[str, OpEntry]
     if e.kind != "composite":
         return False
     texts = {
-        n.value for s in _sections(e) for n in _nodes(s) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        n.value for s in _sections(e) for n in s.nodes() if isinstance(n, ast.Constant) and isinstance(n.value, str)
     }
     kinds = list(_reductions(e, by_overload))
     return any(t.startswith(_ORDERING) for t in texts) or (
@@ -87,10 +86,6 @@ def _sections(e: OpEntry) -> Iterator[Section]:
         yield from lowering.sections.values()
         yield from (section for _, section in (*lowering.lets, *lowering.withs))
         yield from (section for _, section in lowering.cases)
-
-
-def _nodes(section: Section) -> Iterator[ast.AST]:
-    yield from nodes(*(section.tree if isinstance(section.tree, list) else [section.tree]))
 
 
 def _called(e: OpEntry) -> Iterator[str]:

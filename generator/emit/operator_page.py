@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ..coverage import NAMESPACES, counts
 from ..devices import GPU, PROCESSOR, native_on, updates_left
-from ..expr.walk import nodes
 from ..model import Model
 from ..op_entries import WITHOUT_LOWERING, OpEntry, Section
 from ..render import cell, header, render
@@ -130,9 +129,5 @@ def _sections(e: OpEntry) -> Iterator[Section]:
         yield from (section for _, section in lowering.cases)
 
 
-def _nodes(section: Section) -> Iterator[ast.AST]:
-    yield from nodes(*(section.tree if isinstance(section.tree, list) else [section.tree]))
-
-
 def _arithmetic(section: Section) -> bool:
-    return any(isinstance(n, ast.BinOp) for n in _nodes(section))
+    return any(isinstance(n, ast.BinOp) for n in section.nodes())
