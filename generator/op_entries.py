@@ -65,6 +65,10 @@ class Lowering:
     each: list[tuple[str, Section, str, str]] = field(default_factory=list)
     """Arguments with a condition of each element, and what is raised and said where it does not hold."""
 
+    def every_section(self) -> list[Section]:
+        """All that computes, and its conditions but those of `require`."""
+        return [*self.sections.values(), *(s for _, s in (*self.lets, *self.withs)), *(s for _, s in self.cases)]
+
 
 @dataclass(frozen=True)
 class OpEntry:

@@ -83,9 +83,7 @@ def _either_zero(e: OpEntry, scalars: ScalarSet, by_overload: Mapping[str, OpEnt
 
 def _sections(e: OpEntry) -> Iterator[Section]:
     for lowering in e.lowerings:
-        yield from lowering.sections.values()
-        yield from (section for _, section in (*lowering.lets, *lowering.withs))
-        yield from (section for _, section in lowering.cases)
+        yield from lowering.every_section()
 
 
 def _called(e: OpEntry) -> Iterator[str]:

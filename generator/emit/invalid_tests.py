@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from ..model import Model
-from ..op_entries import Lowering, OpEntry, Section
+from ..op_entries import Lowering, OpEntry
 from ..render import header, literal, render
 
 PATH = "tests/generated/test_invalid_calls.py"
@@ -65,7 +65,7 @@ def _takes(overload: str, lowerings: Mapping[str, Lowering], known: dict[str, bo
             found is not None
             and not _unchecked(found)
             and (
-                any(_POSITIONS & s.called for s in _sections(found))
+                any(_POSITIONS & s.called for s in found.every_section())
                 or any(_takes(name, lowerings, known) for name in sorted(found.function.calls))
             )
         )
@@ -76,10 +76,6 @@ def _unchecked(w: Lowering) -> bool:
     """Whether the entry says that no call brings a position out of range."""
     raises = w.sections.get("raises")
     return raises is not None and isinstance(raises.tree, ast.Constant) and raises.tree.value == "nothing"
-
-
-def _sections(w: Lowering) -> list[Section]:
-    return [*w.sections.values(), *(s for _, s in (*w.lets, *w.withs)), *(s for _, s in w.cases)]
 
 
 def _called(tree: ast.AST) -> Iterator[str]:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..build.triton_job import ALIGNED
 from ..torch_compat import no_modes, storage_at
-
-ALIGNED = 16  # bytes
 
 Buffer = tuple[str, str, str, str, bool]
 """Of a kernel's argument: its dtype, its shape, strides and offset as Python source over the names of the sizes, and whether it is written."""
