@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import UnsupportedError
 from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
 from ..ir.index import size as canonical
-from ..ir.nodes import Node, Size, index_node
+from ..ir.nodes import ITEMSIZE, Node, Size, index_node
 from ..ir.pairs import pair, parts
 from ..ir.pairs import part as part_of
 from . import scalar_ops as s
@@ -69,6 +69,14 @@ def pays_as_loops(t: Any, n: Size) -> bool:
     waits for is the launch, and a call has one as well; of unknown sizes the large ones matter.
     """
     return not is_on_gpu(t) and is_known(n) and known(n) <= t.builder.products
+
+
+def rows_in_registers(t: Any, dim: Any, n: int) -> bool:
+    """Whether a GPU has the rows of `t` along a dimension in registers, with their places: at most `n` elements of at most 32 bits, a known number."""
+    if not is_on_gpu(t) or not rank(t) or ITEMSIZE.get(t.dtype, 8) > 4:
+        return False
+    found = size(t, dim)
+    return is_known(found) and 0 < known(found) <= n
 
 
 def was_row_major(t: Any) -> bool:
