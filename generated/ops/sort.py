@@ -162,6 +162,7 @@ def bucketize_Tensor(b, self, boundaries, *, out_int32=False, right=False):
 
 # spec: aten.searchsorted.Tensor
 def searchsorted_Tensor(b, sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None):
+    b.require(rank(sorted_sequence) > 0, "rank(sorted_sequence) > 0")
     b.require(side is None or side in ["right"] or not right, 'side is None or side in ["right"] or not right')
     b.native_if(
         not is_bool(dtype(self)) and dtype(self) == dtype(sorted_sequence) and pays_as_loops(self, numel(self) * 8),

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from ...errors import UnsupportedError
 from ..ir.index import Expr, product
-from ..ir.nodes import ITEMSIZE, Buffer, Size
-from ..schedule.plan import ViewOf
+from ..ir.nodes import Buffer, Size
 from .routines import Routine
 from .triton_blocks import Blocks
 from .wrapper import number

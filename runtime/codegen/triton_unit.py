@@ -1,4 +1,4 @@
-"""The Triton kernels of a plan, and those of its routines, with their launches; kernels of equal text are written once, and run as one where they can."""
+"""The Triton kernels of a plan and of its routines, with their launches; kernels of equal text are written once, and run as one where they can."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..ir.nodes import Size
 from ..schedule.memory import home
 from ..schedule.plan import Kernel, Plan
 from ..schedule.together import together
+from .routines import Routine, routines_of
 from .triton import render_kernel
 from .triton_blocks import MEASURED, Blocks, blocks, group_blocks, tuning_of
 from .triton_group import FILL, FILL_NAME, MEMBERS, Group, Members, can_join, fill_source, unit_of
 from .triton_last import COUNTER, FOLLOWING, block_of, chain_source, followed
 from .triton_launch import launch
 from .triton_routines import render_routine, routine_blocks, rows_of
-from .routines import Routine, routines_of
 from .unit import anonymous
 
 TYPES = {

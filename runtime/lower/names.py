@@ -72,7 +72,7 @@ def pays_as_loops(t: Any, n: Size) -> bool:
 
 
 def rows_in_registers(t: Any, dim: Any, n: int) -> bool:
-    """Whether a GPU has the rows of `t` along a dimension in registers, with their places: at most `n` elements of at most 32 bits, a known number."""
+    """Whether a GPU has rows of `t` along a dimension in registers, with their places: at most `n` elements (a known number) of 32 bits."""
     if not is_on_gpu(t) or not rank(t) or ITEMSIZE.get(t.dtype, 8) > 4:
         return False
     found = size(t, dim)
@@ -271,13 +271,15 @@ def broadcast(*shapes: Sequence[Size]) -> list[Size]:
 
 
 def broadcasted(i: Sequence[Size], shape_: Sequence[Size]) -> list[Size]:
-    """Coordinates for an operand of `shape_` from those of the common shape. Raises UnsupportedError where it does not broadcast to that."""
+    """Coordinates for an operand of `shape_` from those of the common shape. Raises UnsupportedError where it does not broadcast to that, or where
+    symbolic sizes leave it open.
+    """
     if len(shape_) > len(i):
         raise UnsupportedError(f"{list(shape_)} has more dimensions than what it is broadcast to")
     tail = i[len(i) - len(shape_) :]
     for x, n in zip(tail, shape_, strict=True):
         extent = 1 if isinstance(x, int) else n if x.var is None else x.var.extent
-        if n != 1 and isinstance(n, int) and isinstance(extent, int) and n != extent:
+        if n not in (1, extent):
             raise UnsupportedError(f"{n} elements are not broadcast to {extent}")
     return [0 if n == 1 else x for x, n in zip(tail, shape_, strict=True)]
 

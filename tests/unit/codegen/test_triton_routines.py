@@ -51,7 +51,9 @@ def test_the_longest_rows_compile(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_eagers() -> None:
-    program = lowered(lambda x: (x.sort(), x.topk(3), x.double().sort(0), x.t().cummax(0)), (5, 5000), dtype=torch.float32)
+    program = lowered(
+        lambda x: (x.sort(), x.topk(3), x.double().sort(0), x.t().cummax(0)), (5, 5000), dtype=torch.float32
+    )
     assert externs(program) == ["aten.sort.default", "aten.topk.default", "aten.sort.default", "aten.cummax.default"]
 
 
