@@ -23,8 +23,9 @@ from ...runtime.lower.names import (
 # spec: aten.sort.default
 def sort(b, self, dim=-1, descending=False):
     b.native_if(
-        pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 1024),
-        "pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 1024)",
+        pays_as_loops(self, numel(self))
+        or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024),
+        'pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024)',
     )
     d = wrap(dim, rank(self))
     values, places = b.routine(
@@ -36,8 +37,9 @@ def sort(b, self, dim=-1, descending=False):
 # spec: aten.sort.stable
 def sort_stable(b, self, *, stable, dim=-1, descending=False):
     b.native_if(
-        pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 1024),
-        "pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 1024)",
+        pays_as_loops(self, numel(self))
+        or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024),
+        'pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024)',
     )
     d = wrap(dim, rank(self))
     steady = False if stable is None else stable
@@ -50,8 +52,13 @@ def sort_stable(b, self, *, stable, dim=-1, descending=False):
 # spec: aten.topk
 def topk(b, self, k, dim=-1, largest=True, sorted=True):
     b.native_if(
-        sorted and is_known(k) and (pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 1024)),
-        "sorted and is_known(k) and (pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 1024))",
+        sorted
+        and is_known(k)
+        and (
+            pays_as_loops(self, numel(self))
+            or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024)
+        ),
+        'sorted and is_known(k) and (pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024))',
     )
     d = wrap(dim, rank(self))
     sizes = replace(shape(self), d, k)
