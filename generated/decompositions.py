@@ -25,6 +25,8 @@ class Refusal(NamedTuple):
     not_bool: tuple[int, ...] = ()
     most_dims: tuple[int, ...] = ()
     """One, and another that must have at least as many dimensions."""
+    not_empty: tuple[int, ...] = ()
+    """They must have elements."""
     viewed: tuple[int, ...] = ()
     """One, and the sizes that a view of it must be able to have."""
     fills: Any = None
@@ -411,6 +413,10 @@ REFUSALS: dict[Any, Refusal] = {
     torch.ops.aten.view.default: Refusal(
         "Its fake kernel takes dimensions that do not lie together where one of size 1 is between them.",
         viewed=(0, 1),
+    ),
+    torch.ops.aten._unsafe_index.Tensor: Refusal(
+        "Torch's decompositions for symbolic sizes call it where eager refuses a tensor without elements, with positions that it does not have.",
+        not_empty=(0,),
     ),
     torch.ops.aten.addmm.default: Refusal(
         "It does not promote, and expands what it adds to its result.",

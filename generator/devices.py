@@ -17,17 +17,17 @@ class Device:
     """What is known of lowering for a device.
 
     facts      the helpers that have one answer there
-    routines   whether there are C++ routines
+    routines   the routines that it has, `file.function`; None: all
     modes      the updates of a scatter that it has; None: all
     """
 
     facts: Mapping[str, bool] = field(default_factory=dict)
-    routines: bool = True
+    routines: frozenset[str] | None = None
     modes: frozenset[str] | None = None
 
 
-PROCESSOR = Device({"is_on_gpu": False})
-GPU = Device({"is_on_gpu": True, "pays_as_loops": False}, routines=False, modes=frozenset({"sum"}))
+PROCESSOR = Device({"is_on_gpu": False, "rows_in_registers": False})
+GPU = Device({"is_on_gpu": True, "pays_as_loops": False}, routines=frozenset(), modes=frozenset({"sum"}))
 
 
 def native_on(device: Device, entries: Iterable[OpEntry]) -> frozenset[str]:
@@ -110,7 +110,7 @@ class _Ways:
 
     def _may_lack(self, section: Section) -> bool:
         """Whether the section mentions what the device lacks: quicker than going its ways."""
-        if not self.device.routines and "routine" in section.called:
+        if self.device.routines is not None and "routine" in section.called:
             return True
         called = (ast.literal_eval(told.lead[0]) for told in section.resolved.values() if told.lead)
         return bool(self.lost) and any(name in self.lost for name in called)
@@ -141,8 +141,8 @@ class _Ways:
         if isinstance(node, ast.BoolOp):  # the others may not be reached
             return self._fails(node.values[0], section)
         match node:
-            case ast.Call(func=ast.Name(id="routine")) if not self.device.routines:
-                return True
+            case ast.Call(func=ast.Name(id="routine"), args=[ast.Constant(value=str(name)), *_]):
+                return self.device.routines is not None and name not in self.device.routines
         told = section.resolved.get(node)
         if told is not None and told.lead and ast.literal_eval(told.lead[0]) in self.lost:
             return True

@@ -54,7 +54,7 @@ def elu(b, self, alpha=1, scale=1, input_scale=1):
     b.require(is_float(dtype(self)), "is_float(dtype(self))")
     p = b.pointwise((self,))
     (self,) = p.operands
-    return p.result(s.where(self > 0, self * scale, s.expm1(self * input_scale) * (alpha * scale)))
+    return p.result(s.where(self < 0, s.expm1(self * input_scale) * (alpha * scale), self * scale))
 
 
 # spec: aten.celu

@@ -474,6 +474,16 @@ def scatter_value_reduce(b, self, dim, index, value, *, reduce):
 
 # spec: aten.index_reduce
 def index_reduce(b, self, dim, index, source, reduce, *, include_self=True):
+    b.require(
+        numel(index) == (size(source, dim) if rank(source) > 0 else 1),
+        "numel(index) == (size(source, dim) if rank(source) > 0 else 1)",
+    )
+    b.require(
+        rank(self) == 0
+        or rank(self) == rank(source)
+        and drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self))),
+        "rank(self) == 0 or rank(self) == rank(source) and drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self)))",
+    )
     b.native_if(
         (include_self or not is_bool(dtype(self))) and rank(index) < 2 and (rank(self) > 0 or numel(index) == 1),
         "(include_self or not is_bool(dtype(self))) and rank(index) < 2 and (rank(self) > 0 or numel(index) == 1)",

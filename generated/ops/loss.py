@@ -171,6 +171,10 @@ def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
 # spec: aten.nll_loss2d_forward
 def nll_loss2d_forward(b, self, target, weight, reduction, ignore_index):
     b.require(dtype(target) in ["int64", "uint8"], 'dtype(target) in ["int64", "uint8"]')
+    b.require(
+        rank(self) == 4 and shape(target) == [size(self, 0)] + shape(self)[2:],
+        "rank(self) == 4 and shape(target) == [size(self, 0)] + shape(self)[2:]",
+    )
     b.raises("IndexError")
     kind = opmath(dtype(self))
     live = b.call("aten.ne.Scalar", target, ignore_index)

@@ -9,6 +9,7 @@ from ...runtime.lower.names import (
     dtype,
     ge,
     greatest,
+    gt,
     inf,
     inside,
     is_float,
@@ -216,6 +217,7 @@ def max_pool3d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_
 
 # spec: aten._adaptive_avg_pool2d
 def _adaptive_avg_pool2d(b, self, output_size):
+    b.require(all([gt(m, 0) for m in shape(self)[-2:]]), "all([m > 0 for m in shape(self)[-2:]])")
     b.native_if(
         is_float(dtype(self))
         and all([is_known(m) for m in shape(self)[-2:]])
@@ -270,6 +272,7 @@ def _adaptive_avg_pool2d(b, self, output_size):
 
 # spec: aten._adaptive_avg_pool3d
 def _adaptive_avg_pool3d(b, self, output_size):
+    b.require(all([gt(m, 0) for m in shape(self)[-3:]]), "all([m > 0 for m in shape(self)[-3:]])")
     b.native_if(
         is_float(dtype(self))
         and all([is_known(m) for m in shape(self)[-3:]])

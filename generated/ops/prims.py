@@ -733,7 +733,7 @@ def prod_default(b, inp, dims, *, output_dtype=None):
     )
     out = reduced(shape(inp), dims, False)
     i = b.coords(out)
-    r = b.rcoords(kept(shape(inp), dims))
+    r = b.rcoords([size(inp, d) for d in dims])
     return b.reduce("prod", out, r, b.at(inp, unreduced(i, r, dims, False)))
 
 

@@ -17,6 +17,7 @@ from ...runtime.lower.names import (
     opmath,
     pays_as_loops,
     rank,
+    reversed,
     shape,
     size,
     to,
@@ -57,6 +58,10 @@ def bmm(b, self, mat2):
 
 # spec: aten.addmm.default
 def addmm(b, self, mat1, mat2, *, beta=1, alpha=1):
+    b.require(
+        all([n == 1 or n == m for n, m in zip(reversed(shape(self)), reversed([size(mat1, 0), size(mat2, 1)]))]),
+        "all([n == 1 or n == m for n, m in zip(reversed(shape(self)), reversed([size(mat1, 0), size(mat2, 1)]))])",
+    )
     b.native_if(
         not is_bool(dtype(self))
         and dtype(self) == dtype(mat1)
@@ -92,6 +97,15 @@ def addmm(b, self, mat1, mat2, *, beta=1, alpha=1):
 
 # spec: aten.baddbmm.default
 def baddbmm(b, self, batch1, batch2, *, beta=1, alpha=1):
+    b.require(
+        all(
+            [
+                n == 1 or n == m
+                for n, m in zip(reversed(shape(self)), reversed([size(batch1, 0), size(batch1, 1), size(batch2, 2)]))
+            ]
+        ),
+        "all([n == 1 or n == m for n, m in zip(reversed(shape(self)), reversed([size(batch1, 0), size(batch1, 1), size(batch2, 2)]))])",
+    )
     b.native_if(
         not is_bool(dtype(self))
         and dtype(self) == dtype(batch1)
@@ -127,6 +141,10 @@ def baddbmm(b, self, batch1, batch2, *, beta=1, alpha=1):
 
 # spec: aten.addbmm.default
 def addbmm(b, self, batch1, batch2, *, beta=1, alpha=1):
+    b.require(
+        all([n == 1 or n == m for n, m in zip(reversed(shape(self)), reversed([size(batch1, 1), size(batch2, 2)]))]),
+        "all([n == 1 or n == m for n, m in zip(reversed(shape(self)), reversed([size(batch1, 1), size(batch2, 2)]))])",
+    )
     b.native_if(
         not is_bool(dtype(self))
         and dtype(self) == dtype(batch1)
@@ -176,6 +194,10 @@ def mv(b, self, vec):
 
 # spec: aten.addmv.default
 def addmv(b, self, mat, vec, *, beta=1, alpha=1):
+    b.require(
+        all([n == 1 or n == m for n, m in zip(reversed(shape(self)), reversed([size(mat, 0)]))]),
+        "all([n == 1 or n == m for n, m in zip(reversed(shape(self)), reversed([size(mat, 0)]))])",
+    )
     b.native_if(
         not is_bool(dtype(self))
         and dtype(self) == dtype(mat)

@@ -14,6 +14,7 @@ from ...runtime.lower.names import (
     is_float,
     is_known,
     kept,
+    known,
     lt,
     nan,
     numel,
@@ -315,6 +316,9 @@ def linalg_vector_norm(b, self, ord=2, dim=None, keepdim=False, *, dtype=None):
     dims = dims_of(dim, rank(self))
     kind = part_dtype(promoted_dtype(self) if dtype is None else dtype)
     x = to(b.call("aten.abs.default", self) if is_complex(promoted_dtype(self)) else self, opmath(kind))
+    n = prod([size(self, d) for d in dims])
+    if ord != 0 and is_known(n) and known(n) == 1:
+        return to(b.call("aten.amax.default", b.call("aten.abs.default", x), dims, keepdim), kind)
     if ord == 2:
         return to(b.call("aten.sqrt.default", b.call("aten.sum.dim_IntList", x * x, dims, keepdim)), kind)
     if ord == 1:

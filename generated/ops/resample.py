@@ -7,6 +7,7 @@ from ...runtime.lower import scalar_ops as s
 from ...runtime.lower.names import (
     dtype,
     greatest,
+    gt,
     is_float,
     is_known,
     le,
@@ -21,6 +22,9 @@ from ...runtime.lower.names import (
 
 # spec: aten.upsample_nearest1d.default
 def upsample_nearest1d(b, self, output_size, scales=None):
+    b.require(
+        all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
+    )
     b.native_if(
         is_float(dtype(self))
         and all(
@@ -59,6 +63,9 @@ def upsample_nearest1d(b, self, output_size, scales=None):
 
 # spec: aten._upsample_nearest_exact1d.default
 def _upsample_nearest_exact1d(b, self, output_size, scales=None):
+    b.require(
+        all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
+    )
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales]
@@ -90,6 +97,9 @@ def _upsample_nearest_exact1d(b, self, output_size, scales=None):
 
 # spec: aten.upsample_nearest2d.default
 def upsample_nearest2d(b, self, output_size, scales_h=None, scales_w=None):
+    b.require(
+        all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
+    )
     b.native_if(
         is_float(dtype(self))
         and all(
@@ -128,6 +138,9 @@ def upsample_nearest2d(b, self, output_size, scales_h=None, scales_w=None):
 
 # spec: aten._upsample_nearest_exact2d.default
 def _upsample_nearest_exact2d(b, self, output_size, scales_h=None, scales_w=None):
+    b.require(
+        all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
+    )
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales_h, scales_w]
@@ -159,6 +172,9 @@ def _upsample_nearest_exact2d(b, self, output_size, scales_h=None, scales_w=None
 
 # spec: aten.upsample_nearest3d.default
 def upsample_nearest3d(b, self, output_size, scales_d=None, scales_h=None, scales_w=None):
+    b.require(
+        all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
+    )
     b.native_if(
         is_float(dtype(self))
         and all(
@@ -197,6 +213,9 @@ def upsample_nearest3d(b, self, output_size, scales_d=None, scales_h=None, scale
 
 # spec: aten._upsample_nearest_exact3d.default
 def _upsample_nearest_exact3d(b, self, output_size, scales_d=None, scales_h=None, scales_w=None):
+    b.require(
+        all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
+    )
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales_d, scales_h, scales_w]
@@ -228,6 +247,9 @@ def _upsample_nearest_exact3d(b, self, output_size, scales_d=None, scales_h=None
 
 # spec: aten.upsample_linear1d.default
 def upsample_linear1d(b, self, output_size, align_corners, scales=None):
+    b.require(
+        all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
+    )
     b.native_if(
         is_float(dtype(self))
         and all(
@@ -256,6 +278,9 @@ def upsample_linear1d(b, self, output_size, align_corners, scales=None):
 
 # spec: aten.upsample_bilinear2d.default
 def upsample_bilinear2d(b, self, output_size, align_corners, scales_h=None, scales_w=None):
+    b.require(
+        all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
+    )
     b.native_if(
         is_float(dtype(self))
         and all(
@@ -308,6 +333,9 @@ def upsample_bilinear2d(b, self, output_size, align_corners, scales_h=None, scal
 
 # spec: aten.upsample_trilinear3d.default
 def upsample_trilinear3d(b, self, output_size, align_corners, scales_d=None, scales_h=None, scales_w=None):
+    b.require(
+        all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
+    )
     b.native_if(
         is_float(dtype(self))
         and all(
@@ -359,6 +387,9 @@ def upsample_trilinear3d(b, self, output_size, align_corners, scales_d=None, sca
 
 # spec: aten.upsample_bicubic2d.default
 def upsample_bicubic2d(b, self, output_size, align_corners, scales_h=None, scales_w=None):
+    b.require(
+        all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
+    )
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     kind = opmath(dtype(self))

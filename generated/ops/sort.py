@@ -13,6 +13,7 @@ from ...runtime.lower.names import (
     pays_as_loops,
     rank,
     replace,
+    rows_in_registers,
     shape,
     size,
     wrap,
@@ -21,7 +22,11 @@ from ...runtime.lower.names import (
 
 # spec: aten.sort.default
 def sort(b, self, dim=-1, descending=False):
-    b.native_if(pays_as_loops(self, numel(self)), "pays_as_loops(self, numel(self))")
+    b.native_if(
+        pays_as_loops(self, numel(self))
+        or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024),
+        'pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024)',
+    )
     d = wrap(dim, rank(self))
     values, places = b.routine(
         "sorting.sort", [self], [(shape(self), dtype(self)), (shape(self), "int64")], [d, descending, False]
@@ -31,7 +36,11 @@ def sort(b, self, dim=-1, descending=False):
 
 # spec: aten.sort.stable
 def sort_stable(b, self, *, stable, dim=-1, descending=False):
-    b.native_if(pays_as_loops(self, numel(self)), "pays_as_loops(self, numel(self))")
+    b.native_if(
+        pays_as_loops(self, numel(self))
+        or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024),
+        'pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024)',
+    )
     d = wrap(dim, rank(self))
     steady = False if stable is None else stable
     values, places = b.routine(
@@ -43,8 +52,13 @@ def sort_stable(b, self, *, stable, dim=-1, descending=False):
 # spec: aten.topk
 def topk(b, self, k, dim=-1, largest=True, sorted=True):
     b.native_if(
-        sorted and is_known(k) and pays_as_loops(self, numel(self)),
-        "sorted and is_known(k) and pays_as_loops(self, numel(self))",
+        sorted
+        and is_known(k)
+        and (
+            pays_as_loops(self, numel(self))
+            or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024)
+        ),
+        'sorted and is_known(k) and (pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024))',
     )
     d = wrap(dim, rank(self))
     sizes = replace(shape(self), d, k)
@@ -116,7 +130,10 @@ def mode(b, self, dim=-1, keepdim=False):
 
 # spec: aten.cummax
 def cummax(b, self, dim):
-    b.native_if(not is_on_gpu(self), "not is_on_gpu(self)")
+    b.native_if(
+        not is_on_gpu(self) or rows_in_registers(self, dim, 4096),
+        "not is_on_gpu(self) or rows_in_registers(self, dim, 4096)",
+    )
     d = wrap(dim, rank(self))
     values, places = b.routine(
         "sorting.running", [self], [(shape(self), dtype(self)), (shape(self), "int64")], [d, True]
@@ -126,7 +143,10 @@ def cummax(b, self, dim):
 
 # spec: aten.cummin
 def cummin(b, self, dim):
-    b.native_if(not is_on_gpu(self), "not is_on_gpu(self)")
+    b.native_if(
+        not is_on_gpu(self) or rows_in_registers(self, dim, 4096),
+        "not is_on_gpu(self) or rows_in_registers(self, dim, 4096)",
+    )
     d = wrap(dim, rank(self))
     values, places = b.routine(
         "sorting.running", [self], [(shape(self), dtype(self)), (shape(self), "int64")], [d, False]
@@ -149,6 +169,7 @@ def bucketize_Tensor(b, self, boundaries, *, out_int32=False, right=False):
 
 # spec: aten.searchsorted.Tensor
 def searchsorted_Tensor(b, sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None):
+    b.require(rank(sorted_sequence) > 0, "rank(sorted_sequence) > 0")
     b.require(side is None or side in ["right"] or not right, 'side is None or side in ["right"] or not right')
     b.native_if(
         not is_bool(dtype(self)) and dtype(self) == dtype(sorted_sequence) and pays_as_loops(self, numel(self) * 8),

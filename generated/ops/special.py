@@ -311,6 +311,19 @@ def segment_reduce(b, data, reduce, *, lengths=None, indices=None, offsets=None,
     start = 0.0 if initial is None else initial * 1.0
     if offsets is not None:
         sizes = replace(shape(data), d, size(offsets, -1) - 1)
+        if gt(size(offsets, -1), 1):
+            steps = b.call("aten.slice.Tensor", offsets, -1, 1) - b.call("aten.slice.Tensor", offsets, -1, 0, -1)
+            fits = b.call(
+                "aten.view.default",
+                b.call("aten.ge.Scalar", b.call("aten.amin.default", steps, [-1], True), 0),
+                shape(offsets)[:-1] + [1 for k in range(rank(data) - d)],
+            )
+            data = b.demanded(
+                data,
+                b.call("aten.expand.default", fits, shape(data)),
+                "RuntimeError",
+                "segment_reduce(): offsets must not descend",
+            )
         return b.routine(
             "special.segments", [data, offsets], [(sizes, dtype(data))], [True, which, initial is not None, start]
         )[0]

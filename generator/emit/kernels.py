@@ -12,6 +12,18 @@ MAX_THREADS = 1024
 """Upper bound of the threads of one parallel loop (the size of their arrays of partial results)."""
 
 
+_PREFIX = "triton.routine_"
+_INIT = '''"""What every generated kernel includes or imports, and which routines there are for a GPU: `file.function`."""
+
+'''
+
+
+def gpu_routines(model: Model) -> frozenset[str]:
+    """The routines that have a Triton template: `file.function`."""
+    entries = [e for e in model.entries("kernels") if e.id.startswith(_PREFIX)]
+    return frozenset(f"{e.id.removeprefix(_PREFIX)}.{name}" for e in entries for name in e.data.get("routines", ()))
+
+
 def emit(model: Model) -> dict[str, str]:
     """Every template of `kernels.yaml` that has an output, rendered with the scalars and targets."""
     entries = model.entries("kernels")
@@ -29,7 +41,8 @@ def emit(model: Model) -> dict[str, str]:
         "literal": literal,
     }
     init = f"{FOLDER}/__init__.py"
-    out = {init: header(init, "specs/kernels.yaml") + '"""What every generated kernel includes or imports."""\n'}
+    names = "".join(f'    "{name}",\n' for name in sorted(gpu_routines(model)))
+    out = {init: f"{header(init, 'specs/kernels.yaml')}{_INIT}GPU_ROUTINES = frozenset(({names and chr(10)}{names}))\n"}
     for entry in entries:
         path = f"{FOLDER}/{entry['output']}"
         template = environment(model.specs / "kernels").get_template(entry["template"])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from ..coverage import NAMESPACES, counts
 from ..devices import GPU, PROCESSOR, native_on, updates_left
 from ..model import Model
 from ..op_entries import WITHOUT_LOWERING, OpEntry, Section
 from ..render import cell, header, render
+from .kernels import gpu_routines
 from .scalars import ReductionSpec, ScalarSet
 
 SPEC = "specs/ops.yaml"
-_TARGETS = {"C++": PROCESSOR, "Triton": GPU}
-"""Target → the device that it is for."""
+_DEVICES = {"C++": PROCESSOR, "Triton": GPU}
+"""Target → the device that it is for, but for its routines."""
 _OWN = tuple(f"{namespace}." for namespace in NAMESPACES)
 _NAN = {"passes": "passes on", "first": "the first one's position", "": ""}
 _EXACT_KINDS = ("view", "gather", "create", "scatter")
@@ -25,7 +27,8 @@ def operators_page(model: Model, path: str) -> str:
     """The text of the page."""
     entries: tuple[OpEntry, ...] = tuple(sorted(model.part("ops"), key=lambda e: (e.family, e.id)))
     kinds = {s.id: e.kind for e in entries for s in e.schemas}
-    native = {target: native_on(device, entries) for target, device in _TARGETS.items()}
+    devices = _DEVICES | {"Triton": replace(GPU, routines=gpu_routines(model))}
+    native = {target: native_on(device, entries) for target, device in devices.items()}
     rows = [_row(e, model.part("scalars"), native) for e in entries if e.lowerings]
     others = {kind: [_other(e) for e in entries if e.kind == kind] for kind in WITHOUT_LOWERING}
     found = counts(model.torch, kinds) if not model.base else {}
@@ -62,7 +65,7 @@ def _row(e: OpEntry, scalars: ScalarSet, native: Mapping[str, frozenset[str]]) -
 def _targets(e: OpEntry, native: Mapping[str, frozenset[str]]) -> Iterator[str]:
     """The targets on which one of an entry's overloads is native, with the updates that one leaves."""
     for target, names in native.items():
-        left = " or ".join(sorted(updates_left(_TARGETS[target], e)))
+        left = " or ".join(sorted(updates_left(_DEVICES[target], e)))
         if any(s.id in names for s in e.schemas):
             yield f"{target} ({left})" if left else target
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..ir.nodes import contiguous_strides
 from ..schedule.memory import home
 from ..schedule.plan import Kernel, Plan
+from .routines import Routine
 from .wrapper import number, shape_text
 
 ALIGNED = "arena", "own"  # memory of the graph's own
@@ -15,7 +16,7 @@ Described = list[str | bool]
 """dtype, shape, strides and offset as Python source, and whether it is written."""
 
 
-def arguments(kernels: Sequence[Kernel], plan: Plan) -> tuple[list[str], list[Described | None]]:
+def arguments(kernels: Sequence[Kernel | Routine], plan: Plan) -> tuple[list[str], list[Described | None]]:
     """Of a function that runs these: the names of its sizes, and its buffers in the order of their addresses; None for memory that begins at a
     multiple of 16.
     """
@@ -31,7 +32,7 @@ def arguments(kernels: Sequence[Kernel], plan: Plan) -> tuple[list[str], list[De
     return list(kernels[0].symbols) if kernels else [], buffers
 
 
-def written(kernel: Kernel) -> list[bool]:
+def written(kernel: Kernel | Routine) -> list[bool]:
     """Which of a kernel's buffers it writes, in the order of their addresses."""
     return [False] * len(kernel.reads) + [True] * len(kernel.writes)
 

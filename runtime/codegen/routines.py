@@ -1,11 +1,13 @@
-"""The C++ functions that call routines (`ir/routines.py`): one for each such step of a plan, with the sizes and strides of its tensors in it."""
+"""Calls of routines (`ir/routines.py`): what each such step of a plan is called with, and the C++ functions that call them, with the sizes and
+strides of its tensors in it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..ir.index import Expr
+from ..ir.index import Expr, Sym
 from ..ir.nodes import Buffer, Ref, Size
 from ..ir.routines import routine_of
 from ..schedule.operands import view_of
@@ -15,16 +17,32 @@ from .cpp import MEMORY, literal
 
 @dataclass(frozen=True)
 class Routine:
-    """One call: the C symbol, the routine's file, the buffers that it reads and writes (in order), the sizes that only the running program
-    knows, and the text of the function, which takes the addresses of all buffers and then these sizes.
+    """One call: the name of the function that makes it, the routine's file and function, the tensors that it reads and writes (in order), and its
+    numbers. The function takes the addresses of all buffers, then sizes that only the running program knows.
     """
 
     name: str
     file: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    sizes: tuple[Size, ...]
-    text: str
+    function: str
+    inputs: tuple[ViewOf, ...]
+    results: tuple[ViewOf, ...]
+    numbers: tuple[Size | float, ...]
+    origin: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(v.buffer for v in self.inputs)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return tuple(v.buffer for v in self.results)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Names of the size symbols in sizes, strides and numbers: what a function for a GPU takes."""
+        given = [n for v in (*self.inputs, *self.results) for n in (*v.shape, *v.stride, v.offset)]
+        exprs = [n for n in (*given, *self.numbers) if isinstance(n, Expr)]
+        return tuple(sorted({a.name for e in exprs for a in e.atoms() if isinstance(a, Sym)}))
 
 
 def routine_call(step: ExternStep, layouts: Mapping[str, Buffer]) -> Routine | None:
@@ -33,6 +51,22 @@ def routine_call(step: ExternStep, layouts: Mapping[str, Buffer]) -> Routine | N
     if found is None:
         return None
     file, function = found
+    inputs = tuple(view_of(a, layouts) for a in step.args if isinstance(a, (Ref, ViewOf)))
+    results = tuple(view_of(Ref(name), layouts) for name in step.out)
+    numbers = tuple(a for a in step.args if not isinstance(a, (Ref, ViewOf)))
+    return Routine(f"{function}_{step.out[0]}", file, function, inputs, results, numbers, step.call.origin)
+
+
+@dataclass(frozen=True)
+class CppRoutine:
+    """The text of the function, and the sizes that it takes after the addresses."""
+
+    text: str
+    sizes: tuple[Size, ...]
+
+
+def cpp_routine(routine: Routine, layouts: Mapping[str, Buffer]) -> CppRoutine:
+    """The C++ function of a call."""
     sizes: list[Size] = []
 
     def number(n: Size) -> str:
@@ -46,26 +80,21 @@ def routine_call(step: ExternStep, layouts: Mapping[str, Buffer]) -> Routine | N
         table = [f"{{{', '.join(map(number, part)) or '0'}}}" for part in (view.shape, view.stride)]
         return f"Strided<{const}{kind}, {len(view.shape)}>{{{address} + {number(view.offset)}, {', '.join(table)}}}"
 
-    reads = [view_of(a, layouts) for a in step.args if isinstance(a, (Ref, ViewOf))]
-    writes = [view_of(Ref(name), layouts) for name in step.out]
-    given = [tensor(v, f"a{k}", "const ") for k, v in enumerate(reads)]
-    given += [tensor(v, f"a{k}", "") for k, v in enumerate(writes, len(reads))]
-    for a in step.args:
+    given = [tensor(v, f"a{k}", "const ") for k, v in enumerate(routine.inputs)]
+    given += [tensor(v, f"a{k}", "") for k, v in enumerate(routine.results, len(routine.inputs))]
+    for a in routine.numbers:
         if isinstance(a, float):
             given.append(literal(a, "float64"))
         elif isinstance(a, bool):
             given.append("true" if a else "false")
-        elif not isinstance(a, (Ref, ViewOf)):
-            assert isinstance(a, (int, Expr)), a
+        else:
             given.append(number(a))
-    name = f"{function}_{step.out[0]}"
-    kinds = [f"const {MEMORY[layouts[v.buffer].dtype]}*" for v in reads]
-    kinds += [f"{MEMORY[layouts[v.buffer].dtype]}*" for v in writes]
+    kinds = [f"const {MEMORY[layouts[v.buffer].dtype]}*" for v in routine.inputs]
+    kinds += [f"{MEMORY[layouts[v.buffer].dtype]}*" for v in routine.results]
     parameters = [f"{kind} a{k}" for k, kind in enumerate(kinds)] + [f"int64_t s{k}" for k in range(len(sizes))]
-    head = f"// {step.call.origin}\n" if step.call.origin else ""
-    head += f'extern "C" __attribute__((visibility("default"))) void {name}({", ".join(parameters)})'
-    text = f"{head} {{\n    {file}::{function}({', '.join(given)});\n}}\n"
-    return Routine(name, file, tuple(v.buffer for v in reads), step.out, tuple(sizes), text)
+    head = f"// {routine.origin}\n" if routine.origin else ""
+    head += f'extern "C" __attribute__((visibility("default"))) void {routine.name}({", ".join(parameters)})'
+    return CppRoutine(f"{head} {{\n    {routine.file}::{routine.function}({', '.join(given)});\n}}\n", tuple(sizes))
 
 
 def routines_of(plan: Plan) -> list[Routine]:
@@ -74,4 +103,4 @@ def routines_of(plan: Plan) -> list[Routine]:
     return [r for r in found if r is not None]
 
 
-__all__ = ["Routine", "routine_call", "routines_of"]
+__all__ = ["CppRoutine", "Routine", "cpp_routine", "routine_call", "routines_of"]

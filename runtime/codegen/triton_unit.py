@@ -1,4 +1,4 @@
-"""The Triton kernels of a plan with their launches; kernels of equal text are written once, and run as one where they can."""
+"""The Triton kernels of a plan and of its routines, with their launches; kernels of equal text are written once, and run as one where they can."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from ...generated.tuning import Tuning
+from ..ir.index import product
 from ..ir.nodes import Size
 from ..schedule.memory import home
 from ..schedule.plan import Kernel, Plan
 from ..schedule.together import together
+from .routines import Routine, routines_of
 from .triton import render_kernel
 from .triton_blocks import MEASURED, Blocks, blocks, group_blocks, tuning_of
 from .triton_group import FILL, FILL_NAME, MEMBERS, Group, Members, can_join, fill_source, unit_of
 from .triton_last import COUNTER, FOLLOWING, block_of, chain_source, followed
 from .triton_launch import launch
+from .triton_routines import render_routine, routine_blocks, rows_of
 from .unit import anonymous
 
 TYPES = {
@@ -110,6 +113,8 @@ class _Unit:
                 self.chain(chains[k.name])
             elif k.name not in self.unit.grouped and k.name not in inside:
                 self.lone(k)
+        for routine in routines_of(self.plan):
+            self.routine(routine)
         return self.unit
 
     def key(self, k: Kernel) -> tuple[Hashable, int] | None:
@@ -132,7 +137,16 @@ class _Unit:
     def lone(self, k: Kernel) -> None:
         shape = self.shapes[k.name]
         x = self.add(k, k.name, None, blocks(shape, self.tuning)).xblock
-        self.unit.programs[k.name] = shape.outer if x == 1 else (shape.outer + (x - 1)) // x
+        self.unit.programs[k.name] = programs_of(shape.outer, x)
+
+    def routine(self, routine: Routine) -> None:
+        name, tile = routine.name, routine_blocks(routine)
+        source = render_routine(routine, self.plan.layouts, name)
+        types = tuple(TYPES[self.plan.layouts[b].dtype] for b in (*routine.reads, *routine.writes))
+        symbol = self.known.setdefault((anonymous(source, name, (), comment="#"), types), name)
+        self.unit.symbols[name] = symbol
+        self.unit.kernels.setdefault(symbol, TritonKernel(name, source, types, len(routine.symbols), *tile))
+        self.unit.programs[name] = programs_of(product(rows_of(routine)), tile[0])
 
     def chain(self, chain: tuple[Kernel, ...]) -> None:
         """A kernel whose last program runs those that follow it."""
@@ -176,6 +190,11 @@ class _Unit:
         return self.unit.kernels.setdefault(symbol, made)
 
 
+def programs_of(points: Size, block: int) -> Size:
+    """How many programs `points` take, if each has `block` of them."""
+    return points if block == 1 else (points + (block - 1)) // block
+
+
 def _pointers(k: Kernel) -> int:
     return len(k.reads) + len(k.writes)
 
@@ -185,4 +204,4 @@ def _number(n: Size) -> int:
     return n
 
 
-__all__ = ["TritonKernel", "TritonUnit", "blocks", "render_triton"]
+__all__ = ["TritonKernel", "TritonUnit", "blocks", "programs_of", "render_triton"]

@@ -12,7 +12,7 @@ from ...generated.scalars import SCALARS
 from ..ir.nodes import Size
 from ..schedule.plan import Plan
 from .cpp_kernel import render_kernel
-from .routines import routines_of
+from .routines import cpp_routine, routines_of
 from .tables import CppTables
 
 KERNELS = Path(__file__).resolve().parents[2] / "generated" / "kernels"
@@ -63,15 +63,18 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
         if known == kernel.name:
             texts.append(text)
     routines = routines_of(plan)
+    sizes: dict[str, int] = {}
     for routine in routines:
+        made = cpp_routine(routine, plan.layouts)
         symbols[routine.name] = routine.name
         arity[routine.name] = len(routine.reads) + len(routine.writes)
-        texts.append(routine.text)
+        sizes[routine.name] = len(made.sizes)
+        texts.append(made.text)
     files = ["prelude", *sorted({f"routine_{routine.file}" for routine in routines})]
     head = "".join(f'#include "{name}.h"\n' for name in files) + "\n"
     calls = sorted({m[1] for text in texts for m in _OUTLINED.finditer(text)})
     head += "".join(_OUTLINE.format(name=name) for name in calls)
-    return Unit(head + "\n".join(texts), symbols, arity, routines={r.name: len(r.sizes) for r in routines})
+    return Unit(head + "\n".join(texts), symbols, arity, routines=sizes)
 
 
 def _outlined(text: str) -> str:

@@ -14,7 +14,7 @@ from ..ir.pairs import outside
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
-from .routines import Routine, routine_call, routines_of
+from .routines import Routine, cpp_routine, routine_call, routines_of
 
 NO_PROGRAMS: Mapping[str, Size] = MappingProxyType({})
 NO_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -324,7 +324,11 @@ class WrapperWriter:
         for name in routine.writes:
             if self._kind(name) == "own":
                 self._allocate(name)
-        args = [*(self._pointer(n) for n in (*routine.reads, *routine.writes)), *map(number, routine.sizes)]
+        args = [self._pointer(n) for n in (*routine.reads, *routine.writes)]
+        if routine.name in self.programs:
+            args = [number(expr(self.programs[routine.name])), *args, *routine.symbols]
+        else:
+            args += map(number, cpp_routine(routine, self.plan.layouts).sizes)
         self.body.append(f"{routine.name}({', '.join(args)})")
 
     def _extern(self, step: ExternStep) -> None:

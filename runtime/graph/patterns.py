@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ def match(pattern: Pattern, value: Any, found: dict[str, Any]) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal plain values; a bool never equals a number."""
+    """Equal plain values; a bool never equals a number, nor a zero one of the other sign."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, torch.fx.Node) or isinstance(b, torch.fx.Node):
@@ -141,5 +142,5 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, bool) is not isinstance(b, bool):
         return False
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return a == b
+        return a == b and (a != 0 or math.copysign(1, a) == math.copysign(1, b))
     return type(a) is type(b) and bool(a == b)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 from ...errors import UnsupportedError
+from ...generated.kernels import GPU_ROUTINES
 from ...generated.scalars import REDUCTIONS, SCANS
 from ..ir.facts import positive_for_sizes
 from ..ir.guards import bounded, checks, demanded, masked
@@ -413,8 +414,8 @@ class Builder:
         outs: Sequence[tuple[Sequence[Size], str]],
         numbers: Sequence[Any] = (),
     ) -> list[Tensor]:
-        """Results of these shapes and dtypes by a C++ routine, `file.function`, which is given the inputs with their strides, and numbers."""
-        if self.device != "cpu":
+        """Results of these shapes and dtypes by a routine, `file.function`, which is given the inputs with their strides, and numbers."""
+        if self.device != "cpu" and name not in GPU_ROUTINES:
             raise NotNativeError(f"the routine {name} is for a processor")
         made = []
         for k, (sizes, kind) in enumerate(outs):

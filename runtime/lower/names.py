@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import UnsupportedError
 from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
 from ..ir.index import size as canonical
-from ..ir.nodes import Node, Size, index_node
+from ..ir.nodes import ITEMSIZE, Node, Size, index_node
 from ..ir.pairs import pair, parts
 from ..ir.pairs import part as part_of
 from . import scalar_ops as s
@@ -69,6 +69,14 @@ def pays_as_loops(t: Any, n: Size) -> bool:
     waits for is the launch, and a call has one as well; of unknown sizes the large ones matter.
     """
     return not is_on_gpu(t) and is_known(n) and known(n) <= t.builder.products
+
+
+def rows_in_registers(t: Any, dim: Any, n: int) -> bool:
+    """Whether a GPU has rows of `t` along a dimension in registers, with their places: at most `n` elements (a known number) of 32 bits."""
+    if not is_on_gpu(t) or not rank(t) or ITEMSIZE.get(t.dtype, 8) > 4:
+        return False
+    found = size(t, dim)
+    return is_known(found) and 0 < known(found) <= n
 
 
 def was_row_major(t: Any) -> bool:
@@ -263,13 +271,15 @@ def broadcast(*shapes: Sequence[Size]) -> list[Size]:
 
 
 def broadcasted(i: Sequence[Size], shape_: Sequence[Size]) -> list[Size]:
-    """Coordinates for an operand of `shape_` from those of the common shape. Raises UnsupportedError where it does not broadcast to that."""
+    """Coordinates for an operand of `shape_` from those of the common shape. Raises UnsupportedError where it does not broadcast to that, or where
+    symbolic sizes leave it open.
+    """
     if len(shape_) > len(i):
         raise UnsupportedError(f"{list(shape_)} has more dimensions than what it is broadcast to")
     tail = i[len(i) - len(shape_) :]
     for x, n in zip(tail, shape_, strict=True):
         extent = 1 if isinstance(x, int) else n if x.var is None else x.var.extent
-        if n != 1 and isinstance(n, int) and isinstance(extent, int) and n != extent:
+        if n not in (1, extent):
             raise UnsupportedError(f"{n} elements are not broadcast to {extent}")
     return [0 if n == 1 else x for x, n in zip(tail, shape_, strict=True)]
 

@@ -16,11 +16,13 @@ from ..build.manifest import Entry
 from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, has_triton, job_name, start_workers
 from ..codegen.arguments import arguments, written
+from ..codegen.routines import Routine, routines_of
 from ..codegen.triton_blocks import WARP
 from ..codegen.triton_group import FILL_NAME
 from ..codegen.triton_kept import UNROLLED
 from ..codegen.triton_launch import launch
-from ..codegen.triton_unit import TritonKernel, TritonUnit, render_triton
+from ..codegen.triton_routines import rows_of
+from ..codegen.triton_unit import TritonKernel, TritonUnit, programs_of, render_triton
 from ..config import Config, current
 from ..execute.aligned import Arguments
 from ..execute.counters import counting
@@ -28,13 +30,14 @@ from ..execute.launch import Loaded, launcher, load_function
 from ..execute.tables import table_launcher
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
+from ..ir.index import product
 from ..ir.nodes import Nest, Program, Size
 from ..lower.partial_sums import partial_reductions
 from ..lower.windows import write_out_windows
 from ..observe import counters
 from ..observe.watch import Watch
 from ..schedule.loop_order import in_memory_order
-from ..schedule.plan import KernelStep, Plan
+from ..schedule.plan import Kernel, KernelStep, Plan
 from ..schedule.planned import plan_of, row_bytes
 from ..schedule.products import Choose
 from ..schedule.rows import copied_outputs
@@ -132,6 +135,8 @@ class Cuda:
         programs: dict[str, Size] = {}
         groups = {group.name: group for group in rendered.grouped.values()}
         kernels = {k.name: k for k in plan.kernels()}
+        routines = {r.name: r for r in routines_of(plan)}
+        takers: dict[str, Kernel | Routine] = {**kernels, **routines}
         for name, symbol in rendered.symbols.items():
             kernel, binary = taken[symbol]
             group = groups.get(name)
@@ -139,7 +144,7 @@ class Cuda:
             numbers = [] if group is None else group.numbers(kernel.xblock * kernel.rblock)
             kind, members = (
                 _kind(name, rendered),
-                [kernels[n] for n in rendered.groups.get(name, (name,)) if n in kernels],
+                [takers[n] for n in rendered.groups.get(name, (name,)) if n in takers],
             )
             meta = binary.meta | {"job": job_name(job_of(kernel, capability(self.index)))}
             meta |= {"written": written(members[0])} if kind == TABLE else {"arguments": arguments(members, plan)}
@@ -147,10 +152,11 @@ class Cuda:
             if name in rendered.programs and kernel is not rendered.kernels[kernel.name]:
                 if group is not None:
                     programs[name] = group.programs(kernel.xblock * kernel.rblock)
+                elif name in routines:
+                    programs[name] = programs_of(product(rows_of(routines[name])), kernel.xblock)
                 else:
                     first = rendered.chained.get(name, (name,))[0]
-                    outer = launch(kernels[first], plan.layouts).outer
-                    programs[name] = (outer + (kernel.xblock - 1)) // kernel.xblock
+                    programs[name] = programs_of(launch(kernels[first], plan.layouts).outer, kernel.xblock)
         return Built(rendered.source, files, symbols, programs)
 
     def tuned(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> dict[str, TritonKernel]:

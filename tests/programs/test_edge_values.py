@@ -28,6 +28,15 @@ def compiled(program: Program, *args: Any) -> Any:
 
 
 VALUES: dict[str, tuple[Program, tuple[Any, ...]]] = {
+    "norms of one element": (
+        lambda x: (torch.linalg.vector_norm(x, 2, 1), torch.linalg.vector_norm(x, 3, 1), F.normalize(x, dim=1)),
+        (L([[2e38], [1e-30], [-3e19]]),),
+    ),
+    "renorm of one element": (lambda x: torch.renorm(x, 2, 0, 1.0), (L([[3e38], [1e-30]]),)),
+    "products over dimensions in any order": (
+        lambda x: [torch.ops.prims.prod(x, d) for d in ([2, 0], [2, 1], [1, 0], [2, 1, 0])],
+        (torch.arange(1.0, 25.0).reshape(2, 3, 4) / 10,),
+    ),
     "lcm int8": (torch.lcm, (L([64, -128, 100], dtype=INT8), L([3, 5, 7], dtype=INT8))),
     "ldexp up": (torch.ldexp, (L([0.0, -0.0, 1e-30, 1e-38]), L([200, 32767, 150, 130], dtype=torch.int32))),
     "ldexp down": (torch.ldexp, (L([1e30, 3e38, 3e-38]), L([-160, -200, -20], dtype=torch.int32))),
@@ -69,6 +78,17 @@ VALUES: dict[str, tuple[Program, tuple[Any, ...]]] = {
 def test_values_at_the_edges(name: str) -> None:
     program, args = VALUES[name]
     torch.testing.assert_close(compiled(program, *args), program(*args), rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, HALF])
+def test_signs_of_zeros(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x - 0.0, x - (-0.0), x + 0.0, x + (-0.0), x * 0.0, x * -0.0, F.elu(x, -2.0), F.elu(x, 2.0)]
+
+    x = L([-0.0, 0.0, 1.0], dtype=dtype)
+    for mine, eager in zip(compiled(program, x), program(x), strict=True):
+        assert torch.equal(mine, eager)
+        assert torch.equal(mine.signbit(), eager.signbit())
 
 
 @pytest.mark.parametrize("dtype", [HALF, BRAIN])

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import opforge
+from opforge.generated.kernels import GPU_ROUTINES
 from opforge.runtime.ir.nodes import Buffer, Extern
 from opforge.runtime.ir.routines import routine_of
 from tests.support.accuracy import assert_as_accurate
@@ -210,6 +211,14 @@ def test_orders_that_no_integer_is() -> None:
     same(lambda x, n: [torch.special.laguerre_polynomial_l(x, n), torch.special.chebyshev_polynomial_t(x, n)], x, n)
 
 
-def test_a_gpu_has_no_routines() -> None:
+def test_a_gpu_has_few_routines() -> None:
     program = lowered(lambda x: (x.sort(1), x.cummax(1), x.frexp()), (4, 8), dtype=torch.float32)
-    assert len(externs(program)) == 3
+    assert externs(program) == ["routine.sorting.sort", "routine.sorting.running", "aten.frexp.Tensor"]
+
+
+def test_routines_of_a_gpu_are_those_of_a_processor() -> None:
+    for name in GPU_ROUTINES:
+        file, _, function = name.partition(".")
+        kernels = ROOT / "generated" / "kernels"
+        assert f"void {function}(" in (kernels / f"routine_{file}.h").read_text()
+        assert re.search(rf"def {function}\(\s*rows,", (kernels / f"triton_routine_{file}.py").read_text())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from opforge.generated.kernels import GPU_ROUTINES
 from opforge.generator.devices import GPU, PROCESSOR, native_on, updates_left
 from opforge.generator.model import Model
 from opforge.generator.op_entries import OpEntry
@@ -100,6 +102,12 @@ def test_every_way_leads_to_a_routine(name: str, base: Model, tmp_path: Path) ->
     assert native_on(PROCESSOR, made) == {"aten.abs.default", "aten.reciprocal.default"}
 
 
+def test_a_routine_that_the_device_has(base: Model, tmp_path: Path) -> None:
+    made = entries(composite(f"return {CALL}"), base, tmp_path)
+    assert native_on(replace(GPU, routines=frozenset({"special.frexp"})), made) == {"aten.abs.default"}
+    assert native_on(replace(GPU, routines=frozenset({"sorting.sort"})), made) == frozenset()
+
+
 @pytest.mark.parametrize("name", LEADS_AROUND_ONE)
 def test_a_way_leads_around_the_routine(name: str, base: Model, tmp_path: Path) -> None:
     assert native_on(GPU, entries(composite(LEADS_AROUND_ONE[name]), base, tmp_path)) == {"aten.abs.default"}
@@ -133,7 +141,7 @@ def test_the_page_counts_native_overloads(base: Model) -> None:
     assert told is not None
     counts = [
         sum(name.startswith(("aten.", "prims.")) for name in native_on(device, base.part("ops")))
-        for device in (PROCESSOR, GPU)
+        for device in (PROCESSOR, replace(GPU, routines=GPU_ROUTINES))
     ]
     assert counts == [int(n) for n in told.groups()]
     assert min(counts) >= 600
@@ -145,7 +153,7 @@ def test_the_page_names_the_targets_of_an_entry() -> None:
     kinds = {told: kind for _, kind, told in rows}
     assert set(targets.values()) == {"C++", "C++, Triton", "C++, Triton (sum)"}
     assert kinds["C++, Triton (sum)"] == "scatter"
-    assert (targets["aten.exp"], targets["aten.sort.stable"], targets["aten.max_unpool2d"]) == (
+    assert (targets["aten.exp"], targets["aten.median.dim"], targets["aten.max_unpool2d"]) == (
         "C++, Triton",
         "C++",
         "C++",
