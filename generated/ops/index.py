@@ -253,9 +253,9 @@ def index_add(b, self, dim, index, source, *, alpha=1):
         and (
             drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self)))
             if rank(self) > 0
-            else numel(index) == 1
+            else numel(index) == 1 and rank(source) == 0
         ),
-        "dtype(self) == dtype(source) and rank(index) < 2 and (drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self))) if rank(self) > 0 else numel(index) == 1)",
+        "dtype(self) == dtype(source) and rank(index) < 2 and (drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self))) if rank(self) > 0 else numel(index) == 1 and rank(source) == 0)",
     )
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
     index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
@@ -479,10 +479,9 @@ def index_reduce(b, self, dim, index, source, reduce, *, include_self=True):
         "numel(index) == (size(source, dim) if rank(source) > 0 else 1)",
     )
     b.require(
-        rank(self) == 0
-        or rank(self) == rank(source)
-        and drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self))),
-        "rank(self) == 0 or rank(self) == rank(source) and drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self)))",
+        rank(self) == rank(source)
+        and (rank(self) == 0 or drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self)))),
+        "rank(self) == rank(source) and (rank(self) == 0 or drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self))))",
     )
     b.native_if(
         (include_self or not is_bool(dtype(self))) and rank(index) < 2 and (rank(self) > 0 or numel(index) == 1),

@@ -155,8 +155,12 @@ CLAUSES = [
     Clause(
         "aten.index_reduce",
         ("aten.index_reduce.default",),
-        "rank(self) == 0 or rank(self) == rank(source) and drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self)))",
-        ('F(3, 2), 0, I(3, 3), F(3, 1), "prod"', 'F(3, 2), 0, I(3, 3), F(3, 5), "amin"'),
+        "rank(self) == rank(source) and (rank(self) == 0 or drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self))))",
+        (
+            'F(), 0, I(1, 1), F(1), "mean"',
+            'F(3, 2), 0, I(3, 3), F(3, 1), "prod"',
+            'F(3, 2), 0, I(3, 3), F(3, 5), "amin"',
+        ),
     ),
     Clause("aten.one_hot", ("aten.one_hot.default",), 'dtype(self) == "int64"', ("F(3), 4", "C(1, 3, dtype=int32), 4")),
     Clause(
