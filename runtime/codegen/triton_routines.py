@@ -13,8 +13,9 @@ from .wrapper import number
 
 ELEMENTS = 1024  # of a block: eight for each thread of four warps
 ACROSS = 16  # rows of a block at least, where those are neighbours in memory
+MOST_ACROSS = 4 * ELEMENTS  # of a block that has them
 LEAST = 2  # elements of a row that Triton can sort
-PROGRAMS = 512  # that there should be, if there are rows enough: more than a GPU runs at once
+PROGRAMS = 512  # that there should be, if there are rows enough: a few for each multiprocessor of a large GPU
 WIDE = 2048  # elements of a block, from which on it has eight warps
 
 
@@ -27,7 +28,7 @@ def routine_blocks(routine: Routine) -> Blocks:
     """Rows of a block, places for the elements of each, and warps."""
     along = int(routine.inputs[0].shape[_dim(routine)])
     places = max(LEAST, 1 << (along - 1).bit_length())
-    fewest = min(ACROSS, max(1, 4 * ELEMENTS // places)) if _is_across(routine) else 1
+    fewest = min(ACROSS, max(1, MOST_ACROSS // places)) if _is_across(routine) else 1
     rows = max(fewest, ELEMENTS // places)
     total = product(rows_of(routine))
     while rows > fewest and isinstance(total, int) and rows * PROGRAMS > total:
