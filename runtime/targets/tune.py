@@ -129,6 +129,9 @@ def works_of(
                 yield symbol, "its last program runs other kernels"
                 continue
             group = groups.get(name)
+            if group is None and name not in kernels:
+                yield symbol, "a routine has blocks of its own"
+                continue
             members = [kernels[m] for m in (group.kernels if group else (name,))]
             if any(k.tile is not None for k in members):
                 continue  # its blocks were measured when it was chosen

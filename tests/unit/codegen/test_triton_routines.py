@@ -19,6 +19,7 @@ from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.schedule.plan import Plan
 from opforge.runtime.targets.cuda import job_of, prepared, scheduled
+from opforge.runtime.targets.tune import works_of
 from tests.support.sorting_interpreted import DTYPES, WHOLE, check_interpreted
 from tests.unit.lower.test_gpu import externs, lowered
 
@@ -57,10 +58,10 @@ def test_the_longest_rows_compile(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_eagers() -> None:
-    program = lowered(
-        lambda x: (x[:, :257].sort(), x.topk(3), x.double().sort(0), x.t().cummax(0)), (5, 5000), dtype=torch.float32
-    )
-    assert externs(program) == ["aten.sort.default", "aten.topk.default", "aten.sort.default", "aten.cummax.default"]
+    program = lowered(lambda x: (x.topk(3), x.double().sort(0), x.t().cummax(0)), (5, 5000), dtype=torch.float32)
+    assert externs(program) == ["aten.topk.default", "aten.sort.default", "aten.cummax.default"]
+    assert externs(lowered(torch.sort, (5, 257), dtype=torch.float32)) == ["aten.sort.default"]
+    assert externs(lowered(torch.sort, (5, 257))) == ["routine.sorting.sort"]
 
 
 def test_neighbours_in_memory_are_read_together() -> None:
@@ -76,3 +77,11 @@ def test_equal_calls_are_one_kernel() -> None:
     unit = render_triton(plan(lambda x: ((x + 1).sort(), (x * 2).sort()), 64, 32))
     assert sum("routine.sort" in k.source for k in unit.kernels.values()) == 1
     assert sum(name.startswith("sort") for name in unit.symbols) == 2
+
+
+def test_blocks_of_a_routine_are_not_measured() -> None:
+    """`max-autotune` of a graph with a sort: its other kernels are."""
+    made = plan(lambda x: (x * 2).sort(), 64, 32)
+    found = dict(works_of(made, render_triton(made)))
+    assert sum(work == "a routine has blocks of its own" for work in found.values()) == 1
+    assert len(found) == 2
