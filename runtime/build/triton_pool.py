@@ -48,7 +48,11 @@ __all__ = [
 MOST = 16  # workers, unless `build_jobs` says more: each holds some 150 MB
 FEW = 2  # kernels for which no process is started where Triton is loaded already
 _PACKAGE = Path(__file__).resolve().parents[2]
-_SHAPING = (_PACKAGE / "generated" / "kernels" / "triton_prelude.py", Path(__file__).with_name("triton_job.py"))
+_SHAPING = (
+    *sorted((_PACKAGE / "generated" / "kernels").glob("triton_*.py")),
+    Path(__file__).with_name("triton_job.py"),
+)
+"""What kernels import, and what compiles them."""
 _ENDED = "ended"  # what is said of a worker that ended by itself, without an answer
 
 Run = Callable[[Job, Config, "set[Worker]"], Binary | BuildError]

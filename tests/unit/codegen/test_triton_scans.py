@@ -38,13 +38,16 @@ def test_short_rows_are_one_kernel() -> None:
 
 def test_their_values() -> None:
     pytest.importorskip("triton")
+    torch.manual_seed(0)
     x = torch.randn(9, 37)
     plans = {name: planned(f, [x]) for name, f in PROGRAMS.items()}
     jobs: list[Job] = [job_of(plan, [x]) for plan in plans.values()]
     for (name, plan), memory in zip(plans.items(), launch_interpreted(jobs), strict=True):
         (found,) = results(plan, memory)
         exact = PROGRAMS[name](x.double())
-        assert float((found - exact).abs().max()) <= 1e-5, name
+        # Eager's kernel of a processor adds up in float64, a GPU's in float32: six levels of roundings for 37 elements, two scans in one program.
+        bound = max(1e-5, 4 * torch.finfo(torch.float32).eps * float(exact.abs().max()))
+        assert float((found - exact).abs().max()) <= bound, name
 
 
 def test_what_a_target_cannot_say_fused_it_says_apart(monkeypatch: pytest.MonkeyPatch) -> None:
