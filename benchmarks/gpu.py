@@ -41,6 +41,16 @@ def copy_bandwidth() -> float:
     return 2 * (1 << 30) / us * 1e6
 
 
+def ready(backend: str) -> tuple[list[str], float]:
+    """The systems of a list with commas, eager first, and the copy bandwidth. Ends the process where there is no device."""
+    if not torch.cuda.is_available():
+        console.print("[red]there is no CUDA device")
+        raise typer.Exit(2)
+    names, bandwidth = loaded(backend), copy_bandwidth()
+    console.print(f"copies move {bandwidth / 1e12:.2f} TB/s")
+    return names, bandwidth
+
+
 def tensors(result: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
 
@@ -98,13 +108,8 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for the results")] = HERE / "results",
 ) -> None:
     """Memory-bound programs on a GPU."""
-    if not torch.cuda.is_available():
-        console.print("[red]there is no CUDA device")
-        raise typer.Exit(2)
-    names = loaded(backend)
+    names, bandwidth = ready(backend)
     programs = chosen(list(BOUND.values()), only)
-    bandwidth = copy_bandwidth()
-    console.print(f"copies move {bandwidth / 1e12:.2f} TB/s")
 
     def shares(row: Mapping[str, Any]) -> str:
         return ", ".join(f"{n} {s:.2f}" for n, s in row["share"].items())

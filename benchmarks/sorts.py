@@ -16,8 +16,8 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from compared import chosen, loaded, measure_all
-from gpu import HERE, console, copy_bandwidth, markdown, run_program, summary
+from compared import chosen, measure_all
+from gpu import HERE, markdown, ready, run_program, summary
 
 import backends
 from programs.memory_bound import BoundProgram, Maker, half, ints, randn
@@ -71,11 +71,7 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for the results")] = HERE / "results",
 ) -> None:
     """Sorts of short rows on a GPU."""
-    if not torch.cuda.is_available():
-        console.print("[red]there is no CUDA device")
-        raise typer.Exit(2)
-    names = loaded(backend)
-    bandwidth = copy_bandwidth()
+    names, bandwidth = ready(backend)
     measure_all(
         chosen(PROGRAMS, only),
         lambda p: run(p, names, rounds, bandwidth),
