@@ -1,7 +1,8 @@
 """Calls that eager refuses: a compiled program raises the same type of exception, and leaves its inputs as they were.
 
 Positions out of range are in `test_index_errors`. Where Dynamo raises while it runs a program on fake tensors no backend has been asked; its
-exception counts if every backend gets it (`torch.compile(backend="eager")`).
+exception counts if every backend gets it (`torch.compile(backend="eager")`), and if the type is eager's where Dynamo is told to leave such programs
+to eager (`torch._dynamo.config.suppress_errors`).
 """
 
 from __future__ import annotations
@@ -312,4 +313,8 @@ def test_refused_as_by_eager(name: str) -> None:
     if not issubclass(raised, expected):
         torch._dynamo.reset()
         assert _outcome(torch.compile(program, backend="eager"), args)[0] is raised
+        torch._dynamo.reset()
+        with torch._dynamo.config.patch(suppress_errors=True):
+            left, after = _outcome(torch.compile(program, backend="opforge"), args)
+        assert left is not None and issubclass(left, expected)
     assert all(torch.equal(a, b) or bool(a.isnan().any()) for a, b in zip(after, args, strict=True))
