@@ -1199,6 +1199,41 @@ def online_exp_total(top, total, whole):
     return tl.sum(total * exp(top - whole), 1)[:, None]
 
 
+# Programs that share a row: each tells what its piece gave, in a slot of 8 bytes of its own; they meet; and each reads what all of its team have told.
+@triton.jit
+def team_tells(space, number: tl.constexpr, value):
+    slot = space + number * tl.num_programs(0) + tl.program_id(0)
+    tl.store(slot.to(tl.pointer_type(value.dtype)) + tl.zeros([1, 1], tl.int32), value)
+
+
+@triton.jit
+def team_meets(counter, meeting: tl.constexpr):
+    """All threads have stored before one of them says so, to the whole device, and none goes on before it has heard of all programs."""
+    tl.debug_barrier()
+    tl.atomic_add(counter, 1, sem="release", scope="gpu")
+    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < meeting * tl.num_programs(0):
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
+def team_told(
+    space, number: tl.constexpr, team: tl.constexpr, size: tl.constexpr, other: tl.constexpr, dtype: tl.constexpr
+):
+    """[1, size]: of the team of this program, and `other` behind."""
+    at = tl.arange(0, size)[None, :]
+    slots = space + number * tl.num_programs(0) + tl.program_id(0) // team * team + at
+    return tl.load(slots.to(tl.pointer_type(dtype)), at < team, other=other, volatile=True)
+
+
+@triton.jit
+def team_leaves(counter, meetings: tl.constexpr):
+    """Whoever leaves last sets the counter back: nobody looks at it any more."""
+    programs = tl.num_programs(0)
+    if tl.atomic_add(counter, 1, sem="relaxed", scope="gpu") == (meetings + 1) * programs - 1:
+        tl.store(counter, 0)
+
+
 @triton.jit
 def online_weights(sums, total, top, x, factor: tl.constexpr, halvings: tl.constexpr):
     """Sums of what exp(factor * (x - top)) weighs, and of these weights, made smaller by a new greatest x; that, and the weights of a block x.

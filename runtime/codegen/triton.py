@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ...errors import UnsupportedError
-from ...generated.scalars import REDUCTIONS, SCANS
+from ...generated.scalars import SCANS
 from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
 from ...generated.tuning import Tuning
 from ..ir.index import Atom, Expr, Val, Var, expr, of, product
@@ -28,8 +28,25 @@ from .triton_kept import UNROLLED, cache_hints, kept_rows
 from .triton_launch import LOADED, launch, wide
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
+from .triton_team import ARGUMENTS, Team
 from .triton_tiles import changed, recompute_tiles, roots
-from .triton_values import HALF, LIMITS, TYPES, Scope, Values, held, kind_of, literal, slow_digits, steps, steps_there
+from .triton_values import (
+    BARRIER,
+    HALF,
+    TYPES,
+    Scope,
+    Values,
+    held,
+    identity_of,
+    indirect,
+    is_position,
+    kind_of,
+    paren,
+    settle,
+    slow_digits,
+    steps,
+    steps_there,
+)
 
 _IMPORTS = (
     "import triton",
@@ -39,7 +56,6 @@ _IMPORTS = (
     "",
     "",
 )
-_BARRIER = "tl.debug_barrier()"
 NO_HOMES: Mapping[str, str] = MappingProxyType({})
 _ATOMICS = {"sum": "add", "max": "max", "min": "min"}
 _ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
@@ -92,6 +108,8 @@ class _Renderer:
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
         self.lines: list[str] = []
         self.wide = wide(kernel, layouts, self.launch)
+        self.team = Team(kernel, self.launch) if kernel.team > 1 else None
+        program = self.team.row if self.team else program
         self.program = f"{program}.to(tl.int64)" if self.wide else program
         top = Scope(self.lines)
         self.v = Values(layouts, top, top, self.two_dim, self.wide)
@@ -116,7 +134,7 @@ class _Renderer:
     # -- the function ----------------------------------------------------------------------------------------------
     def render(self) -> str:
         if self.kernel.serial and any(
-            isinstance(st, Store) and st.mode == "set" and _indirect(st.index)
+            isinstance(st, Store) and st.mode == "set" and indirect(st.index)
             for p in self.kernel.phases
             for st in p.body
         ):
@@ -132,10 +150,12 @@ class _Renderer:
             touched = {ld.attr.buffer for st in phase.body for root in roots(st) for ld in root.loads()}
             touched |= {st.buffer for st in phase.body if isinstance(st, Store) and st.mode != "set"}
             if touched & written and not self._held(mapped[2], written):
-                self.lines.append(_BARRIER)
+                self.lines.append(BARRIER)
                 self._forget()
             self.phase(phase, *mapped)
             written |= {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.scratch}
+        if self.team:
+            self.lines.append(self.team.leaves())
         return self._module()
 
     def branched(self, cut: Branches, block: int) -> None:
@@ -172,6 +192,7 @@ class _Renderer:
     def _module(self) -> str:
         buffers = (*self.kernel.reads, *self.kernel.writes)
         taken = arguments(len(buffers), self.members) if self.members else [*buffers, *self.kernel.symbols]
+        taken += ARGUMENTS if self.team else ()
         head = [
             *_IMPORTS,
             "@triton.jit",
@@ -188,7 +209,7 @@ class _Renderer:
             return "\n".join(head + [f"    {line}" for line in body]) + "\n"
         body = [
             f"xindex = {self.program} * XBLOCK + tl.arange(0, XBLOCK){column}",
-            f"xmask = xindex < {self.v.expr(expr(self.launch.outer))}",
+            f"xmask = xindex < {self.v.expr(expr(self.team.rows if self.team else self.launch.outer))}",
         ]
         body += self.points + named + self.before
         if self.kernel.walk:
@@ -205,9 +226,9 @@ class _Renderer:
         step: Size = 1
         live = [v for v in loops if v.extent != 1]
         for v in reversed(live):
-            text = index if step == 1 else f"{index} // {_paren(self.v.expr(expr(step)))}"
+            text = index if step == 1 else f"{index} // {paren(self.v.expr(expr(step)))}"
             if v is not live[0]:
-                text = f"{text if step == 1 else f'({text})'} % {_paren(self.v.expr(expr(v.extent)))}"
+                text = f"{text if step == 1 else f'({text})'} % {paren(self.v.expr(expr(v.extent)))}"
             lines.append(f"{v.name} = {text}")
             self.v.loop_names[v] = v.name
             step = product((step, v.extent))
@@ -245,12 +266,18 @@ class _Renderer:
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
             lines = self.before if self.kernel.walk else self.lines
-            lines += [f"rindex{group} = {steps(self.wide)}", f"rmask{group} = {steps_there(group, count, True)}"]
+            if self.team:
+                lines += self.team.piece(group, count, self.wide)
+            else:
+                lines += [f"rindex{group} = {steps(self.wide)}", f"rmask{group} = {steps_there(group, count, True)}"]
             lines += self._digits(loops, f"rindex{group}")
         self.v.deep = self.scopes[group]
         self._values_first(body)
         for st in body:
             self.tile_statement(st, group, loops)
+        if self.team and (ended := [st for st in body if isinstance(st, Reduce)]):
+            told = self.team.meets(self.lines, [(st.name, identity_of(st.kind, st.dtype), st.dtype) for st in ended])
+            self.lines += [f"{st.name} = {self.reduced(st, all_, '')}" for st, all_ in zip(ended, told, strict=True)]
 
     def _values_first(self, body: tuple[Statement, ...]) -> None:
         """Read everything before the first store, which may be in place; but not what this phase itself stores."""
@@ -262,8 +289,8 @@ class _Renderer:
 
     def flat_statement(self, st: Statement) -> None:
         if isinstance(st, Reduce):
-            value = self.v.constant(0, "int64") if self._is_position(st) else self.v.node(st.value)
-            if self._is_position(st) or self.v.depends(st.value) == (False, False):
+            value = self.v.constant(0, "int64") if is_position(st) else self.v.node(st.value)
+            if is_position(st) or self.v.depends(st.value) == (False, False):
                 # A register has a value for each point, as the masks of who reads at it expect.
                 name = self.v.fresh()
                 self.lines.append(f"{name} = tl.broadcast_to({value}, {'[XBLOCK, 1]' if self.two_dim else '[XBLOCK]'})")
@@ -276,7 +303,8 @@ class _Renderer:
         value = self.v.node(st.value)
         if isinstance(st, Reduce):
             self.v.local[st.name] = st.name
-            self.lines.append(f"{st.name} = {self.reduced(st, self.spread(st, value, group), f'rindex{group}')}")
+            name = self.team.own(st.name) if self.team else st.name
+            self.lines.append(f"{name} = {self.reduced(st, self.spread(st, value, group), f'rindex{group}')}")
         elif isinstance(st, Scan):
             one = self._scanned(st, value, loops, group)
             self.store(st, one, True)
@@ -288,7 +316,7 @@ class _Renderer:
     def fold(self, st: Fold, value: str, group: int) -> None:
         """An accumulator for the whole row: set before the walk, stored after it."""
         acc, dtype = f"{st.buffer}_acc", st.value.dtype
-        self.before.append(f"{acc} = tl.full([XBLOCK, RBLOCK], {self._identity(st.kind, dtype)}, {held(dtype)})")
+        self.before.append(f"{acc} = tl.full([XBLOCK, RBLOCK], {identity_of(st.kind, dtype)}, {held(dtype)})")
         combined = f"{TRITON_COMBINE[st.kind]}({acc}, {value})"
         self.lines.append(f"{acc} = tl.where(xmask & rmask{group}, {combined}, {acc})")
         deep, self.v.deep = self.v.deep, Scope(self.after)
@@ -345,36 +373,24 @@ class _Renderer:
         self.lines += after + totals
 
     # -- reductions ------------------------------------------------------------------------------------------------
-    def _identity(self, kind: str, dtype: str, scan: bool = False) -> str:
-        value = (SCANS if scan else REDUCTIONS)[kind].identity[kind_of(dtype)]
-        if isinstance(value, str):
-            value = LIMITS[dtype][0 if value == "lowest" else 1]
-        if kind_of(dtype) == "float":
-            value = float(value)
-        return literal(value)
-
     def spread(self, st: Reduce | Scan, value: str, group: int) -> str:
         """The value over the whole tile, the identity outside of the loops."""
         dtype = st.value.dtype
         value = self._positional(st, value)
-        identity = self._identity(st.kind, dtype, isinstance(st, Scan))
-        if dtype == "bool" and self._is_position(st):
+        identity = identity_of(st.kind, dtype, isinstance(st, Scan))
+        if dtype == "bool" and is_position(st):
             identity = "0" if st.kind == "argmax" else "1"
             dtype = "int8"
         return f"tl.where(xmask & rmask{group}, {value}, tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)}))"
 
-    @staticmethod
-    def _is_position(st: Reduce | Scan) -> bool:
-        return st.kind in ("argmax", "argmin")
-
     def _positional(self, st: Reduce | Scan, value: str) -> str:
-        return f"({value}).to(tl.int8)" if self._is_position(st) and st.value.dtype == "bool" else value
+        return f"({value}).to(tl.int8)" if is_position(st) and st.value.dtype == "bool" else value
 
     def reduced(self, st: Reduce, block: str, position: str) -> str:
         kind, dtype = st.kind, st.value.dtype
         if dtype == "bool":
             kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
-        if self._is_position(st):
+        if is_position(st):
             position = f"tl.broadcast_to({position}, [XBLOCK, RBLOCK])"
         text = TRITON_REDUCTIONS[kind].format(block, 1, position)
         text = f"{text}[:, None]"
@@ -384,18 +400,18 @@ class _Renderer:
 
     def _start(self, st: Reduce) -> list[str]:
         dtype = st.value.dtype
-        identity = self._identity(st.kind, dtype)
-        if self._is_position(st) and dtype == "bool":
+        identity = identity_of(st.kind, dtype)
+        if is_position(st) and dtype == "bool":
             identity, dtype = ("0" if st.kind == "argmax" else "1"), "int8"
         lines = [f"{st.name}_acc = tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)})"]
-        if self._is_position(st):
+        if is_position(st):
             index = ("tl.int64", 2**63 - 1) if self.wide else ("tl.int32", 2**31 - 1)
             lines.append(f"{st.name}_pos = tl.full([XBLOCK, RBLOCK], {index[1]}, {index[0]})")
         return lines
 
     def _combine(self, st: Reduce, value: str, group: int) -> list[str]:
         acc, mask = f"{st.name}_acc", f"xmask & rmask{group}"
-        if self._is_position(st):
+        if is_position(st):
             pos = f"{st.name}_pos"
             value = f"tl.broadcast_to({self._positional(st, value)}, [XBLOCK, RBLOCK])"
             return [f"{acc}, {pos} = tp.later_{st.kind}({acc}, {pos}, {value}, rindex{group}, {mask})"]
@@ -429,7 +445,7 @@ class _Renderer:
         accumulation = SCANS[st.kind].triton
         wider = accumulation is not None and own == "tl.float32"
         total = TYPES[accumulation.dtype("float32")] if accumulation is not None and wider else own
-        before.append(f"{carry} = tl.full([XBLOCK, 1], {self._identity(st.kind, st.value.dtype, True)}, {total})")
+        before.append(f"{carry} = tl.full([XBLOCK, 1], {identity_of(st.kind, st.value.dtype, True)}, {total})")
         combine, scan, lines = TRITON_COMBINE[st.kind], self._scan_of(st, value, loops, group), self.v.deep.lines
         lines.append(f"{name} = {combine}(tl.broadcast_to({carry}, [XBLOCK, RBLOCK]), {scan}.to({total})).to({own})")
         last = f"tl.reduce({self.spread(st, value, group)}, 1, {combine})[:, None].to({total})"
@@ -452,6 +468,8 @@ class _Renderer:
                     self.v.node(a.node)
         where = self.v.expr(self.v.together(flat_index(st.index, self.layouts[st.buffer])))
         mask = f"xmask & {self.v.inner_mask}" if deep else "xmask"
+        if self.team and not deep:
+            mask += self.team.once
         if isinstance(st, Store) and st.mask is not None:
             mask = f"{mask} & {self.v.node(st.mask)}"
         dtype = self.layouts[st.buffer].dtype
@@ -465,7 +483,7 @@ class _Renderer:
         lines = self.v.deep.lines if deep else self.lines
         if mode == "set":
             if st.buffer in self.in_place and self.two_dim:
-                _settle(lines)
+                settle(lines)
             # What is read again by now should stay in the cache longer than what is done.
             hint = ', eviction_policy="evict_first"' if deep and "evict_first" in self.v.kept.values() else ""
             lines.append(f"tl.store({arguments}{hint})")
@@ -479,21 +497,3 @@ class _Renderer:
             lines.append(f'tl.atomic_{_ATOMICS[mode]}({arguments}, sem="relaxed")')
         else:
             raise UnsupportedError(f"an indexed update by {mode!r} of {dtype} has no Triton atomic")
-
-
-def _settle(lines: list[str]) -> None:
-    """Before a store over what is read: threads that hold the same element have each read it."""
-    for line in reversed(lines):
-        if line == _BARRIER:
-            return
-        if "tl.load(" in line:
-            break
-    lines.append(_BARRIER)
-
-
-def _paren(text: str) -> str:
-    return text if text.isalnum() else f"({text})"
-
-
-def _indirect(index: tuple[Expr, ...]) -> bool:
-    return any(isinstance(a, Val) for e in index for a in e.atoms())

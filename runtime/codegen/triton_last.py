@@ -76,7 +76,7 @@ def chain_source(
 
 def _plain(k: Kernel, shape: Launch) -> bool:
     """Whether a kernel can be part of a chain: loops with a known number of points, which neither raise nor are a product of matrices."""
-    if k.symbols or k.tile is not None or k.parts or shape.product or kernel_checks(k):
+    if k.symbols or k.tile is not None or k.parts or k.team > 1 or shape.product or kernel_checks(k):
         return False
     return isinstance(shape.outer, int) and isinstance(shape.inner, int) and shape.outer > 0
 

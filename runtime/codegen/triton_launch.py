@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from ..ir.index import Expr, product
@@ -22,6 +22,7 @@ from .triton_tiles import roots
 ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
 COLUMNS_AT_ONCE = 64  # so few are a tile of a few steps for each thread
 LONG = 2 * ROWS  # that it may hold of one buffer's rows, where a loop would read them again
+WHOLE = 32  # steps, of which a piece of a row has a multiple
 LOADED = 16  # bytes that a thread loads at once at most
 
 
@@ -40,6 +41,7 @@ class Launch:
     loads   elements of one buffer that a point reads, at most.
     attention two products around a softmax: XBLOCK are rows, and RBLOCK the columns at a time; `product` is the elements of a row of operands.
     tile    its XBLOCK, RBLOCK and warps, where the plan says them.
+    team    programs that share an outer point, each with `inner` steps of its loops; `outer` counts them all.
     product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
     """
 
@@ -59,12 +61,17 @@ class Launch:
     product: int = 0
     attention: bool = False
     tile: tuple[int, int, int] | None = None
+    team: int = 1
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
     registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
     """
+    if kernel.team > 1:
+        alone = launch(replace(kernel, team=1), layouts)
+        piece = piece_of(kernel.team, alone.inner)
+        return replace(alone, outer=product((alone.outer, kernel.team)), inner=piece, persistent=True, team=kernel.team)
     if kernel.tile is not None:
         fused, tile = fused_kernel(kernel, layouts)
         shape = tile.columns, tile.steps, tile.warps
@@ -86,11 +93,7 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     largest = max(known, default=1)
     columns = across(kernel, layouts)
     deep = sum(n != 1 for n in inners)
-    limit = (
-        ROWS // max(1, len(set().union(*map(row_reads, kernel.phases))) // 2)
-        if not columns
-        else COLUMNS * (1 if deep < 2 else 4)
-    )
+    limit = COLUMNS * (1 if deep < 2 else 4) if columns else _room(kernel)
     persistent = (len(known) == len(inners) and largest <= limit) or bool(kernel.walk)
     if columns and deep > 1 and largest > COLUMNS_AT_ONCE and not kernel.walk:
         # A loop that meets each element once waits for the memory less than a tile does whose sums wait for each other.
@@ -126,6 +129,22 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         sums=sums,
         loads=max((n for counts in met_at_once for n in counts.values()), default=0),
     )
+
+
+def _room(kernel: Kernel) -> int:
+    """Steps along memory that a tile may hold."""
+    return ROWS // max(1, len(set().union(*map(row_reads, kernel.phases))) // 2)
+
+
+def room(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
+    """Steps along memory that a tile may hold of rows that are read more than once."""
+    return LONG if _keeps_little(kernel, layouts) else _room(kernel)
+
+
+def piece_of(team: int, inner: Size) -> int:
+    """How many steps each program of a team has: so many that all pieces but the last begin at whole blocks of memory."""
+    assert isinstance(inner, int)
+    return -(-inner // (team * WHOLE)) * WHOLE
 
 
 def _passes(kernel: Kernel) -> int:
@@ -226,4 +245,4 @@ def _largest(sizes: list[Size]) -> Size:
     return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
 
 
-__all__ = ["LOADED", "Launch", "across", "launch", "row_reads", "strided", "wide"]
+__all__ = ["LOADED", "Launch", "across", "launch", "piece_of", "room", "row_reads", "strided", "wide"]

@@ -18,6 +18,7 @@ from .triton_group import FILL, FILL_NAME, MEMBERS, Group, Members, can_join, fi
 from .triton_last import COUNTER, FOLLOWING, block_of, chain_source, followed
 from .triton_launch import launch
 from .triton_routines import render_routine, routine_blocks, rows_of
+from .triton_team import SLOT, SPACE, reductions
 from .unit import anonymous
 
 TYPES = {
@@ -48,7 +49,8 @@ class TritonKernel:
 class TritonUnit:
     """Kernels by the name of the first that has their text; for each function that a wrapper calls (a kernel of the plan, or a group of them)
     that name, and the number of programs of a launch. `grouped`: by name, those that have no call of their own. `chained`: the functions whose
-    last program runs what follows, with all their kernels; they take the address of a counter last.
+    last program runs what follows, with all their kernels; they take the address of a counter last. `teams`: kernels whose programs wait for each
+    other, with the bytes of memory by which they tell each other; they take the address of a counter, and that of this memory, last.
     """
 
     kernels: dict[str, TritonKernel]
@@ -56,6 +58,7 @@ class TritonUnit:
     programs: dict[str, Size]
     grouped: dict[str, Group] = field(default_factory=dict)
     chained: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    teams: dict[str, int] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -138,6 +141,9 @@ class _Unit:
         shape = self.shapes[k.name]
         x = self.add(k, k.name, None, blocks(shape, self.tuning)).xblock
         self.unit.programs[k.name] = programs_of(shape.outer, x)
+        if k.team > 1:
+            assert x == 1, k.name
+            self.unit.teams[k.name] = SLOT * reductions(k) * _number(shape.outer)
 
     def routine(self, routine: Routine) -> None:
         name, tile = routine.name, routine_blocks(routine)
@@ -178,7 +184,7 @@ class _Unit:
     def add(self, k: Kernel, name: str, members: Members | None, tile: Blocks) -> TritonKernel:
         """The kernel of this text and with this XBLOCK, RBLOCK and number of warps, which may be that of another name."""
         source, same = self.text(k, name, members)
-        pointers, sizes = same[1], len(k.symbols)
+        pointers, sizes = (*same[1], *((COUNTER, SPACE) if k.team > 1 else ())), len(k.symbols)
         if members is not None:
             pointers, sizes = (("i64",), 1) if members.table else (pointers * members.count, 2 * members.count)
         plain = ""

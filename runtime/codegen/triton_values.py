@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import UnsupportedError
-from ...generated.scalars import SCALARS
+from ...generated.scalars import REDUCTIONS, SCALARS, SCANS
 from ...generated.triton_scalars import TRITON, TRITON_KIND
 from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, of, product
 from ..ir.nodes import FLOATS, Buffer, Node
 from ..schedule.memory import flat_index
+from ..schedule.plan import Reduce, Scan
 from .triton_rows import runs
 
 TYPES = {
@@ -31,6 +32,7 @@ LIMITS = {
     "int32": (-(2**31), 2**31 - 1),
 }
 LIMITS["int64"] = (-(2**63), 2**63 - 1)
+BARRIER = "tl.debug_barrier()"
 COARSE = ("div", "erf", "exp", "reciprocal", "sigmoid", "tanh")  # scalars with a cheaper approximation
 WIDE = (
     "pow",
@@ -74,6 +76,39 @@ def _exact_inverse(n: Node) -> float | None:
 
 def kind_of(dtype: str) -> str:
     return "float" if dtype in FLOATS else "bool" if dtype == "bool" else "int"
+
+
+def settle(lines: list[str]) -> None:
+    """Before a store over what is read: threads that hold the same element have each read it."""
+    for line in reversed(lines):
+        if line == BARRIER:
+            return
+        if "tl.load(" in line:
+            break
+    lines.append(BARRIER)
+
+
+def paren(text: str) -> str:
+    return text if text.isalnum() else f"({text})"
+
+
+def indirect(index: tuple[Expr, ...]) -> bool:
+    return any(isinstance(a, Val) for e in index for a in e.atoms())
+
+
+def identity_of(kind: str, dtype: str, scan: bool = False) -> str:
+    """The literal that changes no result of a reduction, or of a scan."""
+    value = (SCANS if scan else REDUCTIONS)[kind].identity[kind_of(dtype)]
+    if isinstance(value, str):
+        value = LIMITS[dtype][0 if value == "lowest" else 1]
+    if kind_of(dtype) == "float":
+        value = float(value)
+    return literal(value)
+
+
+def is_position(st: Reduce | Scan) -> bool:
+    """Whether the result is a place, not a value."""
+    return st.kind in ("argmax", "argmin")
 
 
 def steps(wide: bool, start: str = "") -> str:

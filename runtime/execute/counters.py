@@ -38,19 +38,25 @@ def prepare(device: int) -> None:
             _free[device] = [start + 4 * APART * k for k in reversed(range(COUNTERS))]
 
 
-def counting(run: Callable[..., None], device: int) -> Callable[..., None]:
-    """A function that launches a kernel as `run` does, with the address of a counter as its last argument."""
+def counting(run: Callable[..., None], device: int, space: int = 0) -> Callable[..., None]:
+    """A function that launches a kernel as `run` does, with the address of a counter as its last argument; and behind it that of `space` bytes which
+    every launch has for itself.
+    """
     prepare(device)
+
+    def own() -> tuple[int, ...]:
+        # Work of one stream runs in order: what is freed here is not used again before the kernel is done.
+        return (empty_strided_cuda((space,), (1,), torch.uint8).data_ptr(),) if space else ()
 
     def launch(programs: int, *arguments: int) -> None:
         address = _counter(device)
         if address:
-            run(programs, *arguments, address)
+            run(programs, *arguments, address, *own())
             return
         # None is left: one for this launch alone, set to 0 before it, on the same stream or in the same graph.
         made = empty_strided_cuda((APART,), (1,), torch.int32)
         made.zero_()
-        run(programs, *arguments, made.data_ptr())
+        run(programs, *arguments, made.data_ptr(), *own())
 
     return launch
 

@@ -25,6 +25,8 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PLAIN_SHARED = 48 << 10  # bytes that a kernel may have without asking
 _BUFFER, _SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_*
 _STREAM, _ARGUMENTS = 32, 56  # bytes into a block of memory that starts with a CUlaunchConfig
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE: the launch begins only where there is room for all of its programs
+_ATTRIBUTE = 72, 8  # bytes of a CUlaunchAttribute, and where its value is
 _TOGETHER = 16  # addresses, from which on it is cheaper to look at the bytes of all at once
 # Addresses that each of Triton's kernels takes after its arguments: of its scratch memory, which few of these have, and of a profile's.
 _SCRATCH = 2
@@ -133,6 +135,7 @@ def launcher(
     numbers: Sequence[int] = (),
     scratch: int = 0,
     arguments: Arguments = NO_ARGUMENTS,
+    team: bool = False,
 ) -> Callable[..., None]:
     """A function that launches a kernel on the current stream: it takes the number of programs, addresses and sizes.
 
@@ -141,6 +144,7 @@ def launcher(
     numbers  the same in every launch: further arguments of the kernel, after the sizes.
     scratch  bytes of memory of each program (of a kernel without `numbers`), which every launch has for itself.
     arguments  what the addresses and sizes are.
+    team     its programs wait for each other: all of them run at once, or the launch raises RuntimeError.
     """
     known: list[Launch] = []
     count, behind = pointers + sizes + bool(scratch), _SCRATCH - bool(scratch)  # the address of that memory comes last
@@ -149,13 +153,13 @@ def launcher(
     def unaligned(*given: int) -> None:
         if not known:
             try:
-                known.append(_launch(other(), name, count, 0, device, unaligned, numbers, behind))
+                known.append(_launch(other(), name, count, 0, device, unaligned, numbers, behind, team))
             except BuildError as error:
                 count_copied(name, error)
                 known.append(with_copies(run, arguments, torch.device("cuda", device)))
         known[0](*given)
 
-    run = _launch(first, name, count, pointers, device, unaligned, numbers, behind)
+    run = _launch(first, name, count, pointers, device, unaligned, numbers, behind, team)
     if not scratch:
         return run
 
@@ -181,6 +185,7 @@ def _launch(
     unaligned: Launch,
     numbers: Sequence[int],
     behind: int,
+    team: bool,
 ) -> Launch:
     """Launches one function with `count` arguments, then `numbers`, then zeros, which are `behind`; where not all of the first `aligned` ones are
     multiples of 16, `unaligned` does. The driver refuses a launch with more bytes of arguments than the function takes, as if it had too few
@@ -196,11 +201,13 @@ def _launch(
         if code:
             raise RuntimeError(f"{_said(code)} while launching {name}")
 
-    return _maker(count, aligned)(  # type: ignore[no-any-return]
+    # The configuration's end: the stream, then where its attributes are, and how many.
+    words = "QQQ" if team else f"Q{_ARGUMENTS - _STREAM - 8}x"
+    return _maker(count, aligned, team)(  # type: ignore[no-any-return]
         free=[],
-        fresh=functools.partial(_Block, count, shared, threads, numbers, aligned, behind),
+        fresh=functools.partial(_Block, count, shared, threads, numbers, aligned, behind, team),
         odd=int.from_bytes(struct.pack("q", 15) * aligned, "little"),
-        pack=struct.Struct(f"Q{_ARGUMENTS - _STREAM - 8}x{count}q").pack_into,
+        pack=struct.Struct(f"{words}{count}q").pack_into,
         launch=cuda.cuLaunchKernelEx,
         function=function,
         stream=cuda_stream,
@@ -213,10 +220,10 @@ def _launch(
 class _Block:
     """Memory for one launch at a time: the configuration, the arguments, and where they are. As ctypes takes them: plain numbers."""
 
-    __slots__ = ("addresses", "config", "extra", "grid", "keep", "memory")
+    __slots__ = ("addresses", "attributes", "config", "extra", "grid", "keep", "memory")
 
     def __init__(
-        self, count: int, shared: int, threads: int, numbers: Sequence[int], aligned: int, behind: int
+        self, count: int, shared: int, threads: int, numbers: Sequence[int], aligned: int, behind: int, team: bool
     ) -> None:
         arguments = 8 * (count + len(numbers) + behind)
         self.memory = ctypes.create_string_buffer(_ARGUMENTS + arguments)
@@ -228,15 +235,20 @@ class _Block:
         size = ctypes.c_size_t(arguments)
         extra = (ctypes.c_void_p * 5)(_BUFFER, self.config + _ARGUMENTS, _SIZE, ctypes.addressof(size), _END)
         self.extra = ctypes.addressof(extra)
-        self.keep = (size, extra)
+        attribute = ctypes.create_string_buffer(_ATTRIBUTE[0])
+        struct.pack_into("i", attribute, 0, _COOPERATIVE)
+        struct.pack_into("i", attribute, _ATTRIBUTE[1], int(team))
+        self.attributes = ctypes.addressof(attribute)
+        self.keep = (size, extra, attribute)
 
 
 @functools.cache
-def _maker(count: int, aligned: int) -> Callable[..., Any]:
+def _maker(count: int, aligned: int, team: bool) -> Callable[..., Any]:
     """Makes functions of exactly so many arguments: packing and unpacking tuples costs more than the rest. Threads take blocks from `free`."""
     names = [f"a{k}" for k in range(count)]
     other = f"return unaligned(programs, {', '.join(names)})"
     before = f"if ({' | '.join(names[:aligned])}) & 15: {other}" if 0 < aligned <= _TOGETHER else ""
+    attributes = "block.attributes, 1, " if team else ""
     after = f"if number(block.addresses, 'little') & odd: give(block); {other}" if aligned > _TOGETHER else ""
     source = f"""
 def make(free, fresh, pack, launch, function, stream, device, again, unaligned, odd):
@@ -250,7 +262,7 @@ def make(free, fresh, pack, launch, function, stream, device, again, unaligned, 
         except IndexError:
             block = fresh()
         block.grid.value = programs
-        pack(block.memory, {_STREAM}, stream(device), {", ".join(names)})
+        pack(block.memory, {_STREAM}, stream(device), {attributes}{", ".join(names)})
         {after}
         if code := launch(block.config, function, None, block.extra):
             again(code, block.config, block.extra)

@@ -354,6 +354,7 @@ class Nest:
     stride: tuple[Size, ...] | None = (
         None  # strides that eager gives this result, if dense; the layout when it is stored
     )
+    team: bool = False  # several programs of a device go through one point's `rvars` together
 
     @property
     def loop_vars(self) -> tuple[Var, ...]:

@@ -67,6 +67,8 @@ def dump_nest(nest: Nest, buffers: Mapping[str, str]) -> list[str]:
         head += f" scan {nest.scan} dim {nest.scan_dim}"
     if nest.origin:
         head += f" from {json.dumps(nest.origin)}"
+    if nest.team:
+        head += " together"
     roots = [nest.body]
     scatter = nest.scatter
     if scatter is not None:
@@ -296,6 +298,7 @@ class _NestReader:
             self.fields["scan_dim"] = r.integer()
         if r.take("from"):
             self.fields["origin"] = r.string()
+        self.fields["team"] = bool(r.take("together"))
 
     def _loops(self, r: Reader) -> list[Any]:
         found = r.loops()

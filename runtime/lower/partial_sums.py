@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ...generated.scalars import REDUCTIONS
@@ -17,15 +17,18 @@ MOST_PARTS = 16384  # that the second step may reduce
 COLUMNS = 64  # neighbours in memory that one program reduces at once
 
 
-def partial_reductions(program: Program, programs: int) -> Program:
+def partial_reductions(program: Program, programs: int, together: Collection[str] = ()) -> Program:
     """The program with long reductions in two steps, where far fewer than `programs` programs would share the work. Reductions of which parts
-    cannot be combined (positions of maxima) stay; so do those of symbolic sizes.
+    cannot be combined (positions of maxima) stay; so do those of symbolic sizes, and those that are made `together`.
     """
     items: list[Nest | Extern] = []
     names = set(program.shapes())
     rows = _Rows(program)
     spreads: Spreads | None = None
     for item in program.items:
+        if isinstance(item, Nest) and item.name in together:
+            items.append(replace(item, team=True))
+            continue
         parts = _cut(item, programs, names, rows) if isinstance(item, Nest) else None
         if parts and isinstance(item, Nest):
             spreads = spreads or Spreads(program, names)
@@ -33,21 +36,50 @@ def partial_reductions(program: Program, programs: int) -> Program:
                 spreads.note(item, parts)
             parts = found or parts
         items += parts or [item]
-    if len(items) == len(program.items):
+    if len(items) == len(program.items) and not together:
         return program
     return Program(program.inputs, items, program.outputs, program.mutations, program.symbols)
 
 
-def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows) -> list[Nest] | None:
+def read_again(program: Program, programs: int) -> frozenset[str]:
+    """Reductions along memory for which there are too few rows, and whose rows are gone through once more for each of their elements when it is
+    known what they are reduced to: several programs may go through a row together, and keep it until then.
+    """
+    nests = [item for item in program.items if isinstance(item, Nest)]
+    rows = _Rows(program)
+    found: set[str] = set()
+    for k, nest in enumerate(nests):
+        if _starving(nest, programs, rows) is None or _across(nest, rows.strides):
+            continue
+        points = product(v.extent for v in (*nest.loop_vars, *nest.rvars))
+        known = {nest.name}  # what is made of the result
+        for later in nests[k + 1 :]:
+            if known.isdisjoint(later.reads()):
+                continue
+            if product(v.extent for v in (*later.loop_vars, *later.rvars)) == points:
+                found.add(nest.name)
+                break
+            known.add(later.name)
+    return frozenset(found)
+
+
+def _starving(nest: Nest, programs: int, rows: _Rows) -> int | None:
+    """How many programs a long reduction has, if these are too few."""
     if nest.reduce is None or REDUCTIONS[nest.reduce].combine is None or nest.scatter is not None:
         return None
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
     if not isinstance(outer, int) or not isinstance(inner, int) or outer * inner <= SMALL:
         return None
-    across = _across(nest, rows.strides)
-    have = -(-outer // COLUMNS) if across else outer
-    if 4 * have >= programs:
+    have = -(-outer // COLUMNS) if _across(nest, rows.strides) else outer
+    return have if 4 * have < programs else None
+
+
+def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows) -> list[Nest] | None:
+    have = _starving(nest, programs, rows)
+    outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
+    if have is None or not isinstance(outer, int) or not isinstance(inner, int):
         return None
+    across = _across(nest, rows.strides)
     if across and rows.shares(nest):
         # Programs that go through the rows will add them up on their way: the more they are, the more parts.
         wanted = min(programs * max(1, ROW // outer), inner // ROWS_PART)
@@ -160,4 +192,4 @@ def _divisor(n: int, most: int) -> int:
     return next((d for d in range(min(most, n), 1, -1) if n % d == 0), 1)
 
 
-__all__ = ["partial_reductions"]
+__all__ = ["partial_reductions", "read_again"]

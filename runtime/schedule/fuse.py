@@ -419,6 +419,8 @@ class Alignment:
 
     def _starves(self, members: list[Member]) -> bool:
         """Whether fewer programs than the device has room for would go through many points each, with no reduction to make them."""
+        if any(m.nest.team for m in members):
+            return False
         outer = product(v.extent for v in self.outer)
         if not isinstance(outer, int):
             return False

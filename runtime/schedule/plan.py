@@ -109,6 +109,7 @@ class Kernel:
         KernelStep | ExternStep, ...
     ] = ()  # the steps that it runs as one, and nothing else: what they pass on has no memory
     tile: Tile | None = None  # of parts that are a product of matrices with what is beside it
+    team: int = 1  # programs that go through the inner loops of an outer point together, and wait for each other
 
 
 @dataclass(frozen=True)

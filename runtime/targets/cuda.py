@@ -22,6 +22,7 @@ from ..codegen.triton_group import FILL_NAME
 from ..codegen.triton_kept import UNROLLED
 from ..codegen.triton_launch import launch
 from ..codegen.triton_routines import rows_of
+from ..codegen.triton_team import TEAM_CALL, team_of
 from ..codegen.triton_unit import TritonKernel, TritonUnit, programs_of, render_triton
 from ..config import Config, current
 from ..execute.aligned import Arguments
@@ -32,7 +33,7 @@ from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
 from ..ir.index import product
 from ..ir.nodes import Nest, Program, Size
-from ..lower.partial_sums import partial_reductions
+from ..lower.partial_sums import partial_reductions, read_again
 from ..lower.windows import write_out_windows
 from ..observe import counters
 from ..observe.watch import Watch
@@ -48,7 +49,7 @@ from .products import Races
 from .tune import Timer, Work, tuned, works_of
 
 PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
-TABLE, CHAIN = "table", "chain"  # functions that take more than what the wrapper passes
+TABLE, CHAIN, TEAM = "table", "chain", "team"  # functions that take more than what the wrapper passes
 CONFIGURATIONS = 4  # of a kernel that are tried
 LEAST = 70  # capability that Triton compiles for, times ten: below it has no atomic operations with a memory order
 RECOMPUTE = 64  # additions that are cheaper than the memory's work for one value
@@ -104,7 +105,7 @@ class Cuda:
         advise(program, capability(self.index))
         # Fusion leaves a third of the nests or so.
         start_workers(sum(isinstance(item, Nest) for item in program.items) // 4, self.cfg)
-        return prepared(program, processors(self.index))
+        return prepared(program, processors(self.index), self.cfg)
 
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
         choose = self.races(watch) if self.cfg.max_autotune else by_table(capability(self.index))
@@ -148,6 +149,7 @@ class Cuda:
             )
             meta = binary.meta | {"job": job_name(job_of(kernel, capability(self.index)))}
             meta |= {"written": written(members[0])} if kind == TABLE else {"arguments": arguments(members, plan)}
+            meta |= {"space": rendered.teams[name]} if kind == TEAM else {}
             symbols[name] = [kernel.name, how, meta, numbers, kind]
             if name in rendered.programs and kernel is not rendered.kernels[kernel.name]:
                 if group is not None:
@@ -208,16 +210,28 @@ class Cuda:
                 if same not in known:
                     passed = how[1] - len(numbers)
                     scratch = meta.get("scratch", 0)
-                    run = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers, scratch, told)
-                    known[same] = counting(run, self.index) if kind == CHAIN else run
+                    team = kind == TEAM
+                    run = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers, scratch, told, team)
+                    counts = kind in (CHAIN, TEAM)
+                    known[same] = counting(run, self.index, meta.get("space", 0)) if counts else run
                 loaded[name] = known[same]
         return loaded
 
 
-def prepared(program: Program, processors: int) -> Program:
+def prepared(program: Program, processors: int, cfg: Config | None = None) -> Program:
     """The program in the form that suits a GPU of so many multiprocessors."""
     program = copied_outputs(write_out_windows(program), row_bytes)
-    return partial_reductions(program, PROGRAMS_PER_PROCESSOR * processors)
+    programs = PROGRAMS_PER_PROCESSOR * processors
+    together = read_again(program, programs)
+    while together:
+        # Which kernels there will be is known when there is a plan.
+        kept = partial_reductions(program, programs, together)
+        teams = [k for k in scheduled(kept, cfg or Config(), processors).kernels() if k.team > 1]
+        found = together & {name for k in teams for name in k.defines}
+        if found == together:
+            return kept
+        together = found
+    return partial_reductions(program, programs)
 
 
 def scheduled(
@@ -225,14 +239,18 @@ def scheduled(
 ) -> Plan:
     """The plan of a prepared program for a GPU of so many multiprocessors; `choose` as for `schedule`."""
     plan = plan_of(program, cfg, frugal=frugal, recompute=RECOMPUTE, programs=processors, choose=choose)
-    plan.steps = [
-        replace(s, kernel=in_memory_order(s.kernel, plan.layouts)) if isinstance(s, KernelStep) else s
-        for s in plan.steps
-    ]
+
+    def ordered(kernel: Kernel) -> Kernel:
+        kernel = in_memory_order(kernel, plan.layouts)
+        return replace(kernel, team=team_of(kernel, plan.layouts, processors))
+
+    plan.steps = [replace(s, kernel=ordered(s.kernel)) if isinstance(s, KernelStep) else s for s in plan.steps]
     return plan
 
 
 def _kind(name: str, rendered: TritonUnit) -> str:
+    if name in rendered.teams:
+        return TEAM
     return TABLE if name in rendered.tables else CHAIN if name in rendered.chained else ""
 
 
@@ -270,8 +288,12 @@ def _loaded(binary: bytes, meta: Mapping[str, Any]) -> Loaded:
 
 
 def configurations(kernel: TritonKernel) -> list[TritonKernel]:
-    """The kernel as it is preferred, then with ever smaller tiles, for where it does not compile or does not fit."""
+    """The kernel as it is preferred, then with ever smaller tiles, for where it does not compile or does not fit. A team's tile holds a piece of
+    a row, which is not cut any further.
+    """
     found = [kernel]
+    if TEAM_CALL in kernel.source:
+        return found
     x, r = kernel.xblock, kernel.rblock
     looped = "for roffset in " in kernel.source  # else a tile holds whole rows
     least = r // 4 if UNROLLED in kernel.source else WARP  # more code for smaller tiles takes minutes to compile

@@ -128,6 +128,9 @@ def works_of(
             if name in unit.chained:
                 yield symbol, "its last program runs other kernels"
                 continue
+            if name in unit.teams:
+                yield symbol, "its programs wait for each other"
+                continue
             group = groups.get(name)
             if group is None and name not in kernels:
                 yield symbol, "a routine has blocks of its own"

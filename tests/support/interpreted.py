@@ -34,6 +34,7 @@ from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 from .gpu_plan import PROCESSORS
+from .teams_interpreted import launch_once
 from .triton_interpreter import mend
 
 _TYPES = {
@@ -52,13 +53,13 @@ class Interpreted:
     support = "support"
 
     def parts(self) -> dict[str, str]:
-        return {"target": "interpreter, with counters"}  # what is loaded is part of what is kept
+        return {"target": "interpreter, with teams"}  # what is loaded is part of what is kept
 
     def unfused(self) -> Interpreted:
         return replace(self, cfg=replace(self.cfg, fusion=False))
 
     def prepare(self, program: Program) -> Program:
-        return prepared(program, PROCESSORS)
+        return prepared(program, PROCESSORS, self.cfg)
 
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
         return scheduled(program, self.cfg, PROCESSORS, frugal)
@@ -73,8 +74,9 @@ class Interpreted:
         for name, symbol in rendered.symbols.items():
             k = rendered.kernels[symbol]
             numbers = groups[name].numbers(k.xblock * k.rblock) if name in groups else []
-            counts = name in rendered.chained
-            symbols[name] = [symbol, list(k.pointers), k.xblock, k.rblock, numbers, name in rendered.tables, counts]
+            how = "table" if name in rendered.tables else "chain" if name in rendered.chained else ""
+            space = rendered.teams.get(name, 0)
+            symbols[name] = [symbol, list(k.pointers), k.xblock, k.rblock, numbers, how, space]
         return Built(rendered.source, files, symbols)
 
     def recorder(self) -> Recorder | None:
@@ -82,12 +84,14 @@ class Interpreted:
 
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
         loaded: dict[str, Callable[..., Any]] = {}
-        for name, (symbol, pointers, xblock, rblock, numbers, table, counts) in entry.meta["symbols"].items():
+        for name, (symbol, pointers, xblock, rblock, numbers, how, space) in entry.meta["symbols"].items():
             if name != FILL_NAME:  # a table is filled by `_with_table`
                 kernel = TritonKernel(
                     symbol, entry.file(f"{symbol}.py").read_text(), tuple(pointers), 0, xblock, rblock, 1
                 )
-                run = _with_table if table else _with_counter if counts else _run
+                run: Callable[..., None] = {"table": _with_table, "chain": _with_counter}.get(how, _run)
+                if space:
+                    run = functools.partial(_with_counter, space=space)
                 loaded[name] = functools.partial(run, kernel, numbers)
         return loaded
 
@@ -98,10 +102,10 @@ def _run(kernel: TritonKernel, numbers: Sequence[int], programs: int, *arguments
     _launch(kernel, programs, [*memory, *arguments[count:], *numbers], {})
 
 
-def _with_counter(kernel: TritonKernel, numbers: Sequence[int], programs: int, *arguments: int) -> None:
-    """The kernel leaves the counter at zero."""
-    counter = torch.zeros(1, dtype=torch.int32)
-    _run(kernel, numbers, programs, *arguments, counter.data_ptr())
+def _with_counter(kernel: TritonKernel, numbers: Sequence[int], programs: int, *arguments: int, space: int = 0) -> None:
+    """The kernel leaves the counter at zero. `space`: bytes of memory that it takes behind it."""
+    counter, memory = torch.zeros(1, dtype=torch.int32), torch.full((space,), 77, dtype=torch.uint8)
+    _run(kernel, numbers, programs, *arguments, counter.data_ptr(), *([memory.data_ptr()] if space else []))
     assert not counter.any(), f"{kernel.name} does not set its counter back"
 
 
@@ -131,9 +135,9 @@ def _launch(kernel: TritonKernel, programs: int, arguments: list[Any], more: Map
     from triton.runtime.errors import InterpreterError
 
     if programs:
-        function = getattr(_module(kernel.source), kernel.name)
+        blocks = {"XBLOCK": kernel.xblock, "RBLOCK": kernel.rblock}
         try:
-            function[(programs,)](*arguments, XBLOCK=kernel.xblock, RBLOCK=kernel.rblock, **more)
+            launch_once(_module(kernel.source), kernel.name, programs, *arguments, **blocks, **more)
         except InterpreterError as error:
             kind, _, says = str(error.__cause__).partition(": ")  # what a kernel has checked names its exception first
             if not (isinstance(error.__cause__, IndexError) and kind in ("IndexError", "RuntimeError")):

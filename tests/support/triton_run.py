@@ -18,6 +18,7 @@ import torch
 from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.codegen.triton_group import FILL, FILL_NAME
 from opforge.runtime.codegen.triton_launch import launch
+from opforge.runtime.codegen.triton_team import SLOT, SPACE, reductions
 from opforge.runtime.codegen.triton_unit import TritonUnit
 from opforge.runtime.ir.facts import evaluate
 from opforge.runtime.ir.nodes import Buffer
@@ -85,6 +86,8 @@ def blocks(
         return -(-outer // shape.tile[0]), *shape.tile[:2]
     if shape.product:
         return -(-outer // 32), 32, 32
+    if kernel.team > 1:
+        return outer, 1, 1 << (inner - 1).bit_length()
     whole = 1 << max(inner - 1, 0).bit_length()
     # Loops over rows of which a part stays in registers are unrolled.
     r = whole if shape.persistent else max(256, whole // 16) if shape.passes > 1 else 256
@@ -112,7 +115,12 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
                 (root / f"k{k}_{kernel.name}.py").write_text(render_kernel(kernel, job.layouts))
                 names = [*kernel.reads, *kernel.writes]
                 sizes = [job.sizes[s] for s in kernel.symbols]
-                steps.append([kernel.name, names, sizes, *_blocks_of(job, kernel)])
+                programs, *tile = _blocks_of(job, kernel)
+                if kernel.team > 1:
+                    job.memory.setdefault("counter", torch.zeros(1, dtype=torch.int32))
+                    names += ["counter", f"space of {kernel.name}"]
+                    job.memory[names[-1]] = torch.full((SLOT * reductions(kernel) * programs // 8,), 77)
+                steps.append([kernel.name, names, sizes, programs, *tile])
             torch.save(job.memory, root / f"k{k}.pt")
             plan.append(steps)
         (root / "plan.json").write_text(json.dumps(plan))
@@ -176,6 +184,7 @@ def _module(path: Path) -> Any:
 
 def _run(root: Path) -> None:
     """The interpreter's process."""
+    from tests.support.teams_interpreted import launch_once
     from tests.support.triton_interpreter import mend
 
     mend()
@@ -193,7 +202,7 @@ def _run(root: Path) -> None:
                 arguments, sizes = [table], members
                 constants["ALIGNED"] = 1
             try:
-                getattr(_module(root / f"k{k}_{name}.py"), name)[(programs,)](*arguments, *sizes, **constants)
+                launch_once(_module(root / f"k{k}_{name}.py"), name, programs, *arguments, *sizes, **constants)
             except Exception:
                 print(f"at k{k}_{name}", file=sys.stderr)
                 raise
@@ -226,6 +235,7 @@ def compile_sm90(
         names = [*kernel.reads, *kernel.writes]
         _, x, r = blocks(kernel, layouts, sizes or dict.fromkeys(kernel.symbols, 100))
         signature = {n: SIGNATURES[layouts[n].dtype] for n in names}
+        signature |= {"counter": "*i32", "space": f"*{SPACE}"} if kernel.team > 1 else {}
         signature |= dict.fromkeys(kernel.symbols, "i64") | {"XBLOCK": "constexpr", "RBLOCK": "constexpr"}
         constants = {"XBLOCK": x, "RBLOCK": r}
         source = ASTSource(fn=function, signature=signature, constexprs=constants)

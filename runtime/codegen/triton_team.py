@@ -1,0 +1,122 @@
+"""Few long rows: several programs go through one row together.
+
+Each holds a piece of the row in registers. Where the row is reduced, each stores what its own piece gives, waits until all have done so, and
+reduces what all have stored, in one order: so every program has the same result to the bit, and so has every launch. The row is read from memory
+once, where a kernel for parts of the reduction and one for what is made of it read it twice, with a launch between them.
+
+Programs that wait for each other must all be running. There are no more of them than the device has multiprocessors, and the driver is told to
+begin the kernel only where there is room for all (a cooperative launch). They meet by a counter in the device's memory, which only grows until
+the last of them leaves and sets it back to 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...generated.scalars import REDUCTIONS
+from ..ir.index import Var, product
+from ..ir.nodes import Buffer, Size
+from ..schedule.kernels import kernel_checks
+from ..schedule.plan import Kernel, Reduce, Store
+from .triton_launch import Launch, across, launch, piece_of, room
+from .triton_square import squared
+from .triton_values import TYPES, steps
+
+LEAST_PIECE = 1024  # steps: with fewer a program waits for longer than it works
+SLOT, SPACE = 8, "i64"  # bytes in which a program tells of one reduction, and what is behind the pointer to them
+TEAM_CALL = "tp.team_meets("  # in a kernel of a team
+KINDS = ("sum", "prod", "max", "min")
+ARGUMENTS = "counter", "space"  # behind the buffers
+DTYPES = ("float32", "float64", "int32", "int64")
+
+
+def team_of(kernel: Kernel, layouts: Mapping[str, Buffer], processors: int) -> int:
+    """How many programs of a GPU with so many multiprocessors should share each outer point of a kernel; 1 where that gains nothing, or cannot be."""
+    length = _row(kernel, layouts)
+    rows = product(v.extent for v in kernel.outer)
+    if not length or not isinstance(rows, int) or not 0 < 2 * rows <= processors:
+        return 1
+    wanted = min(processors // rows, length // LEAST_PIECE)
+    if wanted < 2:
+        return 1
+    piece = piece_of(wanted, length)
+    tile = 1 << (piece - 1).bit_length()
+    return -(-length // piece) if tile <= room(kernel, layouts) else 1
+
+
+def reductions(kernel: Kernel) -> int:
+    """How many reductions programs of a team tell each other of."""
+    return sum(isinstance(st, Reduce) and _steps(p.inner) != 1 for p in kernel.phases for st in p.body)
+
+
+class Team:
+    """How the programs of a team go through a row, in the text of their kernel.
+
+    row   which row a program has; `once` what a mask asks beside, where one program of a team is to store.
+    rows  of all teams.
+    """
+
+    def __init__(self, kernel: Kernel, shape: Launch) -> None:
+        self.size, self.steps, self.rows = kernel.team, shape.inner, product(v.extent for v in kernel.outer)
+        self.row, self._member = f"(tl.program_id(0) // {self.size})", f"tl.program_id(0) % {self.size}"
+        self.once = f" & ({self._member} == 0)"
+        self.meetings = self.told = 0
+
+    def piece(self, group: int, count: str, wide: bool) -> list[str]:
+        """The steps of one program, of so many."""
+        assert isinstance(self.steps, int)
+        lines = [f"rindex{group} = {steps(wide, f'{self._member} * {self.steps}')}"]
+        some = [f"({steps(False)} < {self.steps})"] if self.steps & (self.steps - 1) else []
+        some += [f"(rindex{group} < {count})"] if self.size * self.steps != int(count) else []
+        return [*lines, f"rmask{group} = {' & '.join(some) or 'tl.full([1, RBLOCK], True, tl.int1)'}"]
+
+    def own(self, name: str) -> str:
+        """What the piece gives, where `name` is what the row gives."""
+        return f"{name}_own"
+
+    def meets(self, lines: list[str], ended: Sequence[tuple[str, str, str]]) -> list[str]:
+        """What each program of a team found for reductions (their name, identity and dtype), once all have told it: blocks [1, size]."""
+        first, self.told = self.told, self.told + len(ended)
+        self.meetings += 1
+        lines += [f"tp.team_tells(space, {first + k}, {self.own(name)})" for k, (name, _, _) in enumerate(ended)]
+        lines.append(f"{TEAM_CALL}counter, {self.meetings})")
+        size = 1 << (self.size - 1).bit_length()
+        return [
+            f"tp.team_told(space, {first + k}, {self.size}, {size}, {identity}, {TYPES[dtype]})"
+            for k, (_, identity, dtype) in enumerate(ended)
+        ]
+
+    def leaves(self) -> str:
+        return f"tp.team_leaves(counter, {self.meetings})"
+
+
+def _row(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
+    """Steps of the inner loops of a kernel that a team can run: it reduces rows, and goes through them again after that. 0 for others."""
+    if kernel.serial or kernel.symbols or kernel.walk or kernel.parts or kernel.tile or kernel_checks(kernel):
+        return 0
+    if squared(kernel, layouts) is not None or launch(kernel, layouts).product or across(kernel, layouts):
+        return 0
+    deep = [p for p in kernel.phases if _steps(p.inner) != 1]
+    lengths = {_steps(p.inner) for p in deep}
+    if len(lengths) != 1 or set(kernel.reads) & set(kernel.writes):
+        return 0
+    (length,) = lengths
+    if not isinstance(length, int) or not any(isinstance(st, Reduce) for p in deep[:-1] for st in p.body):
+        return 0
+    for phase in kernel.phases:
+        for st in phase.body:
+            plain = type(st) is Store and st.mode == "set" and st.mask is None
+            if not plain and not (type(st) is Reduce and (phase not in deep or _can_tell(st))):
+                return 0
+    return length
+
+
+def _can_tell(st: Reduce) -> bool:
+    return st.kind in KINDS and st.dtype == st.value.dtype in DTYPES and REDUCTIONS[st.kind].combine is not None
+
+
+def _steps(loops: tuple[Var, ...]) -> Size:
+    return product(v.extent for v in loops)
+
+
+__all__ = ["ARGUMENTS", "SLOT", "SPACE", "TEAM_CALL", "Team", "reductions", "team_of"]
