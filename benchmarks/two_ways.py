@@ -31,7 +31,7 @@ def compiled(f: Program, inputs: list[Tensor], backend: str, folder: str) -> tup
     """The function, compiled anew (by opforge with a cache of its own), and how many kernels opforge has for it."""
     code = f.__code__.replace(co_name=f"of_{Path(folder).name}_{len(folder)}".replace(" ", "_"))
     twin = types.FunctionType(code, f.__globals__, code.co_name, f.__defaults__, f.__closure__)
-    options = {"strict": True, "cache_dir": folder} if backend == "opforge" else None
+    options: dict[str, Any] | None = {"strict": True, "cache_dir": folder} if backend == "opforge" else None
     made = torch.compile(twin, backend=backend, dynamic=False, options=options)
     opforge.reset_stats()
     made(*inputs)

@@ -1199,20 +1199,44 @@ def online_exp_total(top, total, whole):
     return tl.sum(total * exp(top - whole), 1)[:, None]
 
 
-# Programs that share a row: each tells what its piece gave, in a slot of 8 bytes of its own; they meet; and each reads what all of its team have told.
+# Programs that share a row: each tells what its piece gave, in an element of its own; they meet; and each reads what all of its team have told. A scalar
+# is made the pointer to these elements: of a block Triton would believe that they are as near to each other as the wider ones were.
 @triton.jit
 def team_tells(space, number: tl.constexpr, value):
-    slot = space + number * tl.num_programs(0) + tl.program_id(0)
-    tl.store(slot.to(tl.pointer_type(value.dtype)) + tl.zeros([1, 1], tl.int32), value)
+    elements = (space + number * tl.num_programs(0)).to(tl.pointer_type(value.dtype))
+    tl.store(elements + (tl.program_id(0) + tl.zeros([1, 1], tl.int32)), value)
+
+
+# One thread of a program counts it, and waits for the rest: what waits in Triton's own terms keeps all threads at one atomic operation after another.
+MEETS = tl.constexpr(
+    """{
+    .reg .pred more;
+    .reg .b32 found;
+    mov.u32 found, %tid.x;
+    setp.ne.u32 more, found, 0;
+    @more bra met;
+    red.release.gpu.global.add.u32 [$1], 1;
+again:
+    ld.acquire.gpu.global.u32 found, [$1];
+    setp.lt.u32 more, found, $2;
+    @more bra again;
+met:
+    mov.u32 $0, 0;
+}"""
+)
 
 
 @triton.jit
 def team_meets(counter, meeting: tl.constexpr):
-    """All threads have stored before one of them says so, to the whole device, and none goes on before it has heard of all programs."""
+    """All threads have stored before one of them says so, to the whole device, and none goes on before that one has heard of all programs."""
+    all = meeting * tl.num_programs(0)
     tl.debug_barrier()
-    tl.atomic_add(counter, 1, sem="release", scope="gpu")
-    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < meeting * tl.num_programs(0):
-        pass
+    if INTERPRETED:
+        tl.atomic_add(counter, 1, sem="release", scope="gpu")
+        while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < all:
+            pass
+    else:
+        tl.inline_asm_elementwise(MEETS, "=r,l,r", [counter.to(tl.int64), all], dtype=tl.int32, is_pure=False, pack=1)
     tl.debug_barrier()
 
 
@@ -1222,8 +1246,8 @@ def team_told(
 ):
     """[1, size]: of the team of this program, and `other` behind."""
     at = tl.arange(0, size)[None, :]
-    slots = space + number * tl.num_programs(0) + tl.program_id(0) // team * team + at
-    return tl.load(slots.to(tl.pointer_type(dtype)), at < team, other=other, volatile=True)
+    elements = (space + number * tl.num_programs(0)).to(tl.pointer_type(dtype))
+    return tl.load(elements + (tl.program_id(0) // team * team + at), at < team, other=other, cache_modifier=".cg")
 
 
 @triton.jit

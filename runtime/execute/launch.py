@@ -194,10 +194,10 @@ def _launch(
     function, shared, threads = loaded
     cuda = driver()
 
-    def again(code: int, config: int, extra: int) -> None:
+    def again(code: int, config: int, given: tuple[int | None, int | None]) -> None:
         if code == _INVALID_CONTEXT:  # a thread that has not used the device yet
             _enter(device)
-            code = cuda.cuLaunchKernelEx(config, function, None, extra)
+            code = cuda.cuLaunchKernelEx(config, function, *given)
         if code:
             raise RuntimeError(f"{_said(code)} while launching {name}")
 
@@ -220,7 +220,7 @@ def _launch(
 class _Block:
     """Memory for one launch at a time: the configuration, the arguments, and where they are. As ctypes takes them: plain numbers."""
 
-    __slots__ = ("addresses", "attributes", "config", "extra", "grid", "keep", "memory")
+    __slots__ = ("addresses", "attributes", "config", "extra", "grid", "keep", "memory", "pointers")
 
     def __init__(
         self, count: int, shared: int, threads: int, numbers: Sequence[int], aligned: int, behind: int, team: bool
@@ -235,11 +235,15 @@ class _Block:
         size = ctypes.c_size_t(arguments)
         extra = (ctypes.c_void_p * 5)(_BUFFER, self.config + _ARGUMENTS, _SIZE, ctypes.addressof(size), _END)
         self.extra = ctypes.addressof(extra)
+        # A launch that is recorded and begins only with all of its programs takes arguments one by one alone.
+        places = range(self.config + _ARGUMENTS, self.config + _ARGUMENTS + arguments, 8)
+        pointers = (ctypes.c_void_p * len(places))(*places)
+        self.pointers = ctypes.addressof(pointers)
         attribute = ctypes.create_string_buffer(_ATTRIBUTE[0])
         struct.pack_into("i", attribute, 0, _COOPERATIVE)
         struct.pack_into("i", attribute, _ATTRIBUTE[1], int(team))
         self.attributes = ctypes.addressof(attribute)
-        self.keep = (size, extra, attribute)
+        self.keep = (size, extra, attribute, pointers)
 
 
 @functools.cache
@@ -249,6 +253,7 @@ def _maker(count: int, aligned: int, team: bool) -> Callable[..., Any]:
     other = f"return unaligned(programs, {', '.join(names)})"
     before = f"if ({' | '.join(names[:aligned])}) & 15: {other}" if 0 < aligned <= _TOGETHER else ""
     attributes = "block.attributes, 1, " if team else ""
+    given = "block.pointers, None" if team else "None, block.extra"
     after = f"if number(block.addresses, 'little') & odd: give(block); {other}" if aligned > _TOGETHER else ""
     source = f"""
 def make(free, fresh, pack, launch, function, stream, device, again, unaligned, odd):
@@ -264,8 +269,8 @@ def make(free, fresh, pack, launch, function, stream, device, again, unaligned, 
         block.grid.value = programs
         pack(block.memory, {_STREAM}, stream(device), {attributes}{", ".join(names)})
         {after}
-        if code := launch(block.config, function, None, block.extra):
-            again(code, block.config, block.extra)
+        if code := launch(block.config, function, {given}):
+            again(code, block.config, ({given}))
         give(block)
     return run
 """

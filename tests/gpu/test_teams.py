@@ -1,4 +1,4 @@
-"""Few long rows, gone through by programs that wait for each other: the same to the bit in every launch, beside others, and in CUDA graphs. `make test-gpu`."""
+"""Few long rows, each gone through by programs that wait for each other: the same to the bit in every launch, beside others, and in CUDA graphs."""
 
 from __future__ import annotations
 
