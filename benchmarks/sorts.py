@@ -41,6 +41,8 @@ PROGRAMS = [
     program("sort_1024_bf16", torch.sort, 1 << 13, 1024, made=half),
     program("sort_256_int8", torch.sort, 1 << 15, 256, made=bytes_),
     program("sort_columns", lambda x: torch.sort(x, 0), 256, 1 << 15),
+    program("sort_columns_64", lambda x: torch.sort(x, 0), 64, 1 << 17),
+    program("sort_columns_16", lambda x: torch.sort(x, 0), 16, 1 << 18),
     program("topk_2_of_8", lambda x: torch.topk(x, 2), 1 << 15, 8),
     program("topk_8_of_128", lambda x: torch.topk(x, 8), 1 << 15, 128),
     program("topk_8_of_256_bf16", lambda x: torch.topk(x, 8), 1 << 15, 256, made=half),

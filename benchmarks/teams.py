@@ -39,7 +39,7 @@ PROGRAMS: dict[str, tuple[Program, tuple[Any, ...]]] = {
     "log_softmax 16 x 50257 bf16": program(lambda x: torch.log_softmax(x.float(), -1), 16, 50257, dtype=BF16),
     "log_softmax 4 x 32000": program(lambda x: torch.log_softmax(x, -1), 4, 32000),
     "softmax backward 8 x 131072": program(
-        lambda g, y: torch.ops.aten._softmax_backward_data(g, y, -1, torch.float32), 8, 131072, more=((8, 131072),)
+        lambda g, y: torch.ops.aten._softmax_backward_data(g, y, -1, g.dtype), 8, 131072, more=((8, 131072),)
     ),
     "layer_norm 8 x 131072": program(lambda x: F.layer_norm(x, (131072,)), 8, 131072),
     "rms_norm 16 x 131072 bf16": program(lambda x: F.rms_norm(x, (131072,)), 16, 131072, dtype=BF16),

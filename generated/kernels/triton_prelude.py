@@ -1244,8 +1244,8 @@ def team_meets(counter, meeting: tl.constexpr):
 def team_told(
     space, number: tl.constexpr, team: tl.constexpr, size: tl.constexpr, other: tl.constexpr, dtype: tl.constexpr
 ):
-    """[1, size]: of the team of this program, and `other` behind."""
-    at = tl.arange(0, size)[None, :]
+    """[size]: of the team of this program, and `other` behind. One dimension, so that the tile's layout among threads is not this block's."""
+    at = tl.arange(0, size)
     elements = (space + number * tl.num_programs(0)).to(tl.pointer_type(dtype))
     return tl.load(elements + (tl.program_id(0) // team * team + at), at < team, other=other, cache_modifier=".cg")
 

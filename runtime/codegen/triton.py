@@ -277,7 +277,7 @@ class _Renderer:
             self.tile_statement(st, group, loops)
         if self.team and (ended := [st for st in body if isinstance(st, Reduce)]):
             told = self.team.meets(self.lines, [(st.name, identity_of(st.kind, st.dtype), st.dtype) for st in ended])
-            self.lines += [f"{st.name} = {self.reduced(st, all_, '')}" for st, all_ in zip(ended, told, strict=True)]
+            self.lines += [f"{st.name} = {self.reduced(st, all_, '', 0)}" for st, all_ in zip(ended, told, strict=True)]
 
     def _values_first(self, body: tuple[Statement, ...]) -> None:
         """Read everything before the first store, which may be in place; but not what this phase itself stores."""
@@ -386,14 +386,14 @@ class _Renderer:
     def _positional(self, st: Reduce | Scan, value: str) -> str:
         return f"({value}).to(tl.int8)" if is_position(st) and st.value.dtype == "bool" else value
 
-    def reduced(self, st: Reduce, block: str, position: str) -> str:
+    def reduced(self, st: Reduce, block: str, position: str, axis: int = 1) -> str:
         kind, dtype = st.kind, st.value.dtype
         if dtype == "bool":
             kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
         if is_position(st):
             position = f"tl.broadcast_to({position}, [XBLOCK, RBLOCK])"
-        text = TRITON_REDUCTIONS[kind].format(block, 1, position)
-        text = f"{text}[:, None]"
+        text = TRITON_REDUCTIONS[kind].format(block, axis, position)
+        text = f"{text}[:, None]" if axis else f"tl.broadcast_to({text}, [XBLOCK, 1])"
         if st.dtype in HALF:
             return f"tp.to_dtype({text}, {TYPES[st.dtype]})"
         return text if st.dtype == "bool" else f"{text}.to({TYPES[st.dtype]})"

@@ -113,7 +113,10 @@ def test_odd_addresses(tmp_path: Path) -> None:
     memory = torch.randn(8 * 131072 + 1, device="cuda")
     run(memory[:-1].view(8, 131072))
     x = memory[1:].view(8, 131072)
-    assert torch.equal(run(x), run(x.clone()))
+    found, want = run(x), torch.softmax(x.double(), -1)
+    error, allowed = (float((y - want).abs().max()) for y in (found, torch.softmax(x, -1)))
+    assert error <= 2 * allowed + 1e-7 * float(want.max())
+    assert torch.equal(run(x), found)
 
 
 def test_training_steps(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def alone(plan: Plan) -> bool:
         ("positions", lambda x: x + x.argmax(-1, keepdim=True), [torch.randn(8, 131072)]),
         ("across memory", lambda x: torch.softmax(x, 0), [torch.randn(65536, 8)]),
         ("pieces too short", lambda x: torch.softmax(x, -1), [torch.randn(132, 1500)]),
+        ("little to do", lambda x: torch.softmax(x, -1), [torch.randn(4, 32000)]),
         ("reads what it has written", lambda x: torch.softmax(x, -1).flip(-1).cumsum(-1), [torch.randn(8, 65536)]),
     ],
 )
