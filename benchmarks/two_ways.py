@@ -4,6 +4,7 @@ of a CUDA graph; and whether results are right, and the same to the bit in each 
 
 import functools
 import statistics
+import sys
 import tempfile
 import types
 from collections.abc import Callable, Mapping
@@ -116,7 +117,9 @@ def compare(
     before, after = ways
     columns = [f"{what}, µs: {name}" for what in WHAT for name in (before, after, *others)]
     lines = [
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}",
+        f"Machine: {torch.cuda.get_device_name()}, torch {torch.__version__}.",
+        "",
+        f"Command: `python {Path(sys.argv[0]).parent.name}/{Path(sys.argv[0]).name}`",
         "",
         f"| program | kernels | {' | '.join(columns)} | differs |",
         "|---" * (len(columns) + 3) + "|",

@@ -163,7 +163,9 @@ def _build(
         if not cfg.fusion:
             raise
         counters.count_retry(f"without fusion: {error}")
-        plan, rendered = _rendered(program, target.unfused(), cfg, watch, boxed=boxed, frugal=frugal)
+        target = target.unfused()
+        program = _prepared(lowered, target)  # for kernels of single loops
+        plan, rendered = _rendered(program, target, cfg, watch, boxed=boxed, frugal=frugal)
     with watch.stage("codegen"):
         write = functools.partial(
             render_wrapper,

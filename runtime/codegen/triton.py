@@ -48,14 +48,8 @@ from .triton_values import (
     steps_there,
 )
 
-_IMPORTS = (
-    "import triton",
-    "import triton.language as tl",
-    "",
-    "import opforge.generated.kernels.triton_prelude as tp",
-    "",
-    "",
-)
+_PRELUDE = "import opforge.generated.kernels.triton_prelude as tp"
+_IMPORTS = ("import triton", "import triton.language as tl", "", _PRELUDE, "", "")
 NO_HOMES: Mapping[str, str] = MappingProxyType({})
 _ATOMICS = {"sum": "add", "max": "max", "min": "min"}
 _ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
@@ -150,6 +144,8 @@ class _Renderer:
             touched = {ld.attr.buffer for st in phase.body for root in roots(st) for ld in root.loads()}
             touched |= {st.buffer for st in phase.body if isinstance(st, Store) and st.mode != "set"}
             if touched & written and not self._held(mapped[2], written):
+                if self.team:
+                    raise UnsupportedError("a program of a team would read what another one stores")
                 self.lines.append(BARRIER)
                 self._forget()
             self.phase(phase, *mapped)

@@ -11,15 +11,17 @@ the last of them leaves and sets it back to 0.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ...generated.scalars import REDUCTIONS
-from ..ir.index import Var, product
-from ..ir.nodes import Buffer, Size
+from ..ir.index import Atom, Expr, Var, of, product
+from ..ir.nodes import Buffer, Node, Size, load
 from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel, Reduce, Store
 from .triton_launch import Launch, across, launch, piece_of, room
 from .triton_square import squared
+from .triton_tiles import changed, roots
 from .triton_values import TYPES, steps
 
 LEAST_PIECE = 1024  # steps: with fewer a program waits for longer than it works
@@ -31,9 +33,14 @@ ARGUMENTS = "counter", "space"  # behind the buffers
 DTYPES = ("float32", "float64", "int32", "int64")
 
 
-def team_of(kernel: Kernel, layouts: Mapping[str, Buffer], processors: int) -> int:
-    """How many programs of a GPU with so many multiprocessors should share each outer point of a kernel; 1 where that gains nothing, or cannot be."""
+def team_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str], processors: int) -> int:
+    """How many programs of a GPU with so many multiprocessors should share each outer point of a kernel; 1 where that gains nothing, or cannot be.
+
+    homes  for each buffer of the kernel the one whose memory it is in.
+    """
     length = _row(kernel, layouts)
+    if length and not (_reads_its_own(kernel, layouts) and _writes_apart(kernel, homes)):
+        return 1
     rows = product(v.extent for v in kernel.outer)
     if not length or not isinstance(rows, int) or not 0 < 2 * rows <= processors or rows * length <= LEAST:
         return 1
@@ -99,7 +106,7 @@ def _row(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
         return 0
     deep = [p for p in kernel.phases if _steps(p.inner) != 1]
     lengths = {_steps(p.inner) for p in deep}
-    if len(lengths) != 1 or set(kernel.reads) & set(kernel.writes):
+    if len(lengths) != 1:
         return 0
     (length,) = lengths
     if not isinstance(length, int) or not any(isinstance(st, Reduce) for p in deep[:-1] for st in p.body):
@@ -110,6 +117,51 @@ def _row(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
             if not plain and not (type(st) is Reduce and (phase not in deep or _can_tell(st))):
                 return 0
     return length
+
+
+def _reads_its_own(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether all that is read of what the kernel has stored is known to whoever reads it: the same element at the same step, or one of the row."""
+    stored: Counter[str] = Counter()
+    known: set[Node] = set()
+    for phase in kernel.phases:
+        live = [v for v in phase.inner if v.extent != 1]
+        extents = tuple(v.extent for v in live)
+        # Phases over equal loops have the same steps of a program.
+        mapping: dict[Atom, int | Expr] = {v: 0 for v in phase.inner if v.extent == 1}
+        mapping |= {v: of(Var(f"step{k}_{extents}", v.extent)) for k, v in enumerate(live)}
+        for st in (changed(st, mapping, lambda _: None) for st in phase.body):
+            loads = {ld for root in roots(st) for ld in root.loads() if ld.attr.buffer in kernel.writes}
+            if not loads <= known or any(stored[ld.attr.buffer] != 1 for ld in loads):
+                return False
+            if isinstance(st, Store):
+                stored[st.buffer] += 1
+                known.add(load(st.buffer, st.index, layouts[st.buffer].dtype))
+    return True
+
+
+def _writes_apart(kernel: Kernel, homes: Mapping[str, str]) -> bool:
+    """Whether nobody needs what another program of the team may have stored over (updates in place): elements of a row are met in one order in all
+    phases, each by one program; and what belongs to a row is read for such a store alone, which one program's counts of.
+    """
+    over = {homes[b] for b in kernel.writes} & {homes[b] for b in kernel.reads}
+    if not over:
+        return True
+    deep = [tuple(v for v in p.inner if v.extent != 1) for p in kernel.phases]
+    if len({loops for loops in deep if loops}) != 1:
+        return False
+    by_row = {
+        homes[st.buffer]
+        for p, loops in zip(kernel.phases, deep, strict=True)
+        if not loops
+        for st in p.body
+        if isinstance(st, Store)
+    }
+    for phase, loops in zip(kernel.phases, deep, strict=True):
+        for st in phase.body:
+            read = {homes[b] for root in roots(st) for ld in root.loads() if (b := ld.attr.buffer) in homes}
+            if read & over & by_row and (loops or not isinstance(st, Store)):
+                return False
+    return True
 
 
 def _can_tell(st: Reduce) -> bool:

@@ -38,6 +38,7 @@ from ..lower.windows import write_out_windows
 from ..observe import counters
 from ..observe.watch import Watch
 from ..schedule.loop_order import in_memory_order
+from ..schedule.memory import home
 from ..schedule.plan import Kernel, KernelStep, Plan
 from ..schedule.planned import plan_of, row_bytes
 from ..schedule.products import Choose
@@ -242,7 +243,8 @@ def scheduled(
 
     def ordered(kernel: Kernel) -> Kernel:
         kernel = in_memory_order(kernel, plan.layouts)
-        return replace(kernel, team=team_of(kernel, plan.layouts, processors))
+        homes = {b: home(plan, b) for b in (*kernel.reads, *kernel.writes)}
+        return replace(kernel, team=team_of(kernel, plan.layouts, homes, processors))
 
     plan.steps = [replace(s, kernel=ordered(s.kernel)) if isinstance(s, KernelStep) else s for s in plan.steps]
     return plan
