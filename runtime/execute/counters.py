@@ -44,19 +44,18 @@ def counting(run: Callable[..., None], device: int, space: int = 0) -> Callable[
     """
     prepare(device)
 
-    def own() -> tuple[int, ...]:
-        # Work of one stream runs in order: what is freed here is not used again before the kernel is done.
-        return (empty_strided_cuda((space,), (1,), torch.uint8).data_ptr(),) if space else ()
-
     def launch(programs: int, *arguments: int) -> None:
+        # Work of one stream runs in order: what is freed after the launch is not used again before the kernel is done.
+        own = empty_strided_cuda((space,), (1,), torch.uint8) if space else None
+        last = () if own is None else (own.data_ptr(),)
         address = _counter(device)
         if address:
-            run(programs, *arguments, address, *own())
+            run(programs, *arguments, address, *last)
             return
         # None is left: one for this launch alone, set to 0 before it, on the same stream or in the same graph.
         made = empty_strided_cuda((APART,), (1,), torch.int32)
         made.zero_()
-        run(programs, *arguments, made.data_ptr(), *own())
+        run(programs, *arguments, made.data_ptr(), *last)
 
     return launch
 
