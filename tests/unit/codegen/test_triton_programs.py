@@ -227,7 +227,8 @@ def test_many_points_are_not_left_to_few_programs(plans: dict[str, tuple[Plan, l
             if any(plan.layouts[b].shape == tuple(inputs[0].shape) for b in k.writes):
                 programs = unit.programs[k.name]
                 assert isinstance(programs, int)
-                assert programs >= PROCESSORS
+                # Those of teams hold all that they work on, one on each processor; whole rows have as many.
+                assert programs >= PROCESSORS if k.team == 1 else PROCESSORS * 3 // 4 < programs <= PROCESSORS
 
 
 def test_updates_by_independent_programs(plans: dict[str, tuple[Plan, list[Tensor]]]) -> None:
