@@ -9,7 +9,7 @@ one for what is made of them, on a CUDA device, in one process.
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,11 +64,6 @@ def apart() -> Iterator[None]:
         cuda.team_of = kept
 
 
-@contextmanager
-def together() -> Iterator[None]:
-    yield
-
-
 def main(
     only: Annotated[str | None, typer.Option(help="part of the names of programs")] = None,
     backend: Annotated[str, typer.Option(help="compared with, too; commas between")] = "inductor",
@@ -77,7 +72,7 @@ def main(
     """Few long rows, each gone through by several programs together, and not."""
     compare(
         PROGRAMS,
-        {"apart": apart, "together": together},
+        {"apart": apart, "together": nullcontext},
         tuple(name for name in backend.split(",") if name),
         lambda told: torch.randn(told[0], device="cuda").to(told[1]),
         only,

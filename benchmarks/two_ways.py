@@ -19,6 +19,8 @@ from torch import Tensor
 
 import opforge
 
+from measure import device_us
+
 console = Console(stderr=True)
 Program = Any
 """A function of tensors that gives one."""
@@ -49,17 +51,11 @@ def recorded(run: Program, inputs: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, 
 
 def microseconds(run: Callable[[], object], ahead: Tensor | None) -> float:
     """µs of a call, of many one after another; `ahead`: memory that the device fills first, while the host launches."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     if ahead is not None:
         for _ in range(4):
             ahead.zero_()
-    start.record()
-    for _ in range(CALLS):
-        run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / CALLS
+    return device_us(run, CALLS)
 
 
 def differs(one: Program, inputs: list[Tensor], want: Tensor) -> str:

@@ -24,8 +24,13 @@ from ...runtime.lower.names import (
 def sort(b, self, dim=-1, descending=False):
     b.native_if(
         pays_as_loops(self, numel(self))
-        or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024),
-        'pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024)',
+        or rows_in_registers(
+            self,
+            dim,
+            256 if dtype(self) in ["float32", "int32"] else 1024,
+            64 if dtype(self) in ["float32", "int32"] else 256,
+        ),
+        'pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024, 64 if dtype(self) in ["float32", "int32"] else 256)',
     )
     d = wrap(dim, rank(self))
     values, places = b.routine(
@@ -38,8 +43,13 @@ def sort(b, self, dim=-1, descending=False):
 def sort_stable(b, self, *, stable, dim=-1, descending=False):
     b.native_if(
         pays_as_loops(self, numel(self))
-        or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024),
-        'pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024)',
+        or rows_in_registers(
+            self,
+            dim,
+            256 if dtype(self) in ["float32", "int32"] else 1024,
+            64 if dtype(self) in ["float32", "int32"] else 256,
+        ),
+        'pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024, 64 if dtype(self) in ["float32", "int32"] else 256)',
     )
     d = wrap(dim, rank(self))
     steady = False if stable is None else stable
@@ -56,9 +66,14 @@ def topk(b, self, k, dim=-1, largest=True, sorted=True):
         and is_known(k)
         and (
             pays_as_loops(self, numel(self))
-            or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024)
+            or rows_in_registers(
+                self,
+                dim,
+                256 if dtype(self) in ["float32", "int32"] else 1024,
+                64 if dtype(self) in ["float32", "int32"] else 256,
+            )
         ),
-        'sorted and is_known(k) and (pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024))',
+        'sorted and is_known(k) and (pays_as_loops(self, numel(self)) or rows_in_registers(self, dim, 256 if dtype(self) in ["float32", "int32"] else 1024, 64 if dtype(self) in ["float32", "int32"] else 256))',
     )
     d = wrap(dim, rank(self))
     sizes = replace(shape(self), d, k)
@@ -131,8 +146,8 @@ def mode(b, self, dim=-1, keepdim=False):
 # spec: aten.cummax
 def cummax(b, self, dim):
     b.native_if(
-        not is_on_gpu(self) or rows_in_registers(self, dim, 4096),
-        "not is_on_gpu(self) or rows_in_registers(self, dim, 4096)",
+        not is_on_gpu(self) or rows_in_registers(self, dim, 4096, 4096),
+        "not is_on_gpu(self) or rows_in_registers(self, dim, 4096, 4096)",
     )
     d = wrap(dim, rank(self))
     values, places = b.routine(
@@ -144,8 +159,8 @@ def cummax(b, self, dim):
 # spec: aten.cummin
 def cummin(b, self, dim):
     b.native_if(
-        not is_on_gpu(self) or rows_in_registers(self, dim, 4096),
-        "not is_on_gpu(self) or rows_in_registers(self, dim, 4096)",
+        not is_on_gpu(self) or rows_in_registers(self, dim, 4096, 4096),
+        "not is_on_gpu(self) or rows_in_registers(self, dim, 4096, 4096)",
     )
     d = wrap(dim, rank(self))
     values, places = b.routine(

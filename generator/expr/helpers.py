@@ -87,7 +87,7 @@ _TABLE = {
         greatest(*x: index | list[index]) -> index
         is_on_gpu(t: tensor) -> bool
         pays_as_loops(t: tensor, n: index) -> bool
-        rows_in_registers(t: tensor, dim: index, n: index) -> bool
+        rows_in_registers(t: tensor, dim: index, n: index, across: index) -> bool
         was_row_major(t: tensor) -> bool
         opmath(d: dtype) -> dtype
         float_of(d: dtype) -> dtype

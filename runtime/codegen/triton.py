@@ -14,7 +14,7 @@ from ...errors import UnsupportedError
 from ...generated.scalars import SCANS
 from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
 from ...generated.tuning import Tuning
-from ..ir.index import Atom, Expr, Val, Var, expr, of, product
+from ..ir.index import Val, Var, expr, product
 from ..ir.nodes import Buffer, Node, Size, load
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
@@ -29,7 +29,7 @@ from .triton_launch import LOADED, launch, wide
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
 from .triton_team import ARGUMENTS, Team
-from .triton_tiles import changed, recompute_tiles, roots
+from .triton_tiles import over_groups, recompute_tiles, roots
 from .triton_values import (
     BARRIER,
     HALF,
@@ -116,9 +116,8 @@ class _Renderer:
         self.walk_points = self._digits(kernel.walk, "walked") if walk else []
         self.before: list[str] = []  # the walk
         self.after: list[str] = []
-        self.groups: dict[tuple[Size, ...], int] = {}
         self.scratch = {b.name: b for b in kernel.scratch}
-        self.mapped = [self._over_groups(p) for p in kernel.phases]
+        self.mapped = over_groups(kernel)
         self.v.coarse = coarse(st for _, _, body in self.mapped for st in body)
         self.rows = kept_rows(kernel, self.mapped, layouts, self.launch, self.tuning)
         self.stored: set[Node] = set()  # at the loops of a group: values that are known since they were stored
@@ -231,16 +230,6 @@ class _Renderer:
         return lines
 
     # -- phases ----------------------------------------------------------------------------------------------------
-    def _over_groups(self, phase: Phase) -> tuple[int, tuple[Var, ...], tuple[Statement, ...]]:
-        """A number for its loops, their variables, and its statements over those."""
-        extents = tuple(v.extent for v in phase.inner if v.extent != 1)
-        # Phases over equal loops share their variables, and with them the values that a persistent kernel keeps.
-        group = self.groups.setdefault(extents, len(self.groups))
-        loops = tuple(Var(f"r{group}_{k}", n) for k, n in enumerate(extents))
-        live = iter(loops)
-        mapping: dict[Atom, int | Expr] = {v: of(next(live)) if v.extent != 1 else 0 for v in phase.inner}
-        return group, loops, tuple(changed(st, mapping, lambda _: None) for st in phase.body)
-
     def phase(self, phase: Phase, group: int, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
         whole = Var(f"rindex{group}", product(v.extent for v in loops))
         self.v.inner = frozenset((*loops, whole))

@@ -41,7 +41,6 @@ class Launch:
     loads   elements of one buffer that a point reads, at most.
     attention two products around a softmax: XBLOCK are rows, and RBLOCK the columns at a time; `product` is the elements of a row of operands.
     tile    its XBLOCK, RBLOCK and warps, where the plan says them.
-    team    programs that share an outer point, each with `inner` steps of its loops; `outer` counts them all.
     product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
     """
 
@@ -61,7 +60,6 @@ class Launch:
     product: int = 0
     attention: bool = False
     tile: tuple[int, int, int] | None = None
-    team: int = 1
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
@@ -71,7 +69,8 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     if kernel.team > 1:
         alone = launch(replace(kernel, team=1), layouts)
         piece = piece_of(kernel.team, alone.inner)
-        return replace(alone, outer=product((alone.outer, kernel.team)), inner=piece, persistent=True, team=kernel.team)
+        # Each program of a team has a piece of a row.
+        return replace(alone, outer=product((alone.outer, kernel.team)), inner=piece, persistent=True)
     if kernel.tile is not None:
         fused, tile = fused_kernel(kernel, layouts)
         shape = tile.columns, tile.steps, tile.warps

@@ -15,20 +15,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ...generated.scalars import REDUCTIONS
-from ..ir.index import Atom, Expr, Var, of, product
+from ..ir.index import Var, product
 from ..ir.nodes import Buffer, Node, Size, load
 from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel, Reduce, Store
 from .triton_launch import Launch, across, launch, piece_of, room
 from .triton_square import squared
-from .triton_tiles import changed, roots
+from .triton_tiles import over_groups, roots
 from .triton_values import TYPES, steps
 
 LEAST_PIECE = 1024  # steps: with fewer a program waits for longer than it works
 LEAST = 1 << 17  # points in all, likewise: 4 x 32000, log_softmax: 6.6 µs without a team and 6.8 with one
 SLOT, SPACE = 8, "i64"  # bytes in which a program tells of one reduction, and what is behind the pointer to them
 TEAM_CALL = "tp.team_meets("  # in a kernel of a team
-KINDS = ("sum", "prod", "max", "min")
 ARGUMENTS = "counter", "space"  # behind the buffers
 DTYPES = ("float32", "float64", "int32", "int64")
 
@@ -38,18 +37,16 @@ def team_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, s
 
     homes  for each buffer of the kernel the one whose memory it is in.
     """
-    length = _row(kernel, layouts)
-    if length and not (_reads_its_own(kernel, layouts) and _writes_apart(kernel, homes)):
-        return 1
-    rows = product(v.extent for v in kernel.outer)
-    if not length or not isinstance(rows, int) or not 0 < 2 * rows <= processors or rows * length <= LEAST:
+    rows, length = product(v.extent for v in kernel.outer), _row(kernel)
+    if not isinstance(rows, int) or not 0 < 2 * rows <= processors or rows * length <= LEAST:
         return 1
     wanted = min(processors // rows, length // LEAST_PIECE)
     if wanted < 2:
         return 1
     piece = piece_of(wanted, length)
-    tile = 1 << (piece - 1).bit_length()
-    return -(-length // piece) if tile <= room(kernel, layouts) else 1
+    if 1 << (piece - 1).bit_length() > room(kernel, layouts) or not _is_by_rows(kernel, layouts):
+        return 1
+    return -(-length // piece) if _reads_its_own(kernel, layouts) and _writes_apart(kernel, homes) else 1
 
 
 def reductions(kernel: Kernel) -> int:
@@ -98,11 +95,9 @@ class Team:
         return f"tp.team_leaves(counter, {self.meetings})"
 
 
-def _row(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
+def _row(kernel: Kernel) -> int:
     """Steps of the inner loops of a kernel that a team can run: it reduces rows, and goes through them again after that. 0 for others."""
     if kernel.serial or kernel.symbols or kernel.walk or kernel.parts or kernel.tile or kernel_checks(kernel):
-        return 0
-    if squared(kernel, layouts) is not None or launch(kernel, layouts).product or across(kernel, layouts):
         return 0
     deep = [p for p in kernel.phases if _steps(p.inner) != 1]
     lengths = {_steps(p.inner) for p in deep}
@@ -119,17 +114,17 @@ def _row(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
     return length
 
 
+def _is_by_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether a program goes through rows as they lie in memory, element by element."""
+    return squared(kernel, layouts) is None and not launch(kernel, layouts).product and not across(kernel, layouts)
+
+
 def _reads_its_own(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
     """Whether all that is read of what the kernel has stored is known to whoever reads it: the same element at the same step, or one of the row."""
     stored: Counter[str] = Counter()
     known: set[Node] = set()
-    for phase in kernel.phases:
-        live = [v for v in phase.inner if v.extent != 1]
-        extents = tuple(v.extent for v in live)
-        # Phases over equal loops have the same steps of a program.
-        mapping: dict[Atom, int | Expr] = {v: 0 for v in phase.inner if v.extent == 1}
-        mapping |= {v: of(Var(f"step{k}_{extents}", v.extent)) for k, v in enumerate(live)}
-        for st in (changed(st, mapping, lambda _: None) for st in phase.body):
+    for _, _, body in over_groups(kernel):  # over equal loops a program has the same steps
+        for st in body:
             loads = {ld for root in roots(st) for ld in root.loads() if ld.attr.buffer in kernel.writes}
             if not loads <= known or any(stored[ld.attr.buffer] != 1 for ld in loads):
                 return False
@@ -165,7 +160,7 @@ def _writes_apart(kernel: Kernel, homes: Mapping[str, str]) -> bool:
 
 
 def _can_tell(st: Reduce) -> bool:
-    return st.kind in KINDS and st.dtype == st.value.dtype in DTYPES and REDUCTIONS[st.kind].combine is not None
+    return REDUCTIONS[st.kind].combine is not None and st.dtype == st.value.dtype in DTYPES
 
 
 def _steps(loops: tuple[Var, ...]) -> Size:

@@ -45,6 +45,22 @@ def changed(st: Statement, mapping: Mapping[Atom, int | Expr], leaf: Callable[[N
     return replace(st, value=node(st.value), index=index, mask=None if st.mask is None else node(st.mask))
 
 
+def over_groups(kernel: Kernel) -> list[tuple[int, tuple[Var, ...], tuple[Statement, ...]]]:
+    """For each phase a number for its loops, their variables, and its statements over those. Phases over equal loops share their variables, and with
+    them the values that a persistent kernel keeps.
+    """
+    groups: dict[tuple[Size, ...], int] = {}
+    found: list[tuple[int, tuple[Var, ...], tuple[Statement, ...]]] = []
+    for phase in kernel.phases:
+        extents = tuple(v.extent for v in phase.inner if v.extent != 1)
+        group = groups.setdefault(extents, len(groups))
+        loops = tuple(Var(f"r{group}_{k}", n) for k, n in enumerate(extents))
+        live = iter(loops)
+        mapping: dict[Atom, int | Expr] = {v: of(next(live)) if v.extent != 1 else 0 for v in phase.inner}
+        found.append((group, loops, tuple(changed(st, mapping, lambda _: None) for st in phase.body)))
+    return found
+
+
 def flat_of(index: tuple[Expr, ...], shape: tuple[Size, ...]) -> Expr:
     """Row-major position."""
     total = expr(0)

@@ -235,15 +235,16 @@ class _Block:
         size = ctypes.c_size_t(arguments)
         extra = (ctypes.c_void_p * 5)(_BUFFER, self.config + _ARGUMENTS, _SIZE, ctypes.addressof(size), _END)
         self.extra = ctypes.addressof(extra)
-        # A launch that is recorded and begins only with all of its programs takes arguments one by one alone.
-        places = range(self.config + _ARGUMENTS, self.config + _ARGUMENTS + arguments, 8)
-        pointers = (ctypes.c_void_p * len(places))(*places)
-        self.pointers = ctypes.addressof(pointers)
-        attribute = ctypes.create_string_buffer(_ATTRIBUTE[0])
-        struct.pack_into("i", attribute, 0, _COOPERATIVE)
-        struct.pack_into("i", attribute, _ATTRIBUTE[1], int(team))
-        self.attributes = ctypes.addressof(attribute)
-        self.keep = (size, extra, attribute, pointers)
+        self.keep: tuple[object, ...] = (size, extra)
+        if team:
+            # A launch that is recorded and begins only with all of its programs takes arguments one by one alone.
+            places = range(self.config + _ARGUMENTS, self.config + _ARGUMENTS + arguments, 8)
+            pointers = (ctypes.c_void_p * len(places))(*places)
+            attribute = ctypes.create_string_buffer(_ATTRIBUTE[0])
+            struct.pack_into("i", attribute, 0, _COOPERATIVE)
+            struct.pack_into("i", attribute, _ATTRIBUTE[1], 1)
+            self.pointers, self.attributes = ctypes.addressof(pointers), ctypes.addressof(attribute)
+            self.keep += (pointers, attribute)
 
 
 @functools.cache

@@ -71,14 +71,14 @@ def pays_as_loops(t: Any, n: Size) -> bool:
     return not is_on_gpu(t) and is_known(n) and known(n) <= t.builder.products
 
 
-def rows_in_registers(t: Any, dim: Any, n: int) -> bool:
-    """Whether a GPU has rows of `t` along a dimension in registers, with their places: at most `n` elements (a known number) of 32 bits; a quarter
-    of them along another dimension than the last, where a row's elements are apart.
+def rows_in_registers(t: Any, dim: Any, n: int, across: int) -> bool:
+    """Whether a GPU has rows of `t` along a dimension in registers, with their places: at most `n` elements (a known number) of 32 bits, or `across`
+    of them where it is not the last dimension.
     """
     if not is_on_gpu(t) or not rank(t) or ITEMSIZE.get(t.dtype, 8) > 4:
         return False
     found = size(t, dim)
-    return is_known(found) and 0 < known(found) <= (n if dim % rank(t) == rank(t) - 1 else n // 4)
+    return is_known(found) and 0 < known(found) <= (n if dim % rank(t) == rank(t) - 1 else across)
 
 
 def was_row_major(t: Any) -> bool:

@@ -15,6 +15,7 @@ import opforge
 from opforge.generated import tuning
 from opforge.runtime.codegen.triton_blocks import tuning_of
 from opforge.runtime.targets.cuda import capability
+from tests.support.streams import same_on_streams
 
 pytestmark = pytest.mark.gpu
 
@@ -64,26 +65,7 @@ def test_every_launch_gives_the_same(
 
 def test_streams_side_by_side(compiled: Callable[..., Callable[..., Tensor]]) -> None:
     run = compiled(lambda x: x.sum())
-    inputs = [torch.randn(1 << 20, device="cuda") for _ in range(4)]
-    want = [run(x).clone() for x in inputs]
-    streams = [torch.cuda.Stream() for _ in inputs]
-    graphs = []
-    for x in inputs:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = run(x)
-        graphs.append((graph, out))
-    torch.cuda.synchronize()
-    found: list[list[Tensor]] = [[] for _ in inputs]
-    for _ in range(100):
-        for k, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                found[k].append(run(inputs[k]))
-                graphs[k][0].replay()
-    torch.cuda.synchronize()
-    for k, some in enumerate(found):
-        assert all(torch.equal(one, want[k]) for one in some)
-        assert torch.equal(graphs[k][1], want[k])
+    same_on_streams(run, [torch.randn(1 << 20, device="cuda") for _ in range(4)])
 
 
 def test_graphs_of_one_stream_share_no_memory(compiled: Callable[..., Callable[..., Tensor]]) -> None:

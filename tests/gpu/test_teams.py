@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opforge
+from tests.support.streams import same_on_streams
 
 pytestmark = pytest.mark.gpu
 
@@ -60,30 +61,9 @@ def test_streams_side_by_side(tmp_path: Path) -> None:
     """Launches of several streams, graphs that are replayed meanwhile, and a kernel that has all processors for a while: each waits for room."""
     f, _ = made("softmax")
     run = compiled(f, tmp_path)
-    inputs = [torch.randn(8, 131072, device="cuda") for _ in range(4)]
-    want = [run(x).clone() for x in inputs]
-    streams = [torch.cuda.Stream() for _ in inputs]
-    graphs = []
-    for x in inputs:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = run(x)
-        graphs.append((graph, out))
     large = torch.randn(4096, 4096, device="cuda")
-    busy = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    found: list[list[Tensor]] = [[] for _ in inputs]
-    for _ in range(100):
-        with torch.cuda.stream(busy):
-            large = (large @ large).clamp(-1, 1)
-        for k, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                found[k].append(run(inputs[k]))
-                graphs[k][0].replay()
-    torch.cuda.synchronize()
-    for k, some in enumerate(found):
-        assert all(torch.equal(one, want[k]) for one in some)
-        assert torch.equal(graphs[k][1], want[k])
+    inputs = [torch.randn(8, 131072, device="cuda") for _ in range(4)]
+    same_on_streams(run, inputs, lambda: large @ large)
 
 
 def test_recorded_on_a_branch_beside_itself(tmp_path: Path) -> None:

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-TEAM = "tp.team_meets("  # in the text of such a kernel
+from opforge.runtime.codegen.triton_team import TEAM_CALL
+
 LIMIT = 600  # seconds for which a program waits for its turn
 
 
 def launch_once(module: ModuleType, name: str, programs: int, *arguments: Any, **more: Any) -> None:
     """Launches a kernel, whether its programs wait for each other or not."""
     function = getattr(module, name)
-    if TEAM in inspect.getsource(function.fn):
+    if TEAM_CALL in inspect.getsource(function.fn):
         run_together(module, name, programs, *arguments, **more)
     else:
         function[(programs,)](*arguments, **more)
