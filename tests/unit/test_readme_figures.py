@@ -71,6 +71,7 @@ CALLED = {
     "lstm_loop": "a small LSTM",
     "gpt2": "GPT-2's inference",
     "llama": "a stack like Llama's",
+    "resnet50": "ResNet-50's inference",
     "resnet50_train": "ResNet-50's training",
 }
 
