@@ -17,6 +17,7 @@ import opforge
 from opforge.errors import BuildError, OpforgeWarning, UnsupportedError
 from opforge.runtime import compile_fx
 from opforge.runtime.execute.support import Arena, Workspaces
+from tests.fuzz.noise import Noise
 
 pytestmark = pytest.mark.usefixtures("fresh_stats")
 
@@ -35,11 +36,16 @@ def compiled(**options: Any) -> Callable[..., Tensor]:
 
 
 def same(got: tuple[Tensor, ...], args: tuple[Tensor, ...]) -> None:
-    want = torch.autograd.grad(f(*args), args)
     exact = [t.detach().double().requires_grad_() for t in args]
-    for g, w, e in zip(got, want, torch.autograd.grad(f(*exact), exact), strict=True):
+    truth = torch.autograd.grad(f(*exact), exact)
+    # Which of the library's kernels multiplies depends on the processor, and one of them may have luck: eager also runs with moved roundings.
+    runs = [torch.autograd.grad(f(*args), args)]
+    for seed in range(4):
+        with Noise(seed):
+            runs.append(torch.autograd.grad(f(*args), args))
+    for g, e, *wants in zip(got, truth, *runs, strict=True):
         floor = torch.finfo(torch.float32).eps * float(e.abs().max())
-        assert float((g - e).abs().max()) <= max(2 * float((w - e).abs().max()), floor)
+        assert float((g - e).abs().max()) <= max(floor, *(2 * float((w - e).abs().max()) for w in wants))
 
 
 def test_compiled_when_it_first_runs() -> None:

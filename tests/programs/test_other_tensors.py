@@ -76,7 +76,7 @@ class Eights(nn.Module):
         self.trained = nn.Parameter(eight(6))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.float().t() + self.trained.float()
+        return x @ self.weight.to(x.dtype).t() + self.trained.to(x.dtype)
 
 
 class Cached(nn.Module):
@@ -566,7 +566,7 @@ class Quantized(nn.Module):
 
 
 class Learned(nn.Module):
-    """A step of quantization-aware training: weight and activation go through eight bits."""
+    """A step of quantization-aware training: weight and activation go through eight bits. The weight is then on a grid of 1/64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -577,7 +577,7 @@ class Learned(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = torch.fake_quantize_per_channel_affine(
-            self.weight, torch.full((6,), 0.02), torch.zeros(6, dtype=torch.int32), 0, -128, 127
+            self.weight, torch.full((6,), 1 / 64), torch.zeros(6, dtype=torch.int32), 0, -128, 127
         )
         return self.observer(F.linear(x, weight)).relu()
 
@@ -646,7 +646,10 @@ QUANTIZED_PROGRAMS: dict[str, Program] = {
         grad=True,
     ),
     "quantization-aware training": Program(
-        lambda m, x: m(x) * 2, lambda: [Learned(), numbers(5, 8, grad=True)], grad=True
+        lambda m, x: m(x) * 2,
+        # On a grid too, so that each of the library's kernels has the same products, and the observer the same steps.
+        lambda: [Learned(), torch.round(numbers(5, 8) * 32).div(32).requires_grad_()],
+        grad=True,
     ),
     "a linear layer": Program(
         lambda m, x: m(x) * 2,

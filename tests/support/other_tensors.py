@@ -98,9 +98,9 @@ def dense_sum(t: Tensor) -> Tensor:
 
 
 def in_double(a: Any) -> Any:
-    """An argument in float64, where it is made of float32."""
+    """An argument in float64, where it is made of float32; what smaller elements say is exact."""
     if isinstance(a, torch.nn.Module):
-        return copy.deepcopy(a).double()
+        return copy.deepcopy(a)._apply(lambda t: t.double() if t.dtype == torch.float32 else t)
     if isinstance(a, Tensor) and a.dtype == torch.float32:
         return a.detach().to(torch.float64).requires_grad_(a.requires_grad)
     return a

@@ -286,8 +286,10 @@ def test_joined(plans: dict[str, tuple[Plan, list[Tensor]]], name: str) -> None:
 def test_right(ran: dict[str, Tensor], given: dict[str, list[Tensor]], name: str) -> None:
     fn, inputs = CASES[name][0], given[name]
     wide = [t.double() if t.is_floating_point() else t for t in inputs]
-    exact, eager = fn(*wide), fn(*inputs)
-    assert_as_accurate(ran[name], eager, exact)
+    # oneDNN's bfloat16 kernels for AMX give a row's neighbours its NaN: eager means the ones without it.
+    with torch.backends.mkldnn.flags(enabled=False):
+        eager = fn(*inputs)
+    assert_as_accurate(ran[name], eager, fn(*wide))
 
 
 def assert_as_accurate(found: Tensor, eager: Tensor, exact: Tensor) -> None:
