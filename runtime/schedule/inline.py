@@ -402,7 +402,7 @@ def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], f
     if points_of(nest) == 1 and node_cost(nest.body, costs, SINGLE) <= SINGLE:
         return True
     if uses > 1:
-        return False
+        return _read_in_parts(nest, consumers)
     if all(_guarded(nest.name, c) for c in consumers):
         return True  # a slice of a concatenation or the inside of a padding: evaluated at its own points only
     mine = points_of(nest)
@@ -410,6 +410,19 @@ def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], f
     if all(isinstance(mine, int) and isinstance(n, int) and n <= mine for n in others):
         return True
     return all(n == mine for n in others)
+
+
+def _read_in_parts(nest: Nest, consumers: list[Nest]) -> bool:
+    """Whether all readings together are at no more points than the nest has (the gates of a recurrent cell, halves): substituted, it is computed
+    no more often than it would be stored.
+    """
+    if any(c.scatter is not None for c in consumers):
+        return False
+    total: int | Expr = 0
+    for c in consumers:
+        total = total + points_of(c) * sum(ld.attr.buffer == nest.name for ld in c.body.loads())
+    mine = points_of(nest)
+    return isinstance(mine, int) and isinstance(total, int) and 0 < total <= mine
 
 
 def _visits_all(consumer: Nest, nest: Nest) -> bool:
