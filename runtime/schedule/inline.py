@@ -28,6 +28,7 @@ from ..ir.nodes import (
 CHEAP = 3  # a body of this cost or less is recomputed rather than stored
 SINGLE = 40  # … and of this cost, where it is a single value: its readers compute it before their loops
 HELD = 2  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
+PARTS = 40  # … or of this cost, where it is read in parts: each halving of a chain doubles the text of all before it
 MANY = 1 << 62
 OFTEN, CACHE = 8, 1 << 17  # times that a value is read; bytes
 #: Readings of a factor of a matrix product for which it is computed once: by the rows, or the columns, of a block.
@@ -402,7 +403,7 @@ def _pays(nest: Nest, uses: int, consumers: list[Nest], costs: Callable[[str], f
     if points_of(nest) == 1 and node_cost(nest.body, costs, SINGLE) <= SINGLE:
         return True
     if uses > 1:
-        return _read_in_parts(nest, consumers)
+        return node_cost(nest.body, costs, PARTS) <= PARTS and _read_in_parts(nest, consumers)
     if all(_guarded(nest.name, c) for c in consumers):
         return True  # a slice of a concatenation or the inside of a padding: evaluated at its own points only
     mine = points_of(nest)

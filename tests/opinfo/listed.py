@@ -17,10 +17,9 @@ UNSPECIFIED = dict.fromkeys(
 )
 
 UNSPECIFIED_RESULTS: dict[str, tuple[str, ...]] = {
-    "torch.ops.aten._efficient_attention_forward": (
-        "result 2",
-        "result 3",
-    ),  # seed and offset of a dropout by 0, which nothing writes
+    # Seed and offset of a dropout by 0, which nothing writes.
+    "torch.ops.aten._efficient_attention_forward": ("result 2", "result 3"),
+    "torch.ops.aten._flash_attention_forward": ("result 2", "result 3"),
 }
 """As `UNSPECIFIED`, of some results of a row only."""
 

@@ -65,6 +65,20 @@ def test_one_kernel_on_a_processor_too() -> None:
     assert opforge.stats()["kernels"] == 1
 
 
+def test_a_chain_of_halves_stays_short() -> None:
+    """Each level doubles the readings of all levels before it, were none of them stored."""
+
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(11):
+            x = F.glu(torch.tanh(x * 1.3 + 0.1), -1)
+        return x
+
+    torch.manual_seed(0)
+    plan = planned(chain, [torch.randn(1, 4096)])
+    assert kernels(plan) > 3
+    assert max(len(str(k)) for k in plan.kernels()) < 10_000
+
+
 def test_an_indexed_update_may_read_all_of_it() -> None:
     def update(a: Tensor, b: Tensor, k: Tensor) -> Tensor:
         x = torch.tanh((a + b).sin())
