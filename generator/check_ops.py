@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from functools import cache, cached_property
 from typing import Any
 
 from .check_overload import Overload
@@ -373,17 +374,25 @@ class Checker:
             )
         else:
             tree = parse_body(source) if body else parse_expression(source)
-            self.trees[path], self.sources[path] = self.with_values(path, tree), source
+            self.sources[path] = source
+            self.trees[path] = self.with_values(path, tree)
 
     def with_values(self, path: tuple[str | int, ...], tree: Any) -> Any:
         """The tree with the entry's values in place of their names."""
-        if tree is None or not self.values:
+        text = self.sources[path].text
+        if tree is None or not any(name in text for name in self.values):
             return tree
         fill = Fill(self.values)
         made = [fill.visit(t) for t in tree] if isinstance(tree, list) else fill.visit(tree)
         if fill.used:
             self.filled[path] = fill.used
         return made
+
+    @cached_property
+    def stored(self) -> frozenset[str]:
+        """Every name that the expressions bind, once all are parsed."""
+        trees = [t for v in self.trees.values() if v for t in (v if isinstance(v, list) else [v])]
+        return frozenset(stored(*trees))
 
     def check_values(self) -> bool:
         """Whether the operator has the values that the others have, under names that mean nothing else."""
@@ -392,9 +401,7 @@ class Checker:
         before = len(self.diags.mistakes)
         for name in self.entry.missing:
             self.error(("op",), f"'{self.entry.id}' has no '{name}', which the operators beside it have")
-        trees = [t for v in self.trees.values() if v for t in (v if isinstance(v, list) else [v])]
-        bound = stored(*trees)
-        bound |= {name for key in ("let", "with") for name in self.entry.get(key) or ()}
+        bound = self.stored | {name for key in ("let", "with") for name in self.entry.get(key) or ()}
         arguments = {a.name for s in self.schemas for a in s.args}
         for name in self.values:
             if name in arguments or name in bound:
@@ -421,11 +428,8 @@ class Checker:
                     env[str(path[1])] = value
         tests = [(("tests", k), str(text)) for k, text in enumerate(self.entry.get("tests") or ())]
         for place, test in (*tests, *calls(self.entry)):
-            try:
-                ast.parse(f"f({test}\n)", mode="eval")
-            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                what = error.msg if isinstance(error, SyntaxError) else str(error)
-                self.error(place, f"expected the arguments of a call in Python: {what}")
+            if fault := _fault_of_call(test):
+                self.error(place, f"expected the arguments of a call in Python: {fault}")
 
     def text(self, path: tuple[str | int, ...], note: str = "") -> Text | None:
         """The string at `path`; plain numbers and booleans count as their Python text."""
@@ -439,3 +443,13 @@ class Checker:
             self.error(path, "expected an expression")
             return None
         return Text(self.entry, path, value if isinstance(value, str) else repr(value), self.diags, note)
+
+
+@cache
+def _fault_of_call(arguments: str) -> str:
+    """What is wrong with the Python text of a call's arguments; empty where nothing is. Operators of one entry share their tests."""
+    try:
+        ast.parse(f"f({arguments}\n)", mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return (error.msg if isinstance(error, SyntaxError) else str(error)) or "it is nested too deeply"
+    return ""

@@ -10,7 +10,6 @@ from .expr.infer import Function, Inference, Scope, describe
 from .expr.ops import argument_types, result_type
 from .expr.printer import As, print_expression
 from .expr.types import DTYPE, ELEM, INDEX, INT, TENSOR, Type, accepts, join, list_of, optional, strip
-from .expr.walk import stored
 from .op_entries import Lowering, Section
 from .requirements import check_each, check_require
 from .torch_schemas import TorchSchema
@@ -30,10 +29,9 @@ class Overload:
 
     def __init__(self, checker: Checker, schema: TorchSchema) -> None:
         self.checker, self.entry, self.schema = checker, checker.entry, schema
-        trees = [t for v in checker.trees.values() if v for t in (v if isinstance(v, list) else [v])]
         lets = [n for key in ("let", "with") for n in self.mapping(key)]
         arguments = frozenset(a.name for a in schema.args)
-        self.function = Function(checker.names, arguments, arguments | set(lets) | stored(*trees))
+        self.function = Function(checker.names, arguments, arguments | set(lets) | checker.stored)
         self.made = Lowering(schema, self.function)
         self.note = f" (in overload '{schema.overload}')" if len(checker.schemas) > 1 else ""
 

@@ -181,8 +181,9 @@ def build_model(
         if kind.name not in good or any(broken.get(n) or (n in good and n not in model.parts) for n in kind.needs):
             continue
         with warnings.catch_warnings():
-            # Python's parser warns of odd literals in an expression; they are mistakes or right, never warnings.
-            warnings.simplefilter("ignore", SyntaxWarning)
+            # Python's parser warns of odd literals and spacing (`1if x`) in an expression; they are mistakes or right, never warnings.
+            for category in (SyntaxWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", category)
             part = kind.build(good[kind.name], model, diags) if kind.build else good[kind.name].entries
         model = replace(model, parts={**model.parts, kind.name: part})
     return model

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from .diagnostics import did_you_mean, nearest
 
@@ -19,11 +20,11 @@ SNAPSHOT = Path(__file__).with_name("torch_schemas.txt")
 OWN = Path(__file__).with_name("own_schemas.txt")
 OLDER = Path(__file__).with_name("older_schemas.txt")
 _HEAD = re.compile(r"(?P<ns>\w+)::(?P<name>\w+)(?:\.(?P<overload>\w+))?\((?P<args>.*)\) -> (?P<returns>.*)\Z")
+_MARK = re.compile(r"[,\"'()\[\]]")
 _ALIAS = re.compile(r"\((?P<set>[^)]*)\)")
 
 
-@dataclass(frozen=True)
-class TorchArg:
+class TorchArg(NamedTuple):
     """One argument or return: torch's type text without alias marks (`Tensor`, `int[1]?`, `Scalar`), default as text
     or None.
     """
@@ -164,8 +165,9 @@ def parse_schema(text: str) -> TorchSchema:
 
 def _split(text: str) -> list[str]:
     """Split at commas outside brackets and quotes."""
-    parts, depth, quote, current = [], 0, "", ""
-    for char in text:
+    parts, depth, quote, start = [], 0, "", 0
+    for mark in _MARK.finditer(text):
+        char = mark[0]
         if quote:
             quote = "" if char == quote else quote
         elif char in "\"'":
@@ -174,23 +176,22 @@ def _split(text: str) -> list[str]:
             depth += 1
         elif char in ")]":
             depth -= 1
-        if char == "," and not depth and not quote:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += char
-    return [p for p in [*parts, current.strip()] if p]
+        elif not depth:
+            parts.append(text[start : mark.start()])
+            start = mark.end()
+    return [p for part in (*parts, text[start:]) if (p := part.strip())]
 
 
+@cache
 def _parse_arg(text: str, kwarg_only: bool) -> TorchArg:
     body, eq, default = text.partition("=")
-    alias = _ALIAS.search(body)
+    alias = _ALIAS.search(body) if "(" in body else None
     marks = alias["set"] if alias else ""
     body = _ALIAS.sub("", body, count=1).strip() if alias else body.strip()
     type_, _, name = body.rpartition(" ")
     if not type_:
         type_, name = name, ""
-    label = re.split(r"[!\s]", marks)[0]
+    label = re.split(r"[!\s]", marks)[0] if marks else ""
     return TorchArg(name, type_, default if eq else None, kwarg_only, label, "!" in marks)
 
 

@@ -164,7 +164,7 @@ class _Function:
             _print(w) for _, w in self.made.withs
         ]
         return "finish" in self.made.sections or any(
-            n.id == name for t in texts for n in ast.walk(ast.parse(t)) if isinstance(n, ast.Name)
+            n.id == name for t in texts if name in t for n in ast.walk(ast.parse(t)) if isinstance(n, ast.Name)
         )
 
     def withs(self) -> list[str]:

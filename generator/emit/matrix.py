@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,6 @@ PAGE = "docs/matrix.md"
 AXES = ("mutation", "output", "history", "inputs", "shape")
 LINES = ("before", "code", "after", "owner", "inputs", "arguments")
 Members = Mapping[str, Mapping[str, Any]]
-Cell = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,26 @@ class Matrix:
     planes: tuple[tuple[str, Mapping[str, tuple[str, ...]]], ...]
     impossible: tuple[tuple[Condition, str], ...]
 
-    def cells(self) -> Iterator[tuple[int, Cell]]:
-        """Every cell once, with the first plane that has it."""
-        first: dict[Cell, int] = {}
-        for k, (_, plane) in enumerate(self.planes):
-            for cell in itertools.product(*(plane[a] for a in AXES)):
-                first.setdefault(cell, k)
+    def counts(self) -> tuple[Counter[int], Counter[tuple[str, str]]]:
+        """How many cells there are of every plane that are in none before, and of every member of an axis."""
+        planes = [plane for _, plane in self.planes]
+        # Axes that are alike in all planes multiply what there is of the others; a condition may be about any axis.
+        alike = [] if self.impossible else [a for a in AXES if all(plane[a] == planes[0][a] for plane in planes)]
+        others = [a for a in AXES if a not in alike]
+        first: dict[tuple[str, ...], int] = {}
+        for k, plane in reversed(list(enumerate(planes))):
+            first |= dict.fromkeys(itertools.product(*(plane[a] for a in others)), k)
+        by_plane: Counter[int] = Counter()
+        by_member: Counter[tuple[str, str]] = Counter()
+        each = math.prod(len(planes[0][a]) for a in alike)
         for cell, k in first.items():
-            if not self.impossible or not self._is_impossible(cell):
-                yield k, cell
-
-    def _is_impossible(self, cell: Cell) -> bool:
-        members = dict(zip(AXES, cell, strict=True))
-        return any(condition.holds(members) for condition, _ in self.impossible)
+            members = dict(zip(others, cell, strict=True))
+            if not any(condition.holds(members) for condition, _ in self.impossible):
+                by_plane[k] += each
+                by_member.update(dict.fromkeys(members.items(), each))
+        for a in alike:
+            by_member.update({(a, m): by_plane.total() // len(planes[0][a]) for m in planes[0][a]})
+        return by_plane, by_member
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> Matrix | None:
@@ -108,14 +115,11 @@ def emit(model: Model) -> dict[str, str]:
     matrix: Matrix | None = model.part("matrix", None)
     if matrix is None:
         return {}
-    cells = list(matrix.cells())
-    by_plane = Counter(k for k, _ in cells)
-    columns = zip(AXES, zip(*(cell for _, cell in cells), strict=True), strict=True)
-    by_member = Counter({(axis, m): n for axis, column in columns for m, n in Counter(column).items()})
+    by_plane, by_member = matrix.counts()
     values = {
         "matrix": matrix,
         "axes": AXES,
-        "total": len(cells),
+        "total": by_plane.total(),
         "by_plane": by_plane,
         "by_member": by_member,
         "lines": list(LINES),

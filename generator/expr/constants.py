@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .parse import Text
-from .walk import stored
+from .walk import children, stored
 
 MAX_BITS = 2048
 """Integers of more bits than this are refused; a float holds 1024."""
@@ -68,7 +68,7 @@ class _Folder:
             return self.binary(node, self.fold(node.left, env, steps), self.fold(node.right, env, steps))
         if isinstance(node, ast.Subscript):
             return self.subscript(node, env, steps)
-        values = [self.fold(c, env, steps) for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
+        values = [self.fold(c, env, steps) for c in children(node) if isinstance(c, ast.expr)]
         for keyword in node.keywords if isinstance(node, ast.Call) else ():
             self.fold(keyword.value, env, steps)
         if isinstance(node, ast.UnaryOp) and isinstance(values[0], (int, float)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,10 @@ _EXPRESSIONS = (
     ast.comprehension, ast.Call, ast.keyword, ast.Subscript, ast.Slice, ast.Starred, ast.Load, ast.Store, ast.operator, ast.unaryop, ast.cmpop,
     ast.boolop,
 )  # fmt: skip
-_LEAVES = (ast.Name, ast.Load, ast.Store)  # always allowed, most of all nodes
+_OPERATORS = {kind for base in (ast.operator, ast.unaryop, ast.cmpop, ast.boolop) for kind in base.__subclasses__()}
+_LEAVES = {ast.Name, ast.Load, ast.Store} | _OPERATORS - {ast.MatMult}  # always allowed, most of all nodes
+_PLAIN = {ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.IfExp, ast.List, ast.Tuple, ast.Call, ast.Subscript, ast.Starred}
+"""Allowed whatever is in them."""
 _STATEMENTS = (ast.Module, ast.Assign, ast.If, ast.Return)
 _NAMES = {
     ast.Attribute: "an attribute", ast.Lambda: "a lambda", ast.Dict: "a dict", ast.Set: "a set", ast.JoinedStr: "an f-string", ast.NamedExpr: "':='",
@@ -148,9 +150,7 @@ def _parse(source: Text, text: str, mode: str, lead: int) -> ast.AST | None:
         source.error(0, f"longer than {MAX_LENGTH} characters: split it with 'let'")
         return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `1if x` is only odd spacing to Python
-            return ast.parse(text, mode=mode)
+        return ast.parse(text, mode=mode)
     except SyntaxError as error:
         line = error.lineno or 1
         start = sum(len(row) + 1 for row in text.split("\n")[: line - 1])
@@ -199,6 +199,8 @@ def _allowed(source: Text, root: ast.AST, whitelist: tuple[type, ...]) -> bool:
 
 
 def _fault(node: ast.AST, whitelist: tuple[type, ...]) -> str | None:
+    if type(node) in _PLAIN:
+        return None
     if not isinstance(node, whitelist) or type(node) in _NAMES:
         return f"{_NAMES.get(type(node), type(node).__name__)} is not part of the expression language"
     if isinstance(node, ast.Constant) and not isinstance(node.value, (bool, int, float, str, type(None))):

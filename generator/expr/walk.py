@@ -6,6 +6,10 @@ import ast
 from collections.abc import Iterator
 
 _INNER = ast.expr, ast.stmt, ast.comprehension, ast.keyword
+_HOLD_NONE = frozenset(["id", "attr", "arg", "ctx", "op", "ops", "is_async", "kind", "type_comment"])
+"""Fields of texts, operators and contexts."""
+_FIELDS: dict[type, tuple[str, ...]] = {ast.Constant: ()}
+"""Kind of node → its fields that may hold inner ones, of the kinds met so far."""
 
 
 def nodes(*trees: ast.AST) -> Iterator[ast.AST]:
@@ -16,12 +20,22 @@ def nodes(*trees: ast.AST) -> Iterator[ast.AST]:
     while left:
         node = left.pop()
         yield node
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if value.__class__ is list:
-                left += [v for v in value if isinstance(v, _INNER)]
-            elif isinstance(value, _INNER):
-                left.append(value)
+        left += children(node)
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below one that `nodes` meets, in their order."""
+    found: list[ast.AST] = []
+    fields = _FIELDS.get(node.__class__)
+    if fields is None:
+        fields = _FIELDS[node.__class__] = tuple(name for name in node._fields if name not in _HOLD_NONE)
+    for name in fields:
+        value = getattr(node, name, None)
+        if value.__class__ is list:
+            found += [v for v in value if isinstance(v, _INNER)]
+        elif isinstance(value, _INNER):
+            found.append(value)
+    return found
 
 
 def stored(*trees: ast.AST) -> set[str]:
@@ -29,4 +43,4 @@ def stored(*trees: ast.AST) -> set[str]:
     return {n.id for n in nodes(*trees) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-__all__ = ["nodes", "stored"]
+__all__ = ["children", "nodes", "stored"]
