@@ -75,6 +75,9 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Matrix | None:
             condition = parse_condition(entry, ("impossible", k, "when"), item["when"], domains, words, diags)
             if condition is not None:
                 impossible.append((condition, item["why"]))
+    if not planes:
+        diags.error(doc.entries[0].pos(), "the entry 'matrix' with its planes is missing")
+        return None
     docs = {name: axes[name]["doc"] for name in AXES}
     return Matrix(docs, {name: axes[name]["members"] for name in AXES}, tuple(planes), tuple(impossible))
 
