@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -64,12 +63,6 @@ def _answers(device: Device, kind: str, w: Lowering, lost: set[str]) -> bool:
     return all(map(ways.possible, parts))
 
 
-@functools.cache
-def _overload(text: str) -> str:
-    """What the literal of an overload's name, as it is printed, stands for."""
-    return str(ast.literal_eval(text))
-
-
 def _modes(section: Section | None) -> frozenset[str]:
     """The updates that a scatter may have."""
     return frozenset(["set"]) if section is None else frozenset(_results(section.tree))
@@ -119,8 +112,7 @@ class _Ways:
         """Whether the section mentions what the device lacks: quicker than going its ways."""
         if self.device.routines is not None and "routine" in section.called:
             return True
-        called = (_overload(told.lead[0]) for told in section.resolved.values() if told.lead)
-        return bool(self.lost) and any(name in self.lost for name in called)
+        return bool(self.lost) and any(told.overload in self.lost for told in section.resolved.values())
 
     def _ends(self, statements: list[ast.stmt], section: Section) -> set[str]:
         """How the statements may end: 'fails', 'returns', 'goes on'."""
@@ -151,7 +143,7 @@ class _Ways:
             case ast.Call(func=ast.Name(id="routine"), args=[ast.Constant(value=str(name)), *_]):
                 return self.device.routines is not None and name not in self.device.routines
         told = section.resolved.get(node)
-        if told is not None and told.lead and _overload(told.lead[0]) in self.lost:
+        if told is not None and told.overload in self.lost:
             return True
         return any(self._fails(child, section) for child in ast.iter_child_nodes(node))
 

@@ -183,7 +183,7 @@ def build_model(
         with warnings.catch_warnings():
             # Python's parser warns of odd literals and spacing (`1if x`) in an expression; they are mistakes or right, never warnings.
             for category in (SyntaxWarning, DeprecationWarning):
-                warnings.simplefilter("ignore", category)
+                warnings.filterwarnings("ignore", category=category, module="<unknown>")
             part = kind.build(good[kind.name], model, diags) if kind.build else good[kind.name].entries
         model = replace(model, parts={**model.parts, kind.name: part})
     return model

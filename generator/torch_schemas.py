@@ -185,13 +185,13 @@ def _split(text: str) -> list[str]:
 @cache
 def _parse_arg(text: str, kwarg_only: bool) -> TorchArg:
     body, eq, default = text.partition("=")
-    alias = _ALIAS.search(body) if "(" in body else None
+    alias = _ALIAS.search(body)
     marks = alias["set"] if alias else ""
     body = _ALIAS.sub("", body, count=1).strip() if alias else body.strip()
     type_, _, name = body.rpartition(" ")
     if not type_:
         type_, name = name, ""
-    label = re.split(r"[!\s]", marks)[0] if marks else ""
+    label = re.split(r"[!\s]", marks)[0]
     return TorchArg(name, type_, default if eq else None, kwarg_only, label, "!" in marks)
 
 

@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         if not torch.cuda.is_available():
             for item in marked:
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+                item.add_marker(pytest.mark.skip(reason="C8: no CUDA device"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -89,5 +89,4 @@ def _sections(e: OpEntry) -> Iterator[Section]:
 def _called(e: OpEntry) -> Iterator[str]:
     """The overloads that a composite calls."""
     for section in _sections(e):
-        for printed in section.resolved.values():
-            yield from (lead.strip("\"'") for lead in printed.lead)
+        yield from (printed.overload for printed in section.resolved.values() if printed.overload)

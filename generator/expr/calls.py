@@ -189,7 +189,7 @@ def _op(check: Inference, node: ast.Call, scope: Mapping[str, Type], name: str, 
             node.func, f"'{name}' is ambiguous between {', '.join(s.overload for s in exact)}: name one, as in '{one}'"
         )
     check.function.calls.add(chosen.id)
-    check.resolved[node] = As(f"{check.function.local('b')}.call", lead=(f'"{chosen.id}"',))
+    check.resolved[node] = As(f"{check.function.local('b')}.call", overload=chosen.id)
     return result_type(chosen)
 
 

@@ -334,7 +334,7 @@ class Inference:
         self.function.calls.add(overload)
         if symbol not in VERBATIM:
             b = self.function.local("b")
-            self.resolved[node] = As(f"{b}.call", call=True, lead=(f'"{overload}"',))
+            self.resolved[node] = As(f"{b}.call", call=True, overload=overload)
         return TENSOR
 
     def _compare(self, node: ast.Compare, scope: Scope) -> Type:

@@ -29,16 +29,21 @@ _TEST, _OR, _AND, _COMPARING, _ATOM = 1, 2, 3, 5, 20
 class As:
     """How a node is printed instead of verbatim.
 
-    name    a name, or the callee of a call, printed so
-    call    an operator, comparison or subscript printed as a call of `name`
-    lead    arguments before those of the call
-    wrap    a function applied to the whole
+    name      a name, or the callee of a call, printed so
+    call      an operator, comparison or subscript printed as a call of `name`
+    overload  the operator that is called, printed as the first argument
+    wrap      a function applied to the whole
     """
 
     name: str
     call: bool = False
-    lead: tuple[str, ...] = ()
+    overload: str = ""
     wrap: str = ""
+
+    @property
+    def lead(self) -> tuple[str, ...]:
+        """What is printed before the arguments of the call."""
+        return (literal(self.overload),) if self.overload else ()
 
 
 Resolution = Mapping[ast.AST, As]
@@ -159,7 +164,7 @@ class _Printer:
             len(node.args) == 1
             and isinstance(node.args[0], ast.GeneratorExp)
             and not node.keywords
-            and not (how and how.lead)
+            and not (how and how.overload)
         ):
             args = [self.comprehension(node.args[0])]
         else:

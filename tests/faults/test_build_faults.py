@@ -341,7 +341,7 @@ def test_cache_folder_that_cannot_be_made(tmp_path, cfg):
         Cache(Path(cfg.cache_dir))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="C15: root writes everywhere")
 def test_cache_folder_that_is_read_only(tmp_path, cfg):
     (tmp_path / "cache").mkdir(mode=0o500)
     with one_warning("Permission denied"):

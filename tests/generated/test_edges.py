@@ -469,5 +469,5 @@ SAMPLE = (
 
 
 def test_sample_by_the_interpreter() -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="C8: Triton is not installed")
     check_interpreted(SAMPLE)

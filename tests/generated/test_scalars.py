@@ -128,13 +128,13 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor | str]:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="C8: Triton is not installed")
     return torch.load(run_triton(tmp_path_factory.mktemp("triton"), "cpu"))
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor | str]:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="C8: Triton is not installed")
     return torch.load(run_triton(tmp_path_factory.mktemp("triton"), "cuda"))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="C8: Triton is not installed")
 
 import triton
 import triton.language as tl

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="C8: Triton is not installed")
 
 SCRIPT = Path(__file__).parents[1] / "support" / "user_kernels.py"
 NAMES = [

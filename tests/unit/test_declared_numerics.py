@@ -139,7 +139,7 @@ torch.save(found, sys.argv[1])
 
 @functools.cache
 def interpreted_results() -> dict[str, tuple[Tensor, Tensor | None]]:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="C8: Triton is not installed")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.pt"
         environment: dict[str, Any] = {**os.environ, "TRITON_INTERPRET": "1"}

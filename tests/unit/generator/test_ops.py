@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from opforge.generator.emit.lowerings import function_text
 from opforge.generator.load import load_spec, load_text
 from opforge.generator.model import Model
 from opforge.generator.op_entries import WITHOUT_LOWERING
-from opforge.generator.run import SPECS_DIR
+from opforge.generator.run import SPECS_DIR, load_model, load_user_model
 from opforge.generator.torch_schemas import TorchSchemas
 from opforge.generator.user import generate_module, load_user_specs
 
@@ -467,3 +468,20 @@ def test_spec_text_is_never_evaluated(tmp_path: Path, library: torch.library.Lib
         SpecError, match=r"an attribute is not part of the expression language|only a name can be called"
     ):
         load_user_specs(path)
+
+
+def test_odd_spacing_is_no_warning(tmp_path: Path) -> None:
+    spec = tmp_path / "odd.yaml"
+    spec.write_text(
+        textwrap.dedent(
+            """
+            - op: aten.relu.default
+              doc: odd spacing
+              kind: pointwise
+              expr: maximum(self, 0if True else 1)
+            """
+        )
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_user_model(spec, load_model()).size == 1
