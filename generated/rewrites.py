@@ -507,6 +507,210 @@ squeeze_unsqueeze = Rule(
     replace=lambda m, g: m["x"],
 )
 
+# spec: select_of_unbind
+select_of_unbind = Rule(
+    name="select_of_unbind",
+    doc="the i-th of all slices is one slice",
+    match=Part(
+        Call(
+            "aten.unbind.int",
+            (
+                ("self", Wild("x")),
+                ("dim", Wild("d")),
+            ),
+        ),
+        Wild("i"),
+    ),
+    when=lambda m: True,
+    replace=lambda m, g: g.call("aten.select.int", m["x"], m["d"], m["i"]),
+)
+
+# spec: addmm_of_every_row
+addmm_of_every_row = Rule(
+    name="addmm_of_every_row",
+    doc="the products of all slices of a tensor with one matrix are the slices of one product (the inputs of a recurrent cell), rounded as that is",
+    match=Call(
+        "aten.addmm.default",
+        (
+            ("self", Wild("c")),
+            (
+                "mat1",
+                Call(
+                    "aten.select.int",
+                    (
+                        ("self", Wild("x")),
+                        ("dim", Lit(0)),
+                        ("index", Wild("i")),
+                    ),
+                ),
+            ),
+            ("mat2", Wild("b")),
+        ),
+    ),
+    when=lambda m: (
+        p.rank(m["x"]) == 3
+        and p.rank(m["c"]) == 1
+        and p.is_few(p.size(m["x"], 0), 256)
+        and p.is_small(m["x"], 4194304)
+        and p.is_small(m["out"], (4194304 // p.size(m["x"], 0)))
+        and not p.is_returned(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.select.int",
+        g.call(
+            "aten.view.default",
+            g.call(
+                "aten.addmm.default",
+                m["c"],
+                g.call("aten._reshape_copy.default", m["x"], [-1, p.size(m["x"], 2)]),
+                m["b"],
+            ),
+            [p.size(m["x"], 0), -1, p.size(m["b"], 1)],
+        ),
+        0,
+        m["i"],
+    ),
+    each=("i", lambda m: p.size(m["x"], 0)),
+)
+
+# spec: mm_of_every_row
+mm_of_every_row = Rule(
+    name="mm_of_every_row",
+    doc="the same without a bias",
+    match=Call(
+        "aten.mm.default",
+        (
+            (
+                "self",
+                Call(
+                    "aten.select.int",
+                    (
+                        ("self", Wild("x")),
+                        ("dim", Lit(0)),
+                        ("index", Wild("i")),
+                    ),
+                ),
+            ),
+            ("mat2", Wild("b")),
+        ),
+    ),
+    when=lambda m: (
+        p.rank(m["x"]) == 3
+        and p.is_few(p.size(m["x"], 0), 256)
+        and p.is_small(m["x"], 4194304)
+        and p.is_small(m["out"], (4194304 // p.size(m["x"], 0)))
+        and not p.is_returned(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.select.int",
+        g.call(
+            "aten.view.default",
+            g.call("aten.mm.default", g.call("aten._reshape_copy.default", m["x"], [-1, p.size(m["x"], 2)]), m["b"]),
+            [p.size(m["x"], 0), -1, p.size(m["b"], 1)],
+        ),
+        0,
+        m["i"],
+    ),
+    each=("i", lambda m: p.size(m["x"], 0)),
+)
+
+# spec: addmm_of_every_column
+addmm_of_every_column = Rule(
+    name="addmm_of_every_column",
+    doc="the same of a tensor whose slices lie between each other, after a copy",
+    match=Call(
+        "aten.addmm.default",
+        (
+            ("self", Wild("c")),
+            (
+                "mat1",
+                Call(
+                    "aten.select.int",
+                    (
+                        ("self", Wild("x")),
+                        ("dim", Lit(1)),
+                        ("index", Wild("i")),
+                    ),
+                ),
+            ),
+            ("mat2", Wild("b")),
+        ),
+    ),
+    when=lambda m: (
+        p.rank(m["x"]) == 3
+        and p.rank(m["c"]) == 1
+        and p.is_few(p.size(m["x"], 1), 256)
+        and p.is_small(m["x"], 4194304)
+        and p.is_small(m["out"], (4194304 // p.size(m["x"], 1)))
+        and not p.is_returned(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.select.int",
+        g.call(
+            "aten.view.default",
+            g.call(
+                "aten.addmm.default",
+                m["c"],
+                g.call(
+                    "aten._reshape_copy.default", g.call("aten.transpose.int", m["x"], 0, 1), [-1, p.size(m["x"], 2)]
+                ),
+                m["b"],
+            ),
+            [p.size(m["x"], 1), -1, p.size(m["b"], 1)],
+        ),
+        0,
+        m["i"],
+    ),
+    each=("i", lambda m: p.size(m["x"], 1)),
+)
+
+# spec: mm_of_every_column
+mm_of_every_column = Rule(
+    name="mm_of_every_column",
+    doc="the same without a bias",
+    match=Call(
+        "aten.mm.default",
+        (
+            (
+                "self",
+                Call(
+                    "aten.select.int",
+                    (
+                        ("self", Wild("x")),
+                        ("dim", Lit(1)),
+                        ("index", Wild("i")),
+                    ),
+                ),
+            ),
+            ("mat2", Wild("b")),
+        ),
+    ),
+    when=lambda m: (
+        p.rank(m["x"]) == 3
+        and p.is_few(p.size(m["x"], 1), 256)
+        and p.is_small(m["x"], 4194304)
+        and p.is_small(m["out"], (4194304 // p.size(m["x"], 1)))
+        and not p.is_returned(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.select.int",
+        g.call(
+            "aten.view.default",
+            g.call(
+                "aten.mm.default",
+                g.call(
+                    "aten._reshape_copy.default", g.call("aten.transpose.int", m["x"], 0, 1), [-1, p.size(m["x"], 2)]
+                ),
+                m["b"],
+            ),
+            [p.size(m["x"], 1), -1, p.size(m["b"], 1)],
+        ),
+        0,
+        m["i"],
+    ),
+    each=("i", lambda m: p.size(m["x"], 1)),
+)
+
 # spec: addmm_of_mm_add
 addmm_of_mm_add = Rule(
     name="addmm_of_mm_add",
@@ -1257,7 +1461,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
         add_zero_int,
         addmm_of_mm_add,
     ),
-    "aten.addmm.default": (addmm_of_few_rows,),
+    "aten.addmm.default": (
+        addmm_of_every_row,
+        addmm_of_every_column,
+        addmm_of_few_rows,
+    ),
     "aten.alias.default": (alias_value,),
     "aten.bitwise_not.default": (bitwise_not_not,),
     "aten.cat.default": (cat_one,),
@@ -1281,6 +1489,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.maximum.default": (maximum_self,),
     "aten.minimum.default": (minimum_self,),
     "aten.mm.default": (
+        mm_of_every_row,
+        mm_of_every_column,
         mm_of_few_rows,
         mm_of_odd_columns_to_the_caller,
         mm_rows_of_whole_vectors,
@@ -1305,6 +1515,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aten.sub.Tensor": (sub_zero,),
     "aten.t.default": (t_t,),
     "aten.transpose.int": (transpose_transpose,),
+    "aten.unbind.int[]": (select_of_unbind,),
     "aten.view.default": (
         view_view,
         view_same,

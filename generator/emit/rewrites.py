@@ -16,7 +16,7 @@ TESTS = "tests/generated/test_rewrites.py"
 SPEC = "specs/rewrites.yaml"
 PREDICATES = (
     "all_but_channels", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few",
-    "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_tensor", "made_of_smaller",
+    "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_small", "is_tensor", "made_of_smaller",
     "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape",
     "short_of_vectors", "size", "users",
 )  # fmt: skip
@@ -29,7 +29,9 @@ _ALLOWED = (
 
 @dataclass(frozen=True)
 class RuleSpec:
-    """One rule, printed: `head` is the overload that the match begins with, `[k]` added where it takes one result."""
+    """One rule, printed: `head` is the overload that the match begins with, `[k]` added where it takes one result, `[]` where it takes any. `each`: the wildcard and the
+    count of calls that are replaced together.
+    """
 
     name: str
     doc: str
@@ -39,6 +41,7 @@ class RuleSpec:
     replace: str
     test: dict[str, Any]
     device: str = ""
+    each: tuple[str, str] | None = None
 
 
 class _Fault(Exception):
@@ -62,10 +65,14 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[RuleSpec, ..
 def _build_one(entry: Entry, model: Model, diags: Diagnostics) -> RuleSpec | None:
     printer = _Printer(model)
     done: dict[str, str] = {}
-    for key in ("match", "when", "replace"):
+    each = None
+    for key in ("match", "each", "when", "replace"):
         text = str(entry.get(key, "True"))
         try:
-            done[key] = printer.section(key, text)
+            if key != "each":
+                done[key] = printer.section(key, text)
+            elif "each" in entry:
+                each = printer.each(text)
         except _Fault as fault:
             diags.error(entry.pos(key, at=fault.offset), str(fault))
             return None
@@ -81,6 +88,7 @@ def _build_one(entry: Entry, model: Model, diags: Diagnostics) -> RuleSpec | Non
         done["replace"],
         dict(entry.get("test") or {}),
         str(entry.get("device") or ""),
+        each,
     )
 
 
@@ -100,6 +108,18 @@ class _Printer:
                 raise _Fault("a match must be a call of an operator")
             return printed
         return self.expression(tree, calls=key == "replace")
+
+    def each(self, text: str) -> tuple[str, str]:
+        """The wildcard of `i < n`, and n printed."""
+        tree = _parse(text)
+        if (
+            not isinstance(tree, ast.Compare)
+            or not isinstance(tree.left, ast.Name)
+            or not isinstance(tree.ops[0], ast.Lt)
+        ):
+            raise _Fault(f"expected 'i < n', a wildcard of the match and how many there are of it, found '{text}'")
+        self.expression(tree.left, calls=False)
+        return tree.left.id, self.expression(tree.comparators[0], calls=False)
 
     # -- patterns ------------------------------------------------------------------------------------------------------
     def pattern(self, node: ast.expr) -> str:
@@ -127,6 +147,12 @@ class _Printer:
 
     def part(self, node: ast.Subscript) -> str:
         """`call(...)[k]`: one of the results of a call that has several."""
+        if isinstance(node.value, ast.Call) and isinstance(node.slice, ast.Name):
+            outermost = not self.head
+            call = self.pattern(node.value)
+            if outermost:
+                self.head += "[]"
+            return f"Part({call}, {self.pattern(node.slice)})"
         k = node.slice.value if isinstance(node.slice, ast.Constant) else None
         if not isinstance(node.value, ast.Call) or not isinstance(k, int):
             raise _Fault("a subscript takes a result of a call, as in 'topk(x, n)[0]'", node.col_offset)

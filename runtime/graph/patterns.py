@@ -44,15 +44,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Part:
-    """Matches the `index`-th result of a call that has several."""
+    """Matches the `index`-th result of a call that has several; a wildcard matches any of them."""
 
     call: Call
-    index: int
+    index: int | Wild
 
     @property
     def op(self) -> str:
-        """What `head` gives for a node that this matches."""
-        return f"{self.call.op}[{self.index}]"
+        """What `head` gives for a node that this matches; for any result without its number."""
+        return f"{self.call.op}[{'' if isinstance(self.index, Wild) else self.index}]"
 
 
 Pattern = Wild | Lit | Items | Call | Part
@@ -60,7 +60,10 @@ Pattern = Wild | Lit | Items | Call | Part
 
 @dataclass(frozen=True)
 class Rule:
-    """One rewrite: where `match` holds and `when` is true, `replace` builds the value that takes the place. `device`: only for values there."""
+    """One rewrite: where `match` holds and `when` is true, `replace` builds the value that takes the place. `device`: only for values there.
+
+    `each`: a wildcard, and how many calls there must be that differ in it alone, by its values 0, 1, …: they are replaced together.
+    """
 
     name: str
     doc: str
@@ -68,6 +71,7 @@ class Rule:
     when: Callable[[dict[str, Any]], bool]
     replace: Callable[[dict[str, Any], Any], Any]
     device: str = ""
+    each: tuple[str, Callable[[dict[str, Any]], Any]] | None = None
 
 
 def arguments(node: torch.fx.Node) -> dict[str, Any]:
@@ -118,7 +122,16 @@ def match(pattern: Pattern, value: Any, found: dict[str, Any]) -> bool:
             and len(value) == len(pattern.items)
             and all(match(p, v, found) for p, v in zip(pattern.items, value, strict=True))
         )
-    if not isinstance(value, torch.fx.Node) or head(value) != pattern.op:
+    if not isinstance(value, torch.fx.Node):
+        return False
+    if isinstance(pattern, Part) and isinstance(pattern.index, Wild):
+        return (
+            value.op == "call_function"
+            and value.target is operator.getitem
+            and match(pattern.index, value.args[1], found)
+            and match(pattern.call, value.args[0], found)
+        )
+    if head(value) != pattern.op:
         return False
     if isinstance(pattern, Part):
         return match(pattern.call, value.args[0], found)

@@ -17,7 +17,7 @@ from ...errors import OpforgeError
 from ..dispatch.effects import must_run
 from ..dispatch.operators import makes_new, reads_storage
 from . import predicates
-from .patterns import Rule, head, match
+from .patterns import Rule, head, match, same
 
 KEPT_META = ("stack_trace", "nn_module_stack", "source", "backward", "recompute", "must_save")
 LIMIT = 16  # rewrites per node of the graph before the rules are taken to loop
@@ -93,44 +93,118 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, de
     graph, report = gm.graph, Report()
     budget = LIMIT * (len(graph.nodes) + 16)
     recent: list[str] = []
+    lacking: set[tuple[str, torch.fx.Node]] = set()
     for node in list(graph.nodes):
         work = [node]
         while work:
             current = work.pop()
             if getattr(current, "_erased", False):
                 continue
-            for rule in rules.get(head(current) or "", ()):
+            for rule in _for(rules, head(current)):
                 if rule.device and rule.device != (device or _device(current)):
                     continue
                 found: dict[str, Any] = {"out": current}
                 if not match(rule.match, current, found) or not rule.when(found):
                     continue
-                builder = Builder(graph, current)
-                new = rule.replace(found, builder)
-                if not _agrees(current, new):
-                    for made in reversed(builder.made):
-                        graph.erase_node(made)
-                    report.refused.append((rule.name, current.name))
+                alike = [found] if rule.each is None else _alike(graph, rule, found, lacking)
+                if not (done := _replace(graph, rule, alike, report)):
                     continue
-                call = current.args[0] if current.target is operator.getitem else None
-                _put(graph, current, new)
-                report.applied.append((rule.name, current.name))
                 recent = [*recent[-7:], rule.name]
-                budget -= 1
+                budget -= len(done)
                 if budget < 0:
                     raise OpforgeError(f"rewrite rules loop without end: {', '.join(dict.fromkeys(recent))}")
-                work.extend(
-                    reversed(
-                        [*builder.made, new]
-                        if isinstance(new, torch.fx.Node) and new not in builder.made
-                        else builder.made
-                    )
-                )
-                if isinstance(call, torch.fx.Node):
-                    work.append(call)  # it has a result less to compute
+                work.extend(reversed(done))
                 break
     _eliminate_dead(graph)
     return report
+
+
+def _for(rules: Mapping[str, Sequence[Rule]], name: str | None) -> Sequence[Rule]:
+    """The rules for what `head` gives, those for any result of a call included."""
+    if name is None:
+        return ()
+    found = rules.get(name, ())
+    call, bracket, _ = name.partition("[")
+    return (*found, *rules.get(f"{call}[]", ())) if bracket else found
+
+
+def _replace(
+    graph: torch.fx.Graph, rule: Rule, matches: Sequence[dict[str, Any]], report: Report
+) -> list[torch.fx.Node]:
+    """Replace what was matched, all of it or, where one result would have other metadata, nothing. What rules may now fit: the nodes made, and
+    calls that have a result less to compute.
+    """
+    made: list[torch.fx.Node] = []
+    pairs: list[tuple[torch.fx.Node, Any]] = []
+    for found in matches:
+        builder = Builder(graph, found["out"])
+        pairs.append((found["out"], rule.replace(found, builder)))
+        made += builder.made
+        if not _agrees(*pairs[-1]):
+            for node in reversed(made):
+                graph.erase_node(node)
+            report.refused.append((rule.name, found["out"].name))
+            return []
+    fewer = []
+    for old, new in pairs:
+        call = old.args[0] if old.target is operator.getitem else None
+        _put(graph, old, new)
+        report.applied.append((rule.name, old.name))
+        if isinstance(call, torch.fx.Node):
+            fewer.append(call)
+        if isinstance(new, torch.fx.Node) and new not in made:
+            made.append(new)
+    return [*fewer, *made]
+
+
+def _alike(
+    graph: torch.fx.Graph, rule: Rule, first: dict[str, Any], lacking: set[tuple[str, torch.fx.Node]]
+) -> list[dict[str, Any]]:
+    """The matches that differ from `first` in the wildcard of `rule.each` alone, in the order of the graph, if there is one for each of its
+    values; else none, and they are `lacking` from now on. What they have in common is the first one's.
+    """
+    assert rule.each is not None
+    name, count = rule.each
+    if (rule.name, first["out"]) in lacking:
+        return []
+    n = count(first)
+    matches: dict[int, dict[str, Any]] = {}
+    members = []
+    for node in graph.find_nodes(op="call_function", target=first["out"].target):
+        found: dict[str, Any] = {"out": node}
+        if not match(rule.match, node, found) or not _equal_but(first, found, name):
+            continue
+        members.append((rule.name, node))
+        if not all(node.meta.get(k) == first["out"].meta.get(k) for k in ("backward", "recompute", "must_save")):
+            continue
+        if rule.when(found):
+            matches.setdefault(found[name] % n, found)
+    if len(matches) != n:
+        lacking.update(members)
+        return []
+    in_order = sorted(matches.values(), key=lambda found: found["out"])
+    return [{**in_order[0], "out": found["out"], name: found[name]} for found in in_order]
+
+
+def _equal_but(first: dict[str, Any], found: dict[str, Any], name: str) -> bool:
+    return all(k in ("out", name) or _equal_value(value, found[k]) for k, value in first.items())
+
+
+def _equal_value(a: Any, b: Any, depth: int = 4) -> bool:
+    """Whether two arguments are the same, or calls without effects that give the same."""
+    if same(a, b):
+        return True
+    if not isinstance(a, torch.fx.Node) or not isinstance(b, torch.fx.Node) or depth == 0:
+        return False
+    return (
+        a.op == b.op == "call_function"
+        and a.target is b.target
+        and not must_run(a.target)
+        and len(a.args) == len(b.args)
+        and a.kwargs.keys() == b.kwargs.keys()
+        and all(_equal_value(x, y, depth - 1) for x, y in zip(a.args, b.args, strict=True))
+        and all(_equal_value(a.kwargs[k], b.kwargs[k], depth - 1) for k in a.kwargs)
+    )
 
 
 def _device(node: torch.fx.Node) -> str:

@@ -48,7 +48,9 @@ def evaluate(pattern: Pattern, values: dict[str, Any]) -> Any:
     if isinstance(pattern, Items):
         return [evaluate(p, values) for p in pattern.items]
     if isinstance(pattern, Part):
-        return evaluate(pattern.call, values)[pattern.index]
+        return evaluate(pattern.call, values)[
+            evaluate(pattern.index, values) if isinstance(pattern.index, Wild) else pattern.index
+        ]
     assert isinstance(pattern, Call)
     namespace, name, which = pattern.op.split(".")
     op = getattr(getattr(getattr(torch.ops, namespace), name), which)
@@ -70,7 +72,11 @@ def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
     def program(*args: torch.Tensor) -> Any:
         wide = next(t.dtype for t in args if t.dtype.is_floating_point or not narrow)
         args = tuple(t.to(wide) if k in narrow else t for k, t in zip(names, args, strict=True))
-        out = evaluate(rule.match, {**values, **dict(zip(names, args, strict=True))})
+        given = {**values, **dict(zip(names, args, strict=True))}
+        if rule.each is not None:
+            index, count = rule.each
+            return torch.stack([evaluate(rule.match, {**given, index: i}) for i in range(count(given))])
+        out = evaluate(rule.match, given)
         return out[hints["result"]["value"]] if "result" in hints else out
 
     with FakeTensorMode() as mode:
