@@ -29,8 +29,8 @@ _ALLOWED = (
 
 @dataclass(frozen=True)
 class RuleSpec:
-    """One rule, printed: `head` is the overload that the match begins with, `[k]` added where it takes one result, `[]` where it takes any. `each`: the wildcard and the
-    count of calls that are replaced together.
+    """One rule, printed: `head` is the overload that the match begins with, `[k]` added where it takes one result, `[]` where any. `each`: the
+    wildcard and the count of calls that are replaced together.
     """
 
     name: str
