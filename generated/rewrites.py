@@ -528,7 +528,7 @@ select_of_unbind = Rule(
 # spec: addmm_of_every_row
 addmm_of_every_row = Rule(
     name="addmm_of_every_row",
-    doc="the products of all slices of a tensor with one matrix are the slices of one product (the inputs of a recurrent cell), rounded as that is",
+    doc="the products of all slices of a tensor with one matrix (the inputs of a recurrent cell) are the slices of one product; small ones are loops on the CPU",
     match=Call(
         "aten.addmm.default",
         (
@@ -551,9 +551,11 @@ addmm_of_every_row = Rule(
         p.rank(m["x"]) == 3
         and p.rank(m["c"]) == 1
         and p.is_few(p.size(m["x"], 0), 256)
+        and p.are_known([p.size(m["x"], 2), p.size(m["b"], 1)])
         and p.is_small(m["x"], 4194304)
         and p.is_small(m["out"], (4194304 // p.size(m["x"], 0)))
         and not p.is_returned(m["out"])
+        and (m["device"] == "cuda" or p.has_elements(m["out"], ((16384 // p.size(m["x"], 2)) + 1)))
     ),
     replace=lambda m, g: g.call(
         "aten.select.int",
@@ -597,9 +599,11 @@ mm_of_every_row = Rule(
     when=lambda m: (
         p.rank(m["x"]) == 3
         and p.is_few(p.size(m["x"], 0), 256)
+        and p.are_known([p.size(m["x"], 2), p.size(m["b"], 1)])
         and p.is_small(m["x"], 4194304)
         and p.is_small(m["out"], (4194304 // p.size(m["x"], 0)))
         and not p.is_returned(m["out"])
+        and (m["device"] == "cuda" or p.has_elements(m["out"], ((16384 // p.size(m["x"], 2)) + 1)))
     ),
     replace=lambda m, g: g.call(
         "aten.select.int",
@@ -640,9 +644,11 @@ addmm_of_every_column = Rule(
         p.rank(m["x"]) == 3
         and p.rank(m["c"]) == 1
         and p.is_few(p.size(m["x"], 1), 256)
+        and p.are_known([p.size(m["x"], 2), p.size(m["b"], 1)])
         and p.is_small(m["x"], 4194304)
         and p.is_small(m["out"], (4194304 // p.size(m["x"], 1)))
         and not p.is_returned(m["out"])
+        and (m["device"] == "cuda" or p.has_elements(m["out"], ((16384 // p.size(m["x"], 2)) + 1)))
     ),
     replace=lambda m, g: g.call(
         "aten.select.int",
@@ -688,9 +694,11 @@ mm_of_every_column = Rule(
     when=lambda m: (
         p.rank(m["x"]) == 3
         and p.is_few(p.size(m["x"], 1), 256)
+        and p.are_known([p.size(m["x"], 2), p.size(m["b"], 1)])
         and p.is_small(m["x"], 4194304)
         and p.is_small(m["out"], (4194304 // p.size(m["x"], 1)))
         and not p.is_returned(m["out"])
+        and (m["device"] == "cuda" or p.has_elements(m["out"], ((16384 // p.size(m["x"], 2)) + 1)))
     ),
     replace=lambda m, g: g.call(
         "aten.select.int",

@@ -15,7 +15,7 @@ PATH = "generated/rewrites.py"
 TESTS = "tests/generated/test_rewrites.py"
 SPEC = "specs/rewrites.yaml"
 PREDICATES = (
-    "all_but_channels", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few",
+    "all_but_channels", "are_known", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few",
     "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_small", "is_tensor", "made_of_smaller",
     "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape",
     "short_of_vectors", "size", "users",
@@ -97,7 +97,7 @@ class _Printer:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.bound: set[str] = {"out"}
+        self.bound: set[str] = {"out", "device"}
         self.head = ""
 
     def section(self, key: str, text: str) -> str:

@@ -89,6 +89,11 @@ def has_elements(x: Any, n: int) -> bool:
     return n <= 0 or all(size_hint(k, n) != 0 for k in sizes)
 
 
+def are_known(sizes: Sequence[Any]) -> bool:
+    """Whether no size is a symbol."""
+    return all(isinstance(n, int) for n in sizes)
+
+
 def is_small(x: Any, most: int) -> bool:
     """Whether it has elements, and no more than `most`, in the example inputs where a size is a symbol: a guess, for what is right for all sizes."""
     return 1 <= math.prod(size_hint(k, most + 1) for k in shape(x)) <= most
@@ -218,7 +223,7 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 
 NAMES = (
-    "all_but_channels", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few",
+    "all_but_channels", "are_known", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few",
     "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_small", "is_tensor", "made_of_smaller",
     "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape",
     "short_of_vectors", "size", "users",

@@ -101,9 +101,10 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, de
             if getattr(current, "_erased", False):
                 continue
             for rule in _for(rules, head(current)):
-                if rule.device and rule.device != (device or _device(current)):
+                on = device or _device(current)
+                if rule.device and rule.device != on:
                     continue
-                found: dict[str, Any] = {"out": current}
+                found: dict[str, Any] = {"out": current, "device": on}
                 if not match(rule.match, current, found) or not rule.when(found):
                     continue
                 alike = [found] if rule.each is None else _alike(graph, rule, found, lacking)
@@ -171,7 +172,7 @@ def _alike(
     matches: dict[int, dict[str, Any]] = {}
     members = []
     for node in graph.find_nodes(op="call_function", target=first["out"].target):
-        found: dict[str, Any] = {"out": node}
+        found: dict[str, Any] = {"out": node, "device": first["device"]}
         if not match(rule.match, node, found) or not _equal_but(first, found, name):
             continue
         members.append((rule.name, node))

@@ -1,0 +1,131 @@
+"""Rules for calls that are alike but for one number: all of them are replaced, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from opforge.generated.rewrites import RULES
+from opforge.runtime.graph.rewrite import Report, rewrite
+
+T, B, K, N = 3, 4, 5, 6
+
+
+def rewritten(fn: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cuda") -> tuple[fx.GraphModule, Report]:
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(torch.empty(s)) for s in shapes]
+    gm = make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+    report = rewrite(gm, RULES, device=device)
+    gm.recompile()
+    return gm, report
+
+
+def products(gm: fx.GraphModule) -> int:
+    return sum(n.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default) for n in gm.graph.nodes)
+
+
+def each_row(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    return torch.stack([torch.addmm(c, x, w.t()).tanh() for x in xs])
+
+
+def each_column(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    return torch.stack([torch.mm(xs[:, t], w.t()).tanh() for t in range(xs.shape[1])])
+
+
+def from_the_end(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    return torch.stack([torch.addmm(c, xs[-t - 1], w.t()).tanh() for t in range(len(xs))])
+
+
+def twice(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    return torch.stack([torch.addmm(c, x, w.t()).tanh() + torch.mm(x, w.t()).exp() for x in xs])
+
+
+def all_but_one(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    return torch.stack([torch.addmm(c, xs[t], w.t()).tanh() for t in range(len(xs) - 1)])
+
+
+def one_by_another_matrix(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    return torch.stack([torch.addmm(c, x, (w * 2 if t == 1 else w).t()).tanh() for t, x in enumerate(xs)])
+
+
+def random_matrices(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    return torch.stack([torch.mm(x, torch.bernoulli(w).t()).tanh() for x in xs])
+
+
+def returned(xs: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.addmm(c, x, w.t()) for x in xs)
+
+
+def of_both(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """The bias of each is the one before."""
+    h = xs[0] @ xs.new_zeros(K, N)
+    for x in xs:
+        h = torch.addmm(h, x, w.t()).tanh()
+    return h
+
+
+@pytest.mark.parametrize(
+    ("fn", "count"),
+    [
+        *((each_row, 1), (each_column, 1), (from_the_end, 1), (twice, 2), (all_but_one, T - 1)),
+        *((one_by_another_matrix, T), (random_matrices, T), (returned, T), (of_both, T + 1)),
+    ],
+)
+def test_which_are_one_product(fn: Callable[..., Any], count: int) -> None:
+    shape = (B, T, K) if fn is each_column else (T, B, K)
+    gm, _ = rewritten(fn, shape, (N, K), (N,))
+    assert products(gm) == count
+    if fn is not random_matrices:
+        given = torch.randn(shape), torch.randn(N, K), torch.randn(N)
+        for found, eager in zip(gm(*given), fn(*given), strict=True):
+            torch.testing.assert_close(found, eager)
+
+
+def test_loops_of_a_processor_stay() -> None:
+    gm, _ = rewritten(each_row, (T, B, K), (N, K), (N,), device="cpu")
+    assert products(gm) == T
+    gm, _ = rewritten(each_row, (T, 16, 64), (64, 64), (64,), device="cpu")
+    assert products(gm) == 1
+
+
+def test_large_results_stay_apart() -> None:
+    gm, _ = rewritten(each_row, (T, 2048, 8), (1024, 8), (1024,))
+    assert products(gm) == T
+
+
+def test_many_calls_that_lack_one_are_looked_at_once() -> None:
+    tried = []
+    rules = {
+        h: tuple(rule if rule.each is None else _counted(rule, tried) for rule in group) for h, group in RULES.items()
+    }
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(torch.empty(s)) for s in ((40, B, K), (N, K), (N,))]
+    gm = make_fx(all_but_one, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+    rewrite(gm, rules, device="cuda")
+    assert products(gm) == 39
+    assert len(tried) == 1
+
+
+def _counted(rule: Any, tried: list[str]) -> Any:
+    name, count = rule.each
+
+    def counted(found: dict[str, Any]) -> Any:
+        tried.append(rule.name)
+        return count(found)
+
+    return replace(rule, each=(name, counted))
+
+
+def test_any_result_of_a_call() -> None:
+    """`unbind(x)[i]` is `select(x, i)`, whichever i."""
+    gm, report = rewritten(lambda x: torch.stack([t + 1 for t in x.unbind(1)]), (2, 3))
+    assert [rule for rule, _ in report.applied] == ["select_of_unbind"] * 3
+    x = torch.randn(2, 3)
+    assert torch.equal(gm(x), torch.stack([t + 1 for t in x.unbind(1)]))
