@@ -23,6 +23,7 @@ from .outputs import separate_outputs
 from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 from .products import Choose, fuse_products
 from .rows import wide_rows
+from .small import join_small
 
 
 def schedule(
@@ -109,9 +110,13 @@ def schedule(
                 continue
         fuser.add(it)
     tail = fuser.groups[fuser.first :] if last else []
+    before = fuser.groups[: len(fuser.groups) - len(tail)]
     if programs:
-        folded = fold_columns(fuser.groups[: len(fuser.groups) - len(tail)], as_views, programs)
-        fuser.groups = [*folded, *tail]
+        before = fold_columns(before, as_views, programs)
+    if programs and fusion and not fuser.learned:
+        returned = {o.buffer for o in program.outputs if o.buffer is not None}
+        before = join_small(before, as_views, layouts, returned | {s for _, s in program.mutations})
+    fuser.groups = [*before, *tail]
     needed = _needed(program, fuser, as_views)
     steps: list[Step] = []
     counter = 0

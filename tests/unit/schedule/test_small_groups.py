@@ -1,0 +1,104 @@
+"""Small groups over the same points are one kernel on a GPU, where values pass within a point and no larger value lives longer for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opforge.runtime.schedule.plan import KernelStep, Plan
+from tests.support.gpu_plan import planned
+
+
+def kernels(plan: Plan) -> int:
+    return sum(isinstance(s, KernelStep) for s in plan.steps)
+
+
+def gates(x: Tensor, c: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """What a cell's backward computes again, of parts of one tensor, and what is made of it."""
+    i, f, o = torch.sigmoid(x[:, :32]), torch.sigmoid(x[:, 32:64]), torch.sigmoid(x[:, 96:])
+    t = torch.tanh(x[:, 64:96])
+    return i, f, o, t, g * o * (1 - torch.tanh(c).square()) + i * t, f * c
+
+
+def after_a_product(x: Tensor, c: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """The first value waits for the product, the second does not, and the third reads both."""
+    a = g + x[:, :32] @ c[:32]
+    b = torch.sigmoid(x[:, 64:96])
+    return a, b, a * b
+
+
+def apart(x: Tensor, c: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """Nothing is read by both."""
+    return torch.sigmoid(c), torch.tanh(g)
+
+
+def shifted(x: Tensor, c: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """The second reads other points of the first."""
+    a = torch.sigmoid(c) * g
+    return a, torch.tanh(a.flip(0) + x[:, :32]) * x[:, 32:64]
+
+
+def inputs(rows: int = 64) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(rows, 128), torch.randn(rows, 32), torch.randn(rows, 32)]
+
+
+@pytest.mark.parametrize(("fn", "count"), [(gates, 1), (after_a_product, 1), (apart, 2), (shifted, 2)])
+def test_how_many_kernels(fn: Callable[..., tuple[Tensor, ...]], count: int) -> None:
+    assert kernels(planned(fn, inputs())) == count
+
+
+def test_large_ones_stay_apart() -> None:
+    assert kernels(planned(gates, inputs(1 << 14))) > 1
+
+
+def test_partial_results_do_not_wait_for_the_last() -> None:
+    """A sum of products adds up as they come: all of them at once would take their memory."""
+
+    def total(*given: Tensor) -> Tensor:
+        found = F.relu(given[0] @ given[1])
+        for a, b in zip(given[2::2], given[3::2], strict=True):
+            found = torch.tanh(found) * 0.5 + a @ b
+        return found
+
+    given = [torch.randn(128, 128) for _ in range(24)]
+    plan = planned(total, given)
+    assert kernels(plan) == 6  # of two sums each
+    assert plan.arena_bytes <= 4 * 128 * 128 * 4
+
+
+def a_program(seed: int) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
+    """A random graph of small values: element by element, by parts, turned, beside products and sums."""
+
+    def run(x: Tensor, c: Tensor, g: Tensor) -> list[Tensor]:
+        choose = random.Random(seed)
+        made = [c, g, *(x[:, k : k + 32] for k in (0, 32, 64, 96))]
+        for _ in range(choose.randint(6, 20)):
+            a, b = choose.choice(made), choose.choice(made)
+            made.append(
+                choose.choice(
+                    [
+                        lambda a, b: torch.sigmoid(a) * b,
+                        lambda a, b: torch.tanh(a + b),
+                        lambda a, b: a - b.sum(1, keepdim=True).mul(0.01),
+                        lambda a, b: (a @ b[:32]).mul(0.1),
+                        lambda a, b: a.flip(0) + b,
+                        lambda a, b: torch.cat([a[:, 16:], b[:, :16]], 1),
+                        lambda a, b: torch.where(a > b, a, b.roll(1, 1)),
+                    ]
+                )(a, b)
+            )
+        return [t for t in made[6:] if choose.random() < 0.5] + [made[-1] * 2]
+
+    return run
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_plans_of_random_graphs_are_right(seed: int) -> None:
+    """The checker of plans proves each value at each point (`planned`)."""
+    planned(a_program(seed), inputs())
