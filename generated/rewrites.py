@@ -525,6 +525,82 @@ select_of_unbind = Rule(
     replace=lambda m, g: g.call("aten.select.int", m["x"], m["d"], m["i"]),
 )
 
+# spec: cast_of_every_row
+cast_of_every_row = Rule(
+    name="cast_of_every_row",
+    doc="casts of all slices (under autocast, before products) are slices of one cast",
+    match=Call(
+        "aten._to_copy.default",
+        (
+            (
+                "self",
+                Call(
+                    "aten.select.int",
+                    (
+                        ("self", Wild("x")),
+                        ("dim", Lit(0)),
+                        ("index", Wild("i")),
+                    ),
+                ),
+            ),
+            ("dtype", Wild("d")),
+        ),
+    ),
+    when=lambda m: (
+        p.rank(m["x"]) == 3
+        and p.is_few(p.size(m["x"], 0), 256)
+        and p.is_small(m["x"], 4194304)
+        and not p.is_returned(m["out"])
+    ),
+    replace=lambda m, g: g.call("aten.select.int", g.call("aten._to_copy.default", m["x"], dtype=m["d"]), 0, m["i"]),
+    each=("i", lambda m: p.size(m["x"], 0)),
+)
+
+# spec: cast_of_every_column
+cast_of_every_column = Rule(
+    name="cast_of_every_column",
+    doc="the same of a tensor whose slices lie between each other",
+    match=Call(
+        "aten._to_copy.default",
+        (
+            (
+                "self",
+                Call(
+                    "aten.select.int",
+                    (
+                        ("self", Wild("x")),
+                        ("dim", Lit(1)),
+                        ("index", Wild("i")),
+                    ),
+                ),
+            ),
+            ("dtype", Wild("d")),
+        ),
+    ),
+    when=lambda m: (
+        p.rank(m["x"]) == 3
+        and p.is_few(p.size(m["x"], 1), 256)
+        and p.are_known([p.size(m["x"], 2)])
+        and p.is_small(m["x"], 4194304)
+        and not p.is_returned(m["out"])
+    ),
+    replace=lambda m, g: g.call(
+        "aten.select.int",
+        g.call(
+            "aten._to_copy.default",
+            g.call(
+                "aten._reshape_copy.default",
+                g.call("aten.transpose.int", m["x"], 0, 1),
+                [p.size(m["x"], 1), -1, p.size(m["x"], 2)],
+            ),
+            dtype=m["d"],
+        ),
+        0,
+        m["i"],
+    ),
+    each=("i", lambda m: p.size(m["x"], 1)),
+)
+
 # spec: addmm_of_every_row
 addmm_of_every_row = Rule(
     name="addmm_of_every_row",
@@ -1458,6 +1534,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
         log_softmax_of_half_by_rows,
     ),
     "aten._native_batch_norm_legit_functional.default[0]": (batch_norm_values,),
+    "aten._to_copy.default": (
+        cast_of_every_row,
+        cast_of_every_column,
+    ),
     "aten._unsafe_view.default": (unsafe_view,),
     "aten.abs.default": (
         abs_abs,

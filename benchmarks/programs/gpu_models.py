@@ -344,6 +344,14 @@ def make_lstm(device: torch.device, tiny: bool) -> Built:
     return model, (torch.randn(*((3, 2, 8) if tiny else (24, 16, 64)), device=device),)
 
 
+@program("lstm_train", "24 steps, 16 x 64 to 128, autocast", "train", launch=True)
+def make_lstm_train(device: torch.device, tiny: bool) -> Built:
+    with device:
+        model = LSTMLoop(8, 16) if tiny else LSTMLoop()
+    given, wanted = ((3, 2, 8), (3, 2, 16)) if tiny else ((24, 16, 64), (24, 16, 128))
+    return MeanSquare(model), (torch.randn(*given, device=device), torch.randn(*wanted, device=device))
+
+
 def matrix(device: torch.device, *shape: int) -> Tensor:
     """Of bfloat16, scaled so that products of it stay near 1."""
     return (torch.randn(*shape, device=device) * shape[-1] ** -0.5).to(BF16)

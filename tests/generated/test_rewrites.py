@@ -44,6 +44,8 @@ CASES = {
     "cat_one": {"x": [3, 4], "_": {"value": 0}},
     "squeeze_unsqueeze": {"x": [3, 4], "d": {"value": 1}},
     "select_of_unbind": {"x": [3, 4], "d": {"value": 1}, "i": {"value": 2}},
+    "cast_of_every_row": {"x": [3, 5, 4], "i": {"value": 0}, "d": {"value": "torch.bfloat16"}},
+    "cast_of_every_column": {"x": [5, 3, 4], "i": {"value": 0}, "d": {"value": "torch.bfloat16"}},
     "addmm_of_every_row": {"c": [96], "x": [3, 8, 32], "b": [32, 96], "i": {"value": 0}},
     "mm_of_every_row": {"x": [3, 8, 32], "b": [32, 96], "i": {"value": 0}},
     "addmm_of_every_column": {"c": [96], "x": [8, 3, 32], "b": [32, 96], "i": {"value": 0}},

@@ -70,6 +70,20 @@ def test_gradients(batch_first: bool, kept: bool) -> None:
         assert_as_accurate(f, e, x)
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_under_autocast(batch_first: bool) -> None:
+    model, xs = Cells(nn.LSTMCell, batch_first), torch.randn(*((16, 5) if batch_first else (5, 16)), 32)
+
+    def step(xs: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(xs)
+
+    with torch.no_grad():
+        found = torch.compile(step, backend="opforge", options={"strict": True})(xs)
+        assert_as_accurate(found, step(xs), copy.deepcopy(model).double()(xs.double()))
+    assert externs() == {"aten.addmm.default": 5 + 1}
+
+
 def test_sizes_that_change() -> None:
     model = Cells()
     fn = torch.compile(model, backend="opforge", options={"strict": True}, dynamic=True)

@@ -14,8 +14,9 @@ from opforge.runtime.graph.rewrite import rewrite
 
 
 def sample(name: str, hint: Any, dtype: torch.dtype) -> Any:
-    """A wildcard's value: a list is a shape, {"value": v} is v itself, {"value": "mask", "shape": s} a bool tensor,
-    {"value": "narrow", "shape": s} 8-bit integers that the program makes floating numbers of, {"value": "positions", "shape": s} 0 to 8."""
+    """A wildcard's value: a list is a shape, {"value": v} is v itself, {"value": "torch.float16"} a dtype, {"value": "mask", "shape": s} a bool
+    tensor, {"value": "narrow", "shape": s} 8-bit integers that the program makes floating numbers of, {"value": "positions", "shape": s} 0 to 8.
+    """
     g = torch.Generator().manual_seed(len(name) + sum(map(ord, name)))
     if isinstance(hint, dict) and hint.get("value") == "narrow":
         return torch.randint(-128, 128, hint["shape"], generator=g, dtype=torch.int8)
@@ -23,6 +24,8 @@ def sample(name: str, hint: Any, dtype: torch.dtype) -> Any:
         return torch.rand(hint["shape"], generator=g) > 0.5
     if isinstance(hint, dict) and hint.get("value") == "positions":
         return torch.randint(0, 9, hint["shape"], generator=g)
+    if isinstance(hint, dict) and str(hint["value"]).startswith("torch."):
+        return getattr(torch, hint["value"].removeprefix("torch."))
     if isinstance(hint, dict):
         return hint["value"]
     if dtype == torch.bool:

@@ -24,6 +24,7 @@ NAMES = [
     "small_mlp",
     "chain_8",
     "lstm_loop",
+    "lstm_train",
     "linear_gelu",
     "linear_residual",
     "int8_linear",

@@ -47,6 +47,15 @@ def twice(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return torch.stack([torch.addmm(c, x, w.t()).tanh() + torch.mm(x, w.t()).exp() for x in xs])
 
 
+def cast_rows(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """As under autocast: each slice is cast, and the weight once for each."""
+    return torch.stack([torch.addmm(c, x.double().float(), w.t()).tanh() for x in xs])
+
+
+def cast_columns(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    return torch.stack([torch.mm(xs[:, t].double(), w.double().t()).tanh() for t in range(xs.shape[1])]).float()
+
+
 def all_but_one(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return torch.stack([torch.addmm(c, xs[t], w.t()).tanh() for t in range(len(xs) - 1)])
 
@@ -75,11 +84,12 @@ def of_both(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
     ("fn", "count"),
     [
         *((each_row, 1), (each_column, 1), (from_the_end, 1), (twice, 2), (all_but_one, T - 1)),
+        *((cast_rows, 1), (cast_columns, 1)),
         *((one_by_another_matrix, T), (random_matrices, T), (returned, T), (of_both, T + 1)),
     ],
 )
 def test_which_are_one_product(fn: Callable[..., Any], count: int) -> None:
-    shape = (B, T, K) if fn is each_column else (T, B, K)
+    shape = (B, T, K) if fn in (each_column, cast_columns) else (T, B, K)
     gm, _ = rewritten(fn, shape, (N, K), (N,))
     assert products(gm) == count
     if fn is not random_matrices:
