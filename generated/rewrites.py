@@ -521,7 +521,7 @@ select_of_unbind = Rule(
         ),
         Wild("i"),
     ),
-    when=lambda m: True,
+    when=lambda m: p.is_few(p.size(m["x"], m["d"]), 256),
     replace=lambda m, g: g.call("aten.select.int", m["x"], m["d"], m["i"]),
 )
 
@@ -550,7 +550,7 @@ cast_of_every_row = Rule(
         p.rank(m["x"]) == 3
         and p.is_few(p.size(m["x"], 0), 256)
         and p.is_small(m["x"], 4194304)
-        and not p.is_returned(m["out"])
+        and not p.is_seen(m["out"])
     ),
     replace=lambda m, g: g.call("aten.select.int", g.call("aten._to_copy.default", m["x"], dtype=m["d"]), 0, m["i"]),
     each=("i", lambda m: p.size(m["x"], 0)),
@@ -582,7 +582,7 @@ cast_of_every_column = Rule(
         and p.is_few(p.size(m["x"], 1), 256)
         and p.are_known([p.size(m["x"], 2)])
         and p.is_small(m["x"], 4194304)
-        and not p.is_returned(m["out"])
+        and not p.is_seen(m["out"])
     ),
     replace=lambda m, g: g.call(
         "aten.select.int",
@@ -630,7 +630,7 @@ addmm_of_every_row = Rule(
         and p.are_known([p.size(m["x"], 2), p.size(m["b"], 1)])
         and p.is_small(m["x"], 4194304)
         and p.is_small(m["out"], (4194304 // p.size(m["x"], 0)))
-        and not p.is_returned(m["out"])
+        and not p.is_seen(m["out"])
         and (m["device"] == "cuda" or p.has_elements(m["out"], ((16384 // p.size(m["x"], 2)) + 1)))
     ),
     replace=lambda m, g: g.call(
@@ -678,7 +678,7 @@ mm_of_every_row = Rule(
         and p.are_known([p.size(m["x"], 2), p.size(m["b"], 1)])
         and p.is_small(m["x"], 4194304)
         and p.is_small(m["out"], (4194304 // p.size(m["x"], 0)))
-        and not p.is_returned(m["out"])
+        and not p.is_seen(m["out"])
         and (m["device"] == "cuda" or p.has_elements(m["out"], ((16384 // p.size(m["x"], 2)) + 1)))
     ),
     replace=lambda m, g: g.call(
@@ -723,7 +723,7 @@ addmm_of_every_column = Rule(
         and p.are_known([p.size(m["x"], 2), p.size(m["b"], 1)])
         and p.is_small(m["x"], 4194304)
         and p.is_small(m["out"], (4194304 // p.size(m["x"], 1)))
-        and not p.is_returned(m["out"])
+        and not p.is_seen(m["out"])
         and (m["device"] == "cuda" or p.has_elements(m["out"], ((16384 // p.size(m["x"], 2)) + 1)))
     ),
     replace=lambda m, g: g.call(
@@ -773,7 +773,7 @@ mm_of_every_column = Rule(
         and p.are_known([p.size(m["x"], 2), p.size(m["b"], 1)])
         and p.is_small(m["x"], 4194304)
         and p.is_small(m["out"], (4194304 // p.size(m["x"], 1)))
-        and not p.is_returned(m["out"])
+        and not p.is_seen(m["out"])
         and (m["device"] == "cuda" or p.has_elements(m["out"], ((16384 // p.size(m["x"], 2)) + 1)))
     ),
     replace=lambda m, g: g.call(

@@ -15,10 +15,10 @@ PATH = "generated/rewrites.py"
 TESTS = "tests/generated/test_rewrites.py"
 SPEC = "specs/rewrites.yaml"
 PREDICATES = (
-    "all_but_channels", "are_known", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few",
-    "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_small", "is_tensor", "made_of_smaller",
-    "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape",
-    "short_of_vectors", "size", "users",
+    "all_but_channels", "are_known", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool",
+    "is_few", "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_seen", "is_small",
+    "is_tensor", "made_of_smaller", "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair",
+    "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip
 _ALLOWED = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
@@ -98,6 +98,7 @@ class _Printer:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.bound: set[str] = {"out", "device"}
+        self.integers: set[str] = set()  # wildcards that stand for one
         self.head = ""
 
     def section(self, key: str, text: str) -> str:
@@ -115,11 +116,26 @@ class _Printer:
         if (
             not isinstance(tree, ast.Compare)
             or not isinstance(tree.left, ast.Name)
-            or not isinstance(tree.ops[0], ast.Lt)
+            or [*map(type, tree.ops)] != [ast.Lt]
         ):
             raise _Fault(f"expected 'i < n', a wildcard of the match and how many there are of it, found '{text}'")
+        name, count = tree.left.id, tree.comparators[0]
         self.expression(tree.left, calls=False)
-        return tree.left.id, self.expression(tree.comparators[0], calls=False)
+        if name not in self.integers:
+            kinds = f"{', '.join(sorted(self.integers))}" or "none"
+            raise _Fault(f"'{name}' does not stand for an integer (of this match: {kinds})", tree.left.col_offset)
+        sizes = [n for n in ast.walk(count) if isinstance(n, ast.Call)]
+        others = [n for n in ast.walk(count) if isinstance(n, ast.Constant) and type(n.value) is not int]
+        if (
+            not sizes
+            or others
+            or any(not isinstance(n.func, ast.Name) or n.func.id not in ("size", "rank") for n in sizes)
+        ):
+            raise _Fault(
+                f"how many calls there are is told by sizes, as in 'i < size(x, 0)', found '{ast.unparse(count)}'",
+                count.col_offset,
+            )
+        return name, self.expression(count, calls=False)
 
     # -- patterns ------------------------------------------------------------------------------------------------------
     def pattern(self, node: ast.expr) -> str:
@@ -141,6 +157,10 @@ class _Printer:
             if not self.head:
                 self.head = schema.id
             named = self.bind(node, schema)
+            for name, value in named:
+                arg = schema.arg(name)
+                if isinstance(value, ast.Name) and arg is not None and arg.type in ("int", "SymInt"):
+                    self.integers.add(value.id)
             args = "".join(f"({literal(name)}, {self.pattern(value)}), " for name, value in named).rstrip()
             return f"Call({literal(schema.id)}, ({args}))"
         raise _Fault(f"a pattern is a name, a literal, a list or a call, found '{ast.unparse(node)}'", node.col_offset)
@@ -152,6 +172,7 @@ class _Printer:
             call = self.pattern(node.value)
             if outermost:
                 self.head += "[]"
+            self.integers.add(node.slice.id)
             return f"Part({call}, {self.pattern(node.slice)})"
         k = node.slice.value if isinstance(node.slice, ast.Constant) else None
         if not isinstance(node.value, ast.Call) or not isinstance(k, int):

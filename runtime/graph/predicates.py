@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..dispatch.operators import reads_storage
 from ..torch_compat import known_equal, size_hint
 
 
@@ -140,14 +141,36 @@ def has_backward(x: Any) -> bool:
 
 def is_returned(x: Any) -> bool:
     """Whether the graph returns a tensor, or all of it in another shape."""
-    return any(user.op == "output" or (_is_same_memory(user, x) and is_returned(user)) for user in x.users)
+    return _is_returned(x, whole=True)
 
 
-def _is_same_memory(view: Any, x: Any) -> bool:
-    """Whether a call gives a view of `x` with all of its elements."""
+def is_seen(x: Any) -> bool:
+    """Whether the graph returns a tensor or a view of it, or looks at its storage: who gets that knows where it begins."""
+    return _is_returned(x, whole=False)
+
+
+def _is_returned(x: Any, whole: bool) -> bool:
+    work, met = [x], {x}
+    while work:
+        node = work.pop()
+        for user in node.users:
+            if user.op == "output" or (not whole and reads_storage(user.target)):
+                return True
+            if user not in met and _is_same_memory(user, x, whole):
+                met.add(user)
+                work.append(user)
+    return False
+
+
+def _is_same_memory(view: Any, x: Any, whole: bool) -> bool:
+    """Whether a call gives a view of `x`, and, if that is asked, one with all of its elements."""
     a, b = value(view), value(x)
+    if isinstance(a, (list, tuple)):
+        return not whole and any(_is_same_memory(part, x, whole) for part in a if isinstance(part, torch.Tensor))
     if not isinstance(a, torch.Tensor) or a.untyped_storage()._cdata != b.untyped_storage()._cdata:
         return False
+    if not whole:
+        return True
     return not any(isinstance(n, torch.SymInt) for n in (*a.shape, *b.shape)) and a.numel() == b.numel()
 
 
@@ -223,8 +246,8 @@ def fake_mode_of(node: torch.fx.Node) -> Any:
 
 
 NAMES = (
-    "all_but_channels", "are_known", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool", "is_few",
-    "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_small", "is_tensor", "made_of_smaller",
-    "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair", "same_shape", "same_type", "shape",
-    "short_of_vectors", "size", "users",
+    "all_but_channels", "are_known", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool",
+    "is_few", "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_seen", "is_small",
+    "is_tensor", "made_of_smaller", "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair",
+    "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip

@@ -17,7 +17,8 @@ from ...errors import OpforgeError
 from ..dispatch.effects import must_run
 from ..dispatch.operators import makes_new, reads_storage
 from . import predicates
-from .patterns import Rule, head, match, same
+from .alike import Alike
+from .patterns import Rule, head, match
 
 KEPT_META = ("stack_trace", "nn_module_stack", "source", "backward", "recompute", "must_save")
 LIMIT = 16  # rewrites per node of the graph before the rules are taken to loop
@@ -93,7 +94,7 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, de
     graph, report = gm.graph, Report()
     budget = LIMIT * (len(graph.nodes) + 16)
     recent: list[str] = []
-    lacking: set[tuple[str, torch.fx.Node]] = set()
+    alike = Alike(graph)
     for node in list(graph.nodes):
         work = [node]
         while work:
@@ -107,8 +108,8 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, de
                 found: dict[str, Any] = {"out": current, "device": on}
                 if not match(rule.match, current, found) or not rule.when(found):
                     continue
-                alike = [found] if rule.each is None else _alike(graph, rule, found, lacking)
-                if not (done := _replace(graph, rule, alike, report)):
+                matches = [found] if rule.each is None else alike.of(rule, found)
+                if not (done := _replace(graph, rule, matches, report)):
                     continue
                 recent = [*recent[-7:], rule.name]
                 budget -= len(done)
@@ -156,56 +157,6 @@ def _replace(
         if isinstance(new, torch.fx.Node) and new not in made:
             made.append(new)
     return [*fewer, *made]
-
-
-def _alike(
-    graph: torch.fx.Graph, rule: Rule, first: dict[str, Any], lacking: set[tuple[str, torch.fx.Node]]
-) -> list[dict[str, Any]]:
-    """The matches that differ from `first` in the wildcard of `rule.each` alone, in the order of the graph, if there is one for each of its
-    values; else none, and they are `lacking` from now on. What they have in common is the first one's.
-    """
-    assert rule.each is not None
-    name, count = rule.each
-    if (rule.name, first["out"]) in lacking:
-        return []
-    n = count(first)
-    matches: dict[int, dict[str, Any]] = {}
-    members = []
-    for node in graph.find_nodes(op="call_function", target=first["out"].target):
-        found: dict[str, Any] = {"out": node, "device": first["device"]}
-        if not match(rule.match, node, found) or not _equal_but(first, found, name):
-            continue
-        members.append((rule.name, node))
-        if not all(node.meta.get(k) == first["out"].meta.get(k) for k in ("backward", "recompute", "must_save")):
-            continue
-        if rule.when(found):
-            matches.setdefault(found[name] % n, found)
-    if len(matches) != n:
-        lacking.update(members)
-        return []
-    in_order = sorted(matches.values(), key=lambda found: found["out"])
-    return [{**in_order[0], "out": found["out"], name: found[name]} for found in in_order]
-
-
-def _equal_but(first: dict[str, Any], found: dict[str, Any], name: str) -> bool:
-    return all(k in ("out", name) or _equal_value(value, found[k]) for k, value in first.items())
-
-
-def _equal_value(a: Any, b: Any, depth: int = 4) -> bool:
-    """Whether two arguments are the same, or calls without effects that give the same."""
-    if same(a, b):
-        return True
-    if not isinstance(a, torch.fx.Node) or not isinstance(b, torch.fx.Node) or depth == 0:
-        return False
-    return (
-        a.op == b.op == "call_function"
-        and a.target is b.target
-        and not must_run(a.target)
-        and len(a.args) == len(b.args)
-        and a.kwargs.keys() == b.kwargs.keys()
-        and all(_equal_value(x, y, depth - 1) for x, y in zip(a.args, b.args, strict=True))
-        and all(_equal_value(a.kwargs[k], b.kwargs[k], depth - 1) for k in a.kwargs)
-    )
 
 
 def _device(node: torch.fx.Node) -> str:

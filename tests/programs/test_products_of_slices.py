@@ -95,6 +95,45 @@ def test_sizes_that_change() -> None:
     assert externs() == {"aten.addmm.default": 5 + 1}
 
 
+def test_sizes_of_the_matrix_that_change() -> None:
+    """They stay symbols: no product is joined, and one graph serves all."""
+    fn = torch.compile(
+        lambda xs, w: [(x @ w).tanh() for x in xs.unbind()], backend="opforge", options={"strict": True}, dynamic=True
+    )
+    for n in (80, 96, 128):
+        xs, w = torch.randn(4, 16, 64), torch.randn(64, n)
+        for f, x in zip(fn(xs, w), xs, strict=True):
+            assert_as_accurate(f, (x @ w).tanh(), (x.double() @ w.double()).tanh())
+    assert opforge.stats()["graphs"] == 1
+
+
+def test_a_slice_at_a_place_that_changes() -> None:
+    fn = torch.compile(
+        lambda xs, w, k: (xs[k.shape[0] - 1] @ w).tanh(), backend="opforge", options={"strict": True}, dynamic=True
+    )
+    xs, w = torch.randn(4, 16, 64), torch.randn(64, 64)
+    for n in (2, 3, 4):
+        found = fn(xs, w, torch.zeros(n))
+        assert_as_accurate(found, (xs[n - 1] @ w).tanh(), (xs[n - 1].double() @ w.double()).tanh())
+
+
+def test_parts_of_the_results_to_the_caller() -> None:
+    """Views of a product are views of it alone."""
+    w = torch.randn(64, 64)
+
+    def fn(xs: Tensor) -> list[Tensor]:
+        return [(x @ w)[:, 1:3] for x in xs]
+
+    xs = torch.randn(4, 16, 64)
+    for f, e in zip(torch.compile(fn, backend="opforge", options={"strict": True})(xs), fn(xs), strict=True):
+        assert (f.stride(), f.storage_offset(), f.untyped_storage().nbytes()) == (
+            e.stride(),
+            e.storage_offset(),
+            e.untyped_storage().nbytes(),
+        )
+        torch.testing.assert_close(f, e)
+
+
 def test_a_tensor_that_is_written_between() -> None:
     w = torch.randn(64, 64)
 

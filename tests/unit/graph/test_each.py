@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from opforge.generated.rewrites import RULES
+from opforge.runtime.graph.patterns import Rule
 from opforge.runtime.graph.rewrite import Report, rewrite
 
 T, B, K, N = 3, 4, 5, 6
@@ -56,12 +57,21 @@ def cast_columns(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return torch.stack([torch.mm(xs[:, t].double(), w.double().t()).tanh() for t in range(xs.shape[1])]).float()
 
 
+def the_same_again(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    first = [torch.mm(xs[t], w.t()).tanh() for t in range(len(xs))]
+    return torch.stack([a + torch.mm(xs[t], w.t()).exp() for t, a in enumerate(first)])
+
+
 def all_but_one(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return torch.stack([torch.addmm(c, xs[t], w.t()).tanh() for t in range(len(xs) - 1)])
 
 
 def one_by_another_matrix(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return torch.stack([torch.addmm(c, x, (w * 2 if t == 1 else w).t()).tanh() for t, x in enumerate(xs)])
+
+
+def by_matrices_of_their_own(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    return torch.stack([torch.mm(x, (w * t).t()).tanh() for t, x in enumerate(xs)])
 
 
 def random_matrices(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
@@ -84,7 +94,7 @@ def of_both(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
     ("fn", "count"),
     [
         *((each_row, 1), (each_column, 1), (from_the_end, 1), (twice, 2), (all_but_one, T - 1)),
-        *((cast_rows, 1), (cast_columns, 1)),
+        *((cast_rows, 1), (cast_columns, 1), (the_same_again, 1)),
         *((one_by_another_matrix, T), (random_matrices, T), (returned, T), (of_both, T + 1)),
     ],
 )
@@ -110,27 +120,53 @@ def test_large_results_stay_apart() -> None:
     assert products(gm) == T
 
 
-def test_many_calls_that_lack_one_are_looked_at_once() -> None:
-    tried = []
-    rules = {
-        h: tuple(rule if rule.each is None else _counted(rule, tried) for rule in group) for h, group in RULES.items()
-    }
+@pytest.mark.parametrize("fn", [all_but_one, one_by_another_matrix, by_matrices_of_their_own])
+def test_calls_that_lack_one_are_looked_at_once(fn: Callable[..., Any]) -> None:
+    looked_at: list[str] = []
+    rules = {h: tuple(rule if rule.each is None else counted(rule, looked_at) for rule in g) for h, g in RULES.items()}
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(torch.empty(s)) for s in ((40, B, K), (N, K), (N,))]
-    gm = make_fx(all_but_one, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+    gm = make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+    count = products(gm)
     rewrite(gm, rules, device="cuda")
-    assert products(gm) == 39
-    assert len(tried) == 1
+    assert products(gm) == count
+    assert len(looked_at) == count
 
 
-def _counted(rule: Any, tried: list[str]) -> Any:
-    name, count = rule.each
+def counted(rule: Rule, looked_at: list[str]) -> Rule:
+    def when(found: dict[str, Any]) -> bool:
+        looked_at.append(rule.name)
+        return rule.when(found)
 
-    def counted(found: dict[str, Any]) -> Any:
-        tried.append(rule.name)
-        return count(found)
+    return replace(rule, when=when)
 
-    return replace(rule, each=(name, counted))
+
+def test_an_index_that_is_no_number() -> None:
+    """A slice at a place that a tensor tells is in no group."""
+
+    graph = fx.Graph()
+    with FakeTensorMode() as mode:
+        x, w = (mode.from_tensor(torch.empty(s)) for s in ((1, B, K), (K, N)))
+        nodes = [graph.placeholder(n) for n in ("x", "w", "k")]
+        for node, val in zip(nodes, (x, w, 0), strict=True):
+            node.meta["val"] = val
+        picked = graph.call_function(torch.ops.aten.select.int, (nodes[0], 0, nodes[2]))
+        picked.meta["val"] = x[0]
+        product = graph.call_function(torch.ops.aten.mm.default, (picked, nodes[1]))
+        product.meta["val"] = x[0] @ w
+    graph.output((product,))
+    report = rewrite(fx.GraphModule({}, graph), RULES, device="cuda")
+    assert report.applied == []
+
+
+def test_who_looks_at_the_storage_gets_its_own() -> None:
+    """A slice of a larger product does not begin where its storage does."""
+
+    def fn(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+        return torch.stack([torch.as_strided(x @ w.t(), (2,), (1,)) + 1 for x in xs])
+
+    gm, _ = rewritten(fn, (T, B, K), (N, K), (N,))
+    assert products(gm) == T
 
 
 def test_any_result_of_a_call() -> None:
