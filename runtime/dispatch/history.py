@@ -13,7 +13,7 @@ from ...generated.dispatch_tables import view_history
 from ...generated.schemas import ViewHistory
 from ..torch_compat import made_without_grad, shares_version
 from .inputs import Inputs, is_own
-from .overlap import covers
+from .overlap import covers, overlaps_itself
 from .recorder import Recorder
 from .regions import Layout, Region, Value
 
@@ -136,6 +136,10 @@ def check_views(
         raise UnsupportedError("an output is a view of a view that was made under no_grad, where its gradient ends")
     if drops_gradients(value, origin):
         raise UnsupportedError("an output is as_strided of a view that does not hold all that it reads")
+    if overlaps_itself(origin):
+        raise UnsupportedError(
+            "an output is a view of an input whose elements share memory (an expanded tensor): as_strided would share out their gradients"
+        )
     if is_custom(t, source):
         raise UnsupportedError(
             "an output of a custom autograd.Function is an alias of its input; return a copy of it (`clone()`) for its backward to run"

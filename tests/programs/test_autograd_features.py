@@ -529,3 +529,36 @@ def test_hooks_of_saved_tensors_that_return_other_sizes_are_told_of() -> None:
         out = f(x)
     with pytest.raises(RuntimeError, match=r"sizes \[1, 2\] on cpu for one of sizes \[3, 2\]"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.select(0, 0),
+        lambda x: (x[0] @ x[1].t(), x[:, 1:]),
+        lambda x: x.view_as(x),
+        lambda x: x.transpose(0, 1),
+    ],
+    ids=["select", "slice", "alias", "transpose"],
+)
+def test_views_of_a_leaf_whose_elements_share_memory(fn: Callable[..., Any]) -> None:
+    """Each element has a gradient of its own; `as_strided`, by which views are made again, would share them out among those in one place."""
+
+    def gradient(run: Run) -> Any:
+        leaf = torch.arange(6.0).view(1, 2, 3).expand(2, 2, 3).requires_grad_()
+        out = run(leaf)
+        sum(
+            (t * torch.arange(t.numel()).view(t.shape)).sum() for t in (out if isinstance(out, tuple) else (out,))
+        ).backward()
+        return leaf.grad
+
+    same(gradient, fn, eager=True)
+
+
+def test_an_expanded_view_of_a_leaf() -> None:
+    def gradient(run: Run) -> Any:
+        leaf = torch.arange(6.0).view(1, 2, 3).requires_grad_()
+        (run(leaf) * torch.arange(12.0).view(2, 2, 3)).sum().backward()
+        return leaf.grad
+
+    same(gradient, lambda x: x.expand(2, 2, 3))
