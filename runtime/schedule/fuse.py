@@ -147,7 +147,10 @@ class Fuser:
         return [
             n
             for n in found
-            if n >= self.first and len(self.groups[n].members) < MAX_MEMBERS and len(self.groups[n].reads) < MAX_BUFFERS
+            if n >= self.first
+            and not self.groups[n].closed
+            and len(self.groups[n].members) < MAX_MEMBERS
+            and len(self.groups[n].reads) < MAX_BUFFERS
         ]
 
     # -- alignment -----------------------------------------------------------------------------------------------------

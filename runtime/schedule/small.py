@@ -18,7 +18,7 @@ from .fuse import MAX_BUFFERS, MAX_MEMBERS, Group, Member, rename
 from .memory import nbytes
 from .plan import ViewOf
 
-FEW = 1 << 12  # points of values that may live longer: some kilobytes each
+BYTES = 1 << 16  # that may live longer for one launch less
 POINTS = 1 << 16  # that a group goes through at most: a kernel over more moves enough bytes to be worth its launch
 SIDE_BY_SIDE = 16  # members of a group made of some that do not read each other: kernels that are alike can run as one launch anyway
 NEAREST = 4  # groups before that read a buffer too
@@ -29,17 +29,20 @@ def join_small(
     views: Mapping[str, ViewOf],
     layouts: Mapping[str, Buffer],
     held: Collection[str] = (),
+    stores: Sequence[tuple[str, str]] = (),
 ) -> list[Group]:
     """The groups, in an order in which they can run, with small ones moved into others that read what they store or what they read.
 
     groups  in an order in which they can run.
     views   buffers that are views of others.
-    held    buffers that are returned, or copied to inputs.
+    held    buffers that are returned.
+    stores  by input that is written, the buffer of its new contents. Groups that make or read one of the two are left as they are, or the
+            contents could not be written in place.
 
     A group runs where one of the two stood: the first where all that the second reads is there by then, else the second if nothing in between
-    reads the first. Values at more than a few points do not live longer for that unless others live shorter.
+    reads the first. No more than some kilobytes live longer for that, unless others live shorter.
     """
-    return _Joined(groups, views, layouts, held).run()
+    return _Joined(groups, views, layouts, held, stores).run()
 
 
 class _Joined:
@@ -51,11 +54,13 @@ class _Joined:
         views: Mapping[str, ViewOf],
         layouts: Mapping[str, Buffer],
         held: Collection[str],
+        stores: Sequence[tuple[str, str]],
     ) -> None:
         self.groups: list[Group | None] = list(groups)
         self.views, self.layouts = views, layouts
         self.held = self._behind(held)
-        self.small = [_is_small(g) for g in groups]
+        written = self._behind([name for pair in stores for name in pair])
+        self.small = [_is_small(g) and written.isdisjoint({*self._reads(g), *_writes(g)}) for g in groups]
         self.made: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}  # places, in order
         for k, group in enumerate(groups):
@@ -109,13 +114,13 @@ class _Joined:
         if merged is None:
             return None
         reads_a, reads_b, writes_a, writes_b = self._reads(a), self._reads(b), _writes(a), _writes(b)
-        near = _points(merged) <= FEW or not any(self.groups[first + 1 : second])
+        close = not any(self.groups[first + 1 : second])
         if all(self.made.get(n, -1) <= first for n in reads_b) and (
-            near or self._bytes(writes_b) <= self._bytes(n for n in reads_b if self._dies(n, second))
+            close or self._may_live(writes_b, [n for n in reads_b if self._last(n, but=second) <= first])
         ):
             to, gone = first, second
         elif all((self._next(n, first) or second) >= second for n in writes_a) and (
-            near or self._bytes(n for n in reads_a if self._dies(n, first)) <= self._bytes(writes_a)
+            close or self._may_live([n for n in reads_a if self._last(n) < second], writes_a)
         ):
             to, gone = second, first
         else:
@@ -133,9 +138,16 @@ class _Joined:
         k = bisect_right(places, place)
         return places[k] if k < len(places) else None
 
-    def _dies(self, name: str, place: int) -> bool:
-        """Whether memory of the graph's own is read there for the last time."""
-        return name in self.made and name not in self.held and self._next(name, place) is None
+    def _last(self, name: str, but: int = -1) -> float:
+        """Where a value of the graph's own is read last, one place left out; never, if it is not let go of then."""
+        if name not in self.made or name in self.held:
+            return math.inf
+        return max((k for k in self.readers[name] if k != but), default=-1)
+
+    def _may_live(self, longer: Iterable[str], shorter: Iterable[str]) -> bool:
+        """Whether some values may live longer if others live shorter for it."""
+        more = self._bytes(longer)
+        return more <= BYTES or more <= self._bytes(shorter)
 
     def _bytes(self, names: Iterable[str]) -> float:
         """Of buffers, without bound where a size is a symbol."""

@@ -10,8 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opforge.runtime.schedule.plan import KernelStep, Plan
-from tests.support.gpu_plan import planned
+from opforge.runtime.compile_fx import written_inside
+from opforge.runtime.config import Config
+from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.lower.graph import lower
+from opforge.runtime.schedule.check import check
+from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.schedule.plan import CopyStep, KernelStep, Plan
+from opforge.runtime.targets.cuda import prepared, scheduled
+from tests.support.gpu_plan import PROCESSORS, planned
 
 
 def kernels(plan: Plan) -> int:
@@ -102,3 +109,60 @@ def a_program(seed: int) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
 def test_plans_of_random_graphs_are_right(seed: int) -> None:
     """The checker of plans proves each value at each point (`planned`)."""
     planned(a_program(seed), inputs())
+
+
+def test_a_slice_of_a_large_value_does_not_keep_it() -> None:
+    """The first row of each layer is needed at the end; it is stored, not made there of what would have to stay."""
+
+    def layers(x: Tensor, w: Tensor, v: Tensor) -> list[Tensor]:
+        h, rows = x, []
+        for _ in range(8):
+            h = h @ w
+            rows.append(torch.tanh(h[0]))
+        s = h.mean(0) @ v
+        return [t for r in rows for t in (r, torch.sigmoid(r * s))]
+
+    assert planned(layers, [torch.randn(512, 512) for _ in range(3)]).arena_bytes <= 2 * 512 * 512 * 4
+
+
+def test_a_value_that_others_keep_is_not_freed_by_an_earlier_reader() -> None:
+    def twice(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        h, kept = x, []
+        for _ in range(8):
+            kept.append(h @ w)
+            h = torch.sigmoid(kept[-1][:, :256]) @ u.t()
+        for e in kept:
+            h = h @ (e.t() @ e)
+        for e in kept:
+            h = (torch.tanh(e[:, 256:]) @ u.t() + h) @ w
+        return h
+
+    given = [torch.randn(128, 512), torch.randn(512, 512), torch.randn(512, 256)]
+    matrix = 128 * 512 * 4
+    assert (
+        planned(twice, given).arena_bytes <= (8 + 4 + 4) * matrix
+    )  # those that are kept, a square, and what is beside them
+
+
+def test_inputs_are_still_written_in_place() -> None:
+    def step(y: Tensor, *xs: Tensor) -> list[Tensor]:
+        out = []
+        for x in xs:
+            out.append(x.flip(0) * torch.sigmoid(y[:, 8:16]))
+            x.add_(torch.sigmoid(y[:, :8]))
+        return out
+
+    given = [torch.randn(8, 16), *(torch.randn(8, 8) for _ in range(4))]
+    with torch.no_grad():
+        traced = trace(step, given)
+    program = prepared(separate_outputs(lower(traced.graph, written_inside(traced)).program), PROCESSORS)
+    plan = scheduled(program, Config(), PROCESSORS)
+    check(program, plan)
+    assert not [s for s in plan.steps if isinstance(s, CopyStep)]
+
+
+def test_a_sum_beside_an_indexed_update() -> None:
+    def update(a: Tensor, b: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(a).scatter_add(1, i, b), b.sum()
+
+    planned(update, [torch.randn(4, 4), torch.randn(4, 4), torch.zeros(4, 4, dtype=torch.long)])
