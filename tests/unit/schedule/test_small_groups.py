@@ -8,15 +8,17 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from opforge.generated.rewrites import RULES
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.plan import CopyStep, KernelStep, Plan
+from opforge.runtime.schedule.plan import CopyStep, ExternStep, KernelStep, Plan
 from opforge.runtime.targets.cuda import prepared, scheduled
 from tests.support.gpu_plan import PROCESSORS, planned
 
@@ -58,6 +60,40 @@ def inputs(rows: int = 64) -> list[Tensor]:
 @pytest.mark.parametrize(("fn", "count"), [(gates, 1), (after_a_product, 1), (apart, 2), (shifted, 2)])
 def test_how_many_kernels(fn: Callable[..., tuple[Tensor, ...]], count: int) -> None:
     assert kernels(planned(fn, inputs())) == count
+
+
+def test_a_recurrent_training_step() -> None:
+    """24 steps of an LSTM cell: one kernel beside each product forward, two backward; without joining there are 168."""
+
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wx, self.wh = nn.Linear(64, 512), nn.Linear(128, 512, bias=False)
+
+        def forward(self, xs: Tensor) -> Tensor:
+            h = c = xs.new_zeros(16, 128)
+            out = []
+            for x in xs.unbind(0):
+                i, f, g, o = (self.wx(x) + self.wh(h)).chunk(4, -1)
+                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+                h = torch.sigmoid(o) * torch.tanh(c)
+                out.append(h)
+            return torch.stack(out)
+
+    model = Loop()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+
+    def step(xs: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        found = torch.func.functional_call(model, dict(zip(names, parameters, strict=True)), (xs,))
+        return torch.autograd.grad(found.square().mean(), parameters)
+
+    traced = trace(step, [torch.randn(24, 16, 64), *parameters])
+    rewrite(traced.graph, RULES, device="cuda")
+    program = prepared(separate_outputs(lower(traced.graph).program), PROCESSORS)
+    plan = scheduled(program, Config(), PROCESSORS)
+    check(program, plan)
+    assert kernels(plan) == 97
+    assert sum(isinstance(s, ExternStep) for s in plan.steps) == 96
 
 
 def test_large_ones_stay_apart() -> None:
