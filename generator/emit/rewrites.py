@@ -122,7 +122,7 @@ class _Printer:
         name, count = tree.left.id, tree.comparators[0]
         self.expression(tree.left, calls=False)
         if name not in self.integers:
-            kinds = f"{', '.join(sorted(self.integers))}" or "none"
+            kinds = ", ".join(sorted(self.integers)) or "none"
             raise _Fault(f"'{name}' does not stand for an integer (of this match: {kinds})", tree.left.col_offset)
         sizes = [n for n in ast.walk(count) if isinstance(n, ast.Call)]
         others = [n for n in ast.walk(count) if isinstance(n, ast.Constant) and type(n.value) is not int]

@@ -67,7 +67,7 @@ class Alike:
         return found if fits and rule.when(found) else None
 
     def _add(self, rule: Rule, found: dict[str, Any]) -> _Group:
-        """The group of a match, which it joins; it leaves another one where rules have changed its arguments since."""
+        """The group of a match, which it joins: another one than before where rules have changed its arguments since."""
         assert rule.each is not None
         (name, _), node, seen = rule.each, found["out"], self.seen[rule.name]
         group = self.groups.setdefault((rule.name, _common(found, name)), _Group())

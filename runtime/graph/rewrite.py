@@ -101,8 +101,8 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, de
             current = work.pop()
             if getattr(current, "_erased", False):
                 continue
+            on = device or _device(current)
             for rule in _for(rules, head(current)):
-                on = device or _device(current)
                 if rule.device and rule.device != on:
                     continue
                 found: dict[str, Any] = {"out": current, "device": on}
@@ -112,7 +112,7 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, de
                 if not (done := _replace(graph, rule, matches, report)):
                     continue
                 recent = [*recent[-7:], rule.name]
-                budget -= len(done)
+                budget -= len(matches)
                 if budget < 0:
                     raise OpforgeError(f"rewrite rules loop without end: {', '.join(dict.fromkeys(recent))}")
                 work.extend(reversed(done))

@@ -80,7 +80,7 @@ class _Joined:
         """Buffers that are read, those behind views too."""
         if group.extern is not None:
             return self._behind(group.extern.reads())
-        return {n for m in group.members for n in m.nest.reads()}
+        return self._behind({n for m in group.members for n in m.nest.reads()})
 
     def _behind(self, names: Collection[str]) -> set[str]:
         """These buffers and, of views, what they are views of."""
