@@ -71,7 +71,9 @@ def options(
 
 @app.command()
 def generate(
-    spec: Annotated[Path | None, typer.Argument(help="A spec file of your own (default: opforge's own specs).")] = None,
+    spec: Annotated[
+        Path | None, typer.Argument(help="A spec file of your own, of operators (default: opforge's own specs).")
+    ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the module made of SPEC.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when something is stale.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; print what would change.")] = False,

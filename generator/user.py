@@ -64,6 +64,14 @@ def _entries(path: Path, schemas: TorchSchemas | None) -> tuple[OpEntry, ...]:
         schemas = TorchSchemas.snapshot().extended(torch_lines(_namespaces(path)))
     base: Model = replace(_base(), torch=schemas)
     entries: tuple[OpEntry, ...] = load_user_model(path, base).part("ops")
+    diags = Diagnostics()
+    for entry in load_spec(path, diags):
+        if entry.tag != "op":
+            diags.error(
+                entry.key_pos(entry.tag),
+                f"a spec file of your own holds operators ('- op: namespace.name'); a '{entry.tag}' belongs into opforge's own specs",
+            )
+    diags.raise_if_any()
     if not entries:
         raise SpecError(f"{path}: no operator entry ('- op: namespace.name')")
     seen: dict[str, str] = {}

@@ -441,6 +441,14 @@ SHRINK = """\
 """
 
 
+def test_a_users_file_holds_operators_only(tmp_path: Path) -> None:
+    """Another entry would be checked and then left out, without a word."""
+    path = tmp_path / "mixed.yaml"
+    path.write_text("- rule: relu_of_relu\n  doc: a\n  match: relu(relu(x))\n  replace: relu(x)\n  test: {x: [3]}\n")
+    with pytest.raises(SpecError, match=r"mixed\.yaml:1:3: error: a spec file of your own holds operators .* a 'rule'"):
+        generate_module(path)
+
+
 def test_a_users_operator_is_native_after_load_specs(tmp_path: Path, library: torch.library.Library) -> None:
     path = tmp_path / "my_ops.yaml"
     path.write_text(SHRINK)
