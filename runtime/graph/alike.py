@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..dispatch.effects import must_run
-from .patterns import Rule, match, same
+from .patterns import Rule, match
 
-DEPTH = 4  # of calls whose arguments are compared: a weight is transposed, cast or sliced anew for each step of a loop
+DEPTH = 4  # of calls that are compared by their arguments: a weight is transposed, cast or sliced anew for each step of a loop
 LONG = 8  # lists of more arguments are compared by identity
 PASS = ("backward", "recompute", "must_save")  # calls that differ in one of these are computed at different times
 
@@ -63,7 +63,7 @@ class Alike:
         found: dict[str, Any] = {"out": node, "device": old["device"]}
         if getattr(node, "_erased", False) or not match(rule.match, node, found):
             return None
-        fits = type(found[name]) is int and -n <= found[name] < n and _equal_but(first, found, name)
+        fits = type(found[name]) is int and -n <= found[name] < n and _common(found, name) == _common(first, name)
         return found if fits and rule.when(found) else None
 
     def _add(self, rule: Rule, found: dict[str, Any]) -> _Group:
@@ -80,7 +80,7 @@ class Alike:
 
 
 def _common(found: dict[str, Any], name: str) -> Hashable:
-    """What a match has in common with others of its group, as far as it can be hashed."""
+    """What a match has in common with others of its group: equal arguments, or calls without effects that give the same."""
     values = tuple((k, _key(v, DEPTH)) for k, v in sorted(found.items()) if k not in ("out", name))
     return values, tuple(repr(found["out"].meta.get(k)) for k in PASS)
 
@@ -98,28 +98,6 @@ def _key(value: Any, depth: int) -> Hashable:
 
 def _is_long(argument: Any) -> bool:
     return isinstance(argument, (list, tuple)) and len(argument) > LONG
-
-
-def _equal_but(first: dict[str, Any], found: dict[str, Any], name: str) -> bool:
-    """Whether two matches have all but the wildcard in common."""
-    return all(k in ("out", name) or _equal(value, found[k], DEPTH) for k, value in first.items())
-
-
-def _equal(a: Any, b: Any, depth: int) -> bool:
-    """Whether two arguments are the same, or calls without effects that give the same."""
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(_equal(x, y, depth) for x, y in zip(a, b, strict=True))
-    if same(a, b):
-        return True
-    if not isinstance(a, torch.fx.Node) or not isinstance(b, torch.fx.Node) or depth == 0:
-        return False
-    return (
-        a.op == b.op == "call_function"
-        and a.target is b.target
-        and not must_run(a.target)
-        and a.kwargs.keys() == b.kwargs.keys()
-        and _equal((a.args, tuple(a.kwargs.values())), (b.args, tuple(b.kwargs[k] for k in a.kwargs)), depth - 1)
-    )
 
 
 __all__ = ["Alike"]

@@ -137,7 +137,7 @@ class Fuser:
         """Groups worth trying: the one of the latest producer, then those that read the same buffers (latest first, a few)."""
         if not self.enabled or item.scatter is not None:
             return []
-        found = [earliest] if earliest >= 0 and not self.groups[earliest].closed else []
+        found = [earliest] if earliest >= 0 else []
         siblings: set[int] = set()
         for name in item.reads():
             siblings.update(n for n in self.readers.get(name, ())[-4:] if n > earliest)

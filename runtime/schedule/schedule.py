@@ -114,8 +114,7 @@ def schedule(
     if programs:
         before = fold_columns(before, as_views, programs)
     if programs and fusion and not fuser.learned:
-        returned = {o.buffer for o in program.outputs if o.buffer is not None}
-        before = join_small(before, as_views, layouts, returned, program.mutations)
+        before = join_small(before, as_views, layouts, outputs_of, program.mutations)
     fuser.groups = [*before, *tail]
     needed = _needed(program, fuser, as_views)
     steps: list[Step] = []

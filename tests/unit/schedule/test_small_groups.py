@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from opforge.generated.rewrites import RULES
 from opforge.runtime.compile_fx import written_inside
@@ -21,6 +21,7 @@ from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import CopyStep, ExternStep, KernelStep, Plan
 from opforge.runtime.targets.cuda import prepared, scheduled
 from tests.support.gpu_plan import PROCESSORS, planned
+from tests.support.scripts import importable
 
 
 def kernels(plan: Plan) -> int:
@@ -65,22 +66,10 @@ def test_how_many_kernels(fn: Callable[..., tuple[Tensor, ...]], count: int) -> 
 def test_a_recurrent_training_step() -> None:
     """24 steps of an LSTM cell: one kernel beside each product forward, two backward; without joining there are 168."""
 
-    class Loop(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.wx, self.wh = nn.Linear(64, 512), nn.Linear(128, 512, bias=False)
+    with importable():
+        from programs.models import LSTMLoop
 
-        def forward(self, xs: Tensor) -> Tensor:
-            h = c = xs.new_zeros(16, 128)
-            out = []
-            for x in xs.unbind(0):
-                i, f, g, o = (self.wx(x) + self.wh(h)).chunk(4, -1)
-                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-                h = torch.sigmoid(o) * torch.tanh(c)
-                out.append(h)
-            return torch.stack(out)
-
-    model = Loop()
+        model = LSTMLoop()
     names, parameters = zip(*model.named_parameters(), strict=True)
 
     def step(xs: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
