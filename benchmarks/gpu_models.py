@@ -468,7 +468,13 @@ def main(
     machine |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if bench.cuda else {"tiny": tiny}
     rows: list[dict[str, Any]] = []
     if resume and (out / "gpu_models.json").exists():
-        rows = json.loads((out / "gpu_models.json").read_text())["programs"]
+        before = json.loads((out / "gpu_models.json").read_text())
+        if (gpu := before["machine"].get("gpu")) != machine.get("gpu"):
+            console.print(
+                f"[red]{out / 'gpu_models.json'} was measured on {gpu}, this is {machine.get('gpu')}: name another folder with --out"
+            )
+            raise typer.Exit(2)
+        rows = before["programs"]
     done = {r["name"] for r in rows}
     start = time.perf_counter()
     bench.warm_up()
