@@ -108,6 +108,7 @@ test-asan: $(STAMP) ## C++ kernels under AddressSanitizer (g++): invalid inputs,
 	$(ASAN) $(PYTEST) -m "not slow and not gpu" $(ASAN_TESTS)
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device (three minutes with six processes on an H200; GPU_JOBS=number)
+	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device, and these tests need one; make test has those that do not")'
 	$(PY) -m pytest -n $(GPU_JOBS) -m gpu
 
 demo: $(STAMP) ## sentence embeddings: eager, Inductor and opforge side by side

@@ -124,18 +124,24 @@ def check(
 
     failed = False
     for path in files or [run.SPECS_DIR]:
+        others: list[str] = []
         try:
             if path.resolve().is_relative_to(run.SPECS_DIR):
                 count = run.own_entries(path.resolve())
             else:
                 from .generator.ahead import check_user_file
 
-                count = check_user_file(path, imports or ()).size
+                checked = check_user_file(path, imports or ())
+                count, others = checked.size, sorted(checked.documents.keys() - {"ops"})
         except OpforgeError as e:
             print(e, file=sys.stderr)
             failed = True
         else:
             print(f"{path}: {count} {'entry' if count == 1 else 'entries'}, no mistake")
+            if others:
+                print(
+                    f"{path}: {' and '.join(others)} belong into opforge's own specs; load_specs() takes operators alone"
+                )
     raise typer.Exit(2 if failed else 0)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import typer
 from rich.console import Console
 from torch import Tensor
 
@@ -207,6 +208,10 @@ def loaded(backend: str) -> list[str]:
 
 
 def chosen(programs: Sequence[Any], only: str | None) -> list[Any]:
-    """The programs whose names contain one of the parts, with commas between."""
+    """The programs whose names contain one of the parts, with commas between; typer.Exit(2) where there are none."""
     wanted = [w.strip() for w in (only or "").split(",") if w.strip()]
-    return [p for p in programs if not wanted or any(w in p.name for w in wanted)]
+    found = [p for p in programs if not wanted or any(w in p.name for w in wanted)]
+    if not found:
+        console.print(f"[red]no program's name contains {only!r}; there are: {', '.join(p.name for p in programs)}")
+        raise typer.Exit(2)
+    return found

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_models_report
+from compared import chosen
 from train import curve_error
 
 import backends
@@ -451,6 +452,7 @@ def main(
     if device == "cuda" and not torch.cuda.is_available():
         console.print("[red]there is no CUDA device")
         raise typer.Exit(2)
+    programs = chosen(list(PROGRAMS.values()), only)
     every = "inductor,inductor-reduce,opforge,opforge-reduce" if device == "cuda" else "inductor,opforge"
     names = (backend or every).split(",")
     if unknown := [n for n in names if n not in MODES]:
@@ -460,8 +462,6 @@ def main(
         if any(n.startswith(base) for n in names):
             backends.load(base)
     torch._dynamo.config.recompile_limit = 64
-    wanted = [w.strip() for w in (only or "").split(",") if w.strip()]
-    programs = [p for p in PROGRAMS.values() if not wanted or any(w in p.name for w in wanted)]
     out.mkdir(parents=True, exist_ok=True)
     bench = Bench(names, torch.device(device), tiny, rounds)
     machine = report.machine(torch.get_num_threads())
@@ -476,12 +476,17 @@ def main(
             raise typer.Exit(2)
         rows = before["programs"]
     done = {r["name"] for r in rows}
-    start = time.perf_counter()
-    bench.warm_up()
-    console.print(f"warmed up in {time.perf_counter() - start:.0f} s")
-    for k, p in enumerate(programs, 1):
-        if p.name in done:
-            continue
+    left = [p for p in programs if p.name not in done]
+    if resume:
+        console.print(
+            f"{out / 'gpu_models.json'} has {len(done)} programs, {len(left)} of {len(programs)} are left",
+            soft_wrap=True,
+        )
+    if left:
+        start = time.perf_counter()
+        bench.warm_up()
+        console.print(f"warmed up in {time.perf_counter() - start:.0f} s")
+    for k, p in enumerate(left, 1 + len(programs) - len(left)):
         start = time.perf_counter()
         # What a program that ends the process leaves behind.
         rows.append({"name": p.name, "shape": p.shape, "kind": p.kind, "failed": {"all": "the process ended"}})
