@@ -14,6 +14,8 @@ import torch
 
 from ..torch_compat import OpOverload, registered_effect
 
+TORCHS = ("aten", "prims")
+
 
 def has_effect(op: Any) -> bool:
     """Whether an operator runs for what it does: it returns nothing, or is registered with an effect
@@ -27,6 +29,15 @@ def has_effect(op: Any) -> bool:
 def must_run(op: Any) -> bool:
     """Whether a call stays even if nothing uses its result: an effect, or one that takes from the random stream."""
     return has_effect(op) or (isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags)
+
+
+def gives_the_same(op: Any) -> bool:
+    """Whether equal calls give equal results: arithmetic of Python, and operators of torch's own but for random ones. Those of others may do what
+    no tag says.
+    """
+    if not isinstance(op, OpOverload):
+        return getattr(op, "__module__", None) == "_operator"
+    return op.namespace in TORCHS and not must_run(op)
 
 
 def run_with_token(token: Any, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.effects import must_run
+from ..dispatch.effects import gives_the_same
 from .patterns import Rule, match
 
 DEPTH = 4  # of calls that are compared by their arguments: a weight is transposed, cast or sliced anew for each step of a loop
@@ -49,8 +49,12 @@ class Alike:
         n = count(first)
         if type(n) is not int or len(group.values) < n or group.tried == len(group.matches):
             return []
+        again = [(old, self._again(rule, old, first, n)) for old in group.matches]
+        # What does not fit now never will: it is not looked at with each match that is found later.
+        group.matches = [old for old, now in again if now is not None]
+        group.values = {old[name] for old in group.matches}
         group.tried = len(group.matches)
-        matches = [now for old in group.matches if (now := self._again(rule, old, first, n)) is not None]
+        matches = [now for _, now in again if now is not None]
         if len({now[name] % n for now in matches}) != n:
             return []
         matches.sort(key=lambda now: now["out"])
@@ -80,7 +84,7 @@ class Alike:
 
 
 def _common(found: dict[str, Any], name: str) -> Hashable:
-    """What a match has in common with others of its group: equal arguments, or calls without effects that give the same."""
+    """What a match has in common with others of its group: equal arguments, or calls that give the same."""
     values = tuple((k, _key(v, DEPTH)) for k, v in sorted(found.items()) if k not in ("out", name))
     return values, tuple(repr(found["out"].meta.get(k)) for k in PASS)
 
@@ -91,7 +95,7 @@ def _key(value: Any, depth: int) -> Hashable:
     if not isinstance(value, torch.fx.Node):
         return type(value).__name__, repr(value)
     arguments = (*value.args, *value.kwargs.values())
-    if value.op != "call_function" or must_run(value.target) or depth == 0 or any(_is_long(a) for a in arguments):
+    if value.op != "call_function" or not gives_the_same(value.target) or depth == 0 or any(map(_is_long, arguments)):
         return value
     return value.target, *(_key(a, depth - 1) for a in arguments), *value.kwargs
 

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from opforge.generated.rewrites import RULES
+from opforge.runtime.graph.alike import Alike
 from opforge.runtime.graph.patterns import Rule
 from opforge.runtime.graph.rewrite import Report, rewrite
 
@@ -78,6 +79,21 @@ def random_matrices(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return torch.stack([torch.mm(x, torch.bernoulli(w).t()).tanh() for x in xs])
 
 
+@torch.library.custom_op("opforge_each::of_its_own", mutates_args=())
+def of_its_own(w: Tensor) -> Tensor:
+    """Who knows what it does: nothing says that it gives the same twice."""
+    return w.clone()
+
+
+@of_its_own.register_fake
+def _(w: Tensor) -> Tensor:
+    return torch.empty_like(w)
+
+
+def matrices_of_a_user(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    return torch.stack([torch.mm(x, of_its_own(w).t()).tanh() for x in xs])
+
+
 def returned(xs: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.addmm(c, x, w.t()) for x in xs)
 
@@ -95,7 +111,7 @@ def of_both(xs: Tensor, w: Tensor, c: Tensor) -> Tensor:
     [
         *((each_row, 1), (each_column, 1), (from_the_end, 1), (twice, 2), (all_but_one, T - 1)),
         *((cast_rows, 1), (cast_columns, 1), (the_same_again, 1)),
-        *((one_by_another_matrix, T), (random_matrices, T), (returned, T), (of_both, T + 1)),
+        *((one_by_another_matrix, T), (random_matrices, T), (matrices_of_a_user, T), (returned, T), (of_both, T + 1)),
     ],
 )
 def test_which_are_one_product(fn: Callable[..., Any], count: int) -> None:
@@ -131,6 +147,29 @@ def test_calls_that_lack_one_are_looked_at_once(fn: Callable[..., Any]) -> None:
     rewrite(gm, rules, device="cuda")
     assert products(gm) == count
     assert len(looked_at) == count
+
+
+def test_what_does_not_fit_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products by copies of a matrix, found to be one after the other; half of them are returned, and never fit."""
+    steps, looked_at = 40, 0
+    again = Alike._again
+
+    def counted(*args: Any) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return again(*args)
+
+    def fn(xs: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        found, h = [], xs[0]
+        for _ in range(steps):
+            copy = (w * 1).t()
+            found.append(xs[0] @ copy)
+            h = torch.tanh(xs[1] @ copy + h)
+        return (h, *found)
+
+    monkeypatch.setattr(Alike, "_again", counted)
+    rewritten(fn, (2, B, K), (K, K))
+    assert 0 < looked_at < 10 * steps
 
 
 def counted(rule: Rule, looked_at: list[str]) -> Rule:
