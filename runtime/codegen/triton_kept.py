@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from ...generated.tuning import Tuning
 from ..ir.index import Expr, Val, Var, of, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node
+from ..schedule.access import flat_of
 from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Statement
 from .triton_blocks import blocks, rule_of
 from .triton_launch import Launch, row_reads
-from .triton_tiles import flat_of, roots
+from .triton_tiles import roots
 from .triton_values import Row
 
 REGISTER = 4  # bytes

@@ -123,14 +123,17 @@ def _reads_its_own(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
     """Whether all that is read of what the kernel has stored is known to whoever reads it: the same element at the same step, or one of the row."""
     stored: Counter[str] = Counter()
     known: set[Node] = set()
+    dtypes = {b.name: b.dtype for b in kernel.scratch} | {b: layouts[b].dtype for b in kernel.writes}
+    own = {*kernel.writes}  # and the tiles that are made of them: who computes one again reads them again
     for _, _, body in over_groups(kernel):  # over equal loops a program has the same steps
         for st in body:
-            loads = {ld for root in roots(st) for ld in root.loads() if ld.attr.buffer in kernel.writes}
+            loads = {ld for root in roots(st) for ld in root.loads() if ld.attr.buffer in own}
             if not loads <= known or any(stored[ld.attr.buffer] != 1 for ld in loads):
                 return False
             if isinstance(st, Store):
+                own |= {st.buffer} if loads else set()
                 stored[st.buffer] += 1
-                known.add(load(st.buffer, st.index, layouts[st.buffer].dtype))
+                known.add(load(st.buffer, st.index, dtypes[st.buffer]))
     return True
 
 

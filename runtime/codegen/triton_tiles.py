@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ...errors import UnsupportedError
-from ..ir.index import Atom, Expr, Val, Var, expr, of, recombine
-from ..ir.nodes import Buffer, Node, Size, contiguous_strides, indirect, rebuild
+from ..ir.index import Atom, Expr, Val, Var, of
+from ..ir.nodes import Buffer, Node, Size, indirect, rebuild
+from ..schedule.access import in_loop_order
 from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
 
 
@@ -61,14 +62,6 @@ def over_groups(kernel: Kernel) -> list[tuple[int, tuple[Var, ...], tuple[Statem
     return found
 
 
-def flat_of(index: tuple[Expr, ...], shape: tuple[Size, ...]) -> Expr:
-    """Row-major position."""
-    total = expr(0)
-    for e, s in zip(index, contiguous_strides(shape), strict=True):
-        total = total + e * s
-    return recombine(total)
-
-
 def recompute_tiles(kernel: Kernel, persistent: bool, homes: Mapping[str, str] = MappingProxyType({})) -> Kernel:
     """The kernel with only those tiles left that can stay in registers: written and read in the order of equal loops, in one tile.
 
@@ -87,17 +80,18 @@ def recompute_tiles(kernel: Kernel, persistent: bool, homes: Mapping[str, str] =
     phases: list[Phase] = []
     stored: list[set[str]] = []  # global memory that the phases before write
     so_far: set[str] = set()
+    turned: set[str] = set()
     for p, phase in enumerate(kernel.phases):
         stored.append(set(so_far))
         body: list[Statement] = []
         for st in phase.body:
             if not isinstance(st, Reduce) and st.buffer in tiles and st.buffer not in keep:
                 # What it holds must be known in terms of what is left.
-                new = changed(st, {}, _reader(tiles, keep, stored, homes, p, phase))
+                new = changed(st, {}, _reader(tiles, keep, stored, homes, p, phase, turned, st.buffer))
                 assert not isinstance(new, Reduce)
                 tiles[st.buffer] = replace(tiles[st.buffer], store=new)
                 continue
-            body.append(changed(st, {}, _reader(tiles, keep, stored, homes, p, phase)))
+            body.append(changed(st, {}, _reader(tiles, keep, stored, homes, p, phase, turned)))
             if not isinstance(st, Reduce) and st.buffer not in tiles:
                 so_far.add(homes.get(st.buffer, st.buffer))
         phases.append(Phase(phase.inner, tuple(body)))
@@ -105,25 +99,20 @@ def recompute_tiles(kernel: Kernel, persistent: bool, homes: Mapping[str, str] =
 
 
 def _in_order(kernel: Kernel, t: _Tile) -> bool:
-    if not _is_identity(t.store.index, t.buffer, t.inner):
+    if not in_loop_order(t.store.index, t.buffer.shape, t.inner):
         return False
     extents = _extents(t.inner)
     for phase in kernel.phases:
         for ld in (
             ld for st in phase.body for root in roots(st) for ld in root.loads() if ld.attr.buffer == t.buffer.name
         ):
-            if _extents(phase.inner) != extents or not _is_identity(ld.attr.index, t.buffer, phase.inner):
+            if _extents(phase.inner) != extents or not in_loop_order(ld.attr.index, t.buffer.shape, phase.inner):
                 return False
     return True
 
 
 def _extents(loops: tuple[Var, ...]) -> tuple[Size, ...]:
     return tuple(v.extent for v in loops if v.extent != 1)
-
-
-def _is_identity(index: tuple[Expr, ...], tile: Buffer, loops: tuple[Var, ...]) -> bool:
-    order = flat_of(tuple(of(v) for v in loops), tuple(v.extent for v in loops))
-    return not recombine(flat_of(index, tile.shape) - order).terms
 
 
 def _reader(
@@ -133,7 +122,16 @@ def _reader(
     homes: Mapping[str, str],
     p: int,
     phase: Phase,
+    turned: set[str],
+    of_tile: str | None = None,
 ) -> Callable[[Node], Node | None]:
+    """What takes the place of a load in a phase. `turned`: tiles that are made of others at other points than their own; `of_tile`: the load
+    makes one.
+    """
+    over = {
+        homes.get(st.buffer, st.buffer) for st in phase.body if not isinstance(st, Reduce) and st.buffer not in tiles
+    }
+
     def leaf(ld: Node) -> Node | None:
         t = tiles.get(ld.attr.buffer)
         if t is None or t.buffer.name in keep:
@@ -145,11 +143,13 @@ def _reader(
         read = {homes.get(b, b) for b in (inner.attr.buffer for inner in t.store.value.loads())}
         if read & (stored[p] - stored[t.phase]):
             raise UnsupportedError(f"scratch tile {name!r} is read after stores; it cannot be computed again")
-        stores = any(not isinstance(st, Reduce) and st.buffer not in tiles for st in phase.body)
-        if stores and not _is_identity(ld.attr.index, t.buffer, phase.inner):
-            raise UnsupportedError(
-                f"scratch tile {name!r} is read at other points than those that are stored; it cannot be computed again"
-            )
+        if name in turned or not in_loop_order(ld.attr.index, t.buffer.shape, phase.inner):
+            # The phase stores over what it reads at the very point, but not at others.
+            if read & over:
+                raise UnsupportedError(
+                    f"scratch tile {name!r} is read at other points than those that are stored over; it cannot be computed again"
+                )
+            turned.update(() if of_tile is None else (of_tile,))
         mapping: dict[Atom, int | Expr] = dict.fromkeys(t.inner, 0)
         for place, at in zip(t.store.index, ld.attr.index, strict=True):
             if place.var is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..ir.index import Expr, Var, bounds, of
-from ..ir.nodes import Node
+from ..ir.index import Expr, Var, bounds, expr, of, recombine
+from ..ir.nodes import Node, Size, contiguous_strides
 
 
 def within_point(place: Expr, e: Expr, outer: set[Var]) -> bool:
@@ -54,3 +54,17 @@ def in_order(body: Node, variables: list[Var]) -> bool:
         if met != sorted(met):
             return False
     return True
+
+
+def flat_of(index: tuple[Expr, ...], shape: tuple[Size, ...]) -> Expr:
+    """Row-major position."""
+    total = expr(0)
+    for e, s in zip(index, contiguous_strides(shape), strict=True):
+        total = total + e * s
+    return recombine(total)
+
+
+def in_loop_order(index: tuple[Expr, ...], shape: tuple[Size, ...], loops: tuple[Var, ...]) -> bool:
+    """Whether an access to something of this shape meets its elements one after the other, as the loops go."""
+    order = flat_of(tuple(of(v) for v in loops), tuple(v.extent for v in loops))
+    return not recombine(flat_of(index, shape) - order).terms

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..ir.guards import checks
 from ..ir.index import Expr, Sym, Var, expr, of
 from ..ir.nodes import Buffer, Nest, Node, identity_mapping, index_node, load, rebuild, walk_all
+from .access import in_loop_order
 from .fuse import Group, Member
 from .inline import node_cost
 from .plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 
 RECOMPUTE = 8  # a value of this cost or less is computed again in a later phase instead of being kept in a scratch tile
+ELSEWHERE = 32  # a GPU computes so much, for four bytes, while its memory takes them
 SCRATCH_BYTES = 256 * 1024
 
 
@@ -31,8 +33,18 @@ def build_kernel(
     layouts: dict[str, Buffer],
     costs: Callable[[str], float],
     itemsize: Callable[[str], int],
+    *,
+    registers: bool = False,
+    over: Collection[str] = (),
+    in_memory: frozenset[str] = frozenset(),
 ) -> Kernel:
-    """`needed`: buffers of the group that something outside reads. Values that only the group reads get no memory of their own."""
+    """The kernel of a group.
+
+    needed     buffers of the group that something outside reads. Values that only the group reads get no memory of their own, but for
+    in_memory  some of them.
+    registers  a scratch tile is in registers of the device, or computed again where it is read.
+    over       buffers that a kernel may store over (inputs that are written).
+    """
     members = group.names()
     state = _State()
     resolved: dict[str, Node] = {}
@@ -52,7 +64,7 @@ def build_kernel(
     scratch: list[Buffer] = []
     scratch_of: dict[str, tuple[Var, ...]] = {}
     for m in group.members:
-        if m.name in state.kept and m.name not in needed and m.scatter is None:
+        if m.name in state.kept and m.name not in needed and m.name not in in_memory and m.scatter is None:
             tile = 1
             for v in m.inner:
                 tile = tile * v.extent if isinstance(v.extent, int) else SCRATCH_BYTES + 1
@@ -117,7 +129,45 @@ def build_kernel(
             slots.setdefault((level, m.inner), []).append(Store(target, index, body_at(m, m)))
     order = sorted(slots, key=lambda k: (k[0], [v.text for v in k[1]]))
     phases = tuple(Phase(inner, tuple(slots[level, inner])) for level, inner in order)
+    if registers and scratch and (others := _read_elsewhere(phases, scratch)):
+        # What is made of such a value is made of what it is made of, in the end.
+        found = {st.buffer: st for phase in phases for st in phase.body if not isinstance(st, Reduce)}
+        unsafe = {*over, *found}
+        dear = {t for t in others if not _can_be_made_again(found[t], unsafe, costs)}
+        if dear:
+            more = in_memory | {p for p in scratch_of if f"tile_{p}" in dear}
+            return build_kernel(
+                group, name, needed, layouts, costs, itemsize, registers=True, over=over, in_memory=more
+            )
     return _finish(group, name, phases, scratch, layouts)
+
+
+def _read_elsewhere(phases: tuple[Phase, ...], scratch: list[Buffer]) -> set[str]:
+    """Tiles that a phase reads at other points than those at which it stores."""
+    tiles = {b.name: b for b in scratch}
+    return {
+        ld.attr.buffer
+        for phase in phases
+        if any(not isinstance(st, Reduce) and st.buffer not in tiles for st in phase.body)
+        for st in phase.body
+        for node in statement_nodes(st)
+        for ld in node.loads()
+        if (tile := tiles.get(ld.attr.buffer)) is not None and not in_loop_order(ld.attr.index, tile.shape, phase.inner)
+    }
+
+
+def _can_be_made_again(st: Store | Scan, unsafe: Collection[str], costs: Callable[[str], float]) -> bool:
+    """Whether what a tile holds can be computed at other points, at less than memory would cost, of nothing that may be stored over meanwhile."""
+    plain = type(st) is Store and st.mode == "set" and st.mask is None
+    made_of = {ld.attr.buffer for node in statement_nodes(st) for ld in node.loads()}
+    return plain and made_of.isdisjoint(unsafe) and _cost_of_each(st, costs) <= ELSEWHERE
+
+
+def _cost_of_each(st: Store | Scan, costs: Callable[[str], float]) -> float:
+    """Arithmetic for each point of a tile, without that which is done once for all of them."""
+    loops = {a for e in st.index for a in e.atoms()}
+    counted = (n for n in walk_all([st.value]) if n.op not in ("const", "index", "bounded") and n.vars() & loops)
+    return sum(1 if n.op == "load" else costs(n.op) for n in counted)
 
 
 def build_update(

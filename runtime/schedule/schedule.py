@@ -117,6 +117,7 @@ def schedule(
         before = join_small(before, as_views, layouts, outputs_of, program.mutations)
     fuser.groups = [*before, *tail]
     needed = _needed(program, fuser, as_views)
+    over = {target for target, _ in program.mutations}
     steps: list[Step] = []
     counter = 0
     first = 0  # of the steps of the tail
@@ -135,7 +136,10 @@ def schedule(
         if programs and scatter is not None and scatter.mode != "set":
             steps += [KernelStep(k) for k in build_update(group, name, layouts, fills)]
             continue
-        steps.append(KernelStep(build_kernel(group, name, mine, layouts, costs, ITEMSIZE.__getitem__)))
+        kernel = build_kernel(
+            group, name, mine, layouts, costs, ITEMSIZE.__getitem__, registers=programs > 0, over=over
+        )
+        steps.append(KernelStep(kernel))
     outputs: list[Output | ViewOf] = []
     for o in program.outputs:
         if o.buffer is None:

@@ -21,6 +21,7 @@ from opforge.runtime.schedule.schedule import schedule
 
 pytest.importorskip("triton")
 
+from tests.support.gpu_plan import PROCESSORS
 from tests.support.triton_run import compile_sm90, job_of, launch_interpreted
 
 F = torch.nn.functional
@@ -63,6 +64,12 @@ def half(x: torch.Tensor) -> torch.Tensor:
     return x * 3
 
 
+def turned(x: torch.Tensor) -> None:
+    """What is written is what the values are made of that are read at other points."""
+    y = F.layer_norm(x, x.shape[1:])
+    x.add_(torch.exp(torch.sin(y.flip(1) + y.roll(1, 1))) * y.amax(1, keepdim=True))
+
+
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
@@ -78,6 +85,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "crossed": (crossed, [rand(1000), rand(1000) + 1]),
     "half precision": (half, [rand(40, 20, dtype=torch.bfloat16)]),
     "transposed": (doubled, [rand(33, 20).t()]),
+    "turned": (turned, [rand(300, 33)]),
 }
 
 
@@ -86,7 +94,8 @@ def plan_of(f: Callable[..., Any], inputs: list[torch.Tensor]) -> Plan:
     written = written_inside(traced)
     assert written
     program = separate_outputs(lower(traced.graph, written).program)
-    plan = schedule(program, costs=cost, out_variants=has_out)
+    # As for a processor, whose tiles have memory, but where that matters.
+    plan = schedule(program, costs=cost, out_variants=has_out, programs=PROCESSORS if f is turned else 0)
     check(program, plan)
     assert not any(isinstance(step, CopyStep) for step in plan.steps)
     return plan

@@ -28,6 +28,14 @@ from tests.support.triton_run import job_of, launch_interpreted, results
 
 Case = tuple[Callable[..., Tensor | tuple[Tensor, ...]], Callable[[], list[Tensor]]]
 FEW = 12  # processors: the interpreter's programs take turns
+
+
+def kept(x: Tensor) -> Tensor:
+    """What costs too much to be computed again stays in registers: the sines are read by two reductions and the result."""
+    y = torch.tanh(torch.exp(torch.softmax(x, 1) * x))
+    return torch.softmax(torch.exp(torch.sin(y - y.mean(1, keepdim=True))), 1)
+
+
 CASES: dict[str, Case] = {
     "softmax": (lambda x: torch.softmax(x, -1), lambda: [torch.randn(2, 70000)]),
     "one row": (lambda x: x / x.norm(), lambda: [torch.randn(300, 500)]),
@@ -54,6 +62,7 @@ CASES: dict[str, Case] = {
         lambda: [torch.randn(2, 272, 272)],
     ),
     "what was stored": (lambda x: ((y := torch.softmax(x, -1)), y * 2), lambda: [torch.randn(2, 70000)]),
+    "a value that is kept": (kept, lambda: [torch.randn(3, 50257)]),
     "doubles": (lambda x: x / x.amax(-1, keepdim=True), lambda: [torch.rand(2, 70000, dtype=torch.float64)]),
 }
 

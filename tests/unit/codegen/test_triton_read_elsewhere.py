@@ -1,0 +1,102 @@
+"""Values of a row that the same kernel reads at other points of it. A GPU's programs have no tile to index: what is cheap is computed again at these
+points, the rest is in memory, behind a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from opforge.runtime.build.triton_job import compile_job
+from opforge.runtime.codegen.triton_unit import render_triton
+from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.targets import cuda
+from tests.support.gpu_plan import planned
+from tests.support.loops import Ran, agree
+from tests.support.triton_run import job_of, launch_interpreted, results
+
+WIDTH = 40
+
+
+def norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[1:])
+
+
+def running(x: Tensor) -> Tensor:
+    """A running sum can be computed at no other points; of whole numbers every order gives the same."""
+    y = torch.round(norm(x) * 2).cumsum(1)
+    return torch.softmax(y - y.amax(1, keepdim=True), 1).flip(1)
+
+
+def and_a_gradient(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.tanh(torch.exp(x) * torch.sin(x))
+    z = y - y.mean(1, keepdim=True)
+    return z.flip(1), torch.tanh(z.roll(3, 1)) * (1 - y * y)
+
+
+CASES: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], int, int, tuple[str, ...]]] = {
+    # The program, the width of its rows, how many kernels it is, and what they store beside results.
+    "a norm": (lambda x: norm(x).flip(1), WIDTH, 1, ()),
+    "softmax": (lambda x: torch.softmax(x, 1).flip(1), WIDTH, 1, ()),
+    "turned twice": (lambda x: norm(norm(x).flip(1)).flip(1), WIDTH, 1, ()),
+    "in parts": (lambda x: norm(x).flip(1), 33000, 2, ("parts", "parts", "parts_apart")),
+    "a running sum": (running, WIDTH, 1, ("_softmax_default_div",)),
+    "read by others": (and_a_gradient, WIDTH, 1, ("sub_tensor",)),
+}
+
+
+def made(name: str) -> tuple[Plan, list[Tensor]]:
+    torch.manual_seed(0)
+    fn, width, *_ = CASES[name]
+    inputs = [torch.randn(600 if width == WIDTH else 200, width)]
+    return planned(fn, inputs), inputs
+
+
+def test_right() -> None:
+    found = {name: made(name) for name in CASES}
+    memories = launch_interpreted([job_of(plan, inputs) for plan, inputs in found.values()])
+    for (name, (plan, inputs)), memory in zip(found.items(), memories, strict=True):
+        fn, _, kernels, _ = CASES[name]
+        assert len(plan.kernels()) == kernels, name
+        exact, eager = (r if isinstance(r, tuple) else (r,) for r in (fn(inputs[0].double()), fn(*inputs)))
+        agree(Ran(results(plan, memory), exact, eager, plan, ""))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_stored(name: str, tmp_path: Path) -> None:
+    plan, _ = made(name)
+    results_of = {o.buffer for o in plan.outputs}
+    own = [b for k in plan.kernels() for b in k.writes if b not in results_of]
+    assert len(own) == len(CASES[name][3])
+    assert all(b.endswith(end) for b, end in zip(own, CASES[name][3], strict=True))
+    kernels = render_triton(plan).kernels.values()
+    for buffer in own if len(kernels) == 1 else ():
+        (kernel,) = kernels
+        stored = kernel.source.index(f"tl.store({buffer} ")
+        assert stored < kernel.source.index("tl.debug_barrier()", stored) < kernel.source.index(f"tl.load({buffer} ")
+    for kernel in kernels:
+        assert compile_job(cuda.job_of(kernel, 90), tmp_path).cubin[:4] == b"\x7fELF"
+
+
+def cells(xs: Tensor, w: Tensor, u: Tensor, b: Tensor) -> Tensor:
+    """A plain recurrent network over [B, T, F], whose states are all judged."""
+    h, states = xs.new_zeros(xs.shape[0], u.shape[0]), []
+    for t in range(xs.shape[1]):
+        h = torch.tanh(F.linear(xs[:, t], w, b) + F.linear(h, u))
+        states.append(h)
+    return torch.stack(states, 1).square().mean()
+
+
+@pytest.mark.parametrize("steps", [13, 20])
+def test_a_gradient_through_time(steps: int) -> None:
+    inputs = [torch.randn(8, steps, 32), torch.randn(32, 32), torch.randn(32, 32), torch.randn(32)]
+    plan = planned(torch.func.grad(cells, (0, 1, 2, 3)), inputs)
+    render_triton(plan)
+    assert len(plan.kernels()) < 4 * steps
