@@ -210,9 +210,22 @@ def test_tile_stays_in_registers() -> None:
     use = ("r1<37", ["store y[o0, r1] div(t[r1], m[])"])
     table = layouts(x=("float32", (4, 37)), y=("float32", (4, 37)))
     assert render_kernel(rows(fill, use, scratch="t: float32[37]"), table).count("tp.exp(") == 1
-    flipped = ("r1<37", ["store y[o0, r1] div(t[36 - r1], m[])"])
-    with pytest.raises(UnsupportedError, match="scratch tile 't' is read at other points than those that are stored"):
-        render_kernel(rows(fill, flipped, scratch="t: float32[37]"), table)
+    flipped = rows(fill, ("r1<37", ["store y[o0, r1] div(t[36 - r1], m[])"]), scratch="t: float32[37]")
+    assert render_kernel(flipped, table).count("tp.exp(") == 2
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_no_tile_is_computed_of_what_is_stored_over(between: bool) -> None:
+    """`y` is in the memory of `x`, of which the loop has stored over elements that it reads later. So it is by way of another tile."""
+    n = 20000
+    fill = (f"r0<{n}", ["store t[r0] exp(x[o0, r0])", "reduce m sum exp(x[o0, r0])"])
+    turn = (f"r1<{n}", [f"store u[r1] neg(t[{n - 1} - r1])"])
+    use = (f"r2<{n}", [f"store y[o0, r2] div({'u[r2]' if between else f't[{n - 1} - r2]'}, m[])"])
+    table = layouts(x=("float32", (4, n)), y=("float32", (4, n)))
+    k = rows(fill, *([turn] if between else []), use, scratch=f"t: float32[{n}]; u: float32[{n}]")
+    with pytest.raises(UnsupportedError, match="is read at other points than those that are stored over"):
+        render_kernel(k, table, homes={"x": "x", "y": "x"})
+    assert render_kernel(k, table).count("tp.exp(") == 2
 
 
 def test_tile_is_computed_again() -> None:
