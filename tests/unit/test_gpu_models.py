@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +44,33 @@ def test_every_program_is_named_here() -> None:
     from programs.gpu_models import PROGRAMS
 
     assert list(PROGRAMS) == NAMES
+
+
+def test_a_name_that_no_program_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    import typer
+    from compared import chosen
+
+    from programs.gpu_models import PROGRAMS
+
+    programs = list(PROGRAMS.values())
+    assert [p.name for p in chosen(programs, "vit, adamw")] == ["vit", "adamw"]
+    assert chosen(programs, None) == programs
+    with pytest.raises(typer.Exit) as end:
+        chosen(programs, "smal_mlp")
+    assert end.value.exit_code == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "no program's name contains 'smal_mlp'; there are: gpt2, " in told
+
+
+def test_results_of_another_gpu_are_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import typer
+    from gpu_models import main
+
+    (tmp_path / "gpu_models.json").write_text('{"machine": {"gpu": "Another"}, "programs": []}')
+    with pytest.raises(typer.Exit) as end:
+        main(only="chain_8", device="cpu", tiny=True, resume=True, out=tmp_path)
+    assert end.value.exit_code == 2
+    assert "was measured on Another" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("name", NAMES)

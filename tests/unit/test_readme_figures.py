@@ -73,6 +73,7 @@ CALLED = {
     "llama": "a stack like Llama's",
     "resnet50": "ResNet-50's inference",
     "resnet50_train": "ResNet-50's training",
+    "int8_linear": "a linear layer with a weight of bytes",
 }
 
 
@@ -83,6 +84,10 @@ def on_a_gpu() -> Iterator[str]:
     yield f"{n} memory-bound programs move their data at {two(s['share opforge'])} of the copy bandwidth"
     yield f"(geometric mean; Inductor {two(s['share inductor'])}, eager {two(s['share eager'])})"
     yield f"{two(s['speed opforge/inductor'])} times as fast as Inductor's, none slower than eager"
+    assert s["slower opforge/eager"] == []
+    other = result("gpu_h100")
+    s, n = other["summary"], len(other["programs"])
+    yield f"on an H100 {n} of them at {two(s['share opforge'])}, {two(s['speed opforge/inductor'])} times as fast"
     assert s["slower opforge/eager"] == []
 
     models = result("gpu_models")
@@ -99,6 +104,9 @@ def on_a_gpu() -> Iterator[str]:
     yield f"{CALLED[first]} ({two(slow[first])}) and {CALLED[second]} ({two(slow[second])})"
     adamw = next(r["us"] for r in models["programs"] if r["name"] == "adamw")
     yield f"AdamW over 200 tensors {two(adamw['inductor'] / adamw['opforge'])}"
+    before = result("gpu_models_h200")
+    old = before["summary"]
+    yield f"On the H200 {len(before['programs'])} of them were at {two(old[default])} and {two(old[reduced])}"
     slow = s["slower opforge-reduce/inductor-reduce"]
     yield f"with CUDA graphs {CALLED[min(slow, key=slow.__getitem__)]} ({two(min(slow.values()))})"
 
@@ -134,9 +142,15 @@ def test_figures_are_those_of_the_results(page: str, sentences: Any) -> None:
     assert not missing, f"{page} should say:\n" + "\n".join(missing)
 
 
-@pytest.mark.parametrize("stem", ["budget", "gpu", "gpu_models", "training"])
+@pytest.mark.parametrize("stem", ["budget", "gpu", "gpu_h100", "gpu_models", "gpu_models_h200", "training"])
 def test_tables_name_the_machine_and_belong_to_their_results(scripts: None, stem: str) -> None:
-    script = importlib.import_module({"training": "train", "gpu_models": "gpu_models_report"}.get(stem, stem))
+    scripts_of = {
+        "training": "train",
+        "gpu_models": "gpu_models_report",
+        "gpu_models_h200": "gpu_models_report",
+        "gpu_h100": "gpu",
+    }
+    script = importlib.import_module(scripts_of.get(stem, stem))
     text = (ROOT / "benchmarks" / "results" / f"{stem}.md").read_text()
     assert text == script.markdown(result(stem))
     assert text.startswith("Machine: cpu ")

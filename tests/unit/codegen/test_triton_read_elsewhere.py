@@ -4,6 +4,7 @@ points, the rest is in memory, behind a barrier.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,41 @@ def test_what_is_stored(name: str, tmp_path: Path) -> None:
         assert stored < kernel.source.index("tl.debug_barrier()", stored) < kernel.source.index(f"tl.load({buffer} ")
     for kernel in kernels:
         assert compile_job(cuda.job_of(kernel, 90), tmp_path).cubin[:4] == b"\x7fELF"
+
+
+STEPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    lambda x, y: x.sin().exp(),
+    lambda x, y: torch.tanh(x + y),
+    lambda x, y: x.mean(1, keepdim=True) + y,
+    lambda x, y: x / (x.abs().amax(1, keepdim=True) + 1),
+    lambda x, y: x.flip(1),
+    lambda x, y: torch.roll(x, 3, 1) * x.flip(1) + torch.roll(x, 1, 1),
+    lambda x, y: torch.softmax(x, 1),
+    lambda x, y: norm(x) + y,
+    lambda x, y: torch.tanh(x).cumsum(1),
+)
+
+
+def at_random(seed: int) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """Five to thirteen steps, each of one of the last four values and of any."""
+    r = random.Random(seed)
+    steps = [
+        (r.choice(STEPS), r.randrange(max(0, k - 3), k + 1), r.randrange(k + 1)) for k in range(r.randrange(5, 14))
+    ]
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        values = [x]
+        for step, a, b in steps:
+            values.append(step(values[a], values[b]))
+        return tuple(values[-2:])
+
+    return fn
+
+
+def test_random_programs_can_be_said() -> None:
+    """A kernel that Triton cannot say would cost the whole graph its fusion."""
+    for seed in range(60):
+        render_triton(planned(at_random(seed), [torch.randn(600, WIDTH)]))
 
 
 def cells(xs: Tensor, w: Tensor, u: Tensor, b: Tensor) -> Tensor:

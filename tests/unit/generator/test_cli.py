@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from opforge import __version__, cli
 from opforge.cli import app, main
+from opforge.errors import SpecError
 from opforge.generated import ops
 from opforge.generator import ahead, run, user
 from opforge.generator.model import Model
@@ -77,6 +78,17 @@ def test_check_of_a_right_and_a_wrong_file(opforge: Opforge, tmp_path: Path) -> 
     assert done.returncode == 2
     assert "bad.yaml:5:35: error: unknown name 'beat'; did you mean 'beta'?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_check_tells_of_what_cannot_be_loaded(opforge: Opforge, tmp_path: Path) -> None:
+    rule = "- rule: sub_zero_of_mine\n  doc: x - 0 = x\n  match: sub.Tensor(x, 0)\n  when: same_type(x, out)\n  replace: x\n  test: {x: [3, 5]}\n"
+    (tmp_path / "both.yaml").write_text(GOOD + rule)
+    done = opforge("check", "both.yaml")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "both.yaml: 2 entries, no mistake"
+    assert "both.yaml: rewrites belong into opforge's own specs" in done.stdout
+    with pytest.raises(SpecError, match="a 'rule' belongs into opforge's own specs"):
+        user.generate_module("both.yaml")
 
 
 def test_check_of_our_own_specs(opforge: Opforge, base: Model) -> None:
