@@ -14,7 +14,7 @@ import torch
 
 from ..torch_compat import OpOverload, registered_effect
 
-TORCHS = ("aten", "prims")
+TORCHS = ("aten", "prims")  # namespaces whose operators are tagged where equal calls may differ
 
 
 def has_effect(op: Any) -> bool:

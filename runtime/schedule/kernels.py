@@ -130,7 +130,7 @@ def build_kernel(
     order = sorted(slots, key=lambda k: (k[0], [v.text for v in k[1]]))
     phases = tuple(Phase(inner, tuple(slots[level, inner])) for level, inner in order)
     if registers and scratch and (others := _read_elsewhere(phases, scratch)):
-        # What is made of such a value is made of what it is made of, in the end.
+        # Values made of one another would be computed again in chains, each link at all points that the next one reads.
         found = {st.buffer: st for phase in phases for st in phase.body if not isinstance(st, Reduce)}
         unsafe = {*over, *found}
         dear = {t for t in others if not _can_be_made_again(found[t], unsafe, costs)}
