@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ...errors import UnsupportedError
+from ..ir.guards import masked
 from ..ir.index import Atom, Expr, Val, Var, of
 from ..ir.nodes import Buffer, Node, Size, indirect, rebuild
 from ..schedule.access import in_loop_order
 from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
+
+REGISTER = "reg_"  # begins the names of what a reduction gives
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ def recompute_tiles(kernel: Kernel, persistent: bool, homes: Mapping[str, str] =
         if not isinstance(st, Reduce) and st.buffer in shapes
     }
     keep = {name for name, t in tiles.items() if persistent and _in_order(kernel, t)}
+    while (
+        lost := {ld.attr.buffer for t in tiles.values() if t.buffer.name not in keep for ld in _loads(t.store)} & keep
+    ):
+        keep -= lost  # they are read at the points at which those are computed again
     phases: list[Phase] = []
     stored: list[set[str]] = []  # global memory that the phases before write
     so_far: set[str] = set()
@@ -98,14 +105,16 @@ def recompute_tiles(kernel: Kernel, persistent: bool, homes: Mapping[str, str] =
     return replace(kernel, phases=tuple(phases), scratch=tuple(b for b in kernel.scratch if b.name in keep))
 
 
+def _loads(st: Statement) -> Iterator[Node]:
+    return (ld for root in roots(st) for ld in root.loads())
+
+
 def _in_order(kernel: Kernel, t: _Tile) -> bool:
     if not in_loop_order(t.store.index, t.buffer.shape, t.inner):
         return False
     extents = _extents(t.inner)
     for phase in kernel.phases:
-        for ld in (
-            ld for st in phase.body for root in roots(st) for ld in root.loads() if ld.attr.buffer == t.buffer.name
-        ):
+        for ld in (ld for st in phase.body for ld in _loads(st) if ld.attr.buffer == t.buffer.name):
             if _extents(phase.inner) != extents or not in_loop_order(ld.attr.index, t.buffer.shape, phase.inner):
                 return False
     return True
@@ -143,7 +152,8 @@ def _reader(
         read = {homes.get(b, b) for b in (inner.attr.buffer for inner in t.store.value.loads())}
         if read & (stored[p] - stored[t.phase]):
             raise UnsupportedError(f"scratch tile {name!r} is read after stores; it cannot be computed again")
-        if name in turned or not in_loop_order(ld.attr.index, t.buffer.shape, phase.inner):
+        in_order = in_loop_order(ld.attr.index, t.buffer.shape, phase.inner)
+        if name in turned or not in_order:
             # The phase stores over what it reads at the very point, but not at others.
             if read & over:
                 raise UnsupportedError(
@@ -156,6 +166,10 @@ def _reader(
                 mapping[place.var] = at
             elif place != 0:
                 raise UnsupportedError(f"scratch tile {name!r} is written in another order than its loops")
-        return rebuild(t.store.value, lambda _: None, mapping)
+        made = rebuild(t.store.value, lambda _: None, mapping)
+        if not ld.args or in_order:
+            return made
+        # Where the mask does not hold the point may be none of the row's.
+        return masked(made, ld.args[0], {x for x in made.loads() if x.attr.buffer.startswith(REGISTER)})
 
     return leaf

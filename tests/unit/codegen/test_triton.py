@@ -228,6 +228,17 @@ def test_no_tile_is_computed_of_what_is_stored_over(between: bool) -> None:
     assert render_kernel(k, table).count("tp.exp(") == 2
 
 
+def test_no_tile_stays_that_another_is_computed_of_elsewhere() -> None:
+    """`u` is read turned, so it is computed again there, of `t` at the turned points, which no register holds."""
+    fill = ("r0<37", ["store t[r0] exp(x[o0, r0])", "reduce m sum exp(x[o0, r0])"])
+    more = ("r1<37", ["store u[r1] div(t[r1], m[])"])
+    use = ("r2<37", ["reduce n sum mul(u[r2], u[36 - r2])"])
+    k = rows(fill, more, use, ("", ["store y[o0, 0] n[]"]), scratch="t: float32[37]; u: float32[37]")
+    source = render_kernel(k, layouts(x=("float32", (4, 37)), y=("float32", (4, 1))))
+    assert source.count("tl.load(x + (o0 * 37 - r0_0 + 36)") == 1
+    assert source.count("tp.exp(") == 2
+
+
 def test_tile_is_computed_again() -> None:
     """In a looped kernel, and where the tile is read in another order (but then not where a store may be in place)."""
     long = layouts(x=("float32", (4, 20000)), y=("float32", (4, 20000)), z=("float32", (4,)))

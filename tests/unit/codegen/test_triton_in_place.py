@@ -67,7 +67,7 @@ def half(x: torch.Tensor) -> torch.Tensor:
 def turned(x: torch.Tensor) -> None:
     """What is written is what the values are made of that are read at other points."""
     y = F.layer_norm(x, x.shape[1:])
-    x.add_(torch.exp(torch.sin(y.flip(1) + y.roll(1, 1))) * y.amax(1, keepdim=True))
+    x.add_(torch.exp(torch.tanh(y.flip(1) + y.roll(1, 1))) * y.amax(1, keepdim=True))
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

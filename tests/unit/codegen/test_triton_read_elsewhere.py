@@ -37,9 +37,19 @@ def running(x: Tensor) -> Tensor:
 
 
 def and_a_gradient(x: Tensor) -> tuple[Tensor, ...]:
-    y = torch.tanh(torch.exp(x) * torch.sin(x))
+    y = torch.tanh(torch.exp(x) * torch.tanh(x))
     z = y - y.mean(1, keepdim=True)
     return z.flip(1), torch.tanh(z.roll(3, 1)) * (1 - y * y)
+
+
+def padded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the padding is, nothing may be read: it would lie before the row."""
+    y = torch.tanh(torch.exp(x) * torch.tanh(x))
+    y = y / y.sum(1, keepdim=True)
+    return F.pad(y, (3, 2)).square().sum(1), y.amax(1)
+
+
+PICKED = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(0))
 
 
 CASES: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], int, int, tuple[str, ...]]] = {
@@ -49,6 +59,7 @@ CASES: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], int, int, tup
     "turned twice": (lambda x: norm(norm(x).flip(1)).flip(1), WIDTH, 1, ()),
     "in parts": (lambda x: norm(x).flip(1), 33000, 2, ("parts", "parts", "parts_apart")),
     "a running sum": (running, WIDTH, 1, ("_softmax_default_div",)),
+    "padded": (padded, WIDTH, 1, ()),
     "read by others": (and_a_gradient, WIDTH, 1, ("sub_tensor",)),
 }
 
@@ -84,6 +95,19 @@ def test_what_is_stored(name: str, tmp_path: Path) -> None:
         assert stored < kernel.source.index("tl.debug_barrier()", stored) < kernel.source.index(f"tl.load({buffer} ")
     for kernel in kernels:
         assert compile_job(cuda.job_of(kernel, 90), tmp_path).cubin[:4] == b"\x7fELF"
+
+
+def test_places_are_checked_where_they_count() -> None:
+    plan = planned(
+        lambda x, places: torch.cat([x[:, 20:], x[:, places][:, :20]], 1).mean(1), [torch.randn(600, 40), PICKED]
+    )
+    (kernel,) = render_triton(plan).kernels.values()
+    (there,) = (line.split(" = ")[0].strip() for line in kernel.source.splitlines() if line.endswith("(r0_0) >= (20)"))
+    (checked,) = (line for line in kernel.source.splitlines() if "tp.bounded(" in line)
+    assert f"rmask0 & {there}, 'IndexError" in checked
+    loads = [line for line in kernel.source.splitlines() if "tl.load(arg1" in line]
+    assert loads
+    assert all(f"rmask0 & {there}," in line for line in loads)
 
 
 STEPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (

@@ -31,9 +31,9 @@ FEW = 12  # processors: the interpreter's programs take turns
 
 
 def kept(x: Tensor) -> Tensor:
-    """What costs too much to be computed again stays in registers: the sines are read by two reductions and the result."""
+    """What costs too much to be computed again stays in registers: it is read by two reductions and the result."""
     y = torch.tanh(torch.exp(torch.softmax(x, 1) * x))
-    return torch.softmax(torch.exp(torch.sin(y - y.mean(1, keepdim=True))), 1)
+    return torch.softmax(torch.exp(torch.tanh(y - y.mean(1, keepdim=True))), 1)
 
 
 CASES: dict[str, Case] = {
