@@ -11,7 +11,6 @@ caches, in rotating order. A float64 run judges results after some replays (`--r
 import copy
 import functools
 import gc
-import json
 import logging
 import os
 import statistics
@@ -466,22 +465,13 @@ def main(
     bench = Bench(names, torch.device(device), tiny, rounds)
     machine = report.machine(torch.get_num_threads())
     machine |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if bench.cuda else {"tiny": tiny}
-    rows: list[dict[str, Any]] = []
-    if resume and (out / "gpu_models.json").exists():
-        before = json.loads((out / "gpu_models.json").read_text())
-        if (gpu := before["machine"].get("gpu")) != machine.get("gpu"):
-            console.print(
-                f"[red]{out / 'gpu_models.json'} was measured on {gpu}, this is {machine.get('gpu')}: name another folder with --out"
-            )
-            raise typer.Exit(2)
-        rows = before["programs"]
-    done = {r["name"] for r in rows}
-    left = [p for p in programs if p.name not in done]
-    if resume:
-        console.print(
-            f"{out / 'gpu_models.json'} has {len(done)} programs, {len(left)} of {len(programs)} are left",
-            soft_wrap=True,
-        )
+    try:
+        rows = gpu_models_report.measured(out, machine) if resume else []
+    except ValueError as error:
+        console.print(f"[red]{error}: name another folder with --out")
+        raise typer.Exit(2) from error
+    left = [p for p in programs if p.name not in {r["name"] for r in rows}]
+    console.print(f"{len(left)} of {len(programs)} programs are left to measure; {out} has {len(rows)}", soft_wrap=True)
     if left:
         start = time.perf_counter()
         bench.warm_up()

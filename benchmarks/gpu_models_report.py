@@ -149,6 +149,18 @@ def markdown(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured(out: Path, machine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows that a folder has. Raises ValueError where they are of another GPU."""
+    file = out / "gpu_models.json"
+    if not file.exists():
+        return []
+    before = json.loads(file.read_text())
+    if (gpu := before["machine"].get("gpu")) != machine.get("gpu"):
+        raise ValueError(f"{file} was measured on {gpu}, this is {machine.get('gpu')}")
+    rows: list[dict[str, Any]] = before["programs"]
+    return rows
+
+
 def write(out: Path, machine: Mapping[str, Any], names: list[str], rows: list[dict[str, Any]]) -> None:
     """`gpu_models.json` and `gpu_models.md` in `out`, with the rows so far."""
     finished = [r for r in rows if "us" in r]
