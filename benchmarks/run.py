@@ -23,6 +23,8 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import compared
+
 import backends
 import report
 from measure import errors, interleaved, median_ratio, within_twice
@@ -115,14 +117,7 @@ def usable(names: list[str]) -> list[str]:
 
 def chosen(only: str | None, quick: bool) -> list[Program]:
     """The programs to run; typer.Exit(2) where `only` matches none."""
-    wanted = [w.strip() for w in (only or "").split(",") if w.strip()]
-    picked = [p for p in PROGRAMS.values() if not wanted or any(w in p.name for w in wanted)]
-    if quick and not wanted:
-        picked = [PROGRAMS[name] for name in QUICK]
-    if not picked:
-        console.print(f"[red]no program's name contains {only!r}; there are: {', '.join(PROGRAMS)}")
-        raise typer.Exit(2)
-    return picked
+    return [PROGRAMS[name] for name in QUICK] if quick and not only else compared.chosen(list(PROGRAMS.values()), only)
 
 
 def main(

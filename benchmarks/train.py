@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from compared import chosen
 from memory import allocation_peak
 
 import backends
@@ -202,11 +203,7 @@ def main(
     names = ["eager", *backend.split(",")]
     for name in names[1:]:
         backends.load(name)
-    wanted = [w.strip() for w in (only or "").split(",") if w.strip()]
-    programs = [p for p in TRAINING.values() if not wanted or any(w in p.name for w in wanted)]
-    if not programs:
-        console.print(f"[red]no program's name contains {only!r}; there are: {', '.join(TRAINING)}")
-        raise typer.Exit(2)
+    programs = chosen(list(TRAINING.values()), only)
     rows: list[dict[str, Any]] = []
     started = report.machine(threads)
     out.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ..ir.index import Expr, Val, Var, expr, of
 from ..ir.nodes import Buffer, LoadAt, Node, contiguous_strides, indirect, rebuild, walk_all
 from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
+from ..schedule.plan import REDUCED, Kernel, Phase, Reduce, Scan, Statement, Store
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def flatten(kernel: Kernel, layouts: dict[str, Buffer]) -> FlatKernel:
 
     def leaf(ld: Node) -> Node | None:
         name = ld.attr.buffer
-        if not ld.attr.index and name.startswith("reg_"):
+        if not ld.attr.index and name.startswith(REDUCED):
             return None
         flat = flat_index(ld.attr.index, tiles.get(name) or layouts[name])
         return Node("load", ld.args, ld.dtype, LoadAt(name, (flat,)))

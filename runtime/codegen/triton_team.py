@@ -131,7 +131,8 @@ def _reads_its_own(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
             if not loads <= known or any(stored[ld.attr.buffer] != 1 for ld in loads):
                 return False
             if isinstance(st, Store):
-                own |= {st.buffer} if loads else set()
+                if loads:
+                    own.add(st.buffer)
                 stored[st.buffer] += 1
                 known.add(load(st.buffer, st.index, dtypes[st.buffer]))
     return True

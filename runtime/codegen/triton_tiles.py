@@ -11,9 +11,7 @@ from ..ir.guards import masked
 from ..ir.index import Atom, Expr, Val, Var, of
 from ..ir.nodes import Buffer, Node, Size, indirect, rebuild
 from ..schedule.access import in_loop_order
-from ..schedule.plan import Kernel, Phase, Reduce, Scan, Statement, Store
-
-REGISTER = "reg_"  # begins the names of what a reduction gives
+from ..schedule.plan import REDUCED, Kernel, Phase, Reduce, Scan, Statement, Store
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,8 @@ def _reader(
                 raise UnsupportedError(
                     f"scratch tile {name!r} is read at other points than those that are stored over; it cannot be computed again"
                 )
-            turned.update(() if of_tile is None else (of_tile,))
+            if of_tile is not None:
+                turned.add(of_tile)
         mapping: dict[Atom, int | Expr] = dict.fromkeys(t.inner, 0)
         for place, at in zip(t.store.index, ld.attr.index, strict=True):
             if place.var is not None:
@@ -170,6 +169,6 @@ def _reader(
         if not ld.args or in_order:
             return made
         # Where the mask does not hold the point may be none of the row's.
-        return masked(made, ld.args[0], {x for x in made.loads() if x.attr.buffer.startswith(REGISTER)})
+        return masked(made, ld.args[0], {x for x in made.loads() if x.attr.buffer.startswith(REDUCED)})
 
     return leaf

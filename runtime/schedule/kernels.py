@@ -12,10 +12,10 @@ from ..ir.nodes import Buffer, Nest, Node, identity_mapping, index_node, load, r
 from .access import in_loop_order
 from .fuse import Group, Member
 from .inline import node_cost
-from .plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from .plan import REDUCED, Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 
 RECOMPUTE = 8  # a value of this cost or less is computed again in a later phase instead of being kept in a scratch tile
-ELSEWHERE = 32  # a GPU computes so much, for four bytes, while its memory takes them
+ELSEWHERE = 32  # of its peaks, a GPU adds so often while its memory takes four bytes (reckoned, not measured)
 SCRATCH_BYTES = 256 * 1024
 
 
@@ -86,7 +86,7 @@ def build_kernel(
             if p is None:
                 return None
             if p.reduces:
-                return load(f"reg_{p.name}", (), ld.dtype)
+                return load(f"{REDUCED}{p.name}", (), ld.dtype)
             later = p.inner and state.level[p.name] < state.level[reader.name]
             if p.name in stored and (later or not _same_point(p, ld) or p.nest.scan is not None):
                 if p.name in scratch_of:
@@ -114,11 +114,11 @@ def build_kernel(
         if m.reduces:
             body = body_at(m, m)
             slots.setdefault((level, m.inner), []).append(
-                Reduce(f"reg_{m.name}", str(m.nest.reduce), body, m.nest.dtype)
+                Reduce(f"{REDUCED}{m.name}", str(m.nest.reduce), body, m.nest.dtype)
             )
             if m.name in stored:
                 slots.setdefault((level + 1, ()), []).append(
-                    Store(m.name, m.index, load(f"reg_{m.name}", (), m.nest.dtype))
+                    Store(m.name, m.index, load(f"{REDUCED}{m.name}", (), m.nest.dtype))
                 )
         elif m.fold:
             fold = Fold(m.name, m.index, body_at(m, m), kind=str(m.nest.reduce))
@@ -208,7 +208,7 @@ def _finish(
             for node in statement_nodes(st):
                 for ld in node.loads():
                     b = ld.attr.buffer
-                    if b not in local and not b.startswith("reg_"):
+                    if b not in local and not b.startswith(REDUCED):
                         reads.setdefault(b)
             if not isinstance(st, Reduce) and st.buffer not in local:
                 writes.setdefault(st.buffer)

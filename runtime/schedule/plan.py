@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from ..ir.index import Expr, Var
 from ..ir.nodes import Buffer, Extern, Node, Output, Size
 
+REDUCED = "reg_"  # begins the names of registers
+
 
 @dataclass(frozen=True)
 class Store:
