@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opforge
+from tests.support.row_programs import kept
 from tests.support.streams import same_on_streams
 
 pytestmark = pytest.mark.gpu
@@ -24,6 +25,7 @@ PROGRAMS: dict[str, tuple[Program, tuple[tuple[int, ...], ...], torch.dtype]] = 
     "group norm": (lambda x: F.group_norm(x, 32), ((2, 320, 64, 64),), torch.float32),
     "batch norm": (lambda x: F.batch_norm(x, None, None, None, None, True), ((32, 64, 32, 32),), torch.float32),
     "norm": (lambda x: x / x.norm(), ((1000, 1001),), torch.float32),
+    "a value that is kept": (kept, ((4, 131072),), torch.float32),
     "doubles": (lambda x: x / x.abs().amax(-1, keepdim=True), ((4, 65536),), torch.float64),
     "halves": (lambda x: F.rms_norm(x, (65536,)), ((8, 65536),), torch.float16),
 }

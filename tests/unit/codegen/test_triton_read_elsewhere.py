@@ -4,13 +4,11 @@ points, the rest is in memory, behind a barrier.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -21,32 +19,10 @@ from opforge.runtime.schedule.plan import Plan
 from opforge.runtime.targets import cuda
 from tests.support.gpu_plan import planned
 from tests.support.loops import Ran, agree
+from tests.support.row_programs import and_a_gradient, at_random, cells, padded, picked_beside, running, turned
 from tests.support.triton_run import job_of, launch_interpreted, results
 
 WIDTH = 40
-
-
-def norm(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[1:])
-
-
-def running(x: Tensor) -> Tensor:
-    """A running sum can be computed at no other points; of whole numbers every order gives the same."""
-    y = torch.round(norm(x) * 2).cumsum(1)
-    return torch.softmax(y - y.amax(1, keepdim=True), 1).flip(1)
-
-
-def and_a_gradient(x: Tensor) -> tuple[Tensor, ...]:
-    y = torch.tanh(torch.exp(x) * torch.tanh(x))
-    z = y - y.mean(1, keepdim=True)
-    return z.flip(1), torch.tanh(z.roll(3, 1)) * (1 - y * y)
-
-
-def padded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the padding is, nothing may be read: it would lie before the row."""
-    y = torch.tanh(torch.exp(x) * torch.tanh(x))
-    y = y / y.sum(1, keepdim=True)
-    return F.pad(y, (3, 2)).square().sum(1), y.amax(1)
 
 
 PICKED = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(0))
@@ -54,10 +30,10 @@ PICKED = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(0))
 
 CASES: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], int, int, tuple[str, ...]]] = {
     # The program, the width of its rows, how many kernels it is, and what they store beside results.
-    "a norm": (lambda x: norm(x).flip(1), WIDTH, 1, ()),
+    "a norm": (turned, WIDTH, 1, ()),
     "softmax": (lambda x: torch.softmax(x, 1).flip(1), WIDTH, 1, ()),
-    "turned twice": (lambda x: norm(norm(x).flip(1)).flip(1), WIDTH, 1, ()),
-    "in parts": (lambda x: norm(x).flip(1), 33000, 2, ("parts", "parts", "parts_apart")),
+    "turned twice": (lambda x: turned(turned(x)), WIDTH, 1, ()),
+    "in parts": (turned, 33000, 2, ("parts", "parts", "parts_apart")),
     "a running sum": (running, WIDTH, 1, ("_softmax_default_div",)),
     "padded": (padded, WIDTH, 1, ()),
     "read by others": (and_a_gradient, WIDTH, 1, ("sub_tensor",)),
@@ -98,9 +74,7 @@ def test_what_is_stored(name: str, tmp_path: Path) -> None:
 
 
 def test_places_are_checked_where_they_count() -> None:
-    plan = planned(
-        lambda x, places: torch.cat([x[:, 20:], x[:, places][:, :20]], 1).mean(1), [torch.randn(600, 40), PICKED]
-    )
+    plan = planned(picked_beside, [torch.randn(600, WIDTH), PICKED])
     (kernel,) = render_triton(plan).kernels.values()
     (there,) = (line.split(" = ")[0].strip() for line in kernel.source.splitlines() if line.endswith("(r0_0) >= (20)"))
     (checked,) = (line for line in kernel.source.splitlines() if "tp.bounded(" in line)
@@ -110,48 +84,10 @@ def test_places_are_checked_where_they_count() -> None:
     assert all(f"rmask0 & {there}," in line for line in loads)
 
 
-STEPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    lambda x, y: x.sin().exp(),
-    lambda x, y: torch.tanh(x + y),
-    lambda x, y: x.mean(1, keepdim=True) + y,
-    lambda x, y: x / (x.abs().amax(1, keepdim=True) + 1),
-    lambda x, y: x.flip(1),
-    lambda x, y: torch.roll(x, 3, 1) * x.flip(1) + torch.roll(x, 1, 1),
-    lambda x, y: torch.softmax(x, 1),
-    lambda x, y: norm(x) + y,
-    lambda x, y: torch.tanh(x).cumsum(1),
-)
-
-
-def at_random(seed: int) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """Five to thirteen steps, each of one of the last four values and of any."""
-    r = random.Random(seed)
-    steps = [
-        (r.choice(STEPS), r.randrange(max(0, k - 3), k + 1), r.randrange(k + 1)) for k in range(r.randrange(5, 14))
-    ]
-
-    def fn(x: Tensor) -> tuple[Tensor, ...]:
-        values = [x]
-        for step, a, b in steps:
-            values.append(step(values[a], values[b]))
-        return tuple(values[-2:])
-
-    return fn
-
-
 def test_random_programs_can_be_said() -> None:
     """A kernel that Triton cannot say would cost the whole graph its fusion."""
     for seed in range(60):
         render_triton(planned(at_random(seed), [torch.randn(600, WIDTH)]))
-
-
-def cells(xs: Tensor, w: Tensor, u: Tensor, b: Tensor) -> Tensor:
-    """A plain recurrent network over [B, T, F], whose states are all judged."""
-    h, states = xs.new_zeros(xs.shape[0], u.shape[0]), []
-    for t in range(xs.shape[1]):
-        h = torch.tanh(F.linear(xs[:, t], w, b) + F.linear(h, u))
-        states.append(h)
-    return torch.stack(states, 1).square().mean()
 
 
 @pytest.mark.parametrize("steps", [13, 20])

@@ -24,16 +24,11 @@ from opforge.runtime.schedule.text import plan_text
 from opforge.runtime.targets import cuda
 from tests.support.gpu_plan import PROCESSORS, planned
 from tests.support.loops import Ran, agree
+from tests.support.row_programs import kept
 from tests.support.triton_run import job_of, launch_interpreted, results
 
 Case = tuple[Callable[..., Tensor | tuple[Tensor, ...]], Callable[[], list[Tensor]]]
 FEW = 12  # processors: the interpreter's programs take turns
-
-
-def kept(x: Tensor) -> Tensor:
-    """What costs too much to be computed again stays in registers: it is read by two reductions and the result."""
-    y = torch.tanh(torch.exp(torch.softmax(x, 1) * x))
-    return torch.softmax(torch.exp(torch.tanh(y - y.mean(1, keepdim=True))), 1)
 
 
 CASES: dict[str, Case] = {
