@@ -12,7 +12,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Blocks of some kernels. Conditions (0, False: none), all of which must hold: `strided`, `sums`; at most so many `loads`, `bytes`,
-    outer `points`, bytes of a `row`, `buffers`, rows of a product's `block`. Sizes (0: no limit): XBLOCK `x`, RBLOCK `r`, both together `tile`; x is
+    outer `points`, bytes of a `row`, `buffers`, rows of a product's `block`; at least so many additions a point (`cost`). Sizes (0: no limit): XBLOCK `x`, RBLOCK `r`, both together `tile`; x is
     halved to no less than `least` where there would be fewer `programs`; runs of `even` steps or more; elements of a thread (`each`); `warps` at most, and
     without `each` so many; so many registers for what is `kept` of rows from one loop to the next.
     """
@@ -34,6 +34,7 @@ class Rule:
     row: int = 0
     buffers: int = 0
     block: int = 0
+    cost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,10 @@ TUNING: dict[int, Tuning] = {
         {
             "points": (
                 Rule(strided=True, x=512, each=2, warps=32),
+                Rule(loads=8, cost=512, x=512, programs=132, least=64, each=2, warps=32),
+                Rule(loads=8, bytes=1, cost=64, x=2048, programs=132, least=64, each=32, warps=32),
+                Rule(loads=8, bytes=2, cost=64, x=1024, programs=132, least=64, each=16, warps=32),
+                Rule(loads=8, bytes=4, cost=64, x=512, programs=132, least=64, each=8, warps=32),
                 Rule(loads=8, bytes=1, x=2048, each=32, warps=32),
                 Rule(loads=8, bytes=2, x=1024, each=16, warps=32),
                 Rule(loads=8, bytes=4, x=512, each=8, warps=32),
@@ -121,7 +126,10 @@ TUNING: dict[int, Tuning] = {
                 Rule(bytes=4, x=32, tile=1024, programs=256, least=8, each=8, warps=32),
                 Rule(x=32, tile=1024, programs=256, least=4, each=8, warps=32),
             ),
-            "rows": (Rule(tile=1024, each=16, warps=32),),
+            "rows": (
+                Rule(cost=512, tile=1024, each=2, warps=32),
+                Rule(tile=1024, each=16, warps=32),
+            ),
             "rows_in_a_loop": (Rule(x=1, r=2048, each=4, warps=16),),
             "rows_in_loops": (
                 Rule(bytes=2, row=225280, x=1, r=8192, even=2048, each=4, warps=32),

@@ -13,7 +13,9 @@ from ..render import header, literal, render
 
 PATH = "generated/tuning.py"
 #: What says which kernels a rule is for; all other keys are sizes.
-CONDITIONS = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "block")
+AT_MOST = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "block")
+AT_LEAST = ("cost",)
+CONDITIONS = (*AT_MOST, *AT_LEAST)
 _COUNTS = ("programs", "kept")  # sizes that need not be powers of two
 _OF_PRODUCTS = ("odd", "cost", "depth", "elements", "least", "stages")  # the same, of products
 
@@ -87,7 +89,8 @@ def _check_rule(entry: Entry, k: int, diags: Diagnostics) -> None:
     _check_powers(entry, ("blocks", k), rule, ("kernel", *CONDITIONS, *_COUNTS), diags)
     for before, other in enumerate(entry["blocks"][:k]):
         same = other["kernel"] == rule["kernel"]
-        if same and all(key in rule and rule[key] <= other[key] for key in CONDITIONS if key in other):
+        within = all(key in rule and rule[key] <= other[key] for key in AT_MOST if key in other)
+        if same and within and all(key in rule and rule[key] >= other[key] for key in AT_LEAST if key in other):
             also = [(entry.pos("blocks", before), "this one holds wherever it would")]
             diags.error(entry.pos("blocks", k), f"this rule for '{rule['kernel']}' is never reached", also=also)
             return

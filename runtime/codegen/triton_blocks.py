@@ -57,7 +57,7 @@ def _holds(rule: Rule, shape: Launch) -> bool:
         (rule.buffers, shape.rows),
         (rule.block, shape.product),
     )
-    if (rule.strided and not shape.strided) or (rule.sums and not shape.sums):
+    if (rule.strided and not shape.strided) or (rule.sums and not shape.sums) or shape.cost < rule.cost:
         return False
     return all(not most or found <= most for most, found in limits)
 

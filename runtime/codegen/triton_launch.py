@@ -9,9 +9,11 @@ from math import gcd
 
 from ..ir.index import Expr, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
+from ..schedule.inline import nodes_cost
 from ..schedule.memory import flat_index
 from ..schedule.operands import count
 from ..schedule.plan import Kernel, Phase, Reduce, Scan
+from ..schedule.planned import cost
 from .triton_attention import attention_of, points, widest
 from .triton_fused import fused_kernel, points_of
 from .triton_online import fewer_passes
@@ -39,6 +41,7 @@ class Launch:
     strided neighbouring points of the last outer loop read elements that are not neighbours.
     sums    nothing is stored along inner loops.
     loads   elements of one buffer that a point reads, at most.
+    cost    of what is computed at a point, in additions.
     attention two products around a softmax: XBLOCK are rows, and RBLOCK the columns at a time; `product` is the elements of a row of operands.
     tile    its XBLOCK, RBLOCK and warps, where the plan says them.
     product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
@@ -57,6 +60,7 @@ class Launch:
     even: int = 0
     sums: bool = False
     loads: int = 1
+    cost: float = 0
     product: int = 0
     attention: bool = False
     tile: tuple[int, int, int] | None = None
@@ -127,6 +131,7 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         even=_even(kernel),
         sums=sums,
         loads=max((n for counts in met_at_once for n in counts.values()), default=0),
+        cost=max(map(_cost, kernel.phases), default=0),
     )
 
 
@@ -238,6 +243,10 @@ def _even(kernel: Kernel) -> int:
 
 def _loads(phase: Phase) -> set[Node]:
     return {ld for st in phase.body for root in roots(st) for ld in root.loads()}
+
+
+def _cost(phase: Phase) -> float:
+    return nodes_cost((root for st in phase.body for root in roots(st)), cost)
 
 
 def _largest(sizes: list[Size]) -> Size:

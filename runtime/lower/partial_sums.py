@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from ...generated.scalars import REDUCTIONS
 from ..ir.index import Atom, Expr, Var, of, product
-from ..ir.nodes import Extern, Nest, Program, Size, load, rebuild
+from ..ir.nodes import Extern, Nest, Node, Program, Size, load, rebuild
 from .partial_spread import Spreads, fresh
 
-SMALL = 1 << 17  # values that one step may reduce without a second
+SMALL = 1 << 17  # values that one step may reduce without a second, if they cost no more than LIGHT
+LIGHT = 16  # additions
 ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
 ROWS_PART, ROW = 4, 1024  # rows that one program should add up at least; elements that it works on at once
 MOST_PARTS = 16384  # that the second step may reduce
 COLUMNS = 64  # neighbours in memory that one program reduces at once
 
 
-def partial_reductions(program: Program, programs: int, together: Collection[str] = ()) -> Program:
+def partial_reductions(
+    program: Program, programs: int, together: Collection[str] = (), costs: Mapping[str, float] | None = None
+) -> Program:
     """The program with long reductions in two steps, where far fewer than `programs` programs would share the work. Reductions of which parts
     cannot be combined (positions of maxima) stay; so do those of symbolic sizes, and those that are made `together`.
+
+    costs  additions that an element costs, by reduction: costly ones are long with fewer elements. Those left out are light.
     """
+    costs = costs or {}
     items: list[Nest | Extern] = []
     names = set(program.shapes())
     rows = _Rows(program)
@@ -29,7 +35,7 @@ def partial_reductions(program: Program, programs: int, together: Collection[str
         if isinstance(item, Nest) and item.name in together:
             items.append(replace(item, team=True))
             continue
-        parts = _cut(item, programs, names, rows) if isinstance(item, Nest) else None
+        parts = _cut(item, programs, names, rows, costs.get(item.name, 0)) if isinstance(item, Nest) else None
         if parts and isinstance(item, Nest):
             spreads = spreads or Spreads(program, names)
             if (found := spreads.spread(item, parts[0].name)) is None:
@@ -63,19 +69,44 @@ def read_again(program: Program, programs: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def _starving(nest: Nest, programs: int, rows: _Rows) -> int | None:
-    """How many programs a long reduction has, if these are too few."""
+def perhaps_costly(program: Program, programs: int, cost: Callable[[Node], float]) -> bool:
+    """Whether some reduction is long only because of what its elements may cost (`cost` of a body, in additions): if all is computed where it is
+    read that is computed point by point.
+    """
+    most: dict[str, float] = {}
+    rows: _Rows | None = None
+    for nest in program.items:
+        if not isinstance(nest, Nest):
+            continue
+        found = cost(nest.body) + sum(most.get(name, 0) for name in nest.reads())
+        if nest.reduce is None and nest.scan is None and nest.scatter is None:
+            most[nest.name] = found
+        elif _size(nest) * max(1, found / LIGHT) > SMALL >= _size(nest):
+            rows = rows or _Rows(program)
+            if _starving(nest, programs, rows, found) is not None:
+                return True
+    return False
+
+
+def _size(nest: Nest) -> int:
+    """Values that a nest reduces; 0 where that is not known."""
+    n = product(v.extent for v in (*nest.loop_vars, *nest.rvars))
+    return n if isinstance(n, int) else 0
+
+
+def _starving(nest: Nest, programs: int, rows: _Rows, cost: float = 0) -> int | None:
+    """How many programs a long reduction has, if these are too few. cost: of an element."""
     if nest.reduce is None or REDUCTIONS[nest.reduce].combine is None or nest.scatter is not None:
         return None
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
-    if not isinstance(outer, int) or not isinstance(inner, int) or outer * inner <= SMALL:
+    if not isinstance(outer, int) or not isinstance(inner, int) or outer * inner * max(1, cost / LIGHT) <= SMALL:
         return None
     have = -(-outer // COLUMNS) if _across(nest, rows.strides) else outer
     return have if 4 * have < programs else None
 
 
-def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows) -> list[Nest] | None:
-    have = _starving(nest, programs, rows)
+def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows, cost: float) -> list[Nest] | None:
+    have = _starving(nest, programs, rows, cost)
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
     if have is None or not isinstance(outer, int) or not isinstance(inner, int):
         return None
@@ -192,4 +223,4 @@ def _divisor(n: int, most: int) -> int:
     return next((d for d in range(min(most, n), 1, -1) if n % d == 0), 1)
 
 
-__all__ = ["partial_reductions", "read_again"]
+__all__ = ["partial_reductions", "perhaps_costly", "read_again"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -117,9 +117,14 @@ def _keep(_: Node) -> None:
 
 def node_cost(node: Node, costs: Callable[[str], float], enough: float = inf) -> float:
     """Arithmetic cost of one evaluation; a load counts 1. Past `enough` it is not counted on."""
+    return nodes_cost((node,), costs, enough)
+
+
+def nodes_cost(nodes: Iterable[Node], costs: Callable[[str], float], enough: float = inf) -> float:
+    """The same of several values, of which what they have in common is computed once."""
     total = 0.0
     seen: set[Node] = set()
-    left = [node]
+    left = [*nodes]
     while left:  # users before arguments, so that an expensive node is found out after a few steps
         n = left.pop()
         if n in seen:

@@ -32,15 +32,16 @@ from ..execute.tables import table_launcher
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
 from ..ir.index import product
-from ..ir.nodes import Nest, Program, Size
-from ..lower.partial_sums import partial_reductions, read_again
+from ..ir.nodes import Nest, Node, Program, Size
+from ..lower.partial_sums import partial_reductions, perhaps_costly, read_again
 from ..lower.windows import write_out_windows
 from ..observe import counters
 from ..observe.watch import Watch
+from ..schedule.inline import inline, node_cost
 from ..schedule.loop_order import in_memory_order
 from ..schedule.memory import home
 from ..schedule.plan import Kernel, KernelStep, Plan
-from ..schedule.planned import plan_of, row_bytes
+from ..schedule.planned import cost, plan_of, row_bytes
 from ..schedule.products import Choose
 from ..schedule.rows import copied_outputs
 from .advice import advise
@@ -223,16 +224,24 @@ def prepared(program: Program, processors: int, cfg: Config | None = None) -> Pr
     """The program in the form that suits a GPU of so many multiprocessors."""
     program = copied_outputs(write_out_windows(program), row_bytes)
     programs = PROGRAMS_PER_PROCESSOR * processors
+    costs: dict[str, float] = {}
+    if (cfg is None or cfg.fusion) and perhaps_costly(program, programs, _cost):
+        # What is computed where it is read.
+        costs = {item.name: _cost(item.body) for item in inline(program, cost, RECOMPUTE)[0] if isinstance(item, Nest)}
     together = read_again(program, programs)
     while together:
         # Which kernels there will be is known when there is a plan.
-        kept = partial_reductions(program, programs, together)
+        kept = partial_reductions(program, programs, together, costs)
         teams = [k for k in scheduled(kept, cfg or Config(), processors).kernels() if k.team > 1]
         found = together & {name for k in teams for name in k.defines}
         if found == together:
             return kept
         together = found
-    return partial_reductions(program, programs)
+    return partial_reductions(program, programs, costs=costs)
+
+
+def _cost(body: Node) -> float:
+    return node_cost(body, cost)
 
 
 def scheduled(

@@ -107,6 +107,29 @@ def test_limits_of_neighbours() -> None:
     assert {r for _, r, _ in neighbours(blocks(product), product, 1 << 30)} == {32, 64, 128}
 
 
+def test_costly_points_are_spread_and_long_code_is_for_few_elements() -> None:
+    cheap, costly, long = (Launch(2048, 1, False, bytes=2, cost=cost) for cost in (10, 100, 1000))
+    assert [blocks(shape) for shape in (cheap, costly, long)] == [(1024, 1, 2), (64, 1, 1), (64, 1, 1)]
+    cheap, costly, long = (replace(shape, outer=1 << 24) for shape in (cheap, costly, long))
+    assert [blocks(shape) for shape in (cheap, costly, long)] == [(1024, 1, 2), (1024, 1, 2), (512, 1, 8)]
+    assert [blocks(Launch(24, 1024, True, cost=cost)) for cost in (100, 1000)] == [(1, 1024, 2), (1, 1024, 16)]
+
+
+def test_the_cost_of_a_kernel() -> None:
+    """What two values have in common is computed once."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(x)
+        return y + 1, y * 2
+
+    def found(f: Callable[..., Any]) -> float:
+        plan = planned(f, [torch.randn(100)])
+        (kernel,) = plan.kernels()
+        return launch(kernel, plan.layouts).cost
+
+    assert found(fn) == found(lambda x: fn(x)[0]) + 1
+
+
 def test_a_gpu_without_a_table_takes_the_nearest() -> None:
     assert tuning_of(90).name == "sm_90"
     assert {tuning_of(t.capability).capability for t in GPU_TARGETS.values()} <= set(TUNING)

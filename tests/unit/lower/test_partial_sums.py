@@ -15,7 +15,7 @@ from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.lower.partial_sums import partial_reductions
+from opforge.runtime.lower.partial_sums import LIGHT, SMALL, partial_reductions, perhaps_costly
 from tests.support.loops import plan_of, pointwise, program_of, reduce, softmax
 
 PROGRAMS = 528
@@ -60,6 +60,33 @@ def test_what_stays() -> None:
     assert kept(lambda b, x: reduce(b, "sum", x, 0), torch.rand(1000))  # nothing to gain
     assert kept(lambda b, x: reduce(b, "argmax", x, 0), torch.rand(1 << 18))  # positions of parts do not combine
     assert kept(lambda b, x: reduce(b, "sum", x, 0), torch.rand(262147))  # a prime: no equal parts
+
+
+def test_costly_elements_are_cut_sooner() -> None:
+    n = SMALL // 4
+    x = torch.rand(n)
+    program = program_of(lambda b, x: reduce(b, "sum", pointwise(b, s.exp, x), 0), [x])
+    (name,) = (i.name for i in program.items if isinstance(i, Nest) and i.reduce is not None)
+    for cost, cut in ((0, False), (LIGHT, False), (4 * LIGHT, False), (4 * LIGHT + 1, True)):
+        found = partial_reductions(program, PROGRAMS, costs={name: cost})
+        assert (found is not program) == cut == bool(parts(found))
+    verify(found)
+    (got,), (want,) = interpret(found, [x], exact=True), interpret(program, [x], exact=True)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+
+
+def test_what_is_read_may_be_costly() -> None:
+    """A reduction of a value that is computed point by point: the sum of both, which is asked before it is known what is computed where."""
+
+    def asked(n: int, cost: float) -> bool:
+        program = program_of(lambda b, x: reduce(b, "sum", pointwise(b, s.exp, x), 0), [torch.rand(n)])
+        return perhaps_costly(program, PROGRAMS, lambda _: cost)
+
+    assert asked(SMALL // 4, 2 * LIGHT + 1)
+    assert not asked(SMALL // 4, 2 * LIGHT)
+    assert not asked(SMALL + 1, 2 * LIGHT + 1)  # long in any case
+    rows = program_of(lambda b, x: reduce(b, "sum", x, 1), [torch.rand(PROGRAMS, 64)])
+    assert not perhaps_costly(rows, PROGRAMS, lambda _: 1e9)
 
 
 def test_a_spread_is_made_of_parts_about_their_own_means() -> None:

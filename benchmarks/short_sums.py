@@ -1,0 +1,72 @@
+"""Times short reductions to one value by one program, beside the same in parts by several and a second kernel, on a CUDA device, in one process.
+
+    python benchmarks/short_sums.py                all programs
+    python benchmarks/short_sums.py --only stack   those whose name contains "stack"
+
+Each program is compiled twice, with limits (`SMALL` in runtime/lower/partial_sums.py) that let no reduction be cut, and each. Otherwise as
+last_program.py. "Differs" says "order": parts are added up in another.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+import typer
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from two_ways import Program, compare
+
+from opforge.runtime.lower import partial_sums
+
+THOUSANDS = 8, 32, 128
+STEPS = 24
+
+
+def stacked(x: Tensor, y: Tensor) -> Tensor:
+    """The loss of a recurrent network: as many values as steps are read in turns."""
+    return F.mse_loss(torch.stack([torch.tanh(h) * torch.sigmoid(h) for h in x.unbind(0)]), y)
+
+
+def entropy(x: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(x, y)
+
+
+def shapes(thousands: int, count: int) -> tuple[tuple[int, ...], ...]:
+    return ((thousands * 1024,),) * count
+
+
+PROGRAMS: dict[str, tuple[Program, tuple[tuple[int, ...], ...]]] = {
+    **{f"sum of {n} thousand": (lambda x: x.sum(), shapes(n, 1)) for n in THOUSANDS},
+    **{f"mse of {n} thousand": (lambda x, y: F.mse_loss(x, y), shapes(n, 2)) for n in THOUSANDS},
+    **{f"entropy of {n} thousand": (entropy, shapes(n, 2)) for n in THOUSANDS},
+    **{f"stack of {n} rows of 128": (stacked, ((STEPS, n, 128),) * 2) for n in (2, 8, 16, 32)},
+}
+
+
+@contextmanager
+def limit(small: int) -> Iterator[None]:
+    """Reductions of more values are cut."""
+    old, partial_sums.SMALL = partial_sums.SMALL, small
+    try:
+        yield
+    finally:
+        partial_sums.SMALL = old
+
+
+def main(
+    only: Annotated[str | None, typer.Option(help="part of the names of programs")] = None,
+    out: Annotated[Path | None, typer.Option(help="a file for the table, too")] = None,
+) -> None:
+    """Short reductions with one kernel and with two."""
+    ways = {"one": lambda: limit(1 << 60), "parts": lambda: limit(0)}
+    compare(PROGRAMS, ways, (), lambda shape: torch.randn(shape, device="cuda"), only, out)
+
+
+if __name__ == "__main__":
+    typer.run(main)
