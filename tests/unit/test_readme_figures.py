@@ -69,6 +69,8 @@ def on_the_processor() -> Iterator[str]:
 
 CALLED = {
     "lstm_loop": "a small LSTM",
+    "lstm_train": "a small LSTM's training",
+    "vit": "a vision transformer",
     "gpt2": "GPT-2's inference",
     "llama": "a stack like Llama's",
     "resnet50": "ResNet-50's inference",
