@@ -10,8 +10,8 @@ from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import Extern, Nest, Node, Program, Size, load, rebuild
 from .partial_spread import Spreads, fresh
 
-SMALL = 1 << 17  # values that one step may reduce without a second, if they cost no more than LIGHT
-LIGHT = 16  # additions
+SMALL = 1 << 17  # values that one step may reduce without a second
+LIGHT = 16  # additions that each of them may cost; or fewer values that cost more
 ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
 ROWS_PART, ROW = 4, 1024  # rows that one program should add up at least; elements that it works on at once
 MOST_PARTS = 16384  # that the second step may reduce
@@ -19,14 +19,11 @@ COLUMNS = 64  # neighbours in memory that one program reduces at once
 
 
 def partial_reductions(
-    program: Program, programs: int, together: Collection[str] = (), costs: Mapping[str, float] | None = None
+    program: Program, programs: int, together: Collection[str] = (), costly: Collection[str] = ()
 ) -> Program:
-    """The program with long reductions in two steps, where far fewer than `programs` programs would share the work. Reductions of which parts
-    cannot be combined (positions of maxima) stay; so do those of symbolic sizes, and those that are made `together`.
-
-    costs  additions that an element costs, by reduction: costly ones are long with fewer elements. Those left out are light.
+    """The program with long reductions in two steps, where far fewer than `programs` programs would share the work; those that are `costly` count as
+    long. Reductions of which parts cannot be combined (positions of maxima) stay; so do those of symbolic sizes, and those that are made `together`.
     """
-    costs = costs or {}
     items: list[Nest | Extern] = []
     names = set(program.shapes())
     rows = _Rows(program)
@@ -35,7 +32,7 @@ def partial_reductions(
         if isinstance(item, Nest) and item.name in together:
             items.append(replace(item, team=True))
             continue
-        parts = _cut(item, programs, names, rows, costs.get(item.name, 0)) if isinstance(item, Nest) else None
+        parts = _cut(item, programs, names, rows, item.name in costly) if isinstance(item, Nest) else None
         if parts and isinstance(item, Nest):
             spreads = spreads or Spreads(program, names)
             if (found := spreads.spread(item, parts[0].name)) is None:
@@ -69,44 +66,61 @@ def read_again(program: Program, programs: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def perhaps_costly(program: Program, programs: int, cost: Callable[[Node], float]) -> bool:
-    """Whether some reduction is long only because of what its elements may cost (`cost` of a body, in additions): if all is computed where it is
-    read that is computed point by point.
+def costly_reductions(program: Program, cost: Callable[[Node], float]) -> frozenset[str]:
+    """Reductions of fewer values to one, each of which costs so much, with all that is computed for it point by point, that one program would be long
+    at it (`cost` of a body, in additions). Nothing else goes through these points: it would share the kernel, and its values, no more.
     """
-    most: dict[str, float] = {}
-    rows: _Rows | None = None
-    for nest in program.items:
-        if not isinstance(nest, Nest):
+    nests: dict[str, Nest] = {}
+    at: dict[int, list[Nest]] = {}  # nests by the number of their points
+    found: set[str] = set()
+    for item in program.items:
+        if isinstance(item, Nest) and (n := _points(item)):
+            nests[item.name] = item
+            at.setdefault(n, []).append(item)
+    for nest in nests.values():
+        n = _points(nest)
+        if nest.reduce is None or product(nest.shape) != 1 or not 2 * ROW_PART <= n <= SMALL:
             continue
-        found = cost(nest.body) + sum(most.get(name, 0) for name in nest.reads())
-        if nest.reduce is None and nest.scan is None and nest.scatter is None:
-            most[nest.name] = found
-        elif _size(nest) * max(1, found / LIGHT) > SMALL >= _size(nest):
-            rows = rows or _Rows(program)
-            if _starving(nest, programs, rows, found) is not None:
-                return True
-    return False
+        kernel, total, left = {nest.name}, cost(nest.body), [*nest.reads()]
+        sources: set[str] = set()
+        while left:
+            name = left.pop()
+            made = nests.get(name)
+            if made is None or not _is_pointwise(made) or _points(made) != n:
+                sources.add(name)
+            elif name not in kernel:
+                kernel.add(name)
+                total += cost(made.body)
+                left += made.reads()
+        others = (o for o in at[n] if o.name not in kernel)
+        if n * total > SMALL * LIGHT and all((kernel | sources).isdisjoint(o.reads()) for o in others):
+            found.add(nest.name)
+    return frozenset(found)
 
 
-def _size(nest: Nest) -> int:
-    """Values that a nest reduces; 0 where that is not known."""
+def _points(nest: Nest) -> int:
+    """How often its body is computed; 0 where that is not known."""
     n = product(v.extent for v in (*nest.loop_vars, *nest.rvars))
     return n if isinstance(n, int) else 0
 
 
-def _starving(nest: Nest, programs: int, rows: _Rows, cost: float = 0) -> int | None:
-    """How many programs a long reduction has, if these are too few. cost: of an element."""
+def _is_pointwise(nest: Nest) -> bool:
+    return nest.reduce is None and nest.scan is None and nest.scatter is None
+
+
+def _starving(nest: Nest, programs: int, rows: _Rows, small: int = SMALL) -> int | None:
+    """How many programs a long reduction has, of more than `small` values, if these are too few."""
     if nest.reduce is None or REDUCTIONS[nest.reduce].combine is None or nest.scatter is not None:
         return None
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
-    if not isinstance(outer, int) or not isinstance(inner, int) or outer * inner * max(1, cost / LIGHT) <= SMALL:
+    if not isinstance(outer, int) or not isinstance(inner, int) or outer * inner <= small:
         return None
     have = -(-outer // COLUMNS) if _across(nest, rows.strides) else outer
     return have if 4 * have < programs else None
 
 
-def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows, cost: float) -> list[Nest] | None:
-    have = _starving(nest, programs, rows, cost)
+def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows, costly: bool) -> list[Nest] | None:
+    have = _starving(nest, programs, rows, 0 if costly else SMALL)
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
     if have is None or not isinstance(outer, int) or not isinstance(inner, int):
         return None
@@ -116,7 +130,7 @@ def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows, cost: float) -
         wanted = min(programs * max(1, ROW // outer), inner // ROWS_PART)
     else:
         wanted = min(-(-programs // have), inner // (COLUMN_PART if across else ROW_PART))
-    cuts = _parts(nest.rvars, wanted)
+    cuts = _parts(nest.rvars, wanted, 4 * wanted if costly else MOST_PARTS)
     if not cuts:
         return None
     name = fresh(f"{nest.name}_parts", names)
@@ -195,12 +209,12 @@ def _across(nest: Nest, strides: Mapping[str, tuple[Size, ...] | None]) -> bool:
     return votes > 0
 
 
-def _parts(rvars: tuple[Var, ...], wanted: int) -> dict[Var, int]:
-    """Into how many equal parts each loop is cut, so that they are about `wanted` together; none where that is impossible. A whole loop is
-    best, as of the rows of a matrix: those who need one row's values may then share a kernel with its part.
+def _parts(rvars: tuple[Var, ...], wanted: int, most: int) -> dict[Var, int]:
+    """Into how many equal parts each loop is cut, so that they are about `wanted` together; none where that is impossible. A whole loop of up to
+    `most` steps is best, as of the rows of a matrix: those who need one row's values may then share a kernel with its part.
     """
     first = rvars[0].extent
-    if len(rvars) > 1 and isinstance(first, int) and wanted <= 2 * first and first <= MOST_PARTS:
+    if len(rvars) > 1 and isinstance(first, int) and wanted <= 2 * first and first <= most:
         return {rvars[0]: first}
     sizes = [r.extent for r in rvars if isinstance(r.extent, int)]
     if len(sizes) < len(rvars):
@@ -223,4 +237,4 @@ def _divisor(n: int, most: int) -> int:
     return next((d for d in range(min(most, n), 1, -1) if n % d == 0), 1)
 
 
-__all__ = ["partial_reductions", "perhaps_costly", "read_again"]
+__all__ = ["costly_reductions", "partial_reductions", "read_again"]

@@ -33,11 +33,11 @@ from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
 from ..ir.index import product
 from ..ir.nodes import Nest, Node, Program, Size
-from ..lower.partial_sums import partial_reductions, perhaps_costly, read_again
+from ..lower.partial_sums import costly_reductions, partial_reductions, read_again
 from ..lower.windows import write_out_windows
 from ..observe import counters
 from ..observe.watch import Watch
-from ..schedule.inline import inline, node_cost
+from ..schedule.inline import node_cost
 from ..schedule.loop_order import in_memory_order
 from ..schedule.memory import home
 from ..schedule.plan import Kernel, KernelStep, Plan
@@ -224,20 +224,17 @@ def prepared(program: Program, processors: int, cfg: Config | None = None) -> Pr
     """The program in the form that suits a GPU of so many multiprocessors."""
     program = copied_outputs(write_out_windows(program), row_bytes)
     programs = PROGRAMS_PER_PROCESSOR * processors
-    costs: dict[str, float] = {}
-    if (cfg is None or cfg.fusion) and perhaps_costly(program, programs, _cost):
-        # What is computed where it is read.
-        costs = {item.name: _cost(item.body) for item in inline(program, cost, RECOMPUTE)[0] if isinstance(item, Nest)}
+    costly = costly_reductions(program, _cost) if cfg is None or cfg.fusion else frozenset()
     together = read_again(program, programs)
     while together:
         # Which kernels there will be is known when there is a plan.
-        kept = partial_reductions(program, programs, together, costs)
+        kept = partial_reductions(program, programs, together, costly)
         teams = [k for k in scheduled(kept, cfg or Config(), processors).kernels() if k.team > 1]
         found = together & {name for k in teams for name in k.defines}
         if found == together:
             return kept
         together = found
-    return partial_reductions(program, programs, costs=costs)
+    return partial_reductions(program, programs, costly=costly)
 
 
 def _cost(body: Node) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.dispatch.trace import trace
@@ -15,7 +16,8 @@ from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.lower.partial_sums import LIGHT, SMALL, partial_reductions, perhaps_costly
+from opforge.runtime.lower.partial_sums import LIGHT, SMALL, costly_reductions, partial_reductions
+from tests.support.gpu_plan import planned
 from tests.support.loops import plan_of, pointwise, program_of, reduce, softmax
 
 PROGRAMS = 528
@@ -62,31 +64,45 @@ def test_what_stays() -> None:
     assert kept(lambda b, x: reduce(b, "sum", x, 0), torch.rand(262147))  # a prime: no equal parts
 
 
+def made_costly(build: Any, *inputs: torch.Tensor, cost: float) -> tuple[Program, list[str]]:
+    """The program, and its reductions that are costly where each value costs so much."""
+    program = program_of(build, list(inputs))
+    return program, sorted(costly_reductions(program, lambda _: cost))
+
+
 def test_costly_elements_are_cut_sooner() -> None:
+    """What is computed point by point for a sum is computed in its kernel: its cost counts."""
     n = SMALL // 4
     x = torch.rand(n)
-    program = program_of(lambda b, x: reduce(b, "sum", pointwise(b, s.exp, x), 0), [x])
-    (name,) = (i.name for i in program.items if isinstance(i, Nest) and i.reduce is not None)
-    for cost, cut in ((0, False), (LIGHT, False), (4 * LIGHT, False), (4 * LIGHT + 1, True)):
-        found = partial_reductions(program, PROGRAMS, costs={name: cost})
-        assert (found is not program) == cut == bool(parts(found))
-    verify(found)
-    (got,), (want,) = interpret(found, [x], exact=True), interpret(program, [x], exact=True)
+    for cost, cut in ((LIGHT, False), (2 * LIGHT, False), (2 * LIGHT + 1, True)):
+        program, found = made_costly(lambda b, x: reduce(b, "sum", pointwise(b, s.exp, x), 0), x, cost=cost)
+        made = partial_reductions(program, PROGRAMS, costly=found)
+        assert bool(found) == bool(parts(made)) == cut
+    verify(made)
+    (got,), (want,) = interpret(made, [x], exact=True), interpret(program, [x], exact=True)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
 
 
-def test_what_is_read_may_be_costly() -> None:
-    """A reduction of a value that is computed point by point: the sum of both, which is asked before it is known what is computed where."""
+@pytest.mark.parametrize(
+    ("why", "shape", "build"),
+    [
+        ("long in any case", (SMALL + 1,), lambda b, x: reduce(b, "sum", x, 0)),
+        ("no two parts", (4095,), lambda b, x: reduce(b, "sum", x, 0)),
+        ("rows", (4, 20000), lambda b, x: reduce(b, "sum", x, 1)),
+        ("read again", (40000,), lambda b, x: softmax(b, x, 0)),
+        ("two that share a pass", (40000,), lambda b, x: (reduce(b, "sum", x, 0), reduce(b, "max", x, 0))),
+        ("a position beside it", (40000,), lambda b, x: (reduce(b, "max", x, 0), reduce(b, "argmax", x, 0))),
+    ],
+)
+def test_costly_elements_that_stay(why: str, shape: tuple[int, ...], build: Any) -> None:
+    assert made_costly(build, torch.rand(shape), cost=1e9)[1] == [], why
 
-    def asked(n: int, cost: float) -> bool:
-        program = program_of(lambda b, x: reduce(b, "sum", pointwise(b, s.exp, x), 0), [torch.rand(n)])
-        return perhaps_costly(program, PROGRAMS, lambda _: cost)
 
-    assert asked(SMALL // 4, 2 * LIGHT + 1)
-    assert not asked(SMALL // 4, 2 * LIGHT)
-    assert not asked(SMALL + 1, 2 * LIGHT + 1)  # long in any case
-    rows = program_of(lambda b, x: reduce(b, "sum", x, 1), [torch.rand(PROGRAMS, 64)])
-    assert not perhaps_costly(rows, PROGRAMS, lambda _: 1e9)
+def test_costly_parts_are_no_rows_of_a_few_elements() -> None:
+    x = torch.rand(16384, 2)
+    program, found = made_costly(lambda b, x: reduce(b, "sum", pointwise(b, s.exp, x), (0, 1)), x, cost=1e3)
+    (first,) = parts(partial_reductions(program, PROGRAMS, costly=found))
+    assert first.shape == (16,)
 
 
 def test_a_spread_is_made_of_parts_about_their_own_means() -> None:
@@ -144,3 +160,19 @@ def test_statistics_of_constant_columns(order: str) -> None:
     assert ((near.double() + r.double() / n - x[0].double()).abs() <= x[0].double().abs() * 2**-40).all()
     left = (q.double() / n - (r.double() / n) ** 2).abs()
     assert (left <= x[0].double() ** 2 * 2**-62).all(), left
+
+
+def test_a_loss_over_stacked_states_is_cut_for_a_gpu() -> None:
+    """What is read in turns is computed in turns: by one program it took longer than all of the cells."""
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(torch.stack([torch.tanh(h) * torch.sigmoid(h) for h in x.unbind(0)]), y)
+
+    def cut(fn: Any, *inputs: torch.Tensor) -> bool:
+        return any(b.endswith("_parts") for k in planned(fn, inputs).kernels() for b in k.writes)
+
+    x, y = torch.randn(24, 16, 128), torch.randn(24, 16, 128)
+    assert cut(loss, x, y)
+    assert not cut(F.mse_loss, x, y)
+    assert not cut(lambda x, y: (loss(x, y), F.l1_loss(x, y)), x, y)  # two that share a pass
+    assert not cut(lambda x: F.layer_norm(torch.tanh(x.sin().exp()), (14000,)), torch.randn(4, 14000))
