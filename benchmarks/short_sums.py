@@ -3,15 +3,14 @@
     python benchmarks/short_sums.py                all programs
     python benchmarks/short_sums.py --only stack   those whose name contains "stack"
 
-Each program is compiled twice, with limits (`SMALL` in runtime/lower/partial_sums.py) that let no reduction be cut, and each. Otherwise as
-last_program.py. "Differs" says "order": parts are added up in another.
+Each program is compiled twice, with limits (`SMALL` in runtime/lower/partial_sums.py) that let no reduction be cut, and every one of two parts or
+more: what an element costs is not asked. Otherwise as last_program.py. "Differs" says "order": parts are added up in another.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -49,22 +48,15 @@ PROGRAMS: dict[str, tuple[Program, tuple[tuple[int, ...], ...]]] = {
 }
 
 
-@contextmanager
-def limit(small: int) -> Iterator[None]:
-    """Reductions of more values are cut."""
-    old, partial_sums.SMALL = partial_sums.SMALL, small
-    try:
-        yield
-    finally:
-        partial_sums.SMALL = old
-
-
 def main(
     only: Annotated[str | None, typer.Option(help="part of the names of programs")] = None,
     out: Annotated[Path | None, typer.Option(help="a file for the table, too")] = None,
 ) -> None:
     """Short reductions with one kernel and with two."""
-    ways = {"one": lambda: limit(1 << 60), "parts": lambda: limit(0)}
+    ways = {
+        "one": lambda: mock.patch.object(partial_sums, "SMALL", 1 << 60),
+        "parts": lambda: mock.patch.object(partial_sums, "SMALL", 0),
+    }
     compare(PROGRAMS, ways, (), lambda shape: torch.randn(shape, device="cuda"), only, out)
 
 

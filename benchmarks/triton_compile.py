@@ -24,9 +24,10 @@ from opforge.runtime.build.triton_pool import compile_kernels
 from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.ir.work import cost
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.planned import cost, has_out
+from opforge.runtime.schedule.planned import has_out
 from opforge.runtime.schedule.schedule import schedule
 from opforge.runtime.targets.cuda import job_of
 

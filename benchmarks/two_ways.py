@@ -24,7 +24,7 @@ from measure import device_us
 console = Console(stderr=True)
 Program = Any
 """A function of tensors that gives one."""
-Ways = Mapping[str, Callable[[], AbstractContextManager[None]]]
+Ways = Mapping[str, Callable[[], AbstractContextManager[object]]]
 """What holds while a program is compiled: the way that it was, then the way that is judged."""
 ROUNDS, CALLS, CHECKS = 9, 50, 300
 WHAT = "calls", "device", "replay"

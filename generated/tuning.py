@@ -12,7 +12,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Blocks of some kernels. Conditions (0, False: none), all of which must hold: `strided`, `sums`; at most so many `loads`, `bytes`,
-    outer `points`, bytes of a `row`, `buffers`, rows of a product's `block`; at least so many additions a point (`cost`). Sizes (0: no limit): XBLOCK `x`, RBLOCK `r`, both together `tile`; x is
+    outer `points`, bytes of a `row`, `buffers`, rows of a product's `block`; at least so many additions a point (`cost`).
+    Sizes (0: no limit): XBLOCK `x`, RBLOCK `r`, both together `tile`; x is
     halved to no less than `least` where there would be fewer `programs`; runs of `even` steps or more; elements of a thread (`each`); `warps` at most, and
     without `each` so many; so many registers for what is `kept` of rows from one loop to the next.
     """

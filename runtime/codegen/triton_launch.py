@@ -9,11 +9,10 @@ from math import gcd
 
 from ..ir.index import Expr, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
-from ..schedule.inline import nodes_cost
+from ..ir.work import cost, nodes_cost
 from ..schedule.memory import flat_index
 from ..schedule.operands import count
 from ..schedule.plan import Kernel, Phase, Reduce, Scan
-from ..schedule.planned import cost
 from .triton_attention import attention_of, points, widest
 from .triton_fused import fused_kernel, points_of
 from .triton_online import fewer_passes

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from ...generated.scalars import REDUCTIONS
 from ..ir.index import Atom, Expr, Var, of, product
-from ..ir.nodes import Extern, Nest, Node, Program, Size, load, rebuild
+from ..ir.nodes import Extern, Nest, Program, Size, load, rebuild
+from ..ir.work import cost, is_pointwise, node_cost, points_of
 from .partial_spread import Spreads, fresh
 
 SMALL = 1 << 17  # values that one step may reduce without a second
-LIGHT = 16  # additions that each of them may cost; or fewer values that cost more
+LIGHT = 16  # additions that each of so many may cost: what costs twice as much, half as often
 ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
 ROWS_PART, ROW = 4, 1024  # rows that one program should add up at least; elements that it works on at once
 MOST_PARTS = 16384  # that the second step may reduce
@@ -52,7 +53,7 @@ def read_again(program: Program, programs: int) -> frozenset[str]:
     rows = _Rows(program)
     found: set[str] = set()
     for k, nest in enumerate(nests):
-        if _starving(nest, programs, rows) is None or _across(nest, rows.strides):
+        if _starving(nest, programs, rows, SMALL) is None or _across(nest, rows.strides):
             continue
         points = product(v.extent for v in (*nest.loop_vars, *nest.rvars))
         known = {nest.name}  # what is made of the result
@@ -66,31 +67,32 @@ def read_again(program: Program, programs: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def costly_reductions(program: Program, cost: Callable[[Node], float]) -> frozenset[str]:
+def costly_reductions(program: Program, costs: Callable[[str], float] = cost) -> frozenset[str]:
     """Reductions of fewer values to one, each of which costs so much, with all that is computed for it point by point, that one program would be long
-    at it (`cost` of a body, in additions). Nothing else goes through these points: it would share the kernel, and its values, no more.
+    at it (`costs` of a scalar operation, in additions). Nothing else goes through these points: it would share the kernel, and its values, no more.
     """
     nests: dict[str, Nest] = {}
     at: dict[int, list[Nest]] = {}  # nests by the number of their points
     found: set[str] = set()
     for item in program.items:
-        if isinstance(item, Nest) and (n := _points(item)):
+        if isinstance(item, Nest) and isinstance(n := points_of(item), int):
             nests[item.name] = item
             at.setdefault(n, []).append(item)
     for nest in nests.values():
-        n = _points(nest)
+        n = points_of(nest)
+        assert isinstance(n, int)
         if nest.reduce is None or product(nest.shape) != 1 or not 2 * ROW_PART <= n <= SMALL:
             continue
-        kernel, total, left = {nest.name}, cost(nest.body), [*nest.reads()]
+        kernel, total, left = {nest.name}, node_cost(nest.body, costs), [*nest.reads()]
         sources: set[str] = set()
         while left:
             name = left.pop()
             made = nests.get(name)
-            if made is None or not _is_pointwise(made) or _points(made) != n:
+            if made is None or not is_pointwise(made) or points_of(made) != n:
                 sources.add(name)
             elif name not in kernel:
                 kernel.add(name)
-                total += cost(made.body)
+                total += node_cost(made.body, costs)
                 left += made.reads()
         others = (o for o in at[n] if o.name not in kernel)
         if n * total > SMALL * LIGHT and all((kernel | sources).isdisjoint(o.reads()) for o in others):
@@ -98,17 +100,7 @@ def costly_reductions(program: Program, cost: Callable[[Node], float]) -> frozen
     return frozenset(found)
 
 
-def _points(nest: Nest) -> int:
-    """How often its body is computed; 0 where that is not known."""
-    n = product(v.extent for v in (*nest.loop_vars, *nest.rvars))
-    return n if isinstance(n, int) else 0
-
-
-def _is_pointwise(nest: Nest) -> bool:
-    return nest.reduce is None and nest.scan is None and nest.scatter is None
-
-
-def _starving(nest: Nest, programs: int, rows: _Rows, small: int = SMALL) -> int | None:
+def _starving(nest: Nest, programs: int, rows: _Rows, small: int) -> int | None:
     """How many programs a long reduction has, of more than `small` values, if these are too few."""
     if nest.reduce is None or REDUCTIONS[nest.reduce].combine is None or nest.scatter is not None:
         return None

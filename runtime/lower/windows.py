@@ -13,6 +13,7 @@ from ...generated.scalars import REDUCTIONS
 from ..ir.fold import fold
 from ..ir.index import Expr, Var, product
 from ..ir.nodes import Extern, Nest, Node, Program, identity_mapping, rebuild
+from ..ir.work import is_pointwise
 from . import scalar_ops
 
 WINDOW = 16  # elements that are written out at most
@@ -26,7 +27,7 @@ def write_out_windows(program: Program) -> Program:
     for item in program.items:
         if isinstance(item, Nest):
             item = _written_out(item, made)
-            if not item.rvars and item.reduce is None and item.scan is None and item.scatter is None:
+            if is_pointwise(item):
                 made[item.name] = item
         items.append(item)
     return Program(program.inputs, items, program.outputs, program.mutations, program.symbols)

@@ -14,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from ..ir.guards import checks
 from ..ir.index import product
 from ..ir.nodes import Buffer, Extern, Nest, Program, load, rebuild
-from .inline import is_pointwise
+from ..ir.work import is_pointwise
 from .kernels import kernel_checks, statement_nodes
 from .memory import flat_index, step_reads, step_writes, written_over
 from .plan import ExternStep, Kernel, KernelStep, Phase, Reduce, Statement, Step, Store

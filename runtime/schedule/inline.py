@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from math import inf
 
 from ..ir.facts import covers
 from ..ir.fold import fold
@@ -24,6 +23,7 @@ from ..ir.nodes import (
     rebuild,
     refs,
 )
+from ..ir.work import is_pointwise, node_cost, points_of
 
 CHEAP = 3  # a body of this cost or less is recomputed rather than stored
 SINGLE = 40  # … and of this cost, where it is a single value: its readers compute it before their loops
@@ -34,12 +34,6 @@ OFTEN, CACHE = 8, 1 << 17  # times that a value is read; bytes
 #: Readings of a factor of a matrix product for which it is computed once: by the rows, or the columns, of a block.
 BLOCK = 128
 SMALLER = 4  # part of the arithmetic, where a value is computed at more points than it has
-
-
-def is_pointwise(item: Nest | Extern) -> bool:
-    return (
-        isinstance(item, Nest) and not item.rvars and item.reduce is None and item.scan is None and item.scatter is None
-    )
 
 
 def is_view(item: Nest | Extern) -> bool:
@@ -113,31 +107,6 @@ def map_scatter(scatter: Scatter, on_node: Callable[[Node], Node]) -> Scatter:
 
 def _keep(_: Node) -> None:
     return None
-
-
-def node_cost(node: Node, costs: Callable[[str], float], enough: float = inf) -> float:
-    """Arithmetic cost of one evaluation; a load counts 1. Past `enough` it is not counted on."""
-    return nodes_cost((node,), costs, enough)
-
-
-def nodes_cost(nodes: Iterable[Node], costs: Callable[[str], float], enough: float = inf) -> float:
-    """The same of several values, of which what they have in common is computed once."""
-    total = 0.0
-    seen: set[Node] = set()
-    left = [*nodes]
-    while left:  # users before arguments, so that an expensive node is found out after a few steps
-        n = left.pop()
-        if n in seen:
-            continue
-        seen.add(n)
-        if n.op == "load":
-            total += 1
-        elif n.op not in ("const", "index", "bounded"):  # a check must not change what is fused
-            total += costs(n.op)
-        if total > enough:
-            break
-        left += n.children()
-    return total
 
 
 def eliminate_dead(program: Program) -> list[Nest | Extern]:
@@ -464,11 +433,3 @@ def _meets_all(ld: Node, shape: tuple[Size, ...], loops: set[Var]) -> bool:
 
 def _guarded(name: str, consumer: Nest) -> bool:
     return all(ld.args for ld in consumer.body.loads() if ld.attr.buffer == name) and consumer.scatter is None
-
-
-def points_of(nest: Nest) -> int | Expr:
-    """How many times the body is evaluated."""
-    total: int | Expr = 1
-    for v in nest.scatter.domain if nest.scatter is not None else (*nest.loop_vars, *nest.rvars):
-        total = total * v.extent
-    return total

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from torch import fx
 
 from ...generated.ops import OUT, PRODUCTS, ROW_BYTES
-from ...generated.scalars import SCALARS
 from ..config import Config
 from ..ir.nodes import Extern, Program, is_paired
 from ..ir.routines import routine_of
+from ..ir.work import cost
 from ..lower.graph import lower
 from ..observe.counters import uncounted
 from .memory import nbytes, step_reads, step_writes
@@ -59,11 +59,6 @@ def row_bytes(call: Extern) -> int:
 def factors(call: Extern) -> tuple[int, ...] | None:
     """Which arguments a call multiplies, if it is a product of matrices, and which one it adds, if any."""
     return PRODUCTS.get(call.target) if call.single and not call.kwargs and not is_paired(call) else None
-
-
-def cost(op: str) -> float:
-    """What one scalar operation costs, in additions."""
-    return SCALARS[op].cost if op in SCALARS else 1
 
 
 def planned_peak(forward: fx.GraphModule, backward: fx.GraphModule, owned: Collection[int], cfg: Config) -> int | None:

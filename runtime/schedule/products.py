@@ -12,7 +12,7 @@ from itertools import combinations
 
 from ..ir.index import Atom, Expr, Var, expr, of
 from ..ir.nodes import Buffer, Node, Ref, load, rebuild
-from .inline import node_cost
+from ..ir.work import node_cost
 from .operands import (
     HALF,
     Factors,

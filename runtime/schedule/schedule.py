@@ -9,11 +9,12 @@ from dataclasses import replace
 from ..ir.facts import is_packed
 from ..ir.learned import learned_by
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
+from ..ir.work import is_pointwise
 from .attention import join_products
 from .folds import fold_columns
 from .fuse import Fuser, Group
 from .in_place import computed_last, write_in_place
-from .inline import inline, is_pointwise, is_view
+from .inline import inline, is_view
 from .kernels import build_kernel, build_update
 from .layouts import followed
 from .memory import plan_memory, step_parts, step_reads, step_writes, strided_view

@@ -32,16 +32,15 @@ from ..execute.tables import table_launcher
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
 from ..ir.index import product
-from ..ir.nodes import Nest, Node, Program, Size
+from ..ir.nodes import Nest, Program, Size
 from ..lower.partial_sums import costly_reductions, partial_reductions, read_again
 from ..lower.windows import write_out_windows
 from ..observe import counters
 from ..observe.watch import Watch
-from ..schedule.inline import node_cost
 from ..schedule.loop_order import in_memory_order
 from ..schedule.memory import home
 from ..schedule.plan import Kernel, KernelStep, Plan
-from ..schedule.planned import cost, plan_of, row_bytes
+from ..schedule.planned import plan_of, row_bytes
 from ..schedule.products import Choose
 from ..schedule.rows import copied_outputs
 from .advice import advise
@@ -224,7 +223,7 @@ def prepared(program: Program, processors: int, cfg: Config | None = None) -> Pr
     """The program in the form that suits a GPU of so many multiprocessors."""
     program = copied_outputs(write_out_windows(program), row_bytes)
     programs = PROGRAMS_PER_PROCESSOR * processors
-    costly = costly_reductions(program, _cost) if cfg is None or cfg.fusion else frozenset()
+    costly = costly_reductions(program) if cfg is None or cfg.fusion else frozenset()
     together = read_again(program, programs)
     while together:
         # Which kernels there will be is known when there is a plan.
@@ -235,10 +234,6 @@ def prepared(program: Program, processors: int, cfg: Config | None = None) -> Pr
             return kept
         together = found
     return partial_reductions(program, programs, costly=costly)
-
-
-def _cost(body: Node) -> float:
-    return node_cost(body, cost)
 
 
 def scheduled(

@@ -9,11 +9,10 @@ from ...generated.tuning import FusedProduct
 from ..codegen.triton_blocks import tuning_of
 from ..codegen.triton_fused import are_odd, described_operands, fused_kernel
 from ..ir.nodes import Buffer
-from ..schedule.inline import node_cost
+from ..ir.work import cost, node_cost
 from ..schedule.memory import flat_index
 from ..schedule.operands import Layouts, count
 from ..schedule.plan import ExternStep, Kernel, Tile
-from ..schedule.planned import cost
 from ..schedule.products import Choose, Fused
 from .products import tile_of
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import opforge
 from tests.support import row_programs as rows
+from tests.support.compiled import compiled
 
 pytestmark = pytest.mark.gpu
 
@@ -30,12 +31,6 @@ PROGRAMS: dict[str, tuple[Callable[[Tensor], rows.Result], tuple[int, int], int 
     "read by others": (rows.and_a_gradient, (600, 40), 1),
     "read by others in wide rows": (rows.and_a_gradient, (600, 3000), 1),
 }
-
-
-def compiled(f: Callable[..., rows.Result], folder: Path) -> Callable[..., rows.Result]:
-    torch._dynamo.reset()
-    opforge.reset_stats()
-    return torch.compile(f, backend="opforge", dynamic=False, options={"strict": True, "cache_dir": str(folder)})
 
 
 def several(result: rows.Result) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opforge
+from tests.support.compiled import compiled
 from tests.support.row_programs import kept
 from tests.support.streams import same_on_streams
 
@@ -29,14 +30,6 @@ PROGRAMS: dict[str, tuple[Program, tuple[tuple[int, ...], ...], torch.dtype]] = 
     "doubles": (lambda x: x / x.abs().amax(-1, keepdim=True), ((4, 65536),), torch.float64),
     "halves": (lambda x: F.rms_norm(x, (65536,)), ((8, 65536),), torch.float16),
 }
-
-
-def compiled(f: Program, folder: Path, **options: object) -> Program:
-    torch._dynamo.reset()
-    opforge.reset_stats()
-    return torch.compile(
-        f, backend="opforge", dynamic=False, options={"strict": True, "cache_dir": str(folder), **options}
-    )
 
 
 def made(name: str) -> tuple[Program, list[Tensor]]:

@@ -20,11 +20,12 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.dispatch.wrapper import emit_wrapper
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.verify import verify
+from opforge.runtime.ir.work import cost
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.realize import parameters
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.planned import cost, has_out
+from opforge.runtime.schedule.planned import has_out
 from opforge.runtime.schedule.schedule import schedule
 from opforge.runtime.schedule.text import plan_text
 

@@ -11,12 +11,13 @@ import torch
 from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.ir.work import cost
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.memory import home
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import CopyStep, Plan
-from opforge.runtime.schedule.planned import cost, has_out
+from opforge.runtime.schedule.planned import has_out
 from opforge.runtime.schedule.schedule import schedule
 
 pytest.importorskip("triton")

@@ -14,9 +14,10 @@ from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Nest, Program
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
+from opforge.runtime.lower import partial_sums
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.lower.partial_sums import LIGHT, SMALL, costly_reductions, partial_reductions
+from opforge.runtime.lower.partial_sums import LIGHT, SMALL, costly_reductions, partial_reductions, read_again
 from tests.support.gpu_plan import planned
 from tests.support.loops import plan_of, pointwise, program_of, reduce, softmax
 
@@ -65,17 +66,21 @@ def test_what_stays() -> None:
 
 
 def made_costly(build: Any, *inputs: torch.Tensor, cost: float) -> tuple[Program, list[str]]:
-    """The program, and its reductions that are costly where each value costs so much."""
+    """The program, and its reductions that are costly where each operation costs so much, and a load 1."""
     program = program_of(build, list(inputs))
     return program, sorted(costly_reductions(program, lambda _: cost))
+
+
+def exps(b: Any, x: Any) -> Any:
+    return pointwise(b, s.exp, x)
 
 
 def test_costly_elements_are_cut_sooner() -> None:
     """What is computed point by point for a sum is computed in its kernel: its cost counts."""
     n = SMALL // 4
     x = torch.rand(n)
-    for cost, cut in ((LIGHT, False), (2 * LIGHT, False), (2 * LIGHT + 1, True)):
-        program, found = made_costly(lambda b, x: reduce(b, "sum", pointwise(b, s.exp, x), 0), x, cost=cost)
+    for cost, cut in ((LIGHT, False), (4 * LIGHT - 2, False), (4 * LIGHT - 1, True)):  # and two loads
+        program, found = made_costly(lambda b, x: reduce(b, "sum", exps(b, x), 0), x, cost=cost)
         made = partial_reductions(program, PROGRAMS, costly=found)
         assert bool(found) == bool(parts(made)) == cut
     verify(made)
@@ -86,21 +91,37 @@ def test_costly_elements_are_cut_sooner() -> None:
 @pytest.mark.parametrize(
     ("why", "shape", "build"),
     [
-        ("long in any case", (SMALL + 1,), lambda b, x: reduce(b, "sum", x, 0)),
-        ("no two parts", (4095,), lambda b, x: reduce(b, "sum", x, 0)),
-        ("rows", (4, 20000), lambda b, x: reduce(b, "sum", x, 1)),
-        ("read again", (40000,), lambda b, x: softmax(b, x, 0)),
-        ("two that share a pass", (40000,), lambda b, x: (reduce(b, "sum", x, 0), reduce(b, "max", x, 0))),
-        ("a position beside it", (40000,), lambda b, x: (reduce(b, "max", x, 0), reduce(b, "argmax", x, 0))),
+        ("long in any case", (SMALL + 1,), lambda b, x: reduce(b, "sum", exps(b, x), 0)),
+        ("no two parts", (4095,), lambda b, x: reduce(b, "sum", exps(b, x), 0)),
+        ("rows", (4, 20000), lambda b, x: reduce(b, "sum", exps(b, x), 1)),
+        ("read again", (40000,), lambda b, x: softmax(b, exps(b, x), 0)),
+        (
+            "two that share a pass",
+            (40000,),
+            lambda b, x: (reduce(b, "sum", y := exps(b, x), 0), reduce(b, "max", y, 0)),
+        ),
+        (
+            "a position beside it",
+            (40000,),
+            lambda b, x: (reduce(b, "max", y := exps(b, x), 0), reduce(b, "argmax", y, 0)),
+        ),
     ],
 )
 def test_costly_elements_that_stay(why: str, shape: tuple[int, ...], build: Any) -> None:
     assert made_costly(build, torch.rand(shape), cost=1e9)[1] == [], why
 
 
+def test_the_limit_is_asked_when_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benchmarks set it: `benchmarks/short_sums.py`."""
+    program = program_of(lambda b, x: softmax(b, x, 0), [torch.rand(40000)])
+    assert not read_again(program, PROGRAMS)
+    monkeypatch.setattr(partial_sums, "SMALL", 0)
+    assert read_again(program, PROGRAMS)
+
+
 def test_costly_parts_are_no_rows_of_a_few_elements() -> None:
     x = torch.rand(16384, 2)
-    program, found = made_costly(lambda b, x: reduce(b, "sum", pointwise(b, s.exp, x), (0, 1)), x, cost=1e3)
+    program, found = made_costly(lambda b, x: reduce(b, "sum", exps(b, x), (0, 1)), x, cost=1e3)
     (first,) = parts(partial_reductions(program, PROGRAMS, costly=found))
     assert first.shape == (16,)
 
