@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Blocks of some kernels. Conditions (0, False: none), all of which must hold: `strided`, `sums`; at most so many `loads`, `bytes`,
+    """Blocks of some kernels. Conditions (0, False: none), all of which must hold: `strided`, `sums`, `turns`; at most so many `loads`, `bytes`,
     outer `points`, bytes of a `row`, `buffers`, rows of a product's `block`; at least so many additions a point (`cost`).
     Sizes (0: no limit): XBLOCK `x`, RBLOCK `r`, both together `tile`; x is
     halved to no less than `least` where there would be fewer `programs`; runs of `even` steps or more; elements of a thread (`each`); `warps` at most, and
@@ -34,6 +34,7 @@ class Rule:
     points: int = 0
     row: int = 0
     buffers: int = 0
+    turns: bool = False
     block: int = 0
     cost: int = 0
 
@@ -142,6 +143,7 @@ TUNING: dict[int, Tuning] = {
                 Rule(x=1, r=4096, even=2048, each=4, warps=32),
             ),
             "product": (
+                Rule(turns=True, x=256, r=64, warps=8),
                 Rule(block=16, x=32, r=256, warps=4),
                 Rule(block=32, x=64, r=128, warps=4),
                 Rule(block=64, x=128, r=128, warps=4),

@@ -13,7 +13,7 @@ from ..render import header, literal, render
 
 PATH = "generated/tuning.py"
 #: What says which kernels a rule is for; all other keys are sizes.
-AT_MOST = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "block")
+AT_MOST = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "turns", "block")
 AT_LEAST = ("cost",)
 CONDITIONS = (*AT_MOST, *AT_LEAST)
 _COUNTS = ("programs", "kept")  # sizes that need not be powers of two

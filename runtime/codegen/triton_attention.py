@@ -57,7 +57,7 @@ def render_matrices(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wi
         return render_fused(kernel, layouts, name, wide)
     if kernel.parts:
         return _Renderer(attention_of(kernel, layouts), kernel, layouts, name, wide).render()
-    product = contraction(kernel)
+    product = contraction(kernel, layouts)
     assert product is not None
     return render_product(product, kernel, layouts, name, wide)
 

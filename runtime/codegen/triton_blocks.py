@@ -9,7 +9,7 @@ from ...generated.tuning import TUNING, Rule, Tuning
 from .triton_attention import LEAST_BLOCK, MOST_ROWS
 from .triton_group import steps
 from .triton_launch import Launch
-from .triton_product import EDGE, LEAST_COLUMNS, LEAST_STEPS
+from .triton_product import EDGE, LEAST_COLUMNS, LEAST_STEPS, WIDE_EDGE
 
 WARP = 32  # threads
 MOST_WARPS = 32  # of a program
@@ -57,7 +57,8 @@ def _holds(rule: Rule, shape: Launch) -> bool:
         (rule.buffers, shape.rows),
         (rule.block, shape.product),
     )
-    if (rule.strided and not shape.strided) or (rule.sums and not shape.sums) or shape.cost < rule.cost:
+    told = ((rule.strided, shape.strided), (rule.sums, shape.sums), (rule.turns, shape.turns))
+    if any(wanted and not found for wanted, found in told) or shape.cost < rule.cost:
         return False
     return all(not most or found <= most for most, found in limits)
 
@@ -132,7 +133,9 @@ def _fits(found: Blocks, start: Blocks, shape: Launch, points: int) -> bool:
     if shape.attention:
         return LEAST_BLOCK <= x <= MOST_ROWS and LEAST_BLOCK <= r <= max(start[1], power(inner))
     if shape.product:
-        return LEAST_COLUMNS <= x <= EDGE and LEAST_STEPS <= r <= max(start[1], power(inner))
+        return LEAST_COLUMNS <= x <= (WIDE_EDGE if shape.turns else EDGE) and LEAST_STEPS <= r <= max(
+            start[1], power(inner)
+        )
     # A tile that holds whole rows must go on to do so; of other loops it is a part.
     return r == start[1] if shape.persistent else r <= max(start[1], power(inner))
 

@@ -44,6 +44,7 @@ class Launch:
     attention two products around a softmax: XBLOCK are rows, and RBLOCK the columns at a time; `product` is the elements of a row of operands.
     tile    its XBLOCK, RBLOCK and warps, where the plan says them.
     product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
+    turns   rows of a product that begin at the same place of a vector share a block.
     """
 
     outer: Size
@@ -61,6 +62,7 @@ class Launch:
     loads: int = 1
     cost: float = 0
     product: int = 0
+    turns: bool = False
     attention: bool = False
     tile: tuple[int, int, int] | None = None
 
@@ -83,9 +85,10 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         return Launch(
             points(found), product(v.extent for v in found.columns), False, product=widest(found), attention=True
         )
-    matrices = contraction(kernel)
+    matrices = contraction(kernel, layouts)
     if matrices is not None:
-        return Launch(matrices.points, product(v.extent for v in matrices.along), False, product=matrices.block)
+        along, turns = product(v.extent for v in matrices.along), matrices.turns is not None
+        return Launch(matrices.points, along, False, product=matrices.block, turns=turns)
     square = squared(kernel, layouts)
     if square is not None:
         part = product(v.extent for v in square.phases[0].inner)

@@ -3,24 +3,29 @@
 A program computes blocks of rows by columns, step by step along that loop, with the matrix units, which add up in float32. The
 left factor is a function of a block of rows, the right one of a block of columns, and what follows the sums is one of both: each is written
 as a function of its own, by the same emitter as other kernels.
+
+Where the lines of what is stored are no whole vectors apart (an odd vocabulary), a block has rows that begin at the same place of a vector, and its
+columns begin where a vector of theirs does (`Turns`): else each element is stored by itself, which takes as long as the sums.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..ir.index import Expr, Val, Var, product
-from ..ir.nodes import Buffer, Node, Size, load
+from ..ir.index import Expr, Val, Var, of, product
+from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, load
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Reduce, Store
 from .triton_values import HALF, TYPES, Scope, Values, steps, steps_there
 
 LEAST_COLUMNS, LEAST_STEPS = 16, 32  # below, a block of the matrix units is mostly empty
 FEW_ROWS, MANY_ROWS = 16, 128  # of a block
-EDGE = 128  # columns: all blocks have a divisor of it
+EDGE, WIDE_EDGE = 128, 256  # columns: all blocks have a divisor of it, and where rows take turns of the other
 NEAR = 8  # blocks of rows that run side by side, so that the columns which they read are in the cache
 STAGES = 4  # steps whose operands are on their way
+VECTOR = 16  # bytes that a thread stores at once at most
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,31 @@ class Factors:
 
 
 @dataclass(frozen=True)
+class Turns:
+    """Rows that begin at different places of a vector take turns: those of a block are `count` apart, and its columns begin `line * turn % vector`
+    elements before a block's edge.
+
+    count   rows after which a row begins at the same place again.
+    line    elements from one row to the next, beyond whole vectors.
+    vector  elements.
+    """
+
+    count: int
+    line: int
+    vector: int
+
+    @property
+    def most(self) -> int:
+        """Columns by which a block begins before its edge."""
+        return max(self.line * k % self.vector for k in range(self.count))
+
+
+@dataclass(frozen=True)
 class Product:
-    """The loops of a kernel by what depends on them: both factors, the left one, the right one; and the loops of the sum."""
+    """The loops of a kernel by what depends on them: both factors, the left one, the right one; and the loops of the sum.
+
+    turns  how rows are shared out, where each begins at another place of a vector.
+    """
 
     batch: tuple[Var, ...]
     rows: tuple[Var, ...]
@@ -42,6 +70,7 @@ class Product:
     along: tuple[Var, ...]
     sums: tuple[Factors, ...]
     ends: tuple[Store, ...]
+    turns: Turns | None = None
 
     @property
     def block(self) -> int:
@@ -50,12 +79,24 @@ class Product:
         return FEW_ROWS if rows <= FEW_ROWS else min(MANY_ROWS, 1 << (rows - 1).bit_length())
 
     @property
+    def blocks(self) -> int:
+        """Blocks of rows."""
+        turns = 1 if self.turns is None else self.turns.count
+        return turns * -(-_count(self.rows) // (turns * self.block))
+
+    @property
+    def width(self) -> int:
+        """Columns, in whole edges."""
+        before, edge = (0, EDGE) if self.turns is None else (self.turns.most, WIDE_EDGE)
+        return -(-(_count(self.columns) + before) // edge) * edge
+
+    @property
     def points(self) -> int:
         """Columns of all blocks of rows, in whole edges: so many, divided by the columns of a block, are the programs."""
-        return _count(self.batch) * -(-_count(self.rows) // self.block) * -(-_count(self.columns) // EDGE) * EDGE
+        return _count(self.batch) * self.blocks * self.width
 
 
-def contraction(kernel: Kernel) -> Product | None:
+def contraction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Product | None:
     """The kernel as a product of matrices, or None."""
     if kernel.serial or kernel.scratch or kernel.walk or kernel.symbols or not kernel.phases:
         return None
@@ -81,7 +122,51 @@ def contraction(kernel: Kernel) -> Product | None:
     registers = {f.register for f, _, _ in found}
     if not _known(ends, kernel) or not all(_is_rounded(st.value, registers) for st in ends):
         return None
-    return Product(both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(ends))
+    made = Product(both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(ends))
+    return replace(made, turns=_turns(made, layouts))
+
+
+def _turns(found: Product, layouts: Mapping[str, Buffer]) -> Turns | None:
+    """None where the rows of what is stored begin at the same place of a vector, there are few of them, or the columns of an operand are neighbours
+    (which would be read from other places of a vector then).
+    """
+    if len(found.columns) != 1:
+        return None
+    vector = max(VECTOR // ITEMSIZE[layouts[st.buffer].dtype] for st in found.ends)
+    lines = {_line(found, flat_index(st.index, layouts[st.buffer]), vector) for st in found.ends}
+    line = lines.pop()
+    if line is None or lines:
+        return None
+    count = vector // math.gcd(line, vector)
+    if count == 1 or _count(found.rows) < count * found.block:
+        return None
+    (column,) = found.columns
+    for f in found.sums:
+        for ld in f.right.loads():
+            if flat_index(ld.attr.index, layouts[ld.attr.buffer]).coefficient(column) in (None, 1):
+                return None
+    return Turns(count, line, vector)
+
+
+def _line(found: Product, where: Expr, vector: int) -> int | None:
+    """Elements from one row of a result to the next, beyond whole vectors, if each row is a line of neighbours, one after another from a whole vector
+    on.
+    """
+    (column,) = found.columns
+    if where.coefficient(column) != 1:
+        return None
+    rest, line, step = where - of(column), None, 1
+    for v in reversed(found.rows):
+        c = where.coefficient(v)
+        if c is None or not c.is_const:
+            return None
+        line = int(c) if line is None else line
+        if int(c) != line * step:
+            return None
+        rest, step = rest - of(v) * int(c), step * _count((v,))
+    if {*rest.atoms()} - {*found.batch} or any(c % vector for _, c in rest.terms):
+        return None
+    return None if line is None else line % vector
 
 
 def _is_rounded(value: Node, registers: set[str]) -> bool:
@@ -207,7 +292,11 @@ class _Renderer:
             dtype, value, block = self.layouts[st.buffer].dtype, v.node(st.value), "[XBLOCK, RBLOCK]"
             v.deep.names[load(st.buffer, st.index, dtype)] = value
             typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
-            place = f"{st.buffer} + tl.broadcast_to(xindex * 0 + {where}, {block})"
+            place = f"tl.broadcast_to(xindex * 0 + {where}, {block})"
+            if f.turns is not None:
+                # What the compiler cannot see: all rows of a block begin at a whole vector.
+                place = f"tl.multiple_of({place}, [1, {f.turns.vector}])"
+            place = f"{st.buffer} + {place}"
             stores.append(f"tl.store({place}, tl.broadcast_to({typed}, {block}), xmask & rmask0)")
         # What is read may be in the memory that is written, and then at the same point: all threads have read theirs.
         body = [*digits, *v.constants, *lines, "tl.debug_barrier()", *stores]
@@ -216,14 +305,14 @@ class _Renderer:
     def _kernel(self) -> list[str]:
         f = self.found
         rows, columns, count = _count(f.rows), _count(f.columns), _count(f.along)
-        steps_of_rows = -(-rows // f.block)
+        steps_of_rows = f.blocks
         long = ".to(tl.int64)" if self.wide else ""
         given = ", ".join(self.buffers)
         sums = [s.register for s in f.sums]
         body = [
             f"# {', '.join(self.kernel.origins)}",
             f"ROWS: tl.constexpr = {f.block}",
-            f"blocks: tl.constexpr = {-(-columns // EDGE) * EDGE} // XBLOCK",
+            f"blocks: tl.constexpr = {f.width} // XBLOCK",
             f"program = tl.program_id(0) % ({steps_of_rows} * blocks)",
             f"batch = (tl.program_id(0) // ({steps_of_rows} * blocks)){long}",
         ]
@@ -236,11 +325,22 @@ class _Renderer:
                 f"row = near + program % ({NEAR} * blocks) % side",
                 f"column = program % ({NEAR} * blocks) // side",
             ]
+        if f.turns is None:
+            body += [
+                f"lindex = (row * ROWS + tl.arange(0, ROWS)[:, None]){long}",
+                f"cindex = (column * XBLOCK + tl.arange(0, XBLOCK)){long}",
+                f"cmask = cindex < {columns}",
+            ]
+        else:
+            turns = f.turns.count
+            body += [
+                f"first = column * XBLOCK - row % {turns} * {f.turns.line} % {f.turns.vector}",
+                f"lindex = ((row // {turns} * ROWS + tl.arange(0, ROWS)[:, None]) * {turns} + row % {turns}){long}",
+                f"cindex = (first + tl.arange(0, XBLOCK)){long}",
+                f"cmask = (cindex >= 0) & (cindex < {columns})",
+            ]
         body += [
-            f"lindex = (row * ROWS + tl.arange(0, ROWS)[:, None]){long}",
             f"lmask = lindex < {rows}",
-            f"cindex = (column * XBLOCK + tl.arange(0, XBLOCK)){long}",
-            f"cmask = cindex < {columns}",
             *(f"{s} = tl.zeros([ROWS, XBLOCK], tl.float32)" for s in sums),
             f"for roffset in tl.range(0, {count}, RBLOCK, num_stages={STAGES}):",
         ]
@@ -254,10 +354,19 @@ class _Renderer:
             *(f"{s} = tp.dot({a}, tl.trans({b}), {s})" for s, a, b in zip(sums, lefts, rights, strict=True)),
         ]
         body += [f"    {line}" for line in inside]
-        end = f"batch, lindex, lmask, cindex[None, :], cmask[None, :], {', '.join(sums)}, ROWS, XBLOCK"
-        body.append(f"{self.name}_end({given}, {end})")
+        end = f"{self.name}_end({given}, batch, lindex, lmask, cindex[None, :], {{}}, {', '.join(sums)}, ROWS, XBLOCK)"
+        if f.turns is None:
+            body.append(end.format("cmask[None, :]"))
+        else:
+            # A mask that does not change within a vector: whole vectors are stored.
+            body += [
+                f"if (first >= 0) & (first + XBLOCK <= {columns}):",
+                f"    {end.format('tl.full([1, XBLOCK], True, tl.int1)')}",
+                "else:",
+                f"    {end.format('cmask[None, :]')}",
+            ]
         taken = ", ".join([*self.buffers, "XBLOCK: tl.constexpr", "RBLOCK: tl.constexpr"])
         return ["@triton.jit", f"def {self.name}({taken}):", *(f"    {line}" for line in body)]
 
 
-__all__ = ["LEAST_STEPS", "Product", "contraction", "render_product"]
+__all__ = ["LEAST_STEPS", "Product", "Turns", "contraction", "render_product"]

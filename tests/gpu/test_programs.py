@@ -76,9 +76,12 @@ def test_products_of_a_weight_in_bytes(rows: int, inner: int) -> None:
     assert opforge.stats()["externs"] == {}
 
 
-def test_logits_of_an_odd_vocabulary() -> None:
+@pytest.mark.parametrize("rows", [(2, 600), (1, 700), (4, 1024)])
+@pytest.mark.parametrize("vocabulary", [50257, 50258, 50260, 30522, 4801])
+def test_logits_of_an_odd_vocabulary(rows: tuple[int, int], vocabulary: int) -> None:
+    """Rows begin at 8, 4 or 2 places of a vector in turn; of few rows the elements are stored one by one."""
     torch.manual_seed(0)
-    x, w = (torch.randn(s, device="cuda").bfloat16() for s in ((2, 600, 768), (50257, 768)))
+    x, w = (torch.randn(s, device="cuda").bfloat16() for s in ((*rows, 768), (vocabulary, 768)))
     check(F.linear, x, w)
     assert opforge.stats()["externs"] == {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,24 @@ def sums(x: Tensor, y: Tensor) -> Tensor:
     return (x.to(wide)[..., None] * y.to(wide)[..., None, :, :]).sum(-2).to(x.dtype)
 
 
+def rows_of(x: Tensor, w: Tensor) -> Tensor:
+    """Products of the rows of both, whose operands lie in rows."""
+    return sums(x, w.mT)
+
+
+# Rows of which no two neighbours begin at the same place of a vector: so many rows after the first one does again.
+TURNS: dict[str, Case] = {
+    "8": (rows_of, lambda: [half(1024, 40), half(145, 40)]),
+    "8, rows that are no whole blocks": (rows_of, lambda: [half(1111, 32), half(139, 32)]),
+    "4": (rows_of, lambda: [half(515, 40), half(130, 40)]),
+    "2, in batches": (rows_of, lambda: [half(2, 260, 40), half(2, 132, 40)]),
+    "8, two rows of axes": (lambda x, w: rows_of(x, w) * 2, lambda: [half(4, 257, 40), half(257, 40)]),
+    "8, with a bias and what is added": (
+        lambda x, w, b, r: F.silu(rows_of(x, w) + b) + r,
+        lambda: [half(1030, 32), half(129, 32), half(129), half(1030, 129)],
+    ),
+}  # fmt: skip
+
 CASES: dict[str, Case] = {
     "linear": (lambda x, q, s: F.linear(x, whole(q, s)), lambda: [half(12, 96), *weight(200, 96)]),
     "steps that are no whole blocks": (lambda x, q, s: x @ whole(q, s).t(), lambda: [half(3, 77), *weight(40, 77)]),
@@ -65,6 +84,7 @@ CASES: dict[str, Case] = {
     "one row": (lambda x, q, s: F.linear(x, whole(q, s)), lambda: [half(1, 96), *weight(200, 96)]),
     "batches": (sums, lambda: [half(3, 20, 40), half(3, 40, 50)]),
     "rows of blocks": (sums, lambda: [half(300, 40), half(40, 150)]),
+    **{f"turns of {name}": case for name, case in TURNS.items()},
 }  # fmt: skip
 
 
@@ -99,7 +119,9 @@ def test_one_kernel(plans: dict[str, tuple[Plan, list[Tensor]]], name: str) -> N
     plan, _ = plans[name]
     (kernel,) = plan.kernels()
     assert len(plan.steps) == 1
-    assert (contraction(kernel) is None) == (name == "one row")  # a row reduction: no block of the matrix units is full
+    assert (contraction(kernel, plan.layouts) is None) == (
+        name == "one row"
+    )  # a row reduction: no block of the matrix units is full
 
 
 @pytest.mark.parametrize("name", ["gate", "rows of blocks"])
@@ -110,26 +132,57 @@ def test_compiles_for_sm90(plans: dict[str, tuple[Plan, list[Tensor]]], name: st
 
 def test_sums_that_keep_float32_are_no_products() -> None:
     """Matrix units add up less carefully than float32 operations one by one, which a program that asks for them gets."""
-    (kernel,) = planned(lambda x, y: (x.float()[:, :, None] * y.float()).sum(1), [half(40, 64), half(64, 64)]).kernels()
-    assert contraction(kernel) is None
+    plan = planned(lambda x, y: (x.float()[:, :, None] * y.float()).sum(1), [half(40, 64), half(64, 64)])
+    (kernel,) = plan.kernels()
+    assert contraction(kernel, plan.layouts) is None
 
 
 def test_logits_of_an_odd_vocabulary_are_written_where_the_caller_has_them() -> None:
     """A library's product would be of padded rows, and copied."""
     plan = planned(F.linear, [half(8, 512, 64), half(1025, 64)])
     (kernel,) = plan.kernels()
-    assert contraction(kernel) is not None
+    assert contraction(kernel, plan.layouts) is not None
     assert not any(isinstance(s, ExternStep) for s in plan.steps)
 
 
 def test_a_factor_that_is_expensive_is_stored_in_its_own_dtype() -> None:
     """Each block of columns would compute the normalization again."""
     inputs = [half(8, 512, 64), half(1025, 64), half(64)]
-    first, second = planned(lambda x, w, s: F.linear(F.layer_norm(x, (64,), s), w), inputs).kernels()
-    assert contraction(second) is not None
+    plan = planned(lambda x, w, s: F.linear(F.layer_norm(x, (64,), s), w), inputs)
+    first, second = plan.kernels()
+    assert contraction(second, plan.layouts) is not None
     assert set(first.writes) < set(second.reads)
 
 
 def test_products_of_stored_operands_are_a_librarys() -> None:
     plan = planned(lambda x, w: F.relu(x @ w), [half(12, 96), half(96, 200)])
     assert any(isinstance(s, ExternStep) for s in plan.steps)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "count"), [(1024, 145, 8), (1023, 145, 0), (512, 130, 4), (256, 132, 2), (4096, 136, 0)]
+)
+def test_rows_that_begin_at_the_same_place_of_a_vector_share_a_block(rows: int, columns: int, count: int) -> None:
+    """Where there are enough of them for a block each."""
+    plan = planned(rows_of, [half(rows, 40), half(columns, 40)])
+    (kernel,) = plan.kernels()
+    found = contraction(kernel, plan.layouts)
+    assert found is not None
+    assert (0 if found.turns is None else found.turns.count) == count
+
+
+def test_columns_of_an_operand_that_are_neighbours_are_read_as_they_lie() -> None:
+    plan = planned(sums, [half(1024, 40), half(40, 145)])
+    (kernel,) = plan.kernels()
+    found = contraction(kernel, plan.layouts)
+    assert found is not None
+    assert found.turns is None
+
+
+def test_whole_vectors_are_stored_of_odd_lines(tmp_path: Path) -> None:
+    """The source says what the compiler makes of it: 16 bytes at once, but for the ends of a line."""
+    (kernel,) = render_triton(planned(rows_of, [half(1024, 64), half(1025, 64)])).kernels.values()
+    (tmp_path / "k.cubin").write_bytes(compile_job(cuda.job_of(kernel, 90), tmp_path).cubin)
+    tool = pytest.importorskip("triton").knobs.nvidia.nvdisasm.path
+    text = subprocess.run([tool, "-c", tmp_path / "k.cubin"], capture_output=True, text=True, check=True).stdout
+    assert "STG.E.128" in text
