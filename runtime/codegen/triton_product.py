@@ -23,7 +23,10 @@ from .triton_values import HALF, TYPES, Scope, Values, steps, steps_there
 LEAST_COLUMNS, LEAST_STEPS = 16, 32  # below, a block of the matrix units is mostly empty
 FEW_ROWS, MANY_ROWS = 16, 128  # of a block
 EDGE, WIDE_EDGE = 128, 256  # columns: all blocks have a divisor of it, and where rows take turns of the other
-NEAR = 8  # blocks of rows that run side by side, so that the columns which they read are in the cache
+NEAR, WIDE_NEAR = (
+    8,
+    16,
+)  # blocks of rows that run side by side, so that the columns which they read are in the cache; the same where rows take turns
 STAGES = 4  # steps whose operands are on their way
 VECTOR = 16  # bytes that a thread stores at once at most
 
@@ -319,11 +322,12 @@ class _Renderer:
         if steps_of_rows == 1:
             body += ["row = 0", "column = program"]
         else:
+            near = NEAR if f.turns is None else WIDE_NEAR
             body += [
-                f"near = program // ({NEAR} * blocks) * {NEAR}",
-                f"side = min({steps_of_rows} - near, {NEAR})",
-                f"row = near + program % ({NEAR} * blocks) % side",
-                f"column = program % ({NEAR} * blocks) // side",
+                f"near = program // ({near} * blocks) * {near}",
+                f"side = min({steps_of_rows} - near, {near})",
+                f"row = near + program % ({near} * blocks) % side",
+                f"column = program % ({near} * blocks) // side",
             ]
         if f.turns is None:
             body += [
