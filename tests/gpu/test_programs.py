@@ -77,7 +77,7 @@ def test_products_of_a_weight_in_bytes(rows: int, inner: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [(2, 600), (1, 700), (4, 1024)])
-@pytest.mark.parametrize("vocabulary", [50257, 50258, 50260, 30522, 4801])
+@pytest.mark.parametrize("vocabulary", [50257, 50258, 50260, 30522, 6001])
 def test_logits_of_an_odd_vocabulary(rows: tuple[int, int], vocabulary: int) -> None:
     """Rows begin at 8, 4 or 2 places of a vector in turn; of few rows the elements are stored one by one."""
     torch.manual_seed(0)
