@@ -104,6 +104,8 @@ def on_a_gpu() -> Iterator[str]:
     slow = s["slower opforge/inductor"]
     first, second = sorted(slow, key=slow.__getitem__)[:2]
     yield f"{CALLED[first]} ({two(slow[first])}) and {CALLED[second]} ({two(slow[second])})"
+    logits = result("gpu_models_logits")["summary"]
+    yield f"GPT-2's are {two(logits[default])} and {two(logits[reduced])} since"
     adamw = next(r["us"] for r in models["programs"] if r["name"] == "adamw")
     yield f"AdamW over 200 tensors {two(adamw['inductor'] / adamw['opforge'])}"
     slow = s["slower opforge-reduce/inductor-reduce"]
@@ -148,13 +150,25 @@ def test_figures_are_those_of_the_results(page: str, sentences: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "stem", ["budget", "gpu", "gpu_again", "gpu_h100", "gpu_models", "gpu_models_h100", "gpu_models_max", "training"]
+    "stem",
+    [
+        "budget",
+        "gpu",
+        "gpu_again",
+        "gpu_h100",
+        "gpu_models",
+        "gpu_models_h100",
+        "gpu_models_logits",
+        "gpu_models_max",
+        "training",
+    ],
 )
 def test_tables_name_the_machine_and_belong_to_their_results(scripts: None, stem: str) -> None:
     scripts_of = {
         "training": "train",
         "gpu_models": "gpu_models_report",
         "gpu_models_h100": "gpu_models_report",
+        "gpu_models_logits": "gpu_models_report",
         "gpu_models_max": "gpu_models_report",
         "gpu_again": "gpu",
         "gpu_h100": "gpu",

@@ -14,6 +14,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from opforge.runtime.build.triton_job import compile_job
+from opforge.runtime.codegen.triton_blocks import blocks
+from opforge.runtime.codegen.triton_launch import launch
 from opforge.runtime.codegen.triton_product import contraction
 from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.schedule.plan import ExternStep, Plan
@@ -169,6 +171,8 @@ def test_rows_that_begin_at_the_same_place_of_a_vector_share_a_block(rows: int, 
     found = contraction(kernel, plan.layouts)
     assert found is not None
     assert (0 if found.turns is None else found.turns.count) == count
+    shape = launch(kernel, plan.layouts)
+    assert (shape.turns, blocks(shape)[0]) == (bool(count), 256 if count else 128)
 
 
 def test_columns_of_an_operand_that_are_neighbours_are_read_as_they_lie() -> None:
