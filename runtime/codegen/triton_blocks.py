@@ -133,9 +133,8 @@ def _fits(found: Blocks, start: Blocks, shape: Launch, points: int) -> bool:
     if shape.attention:
         return LEAST_BLOCK <= x <= MOST_ROWS and LEAST_BLOCK <= r <= max(start[1], power(inner))
     if shape.product:
-        return LEAST_COLUMNS <= x <= (WIDE_EDGE if shape.turns else EDGE) and LEAST_STEPS <= r <= max(
-            start[1], power(inner)
-        )
+        edge = WIDE_EDGE if shape.turns else EDGE
+        return LEAST_COLUMNS <= x <= edge and LEAST_STEPS <= r <= max(start[1], power(inner))
     # A tile that holds whole rows must go on to do so; of other loops it is a part.
     return r == start[1] if shape.persistent else r <= max(start[1], power(inner))
 

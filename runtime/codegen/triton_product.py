@@ -23,10 +23,7 @@ from .triton_values import HALF, TYPES, Scope, Values, steps, steps_there
 LEAST_COLUMNS, LEAST_STEPS = 16, 32  # below, a block of the matrix units is mostly empty
 FEW_ROWS, MANY_ROWS = 16, 128  # of a block
 EDGE, WIDE_EDGE = 128, 256  # columns: all blocks have a divisor of it, and where rows take turns of the other
-NEAR, WIDE_NEAR = (
-    8,
-    16,
-)  # blocks of rows that run side by side, so that the columns which they read are in the cache; the same where rows take turns
+NEAR, WIDE_NEAR = 8, 16  # blocks of rows that run side by side, so that the columns which they read are in the cache
 STAGES = 4  # steps whose operands are on their way
 VECTOR = 16  # bytes that a thread stores at once at most
 
@@ -130,10 +127,10 @@ def contraction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Product | None
 
 
 def _turns(found: Product, layouts: Mapping[str, Buffer]) -> Turns | None:
-    """None where the rows of what is stored begin at the same place of a vector, there are few of them, or the columns of an operand are neighbours
-    (which would be read from other places of a vector then).
+    """None where the rows of what is stored begin at the same place of a vector, there are few of them, the columns of an operand are neighbours
+    (which would be read from other places of a vector then), or there are several sums (for which registers have no room in wide blocks).
     """
-    if len(found.columns) != 1:
+    if len(found.columns) != 1 or len(found.sums) != 1:
         return None
     vector = max(VECTOR // ITEMSIZE[layouts[st.buffer].dtype] for st in found.ends)
     lines = {_line(found, flat_index(st.index, layouts[st.buffer]), vector) for st in found.ends}
@@ -144,11 +141,9 @@ def _turns(found: Product, layouts: Mapping[str, Buffer]) -> Turns | None:
     if count == 1 or _count(found.rows) < count * found.block:
         return None
     (column,) = found.columns
-    for f in found.sums:
-        for ld in f.right.loads():
-            if flat_index(ld.attr.index, layouts[ld.attr.buffer]).coefficient(column) in (None, 1):
-                return None
-    return Turns(count, line, vector)
+    loads = found.sums[0].right.loads()
+    apart = [flat_index(ld.attr.index, layouts[ld.attr.buffer]).coefficient(column) for ld in loads]
+    return None if any(step in (None, 1) for step in apart) else Turns(count, line, vector)
 
 
 def _line(found: Product, where: Expr, vector: int) -> int | None:
@@ -332,6 +327,7 @@ class _Renderer:
         if f.turns is None:
             body += [
                 f"lindex = (row * ROWS + tl.arange(0, ROWS)[:, None]){long}",
+                f"lmask = lindex < {rows}",
                 f"cindex = (column * XBLOCK + tl.arange(0, XBLOCK)){long}",
                 f"cmask = cindex < {columns}",
             ]
@@ -340,11 +336,11 @@ class _Renderer:
             body += [
                 f"first = column * XBLOCK - row % {turns} * {f.turns.line} % {f.turns.vector}",
                 f"lindex = ((row // {turns} * ROWS + tl.arange(0, ROWS)[:, None]) * {turns} + row % {turns}){long}",
+                f"lmask = lindex < {rows}",
                 f"cindex = (first + tl.arange(0, XBLOCK)){long}",
                 f"cmask = (cindex >= 0) & (cindex < {columns})",
             ]
         body += [
-            f"lmask = lindex < {rows}",
             *(f"{s} = tl.zeros([ROWS, XBLOCK], tl.float32)" for s in sums),
             f"for roffset in tl.range(0, {count}, RBLOCK, num_stages={STAGES}):",
         ]

@@ -190,3 +190,15 @@ def test_whole_vectors_are_stored_of_odd_lines(tmp_path: Path) -> None:
     tool = pytest.importorskip("triton").knobs.nvidia.nvdisasm.path
     text = subprocess.run([tool, "-c", tmp_path / "k.cubin"], capture_output=True, text=True, check=True).stdout
     assert "STG.E.128" in text
+
+
+def test_rows_of_two_sums_are_in_order() -> None:
+    """The sums of wide blocks have no room twice."""
+    plan = planned(
+        lambda x, p, q: F.silu(rows_of(x, p)) * rows_of(x, q), [half(1024, 40), half(145, 40), half(145, 40)]
+    )
+    for kernel in plan.kernels():
+        found = contraction(kernel, plan.layouts)
+        assert found is not None
+        assert len(found.sums) == 2
+        assert found.turns is None
