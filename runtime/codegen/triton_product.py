@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.index import Expr, Val, Var, of, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, load
+from ..ir.work import cost, node_cost
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Reduce, Store
 from .triton_values import HALF, TYPES, Scope, Values, steps, steps_there
@@ -26,6 +27,8 @@ EDGE, WIDE_EDGE = 128, 256  # columns: all blocks have a divisor of it, and wher
 NEAR, WIDE_NEAR = 8, 16  # blocks of rows that run side by side, so that the columns which they read are in the cache
 STAGES = 4  # steps whose operands are on their way
 VECTOR = 16  # bytes that a thread stores at once at most
+MANY_COLUMNS = 4 * WIDE_EDGE  # of which all blocks but the ends of a row are stored in vectors
+END = 6  # additions that what is stored of a sum may cost, where rows take turns
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Product:
 
     @property
     def block(self) -> int:
-        """Rows of a block."""
+        """Rows of a block; where they take turns there are enough for the largest."""
         rows = _count(self.rows)
         return FEW_ROWS if rows <= FEW_ROWS else min(MANY_ROWS, 1 << (rows - 1).bit_length())
 
@@ -127,15 +130,13 @@ def contraction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Product | None
 
 
 def _turns(found: Product, layouts: Mapping[str, Buffer]) -> Turns | None:
-    """None where the rows of what is stored begin at the same place of a vector, there are few of them, the columns of an operand are neighbours
-    (which would be read from other places of a vector then), or there are several sums (for which registers have no room in wide blocks).
-    """
-    if len(found.columns) != 1 or len(found.sums) != 1:
+    """None where the rows of what is stored begin at the same place of a vector, or turns would not pay."""
+    if not _pays(found):
         return None
-    vector = max(VECTOR // ITEMSIZE[layouts[st.buffer].dtype] for st in found.ends)
-    lines = {_line(found, flat_index(st.index, layouts[st.buffer]), vector) for st in found.ends}
-    line = lines.pop()
-    if line is None or lines:
+    (st,) = found.ends
+    vector = VECTOR // ITEMSIZE[layouts[st.buffer].dtype]
+    line = _line(found, flat_index(st.index, layouts[st.buffer]), vector)
+    if line is None:
         return None
     count = vector // math.gcd(line, vector)
     if count == 1 or _count(found.rows) < count * found.block:
@@ -143,7 +144,19 @@ def _turns(found: Product, layouts: Mapping[str, Buffer]) -> Turns | None:
     (column,) = found.columns
     loads = found.sums[0].right.loads()
     apart = [flat_index(ld.attr.index, layouts[ld.attr.buffer]).coefficient(column) for ld in loads]
+    # Columns that are neighbours would be read from other places of a vector.
     return None if any(step in (None, 1) for step in apart) else Turns(count, line, vector)
+
+
+def _pays(found: Product) -> bool:
+    """Whether storing is what takes long: one sum, which is stored as it is or nearly so (registers have no room for more beside wide blocks), and so
+    many columns that most blocks are whole.
+    """
+    if len(found.columns) != 1 or len(found.sums) != 1 or len(found.ends) != 1:
+        return False
+    (s,), (st,) = found.sums, found.ends
+    alone = all(ld.attr.buffer == s.register for ld in st.value.loads())
+    return alone and node_cost(st.value, cost, END) <= END and _count(found.columns) >= MANY_COLUMNS
 
 
 def _line(found: Product, where: Expr, vector: int) -> int | None:
@@ -334,7 +347,7 @@ class _Renderer:
         else:
             turns = f.turns.count
             body += [
-                f"first = column * XBLOCK - row % {turns} * {f.turns.line} % {f.turns.vector}",
+                f"first = column * XBLOCK - ((row % {turns}) * {f.turns.line}) % {f.turns.vector}",
                 f"lindex = ((row // {turns} * ROWS + tl.arange(0, ROWS)[:, None]) * {turns} + row % {turns}){long}",
                 f"lmask = lindex < {rows}",
                 f"cindex = (first + tl.arange(0, XBLOCK)){long}",

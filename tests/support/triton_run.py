@@ -85,7 +85,9 @@ def blocks(
     if shape.tile is not None:
         return -(-outer // shape.tile[0]), *shape.tile[:2]
     if shape.product:
-        return -(-outer // 32), 32, 32
+        # Of rows in turns the blocks that they get: only in wide ones whole vectors are stored.
+        x, r = (256, 64) if shape.turns else (32, 32)
+        return -(-outer // x), x, r
     if kernel.team > 1:
         return outer, 1, 1 << (inner - 1).bit_length()
     whole = 1 << max(inner - 1, 0).bit_length()
