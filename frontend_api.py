@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,8 +141,10 @@ def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Explanation
 def load_specs(path: str | Path) -> list[str]:
     """Add the operators of a user's spec file to the running process; returns the overloads that it made native.
 
-    Raises `SpecError` with every mistake of the file and its place.
+    Raises `SpecError` with every mistake of the file and its place, TypeError for what is no path.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"load_specs takes the path of one file, found {path!r}; call it for each file")
     from .generator.user import load_user_specs
 
     return load_user_specs(Path(path))

@@ -121,11 +121,12 @@ def markdown(result: Mapping[str, Any]) -> str:
     every = ["eager", *names]
     lines = report.heading(result)
     head = ["program", "size", "kind", *(f"{n} µs" for n in every)]
-    head += [f"opforge{r} : inductor{r}" for r in ("", "-reduce")]
+    pairs = [(a, b) for a, b in PAIRS if a.startswith("opforge") and b.startswith("inductor") and {a, b} <= {*names}]
+    head += [f"{a} : {b}" for a, b in pairs]
     lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for r in result["programs"]:
         us = r.get("us", {})
-        speeds = [f"{us[b] / us[a]:.2f}" if a in us and b in us else "—" for a, b in PAIRS[:2]]
+        speeds = [f"{us[b] / us[a]:.2f}" if a in us and b in us else "—" for a, b in pairs]
         kind = r["kind"] + (", wall clock" if r.get("launch") else "")
         lines.append(
             f"| {' | '.join([r['name'], r['shape'], kind, *(cell(r, 'us', n, '.1f') for n in every), *speeds])} |"

@@ -216,3 +216,9 @@ def test_contributing_works_as_written(tmp_path: Path) -> None:
     done = command(*tests.split(), "-p", "no:xdist", "-p", "no:cacheprovider", cwd=copy, path=tmp_path)  # 4: its tests
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\b[1-9]\d* passed", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("path", [5, ["a.yaml"], None])
+def test_what_is_no_path_is_refused(path: object) -> None:
+    with pytest.raises(TypeError, match=r"load_specs takes the path of one file, found .*; call it for each file"):
+        opforge.load_specs(path)  # type: ignore[arg-type]
