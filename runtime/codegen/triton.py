@@ -25,7 +25,7 @@ from .triton_coarse import coarse
 from .triton_flat import collapsed
 from .triton_group import Members, arguments, blocks_of, constants, selection
 from .triton_kept import UNROLLED, cache_hints, kept_rows
-from .triton_launch import LOADED, launch, wide
+from .triton_launch import launch, wide
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
 from .triton_team import ARGUMENTS, Team
@@ -34,6 +34,7 @@ from .triton_values import (
     BARRIER,
     HALF,
     TYPES,
+    VECTOR,
     Scope,
     Values,
     held,
@@ -107,7 +108,7 @@ class _Renderer:
         self.program = f"{program}.to(tl.int64)" if self.wide else program
         top = Scope(self.lines)
         self.v = Values(layouts, top, top, self.two_dim, self.wide)
-        self.v.each = max(4, LOADED // self.launch.bytes)
+        self.v.each = max(4, VECTOR // self.launch.bytes)
         walk = len(kernel.walk)
         points = kernel.outer[: len(kernel.outer) - walk]
         self.v.across = tuple(v for v in points if v.extent != 1)

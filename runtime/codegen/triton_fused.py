@@ -19,9 +19,8 @@ from ..schedule.planned import factors
 from ..schedule.products import SUM, Fused, fused_of
 from .triton_coarse import coarse
 from .triton_functions import Functions
-from .triton_values import TYPES
+from .triton_values import TYPES, VECTOR
 
-ALIGNED = 16  # bytes: the lines of a matrix whose blocks descriptors tell begin at multiples of it
 SIDES = ("left", "right")
 
 
@@ -75,7 +74,7 @@ def are_odd(found: Fused, layouts: Mapping[str, Buffer]) -> bool:
         if (steps := _steps(found, v, value, known)) is None:
             return False
         across, along, _ = steps
-        if 1 not in (across, along) or max(across, along) % (ALIGNED // ITEMSIZE[value.dtype]) == 0:
+        if 1 not in (across, along) or max(across, along) % (VECTOR // ITEMSIZE[value.dtype]) == 0:
             return False
     return True
 
@@ -97,7 +96,7 @@ def _described(found: Fused, outer: Var, value: Node, layouts: Mapping[str, Buff
     if (steps := _steps(found, outer, value, layouts)) is None:
         return None
     across, along, start = steps
-    vector = ALIGNED // ITEMSIZE[value.dtype]
+    vector = VECTOR // ITEMSIZE[value.dtype]
     # Each term of where a batch begins is a multiple of a vector.
     if any(c % vector for _, c in start.terms):
         return None

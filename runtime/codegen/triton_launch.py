@@ -24,7 +24,6 @@ ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory,
 COLUMNS_AT_ONCE = 64  # so few are a tile of a few steps for each thread
 LONG = 2 * ROWS  # that it may hold of one buffer's rows, where a loop would read them again
 WHOLE = 32  # steps, of which a piece of a row has a multiple
-LOADED = 16  # bytes that a thread loads at once at most
 
 
 @dataclass(frozen=True)
@@ -255,4 +254,4 @@ def _largest(sizes: list[Size]) -> Size:
     return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
 
 
-__all__ = ["LOADED", "Launch", "across", "launch", "piece_of", "room", "row_reads", "strided", "wide"]
+__all__ = ["Launch", "across", "launch", "piece_of", "room", "row_reads", "strided", "wide"]

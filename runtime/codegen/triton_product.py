@@ -19,14 +19,13 @@ from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, load
 from ..ir.work import cost, node_cost
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Reduce, Store
-from .triton_values import HALF, TYPES, Scope, Values, steps, steps_there
+from .triton_values import HALF, TYPES, VECTOR, Scope, Values, steps, steps_there
 
 LEAST_COLUMNS, LEAST_STEPS = 16, 32  # below, a block of the matrix units is mostly empty
 FEW_ROWS, MANY_ROWS = 16, 128  # of a block
 EDGE, WIDE_EDGE = 128, 256  # columns: all blocks have a divisor of it, and where rows take turns of the other
 NEAR, WIDE_NEAR = 8, 16  # blocks of rows that run side by side, so that the columns which they read are in the cache
 STAGES = 4  # steps whose operands are on their way
-VECTOR = 16  # bytes that a thread stores at once at most
 MANY_COLUMNS = 4 * WIDE_EDGE  # of which all blocks but the ends of a row are stored in vectors
 END = 6  # additions that what is stored of a sum may cost, where rows take turns
 

@@ -25,6 +25,7 @@ TYPES = {
     "int16": "tl.int16", "int32": "tl.int32", "int64": "tl.int64", "uint8": "tl.uint8", "bool": "tl.int1",
 }  # fmt: skip
 HALF = ("float16", "bfloat16")
+VECTOR = 16  # bytes that a thread loads or stores at once at most, at an address that is a multiple of them
 LIMITS = {
     "uint8": (0, 255),
     "int8": (-(2**7), 2**7 - 1),

@@ -119,9 +119,8 @@ def test_one_kernel(plans: dict[str, tuple[Plan, list[Tensor]]], name: str) -> N
     plan, _ = plans[name]
     (kernel,) = plan.kernels()
     assert len(plan.steps) == 1
-    assert (contraction(kernel, plan.layouts) is None) == (
-        name == "one row"
-    )  # a row reduction: no block of the matrix units is full
+    # One row is a row reduction: no block of the matrix units is full.
+    assert (contraction(kernel, plan.layouts) is None) == (name == "one row")
 
 
 @pytest.mark.parametrize("name", ["gate", "rows of blocks"])
