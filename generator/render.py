@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import platformdirs
 
 TEMPLATES = Path(__file__).with_name("templates")
 _COMMENT = {".py": "# {}", ".h": "// {}", ".md": "<!-- {} -->", ".yaml": "# {}"}
@@ -28,23 +26,12 @@ def environment(folder: Path = TEMPLATES) -> jinja2.Environment:
     """The environment of all templates: an undefined name is an error, blocks leave no blank lines."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
-        bytecode_cache=_translated(),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
     )
-
-
-def _translated() -> jinja2.BytecodeCache | None:
-    """What templates were translated to in earlier runs; None where no folder takes it."""
-    folder = Path(platformdirs.user_cache_dir("opforge", appauthor=False)) / "templates"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
 
 
 def render(template: str, **values: Any) -> str:

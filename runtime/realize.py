@@ -17,7 +17,6 @@ from ..generated.ops import OUT
 from . import config
 from .build.cache import Cache, key
 from .build.scratch import warn_once
-from .codegen.unit import KERNELS
 from .codegen.wrapper import render_wrapper
 from .config import Config
 from .execute.load import load_wrapper
@@ -35,6 +34,8 @@ from .schedule.text import plan_text
 from .targets.base import Target
 
 Compiled = Callable[..., Any]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -218,17 +219,11 @@ def parameters(lowered: Lowered) -> list[str]:
 
 
 @functools.cache
-def code_digest() -> str:
-    """Digest of opforge's own code and tables that shape what is generated: a changed compiler never meets old artifacts."""
-    root = Path(__file__).resolve().parent
-    parts = sorted(
-        p for folder in ("ir", "schedule", "codegen", "execute", "targets") for p in (root / folder).glob("*.py")
-    )
-    parts += [*sorted((root.parent / "generated").glob("*.py")), *sorted(KERNELS.glob("*.h"))]
-    digest = hashlib.sha256()
-    for p in parts:
-        digest.update(p.name.encode() + p.read_bytes())
-    return digest.hexdigest()
+def code_digest(package: Path = _PACKAGE) -> str:
+    """Digest of all of the engine's code and generated files: a changed compiler never meets old artifacts."""
+    folders = (package / "runtime", package / "generated")
+    files = [p for folder in folders for p in folder.rglob("*") if p.is_file() and p.parent.name != "__pycache__"]
+    return key({p.relative_to(package).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files})
 
 
 def cache_parts(lowered: Lowered, cfg: Config, target: Target) -> dict[str, str]:

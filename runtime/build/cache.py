@@ -6,9 +6,10 @@
             manifest.json               digest and size of every file, versions, and what the maker noted
             <files>
 
-Nobody else can write below `v1`: owner and mode are checked, so a file that passes its digest check cannot change
-between the check and its use. A damaged or foreign entry is a miss with one warning, and `put` replaces it. A disk that
-does not take an entry gives one warning, and the entry lives in this process's scratch folder.
+Nobody else can write to any of these folders or to their parents: owners and modes are checked. So a file that passes
+its digest check cannot change between the check and its use. A damaged or foreign entry is a miss with one warning, and
+`put` replaces it. A disk that does not take an entry gives one warning, and the entry lives in this process's scratch
+folder.
 """
 
 from __future__ import annotations
@@ -31,7 +32,18 @@ import platformdirs
 
 from ...errors import CacheError
 from ..config import Config
-from .manifest import FORMAT, MANIFEST, DamagedEntryError, Entry, check_private, read_entry, sync_dir, write_entry
+from .manifest import (
+    FORMAT,
+    MANIFEST,
+    DamagedEntryError,
+    Entry,
+    check_private,
+    make_private,
+    make_trusted,
+    read_entry,
+    sync_dir,
+    write_entry,
+)
 from .scratch import scratch_dir, warn_once
 
 __all__ = ["LOCK_TIMEOUT_S", "Cache", "Entry", "default_dir", "key"]
@@ -63,31 +75,30 @@ def default_dir() -> Path:
     return Path(platformdirs.user_cache_dir("opforge", appauthor=False))
 
 
-def _open(directory: Path, size_limit: int) -> Cache:
+def _open(directory: Path, size_limit: int, *, own: bool = False) -> Cache:
     cache = _opened.get((directory, size_limit))
     if cache is None:
-        cache = _opened[directory, size_limit] = Cache(directory, size_limit)
+        cache = _opened[directory, size_limit] = Cache(directory, size_limit, own=own)
     return cache
 
 
 class Cache:
     """A content-addressed cache in a folder; any number of processes and threads may use it at once.
 
-    `size_limit` is in bytes, 0 for none. Raises `CacheError` when the folder cannot be made, is not ours, or is not
-    private.
+    `size_limit` is in bytes, 0 for none. `own`: the folder is inside this process's scratch folder, whose parents are
+    not checked. Raises `CacheError` when the folder cannot be made, or when others can change it or a parent.
     """
 
-    def __init__(self, directory: Path, size_limit: int = 0) -> None:
+    def __init__(self, directory: Path, size_limit: int = 0, *, own: bool = False) -> None:
         self.root = Path(os.path.abspath(directory)) / f"v{FORMAT}"
         self.size_limit = size_limit
+        self._own = own
         self._spill: Cache | None = None
         self._in_use: set[str] = set()
         self._put_since_sweep = 0
         try:
-            self.root.parent.mkdir(parents=True, exist_ok=True)
-            self.root.mkdir(mode=0o700, exist_ok=True)
-            check_private(self.root, stat.S_ISDIR)
-            (self.root / "locks").mkdir(mode=0o700, exist_ok=True)
+            self._make_root()
+            make_private(self.root / "locks")
             # Only a try tells: permission bits do not know of read-only mounts and quotas.
             with tempfile.TemporaryFile(dir=self.root):
                 pass
@@ -106,7 +117,7 @@ class Cache:
                 return _open(directory, cfg.cache_size_limit_mb << 20)
             except CacheError as error:
                 warn_once("cache", directory, f"{error}; compiled code is kept for this process only")
-        return _open(scratch_dir() / "cache", 0)
+        return _open(scratch_dir() / "cache", 0, own=True)
 
     def folder(self, key: str) -> Path:
         """Where the entry of `key`, a digest by `key()`, lives if there is one."""
@@ -135,12 +146,12 @@ class Cache:
         contents = {name: data if isinstance(data, bytes) else data.read_bytes() for name, data in files.items()}
         try:
             entry = self._store(key, contents, meta)
-        except OSError as error:
+        except (DamagedEntryError, OSError) as error:
             message = f"opforge's cache {self.root} does not take new entries: {error}"
             if self.root.is_relative_to(scratch_dir()):
                 raise CacheError(message) from error
             warn_once("cache", self.root, f"{message}; compiled code is kept for this process only")
-            self._spill = _open(scratch_dir() / "cache", 0)
+            self._spill = _open(scratch_dir() / "cache", 0, own=True)
             return self._spill.put(key, contents, meta)
         self._in_use.add(key)
         self._sweep_if_due()
@@ -196,7 +207,20 @@ class Cache:
                     removed += 1
         return removed
 
+    def _make_root(self) -> None:
+        """Makes the folders down to `root`, or checks them. Raises `OSError`, or `DamagedEntryError` where others can change one."""
+        if self._own:
+            make_private(self.root.parents[1])
+            make_private(self.root.parent)
+        else:
+            make_trusted(self.root.parent)
+        make_private(self.root)
+
     def _read(self, key: str) -> Entry | None:
+        try:
+            check_private(self.folder(key).parent, stat.S_ISDIR)
+        except (DamagedEntryError, OSError):
+            return None  # there is none, or `put` says why it is not used
         try:
             return read_entry(self.folder(key), key)
         except (DamagedEntryError, OSError) as error:
@@ -204,12 +228,12 @@ class Cache:
             return None
 
     def _store(self, key: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> Entry:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have emptied the cache meanwhile
+        self._make_root()  # somebody may have emptied the cache meanwhile
         temporary = Path(tempfile.mkdtemp(prefix="tmp-", dir=self.root))
         try:
             written = write_entry(temporary, key, files, meta)
             target = self.folder(key)
-            target.parent.mkdir(mode=0o700, exist_ok=True)
+            make_private(target.parent)
             while True:
                 try:
                     os.rename(temporary, target)

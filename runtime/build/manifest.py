@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +16,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["FORMAT", "MANIFEST", "DamagedEntryError", "Entry", "check_private", "read_entry", "sync_dir", "write_entry"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "DamagedEntryError",
+    "Entry",
+    "check_private",
+    "make_private",
+    "make_trusted",
+    "read_entry",
+    "sync_dir",
+    "write_entry",
+]
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -100,8 +112,59 @@ def check_private(path: Path, is_kind: Any) -> None:
         raise DamagedEntryError(f"{path} is not a plain file or folder")
     if hasattr(os, "geteuid") and info.st_uid != os.geteuid():
         raise DamagedEntryError(f"{path} belongs to user {info.st_uid}, not to user {os.geteuid()}")
-    if os.name == "posix" and info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise DamagedEntryError(f"{path} can be written by other users (mode {stat.S_IMODE(info.st_mode):04o})")
+    _check_mode(path, info.st_mode)
+
+
+def _check_mode(path: Path, mode: int) -> None:
+    if os.name == "posix" and mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DamagedEntryError(f"{path} can be written by other users (mode {stat.S_IMODE(mode):04o})")
+
+
+def make_private(folder: Path) -> None:
+    """Makes `folder` for this user alone (0700), or checks that an existing one is private. Raises as `check_private` does."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    check_private(folder, stat.S_ISDIR)
+
+
+def make_trusted(path: Path) -> None:
+    """Makes the folder `path` and its missing parents (0700), and checks that nobody else can put another one in its place.
+
+    Raises `DamagedEntryError` when `path` or a parent can be changed by another user, and `OSError` when a folder
+    cannot be made or looked at.
+    """
+    missing: list[Path] = []
+    existing = path
+    while not os.path.lexists(existing):
+        missing.append(existing)
+        existing = existing.parent
+    _check_parents(existing)
+    for folder in reversed(missing):
+        make_private(folder)
+
+
+def _check_parents(path: Path) -> None:
+    """Checks `path`, its parents, and those of every link on the way: each belongs to this user or to root, and only they can write to it.
+
+    Everybody may write to a folder with the sticky bit, such as /tmp: what is inside belongs to its owner alone.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    seen: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        start = waiting.pop()
+        for folder in {start, *start.parents} - seen:
+            seen.add(folder)
+            info = os.lstat(folder)
+            if info.st_uid not in (0, os.geteuid()):
+                raise DamagedEntryError(
+                    f"{folder} belongs to user {info.st_uid}, neither to user {os.geteuid()} nor to root"
+                )
+            if stat.S_ISLNK(info.st_mode):
+                waiting.append(folder.parent / os.readlink(folder))
+            elif not info.st_mode & stat.S_ISVTX:
+                _check_mode(folder, info.st_mode)
 
 
 def sync_dir(path: Path) -> None:

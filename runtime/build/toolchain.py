@@ -50,6 +50,7 @@ class Toolchain:
     def identity(self) -> dict[str, str]:
         """Everything that changes what comes out for the same source, as parts of a cache key."""
         return {
+            "command": shlex.join(self.command),
             "compiler": self.version,
             "flags": " ".join(self.compile_flags),
             # The folder of the OpenMP library does not reach the artifact, only its name does.

@@ -263,7 +263,7 @@ def _failure(job: Job, cfg: Config, what: str) -> BuildError:
 
 def _folder() -> Path:
     folder = scratch_dir() / "triton"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 

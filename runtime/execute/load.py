@@ -75,7 +75,7 @@ def load_wrapper(
 def _wrapper_file(source: str, name: str) -> Path:
     stem = re.sub(r"[^A-Za-z0-9_]", "_", name)[:64]
     folder = scratch_dir() / "wrappers"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{stem}_{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
     path.write_text(source, encoding="utf-8")
     return path

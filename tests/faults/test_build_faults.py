@@ -357,6 +357,69 @@ def test_cache_folder_that_others_can_write(cfg):
     assert path.is_relative_to(scratch.scratch_dir())
 
 
+@pytest.mark.parametrize("open_folder", ["", "..", "../..", "v1/locks"])
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_folder_of_the_cache_that_others_can_write(cfg, tmp_path, open_folder, mode):
+    cfg = dataclasses.replace(cfg, cache_dir=str(tmp_path / "a" / "b" / "cache"))
+    compile_cpp(SOURCE, name="k", cfg=cfg)
+    Path(os.path.normpath(Path(cfg.cache_dir, open_folder))).chmod(mode)
+    cache_module._opened.clear()
+    with one_warning(
+        rf"can be written by other users \(mode {mode:04o}\); compiled code is kept for this process only"
+    ):
+        path = compile_cpp(SOURCE, name="k", cfg=cfg)
+        assert number(cfg, "other") == 7
+    assert path.is_relative_to(scratch.scratch_dir())
+
+
+def test_folder_of_entries_that_others_can_write(cfg):
+    shared = compile_cpp(SOURCE, name="k", cfg=cfg).parents[1]
+    shared.chmod(0o777)
+    with one_warning(r"can be written by other users \(mode 0777\); compiled code is kept for this process only"):
+        path = compile_cpp(SOURCE, name="k", cfg=cfg)
+        assert compile_cpp(SOURCE, name="k", cfg=cfg) == path
+    assert path.is_relative_to(scratch.scratch_dir())
+
+
+def test_cache_behind_a_link_in_a_folder_that_others_can_write(cfg, tmp_path):
+    (tmp_path / "private").mkdir()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "private")
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "first").symlink_to("open/link")
+    with one_warning(r"/open can be written by other users \(mode 0777\)"):
+        assert number(dataclasses.replace(cfg, cache_dir=str(tmp_path / "first" / "cache"))) == 7
+    assert list((tmp_path / "private").iterdir()) == []
+
+
+def test_parent_of_another_user(cfg, monkeypatch, tmp_path):
+    look = os.lstat
+
+    def foreign(path, **options):
+        info = look(path, **options)
+        values = list(info)
+        values[4] = os.geteuid() + 1
+        return os.stat_result(values) if Path(path) == tmp_path else info
+
+    monkeypatch.setattr(os, "lstat", foreign)
+    with one_warning(r"belongs to user \d+, neither to user \d+ nor to root"):
+        assert number(cfg) == 7
+
+
+def test_sticky_parent_is_trusted(cfg, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    cfg = dataclasses.replace(cfg, cache_dir=str(tmp_path / "shared" / "cache"))
+    with no_warning():
+        assert compile_cpp(SOURCE, name="k", cfg=cfg).is_relative_to(cfg.cache_dir)
+
+
+def test_temporary_folder_that_everybody_can_write_keeps_code_for_the_process(cfg, tmp_path):
+    (tmp_path / "temporary").chmod(0o777)
+    with no_warning():
+        assert number(dataclasses.replace(cfg, cache=False)) == 7
+
+
 def test_disk_that_is_full(cfg, monkeypatch):
     write = manifest_module._write_synced
 

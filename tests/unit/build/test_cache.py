@@ -65,11 +65,13 @@ def test_manifest_lists_versions_and_digests(tmp_path):
 def test_entries_are_private_whatever_the_umask(tmp_path):
     old = os.umask(0)
     try:
-        entry = Cache(tmp_path / "c").put(KEY, {"x": b"abc"}, {})
+        entry = Cache(tmp_path / "a" / "b" / "c").put(KEY, {"x": b"abc"}, {})
     finally:
         os.umask(old)
-    for path in (tmp_path / "c" / "v1", entry.path.parent, entry.path):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(folders) == 7
+    for path in folders:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
     for path in entry.path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

@@ -19,7 +19,7 @@ from opforge.runtime.build import compiler, toolchain
 from opforge.runtime.build.compiler import Source, compile_cpp, compile_many
 from opforge.runtime.build.toolchain import find_toolchain
 from opforge.runtime.config import Config
-from opforge.runtime.execute.load import load_library
+from opforge.runtime.execute.load import build_library, load_library
 from opforge.runtime.targets.cpu import cpu_target
 
 EXPORT = 'extern "C" __attribute__((visibility("default"))) '
@@ -249,6 +249,16 @@ def test_identity_is_of_the_machine_only_where_the_code_is():
     assert len(fixed["machine"].split()) == 1
     assert "/" not in auto["link"]
     assert compiler.compiler_id(Config(target="avx2")) != compiler.compiler_id(Config())
+
+
+def test_words_of_the_compiler_are_in_every_key():
+    """The library that `g++ -ffast-math` had made was loaded for plain g++: its tests for NaN were gone."""
+    plain, fast = (Config(cxx=words) for words in ("g++", "g++ -ffast-math"))
+    assert compiler.compiler_id(plain) != compiler.compiler_id(fast)
+    source = 'extern "C" __attribute__((visibility("default"))) int number() { return __FAST_MATH__ + 0; }\n'
+    source = "#ifndef __FAST_MATH__\n#define __FAST_MATH__ 0\n#endif\n" + source
+    assert build_library(source, name="words", cfg=fast).number() == 1
+    assert build_library(source, name="words", cfg=plain).number() == 0
 
 
 def test_host_target_is_one_that_config_knows():
