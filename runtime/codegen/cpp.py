@@ -204,14 +204,23 @@ class Writer:
                 if self.tile_start is None
                 else (self.tile, f"({self.lane_text()} - {self.tile_start})")
             )
+            mask = self._find(node.args[0]) if node.args else None
+            live = f"lane_mask({self.count})" if self.count is not None else ""
+            if mask is not None:
+                holds = mask[0] if mask[1] else f"splat<bool>({mask[0]})"
+                live = f"({live or 'all_lanes()'} & {holds})"
             if self.step(e) != 0:  # each lane reads its own element
-                live = f"lane_mask({self.count})" if self.count is not None else "all_lanes()"
-                if node.args:
-                    mask_text, is_vector = self._find(node.args[0])
-                    live = f"({live} & {mask_text if is_vector else f'splat<bool>({mask_text})'})"
                 own = f"{self.index_vector(e)} * splat<int64_t>({width}) + iota<int64_t>()"
-                return f"gather({name} + {first}, {own}, {live})"
-            return f"loadu({name} + ({self.address(e)}) * {width} + {first})"
+                return f"gather({name} + {first}, {own}, {live or 'all_lanes()'})"
+            at = f"{name} + ({self.address(e)}) * {width} + {first}"
+            if mask is None:
+                return f"loadu({at})"
+            # Where the condition does not hold the element may lie outside of the tile: its address is not read at all.
+            return (
+                f"load_where({at}, {live})"
+                if mask[1]
+                else f"({mask[0]} ? loadu({at}) : splat<{COMPUTE[node.dtype]}>(0))"
+            )
         mask = self._find(node.args[0]) if node.args else None
         if not vector:
             at = f"{pointer}[{self.address(e)}]"
