@@ -103,8 +103,10 @@ def differentiate(
     once = _runs_once(results, saved)
     recorder.origin, recorder.backward = None, True
     saved.tangents_of = ways_in.nodes if ways_in else {}
+    kept = _kept(recorder, inputs, entered, found, tangents)
     with recorder, torch.autograd.set_detect_anomaly(False):  # anomaly mode looks at values
         gradients = torch.autograd.grad(results, [e for _, e in [*wanted, *edges]], tangents, allow_unused=True)
+    _check_unwritten(recorder, kept)
     needed = saved.read
     _check_shared_counters(inputs, recorder, entered, found, needed)
     for i in entered.graph_inputs:
@@ -235,6 +237,25 @@ class Ways:
     def to(self, edges: Sequence[Any]) -> tuple[int, ...]:
         """For each gradient edge the results from which there is a way to it, as bits."""
         return tuple(self._ways.get((e.node, e.output_nr), 0) for e in edges)
+
+
+def _kept(
+    recorder: Recorder, inputs: Inputs, entered: Entered, found: Found, tangents: Sequence[Any]
+) -> list[tuple[str, Any, int]]:
+    """What others than the backward see: (name, tensor, how often it was written to), for inputs, bases, results and given gradients."""
+    named = [(f"input {i}", t) for i, t in enumerate(inputs.fakes)]
+    named += [(f"base {k}", t) for k, t in enumerate(entered.base_tensors)]
+    named += [(f"result {k}", t) for k, t in enumerate(found.tensors)]
+    named += [(f"the gradient given for result {k}", t) for k, t in enumerate(tangents)]
+    inside = [(name, t) for name, whole in named if isinstance(whole, torch.Tensor) for t in inner_tensors(whole)]
+    return [(name, t, recorder.value(t).region.version) for name, t in inside]
+
+
+def _check_unwritten(recorder: Recorder, kept: list[tuple[str, Any, int]]) -> None:
+    """Raises `UnsupportedError` where the backward wrote to one of `kept`: the wrapper copies back what the forward wrote, nothing else."""
+    for name, t, version in kept:
+        if recorder.value(t).region.version != version:
+            raise UnsupportedError(f"the backward writes to {name}")
 
 
 def _runs_once(results: Sequence[torch.Tensor], saved: Saved) -> bool:

@@ -230,8 +230,10 @@ def _check_effects(inputs: Iterable[tuple[Any, Any]], results: Sequence[Any], tr
     that they had.
     """
     followed = training or torch.is_inference_mode_enabled()
+    own: set[int] = set()
     for k, (t, before) in enumerate(inputs):
         followed |= isinstance(t, torch.Tensor) and t.requires_grad
+        own.add(id(t))
         if _gradient(t) is not before:
             raise UnsupportedError(f"the program gives input {k} a gradient (`backward()`)")
     for k, t in enumerate(results):
@@ -243,6 +245,8 @@ def _check_effects(inputs: Iterable[tuple[Any, Any]], results: Sequence[Any], tr
             )
         if t.requires_grad and not followed:
             raise UnsupportedError(f"output {k} requires grad, although no input does; make its leaf outside")
+        if t.requires_grad and t.is_leaf and id(t) not in own and not torch.is_inference_mode_enabled():
+            raise UnsupportedError(f"output {k} is made a leaf (`requires_grad_()`), told so inside; tell it outside")
 
 
 def _grad_is_off(given: Sequence[Any]) -> bool:

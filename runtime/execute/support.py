@@ -14,7 +14,7 @@ from .. import config
 from ..build.scratch import warn_once
 from ..philox import KERNELS
 from ..torch_compat import empty_strided_cpu as empty_strided
-from ..torch_compat import is_zerotensor
+from ..torch_compat import is_wrapper_type, is_zerotensor
 from ..torch_compat import reinterpret_tensor as reinterpret
 
 Place = tuple[torch.device, int]
@@ -99,12 +99,45 @@ def swap_arena(place: Place, arena: Arena | None) -> Arena | None:
     return waiting
 
 
+OWN_MEMORY = ("aten", "prims", "opforge")
+"""Namespaces whose operators, given ordinary tensors, return ordinary tensors."""
+
+
 def overload(name: str) -> Any:
-    """The operator overload called `namespace.name.overload`; of a seeded operator the kernel, without the way through the dispatcher."""
+    """The operator overload called `namespace.name.overload`; of a seeded operator the kernel, without the way through the dispatcher. What
+    it returns has memory of its own: generated code reads addresses.
+    """
     namespace, op, which = name.split(".")
     if namespace == "opforge" and op in KERNELS:
         return KERNELS[op][0]
-    return getattr(getattr(getattr(torch.ops, namespace), op), which)
+    found = getattr(getattr(getattr(torch.ops, namespace), op), which)
+    if namespace in OWN_MEMORY:
+        return found
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = found(*args, **kwargs)
+        if type(out) is torch.Tensor or out is None:
+            return out
+        return type(out)(dense(t, name) for t in out) if type(out) in (tuple, list) else dense(out, name)
+
+    return call
+
+
+def dense(t: Any, op: str) -> Any:
+    """A result of `op` without a wrapper around it: one that is still under way is waited for. Raises `MetadataError` for other tensor
+    subclasses that wrap tensors: they have no memory whose address generated code could read.
+    """
+    if isinstance(t, (tuple, list)):
+        return type(t)(dense(inside, op) for inside in t)
+    if not isinstance(t, torch.Tensor) or not is_wrapper_type(type(t)):
+        return t
+    wait = getattr(t, "trigger_wait", None)
+    if wait is None:
+        raise MetadataError(
+            f"{op} returned a {type(t).__name__}, which wraps other tensors, where tracing has an ordinary tensor; "
+            "keep the call out of compiled code (torch.compiler.disable)"
+        )
+    return dense(wait(), op)
 
 
 LAZY = "{t}.is_neg() or {t}.is_conj() or is_zerotensor({t})"

@@ -228,3 +228,119 @@ def test_floats_of_modules_are_known_in_training_with_dynamic_sizes(model: nn.Mo
         run(torch.randn(rows, 8, requires_grad=True)).sum().backward()
     assert opforge.stats()["graphs"] == 1
     assert not opforge.stats()["fallbacks"]
+
+
+class Noting(torch.autograd.Function):
+    """The double, whose backward adds its gradient to a tensor that the forward was given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seen: Tensor) -> Tensor:
+        ctx.seen = seen
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        ctx.seen.add_(g)
+        return g * 2, None
+
+
+class Notebook(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Noting.apply(x.sin(), self.seen).exp()
+
+
+@torch.library.custom_op("lost_effects::double", mutates_args=())
+def double(x: Tensor, seen: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("lost_effects::double_backward", mutates_args={"seen"})
+def double_backward(grad: Tensor, seen: Tensor) -> Tensor:
+    seen.add_(grad)
+    return grad * 2
+
+
+double.register_fake(lambda x, seen: torch.empty_like(x))
+double_backward.register_fake(lambda grad, seen: torch.empty_like(grad))
+double.register_autograd(
+    lambda ctx, grad: (double_backward(grad, ctx.seen), None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "seen", inputs[1]),
+)
+
+
+@pytest.mark.parametrize("how", ["compile", "aot_function"])
+@pytest.mark.parametrize("note", [Noting.apply, double], ids=["function", "operator"])
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "view"])
+def test_what_a_backward_writes_to_an_input_is_not_lost(note: Run, part: bool, how: str) -> None:
+    def program(x: Tensor, seen: Tensor) -> Tensor:
+        return note(x.sin(), seen[:4] if part else seen).exp()
+
+    results = []
+    for run in (program, _compiled(program, how)):
+        x, seen = torch.ones(4, requires_grad=True), torch.zeros(6 if part else 4)
+        run(x, seen).sum().backward()
+        results.append((x.grad, seen))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("how", ["compile", "aot_module"])
+def test_what_a_backward_writes_to_a_buffer_is_not_lost(how: str) -> None:
+    results = []
+    for k in range(2):
+        net, x = Notebook(), torch.ones(4, requires_grad=True)
+        run: Run = net
+        if k:
+            run = (
+                opforge.aot_module(net, fw_compiler=nop)
+                if how == "aot_module"
+                else torch.compile(net, backend="opforge")
+            )
+        run(x).sum().backward()
+        results.append((x.grad, net.seen))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def _leaf_of_input(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    row = x[1].requires_grad_()
+    return (row * w).sum(), row
+
+
+def _leaf_of_result(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    row = (x + 1)[1].requires_grad_()
+    return (row * w).sum(), row
+
+
+@pytest.mark.parametrize("fn", [_leaf_of_input, _leaf_of_result], ids=lambda f: f.__name__)
+def test_a_view_that_is_made_a_leaf_gets_its_gradient(fn: Run) -> None:
+    results = []
+    for run in (fn, _compiled(fn, "aot_function")):
+        x, w = torch.arange(12.0).view(4, 3), torch.ones(3, requires_grad=True)
+        loss, row = run(x, w)
+        loss.backward()
+        results.append((row.requires_grad, row.is_leaf, row.grad, w.grad))
+    torch.testing.assert_close(results[1], results[0])
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("table", torch.arange(12.0).view(4, 3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        row = self.table[1].requires_grad_()
+        return (row * self.weight * x).sum(), row
+
+
+def test_a_view_of_a_buffer_that_is_made_a_leaf_gets_its_gradient() -> None:
+    results = []
+    for k in range(2):
+        net = Rows()
+        loss, row = (opforge.aot_module(net, fw_compiler=nop) if k else net)(torch.ones(3))
+        loss.backward()
+        results.append((row.requires_grad, row.grad, net.weight.grad))
+    torch.testing.assert_close(results[1], results[0])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import opforge
+from opforge.errors import MetadataError
 from tests.support.subclasses import Coercing, Logged, Scaled, Two, compare
 
 Program = Callable[..., Any]
@@ -269,3 +270,33 @@ def test_the_gradient_of_a_sum_of_a_dtensor(mesh: Any) -> None:
         run(lambda x: (x @ x).relu())(x).sum().backward()
         gradients.append(x.grad.to_local())
     torch.testing.assert_close(*gradients)
+
+
+@torch.library.custom_op("test_subclasses::scaled_pair", mutates_args=())
+def scaled_pair(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x + 1, Two(x * 2, x * 3)]
+
+
+scaled_pair.register_fake(lambda x: [torch.empty_like(x), torch.empty_like(x)])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_result_that_is_still_under_way_is_waited_for(training: bool, mesh: Any) -> None:
+    """A kernel would read the address of the wrapper, which is none."""
+    import torch.distributed._functional_collectives
+
+    wrap = torch.ops._c10d_functional._wrap_tensor_autograd.default
+    results = []
+    for k in range(2):
+        x = torch.linspace(0, 1, 12).requires_grad_(training)
+        program = lambda x: (wrap(x.sin()) * 2, wrap(x.cos()))  # noqa: E731
+        y, z = (compiled(program) if k else program)(x)
+        if training:
+            (y.sum() + z.sum()).backward()
+        results.append((y.detach() + 0, z.detach() + 0, x.grad))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_result_that_wraps_tensors_is_refused_by_name() -> None:
+    with pytest.raises(MetadataError, match=r"test_subclasses.scaled_pair.default returned a Two"):
+        compiled(lambda x: scaled_pair(x)[1] * 2)(torch.ones(3))
