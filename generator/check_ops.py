@@ -44,11 +44,14 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "view": (("shape", "at"), ("dtype", "with")),
     "gather": (("shape", "at"), ("raises", "dtype", "with")),
     "create": (("shape", "at"), ("dtype", "with")),
-    "reduction": (("shape", "over", "reduce", "at"), ("dtype", "with", "finish", "why", "out", "row_bytes", "product")),
+    "reduction": (
+        ("shape", "over", "reduce", "at"),
+        ("dtype", "with", "finish", "why", "out", "row_bytes", "product", "any_strides"),
+    ),
     "scan": (("shape", "scan", "dim", "at"), ("dtype", "with")),
     "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with", "finish")),
     "composite": (("body",), ("raises", "why")),
-    "extern": (("why",), ("out", "row_bytes", "product")),
+    "extern": (("why",), ("out", "row_bytes", "product", "any_strides")),
     "decomposed": ((), ()),
 }
 """Kind → keys that it needs, keys that it may have (beside `COMMON`)."""
@@ -227,6 +230,7 @@ class Checker:
             complex=bool(entry.get("complex", self.kind == "view")),
             row_bytes=int(entry.get("row_bytes") or 0),
             product=self.factors(),
+            any_strides=bool(entry.get("any_strides")),
             require=requirements(entry),
         )
 

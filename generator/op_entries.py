@@ -89,5 +89,6 @@ class OpEntry:
     out: tuple[tuple[str, str], ...] = ()
     row_bytes: int = 0
     product: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    any_strides: bool = False
     require: tuple[Requirement, ...] = ()
     no_edges: str = ""

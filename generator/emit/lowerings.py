@@ -219,6 +219,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
     out: dict[str, str] = {}
     rows: dict[str, int] = {}
     products: dict[str, tuple[int, ...]] = {}
+    any_strides: dict[str, None] = {}
     unspecified: dict[str, None] = {}
     complex_: dict[str, bool] = {}
     for e in entries:
@@ -231,6 +232,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         out |= dict(e.out)
         rows |= {s.id: e.row_bytes for s in e.schemas if e.row_bytes}
         products |= dict(e.product)
+        any_strides |= dict.fromkeys(s.id for s in e.schemas if e.any_strides)
         unspecified |= dict.fromkeys(s.id for s in e.schemas if e.unspecified)
         complex_ |= {w.schema.id: True for w in e.lowerings if e.complex}
     return {
@@ -240,6 +242,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         "out": out,
         "rows": rows,
         "products": products,
+        "any_strides": any_strides,
         "unspecified": unspecified,
         "complex": complex_,
     }
@@ -274,6 +277,9 @@ def _table(families: dict[str, list[OpEntry]]) -> str:
         "PRODUCTS: dict[str, tuple[int, ...]] = {",
         *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["products"].items())),
         "}",
+        "ANY_STRIDES: frozenset[str] = frozenset({",
+        *(f"    {literal(k)}," for k in sorted(t["any_strides"])),
+        "})",
         "UNSPECIFIED: frozenset[str] = frozenset({",
         *(f"    {literal(k)}," for k in sorted(t["unspecified"])),
         "})",

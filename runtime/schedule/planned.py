@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from torch import fx
 
-from ...generated.ops import OUT, PRODUCTS, ROW_BYTES
+from ...generated.ops import ANY_STRIDES, OUT, PRODUCTS, ROW_BYTES
 from ..config import Config
 from ..ir.nodes import Extern, Program, is_paired
 from ..ir.routines import routine_of
@@ -41,6 +41,7 @@ def plan_of(
         arena=cfg.sanitize == "off",
         out_variants=has_out,
         row_bytes=row_bytes,
+        any_strides=any_strides,
         factors=factors,
         choose=choose,
     )
@@ -54,6 +55,11 @@ def has_out(call: Extern) -> bool:
 def row_bytes(call: Extern) -> int:
     """At multiples of how many bytes the rows of its matrices should start; 0: it does not matter."""
     return 0 if is_paired(call) else ROW_BYTES.get(call.target, 0)
+
+
+def any_strides(call: Extern) -> bool:
+    """Whether its kernel reads arguments of whatever strides as well: its entry says so."""
+    return call.target in ANY_STRIDES and not is_paired(call)
 
 
 def factors(call: Extern) -> tuple[int, ...] | None:

@@ -38,6 +38,7 @@ def schedule(
     arena: bool = True,
     out_variants: Callable[[Extern], bool] = lambda _: False,
     row_bytes: Callable[[Extern], int] = lambda _: 0,
+    any_strides: Callable[[Extern], bool] = lambda _: False,
     factors: Factors = lambda _: None,
     choose: Choose | None = None,
 ) -> Plan:
@@ -50,6 +51,7 @@ def schedule(
     arena         intermediate values share one block of memory; without, each is allocated by itself.
     out_variants  whether an extern call can write into memory that the plan gives it.
     row_bytes     at multiples of how many bytes the rows of an extern call's matrices should start, where `programs` are given.
+    any_strides   whether an extern call takes its arguments with whatever strides; any other gets those that the program gave them.
     factors       which arguments of an extern call it multiplies, if it is a product of matrices that a kernel may compute, likewise.
     choose        which products gain by a kernel that also computes what is beside them.
     """
@@ -68,7 +70,7 @@ def schedule(
             b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset
         )
     hints = _stride_hints(program, items)
-    exact = _exact_strides(items)
+    exact = _exact_strides(items, any_strides)
     wide = wide_rows(program, items, views.bodies, row_bytes) if programs else {}
     alike = followed(program, [it for it in items if not _is_among(it, realized_views)], hints) if programs else {}
     as_views: dict[str, ViewOf] = {}
@@ -96,7 +98,8 @@ def schedule(
                 and _as_traced(view, exact.get(it.name))
                 and _may_share(it.name, view, program, inputs, outputs_of, out_bases, layouts)
             ):
-                as_views[it.name] = view
+                # They may differ where a size is 1.
+                as_views[it.name] = replace(view, stride=exact.get(it.name, view.stride))
                 continue
         if isinstance(it, Extern):
             for b in it.outs:
@@ -198,15 +201,13 @@ def _step_buffers(step: Step) -> tuple[str, ...]:
     return (*step_reads(step), *step_writes(step), *((step.target,) if isinstance(step, CopyStep) else ()))
 
 
-def _exact_strides(items: list[Nest | Extern]) -> dict[str, tuple[Size, ...]]:
-    """Strides of what internal operators (their names begin with an underscore) were traced with. The public ones that call them have laid
-    it out first (a contiguous copy of indices), and their kernels may rely on it; a public operator takes any strides. Compiled functions
-    would copy what has others.
+def _exact_strides(items: list[Nest | Extern], any_strides: Callable[[Extern], bool]) -> dict[str, tuple[Size, ...]]:
+    """Strides of what extern calls were traced with, but for the calls that take any. A kernel may read memory in order, as the program laid
+    it out for it (a contiguous copy), and the strides of its results may follow from those of its arguments. Compiled functions would copy
+    what has others.
     """
-    internal = [
-        it for it in items if isinstance(it, Extern) and (it.compiled or it.target.partition(".")[2].startswith("_"))
-    ]
-    found = (r for it in internal for r in refs((it.args, tuple(v for _, v in it.kwargs))))
+    calls = [it for it in items if isinstance(it, Extern) and not any_strides(it)]
+    found = (r for it in calls for r in refs((it.args, tuple(v for _, v in it.kwargs))))
     return {r.buffer: r.stride for r in found if r.stride is not None}
 
 

@@ -25,7 +25,7 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.realize import parameters
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.planned import has_out
+from opforge.runtime.schedule.planned import any_strides, has_out
 from opforge.runtime.schedule.schedule import schedule
 from opforge.runtime.schedule.text import plan_text
 
@@ -51,7 +51,7 @@ def stages(program: Callable[..., Any], inputs: list[Any], *, dynamic: bool = Fa
         lowered = lower(traced.graph)
         loops = separate_outputs(lowered.program)
         verify(loops)
-        plan = schedule(loops, costs=cost, out_variants=has_out)
+        plan = schedule(loops, costs=cost, out_variants=has_out, any_strides=any_strides)
         check(loops, plan)
         unit = render_unit(plan, lanes=CPU_TARGETS["avx2"].lanes, threads=2, threshold=Config().parallel_threshold)
         triton = tuple(_triton(k, plan.layouts) for k in plan.kernels())

@@ -17,7 +17,7 @@ from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.memory import home
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import CopyStep, Plan
-from opforge.runtime.schedule.planned import has_out
+from opforge.runtime.schedule.planned import any_strides, has_out
 from opforge.runtime.schedule.schedule import schedule
 
 pytest.importorskip("triton")
@@ -96,7 +96,9 @@ def plan_of(f: Callable[..., Any], inputs: list[torch.Tensor]) -> Plan:
     assert written
     program = separate_outputs(lower(traced.graph, written).program)
     # As for a processor, whose tiles have memory, but where that matters.
-    plan = schedule(program, costs=cost, out_variants=has_out, programs=PROCESSORS if f is turned else 0)
+    plan = schedule(
+        program, costs=cost, out_variants=has_out, any_strides=any_strides, programs=PROCESSORS if f is turned else 0
+    )
     check(program, plan)
     assert not any(isinstance(step, CopyStep) for step in plan.steps)
     return plan
