@@ -10,8 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -22,12 +20,20 @@ from pathlib import Path
 from ...errors import BuildError, CacheError
 from ..config import Config
 from . import cache
+from .command import Finished, end_all, run_command
 from .scratch import keep_source, scratch_dir
 from .toolchain import Toolchain, find_toolchain
 
 __all__ = ["Source", "compile_cpp", "compile_many", "compiler_id", "complaints", "job_count"]
 
 _COMPLAINT = re.compile(r"\berror\b|undefined reference|unrecognized|No space left", re.IGNORECASE)
+
+
+#: Seconds that a compiler which ran out of time has for an empty source, at most.
+_PROBE_S = 10.0
+
+#: Compilers that hung, also on an empty source, and the seconds that they had.
+_hung: dict[tuple[str, ...], float] = {}
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,15 @@ def compile_many(
         return [one(source) for source in sources]
     # Threads suffice: the work is done by compiler processes.
     with ThreadPoolExecutor(jobs, thread_name_prefix="opforge-build") as pool:
-        return [future.result() for future in [pool.submit(one, source) for source in sources]]
+        futures = [pool.submit(one, source) for source in sources]
+        try:
+            return [future.result() for future in futures]
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C: nobody waits for what is being compiled
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
 
 
 def job_count(cfg: Config) -> int:
@@ -109,7 +123,16 @@ def _file_stem(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", name)[:64] or "kernel"
 
 
+def _check_answers(tools: Toolchain, timeout_s: float) -> None:
+    """Raises `BuildError` for a compiler that has hung in this process, unless it is given more time now."""
+    had = _hung.get(tools.command)
+    if had is not None and 0 < timeout_s <= had:
+        name = shlex.join(tools.command)
+        raise BuildError(f"the C++ compiler {name} hangs: it was stopped after {had:g} s, with an empty source too")
+
+
 def _build(source: str, stem: str, digest: str, tools: Toolchain, cfg: Config, store: cache.Cache) -> cache.Entry:
+    _check_answers(tools, cfg.build_timeout_s)
     folder = Path(tempfile.mkdtemp(prefix="build-", dir=scratch_dir()))
     start = time.perf_counter()
     try:
@@ -118,15 +141,18 @@ def _build(source: str, stem: str, digest: str, tools: Toolchain, cfg: Config, s
         compile_step = [*tools.command, *tools.compile_flags, "-c", f"{stem}.cpp", "-o", f"{stem}.o"]
         link_step = [*tools.command, f"{stem}.o", *tools.link_flags, "-o", f"{stem}.so"]
         for step, product in ((compile_step, f"{stem}.o"), (link_step, f"{stem}.so")):
-            status, output = _run(step, folder, tools, cfg.build_timeout_s)
-            if status is None and not (folder / product).is_file():
-                status = f"reported success but wrote no {product}"
-            if status is not None:
+            ran = _run(step, folder, tools, cfg.build_timeout_s)
+            if ran.hung:
+                _check_answers(tools, cfg.build_timeout_s)
+            failure = ran.failure
+            if failure is None and not (folder / product).is_file():
+                failure = f"reported success but wrote no {product}"
+            if failure is not None:
                 kept = f"source kept in: {keep_source(source, stem, cfg.dump_dir)}"
                 raise BuildError(
-                    f"the C++ compiler {status} on kernel {stem!r}\n"
-                    f"  command: {shlex.join(step)}\n  {kept}\n  compiler: {tools.version}\n{output}",
-                    short=(*complaints(output), kept),
+                    f"the C++ compiler {failure} on kernel {stem!r}\n"
+                    f"  command: {shlex.join(step)}\n  {kept}\n  compiler: {tools.version}\n{ran.output}",
+                    short=(*complaints(ran.output), kept),
                 )
         files: dict[str, bytes | Path] = {name: folder / name for name in (f"{stem}.so", f"{stem}.cpp")}
         meta = {
@@ -139,34 +165,18 @@ def _build(source: str, stem: str, digest: str, tools: Toolchain, cfg: Config, s
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(command: list[str], folder: Path, tools: Toolchain, timeout_s: float) -> tuple[str | None, str]:
-    """Runs one compiler step; (None, output) when it went well, else (how it failed, output)."""
+def _run(command: list[str], folder: Path, tools: Toolchain, timeout_s: float) -> Finished:
+    """Runs one compiler step."""
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
-    try:
-        # Its own process group, so that a timeout also ends the processes that the compiler has started.
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        return f"({tools.command[0]}) cannot be run", str(error)
-    try:
-        output, _ = process.communicate(timeout=timeout_s or None)
-    except BaseException as error:
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        output, _ = process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            return f"was stopped after {timeout_s:g} s", output
-        raise
-    if process.returncode < 0:
-        return f"was killed by signal {signal.Signals(-process.returncode).name}", output
-    return (f"failed with exit status {process.returncode}", output) if process.returncode else (None, output)
+    ran = run_command(command, timeout_s, folder=folder, environment=environment)
+    if ran.hung and _hangs(tools, folder, timeout_s):
+        _hung[tools.command] = timeout_s
+    return ran
+
+
+def _hangs(tools: Toolchain, folder: Path, timeout_s: float) -> bool:
+    """Whether a compiler that ran out of time does so with an empty source too, and not only with a long one."""
+    (folder / "empty.cpp").write_text("")
+    command = [*tools.command, "-c", "empty.cpp", "-o", "empty.o"]
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
+    return run_command(command, min(timeout_s, _PROBE_S), folder=folder, environment=environment).hung

@@ -13,7 +13,6 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from ...errors import BuildError
 from ...generated.targets import CPU_TARGETS
 from ..config import Config
+from .command import run_command
 
 __all__ = ["Toolchain", "find_toolchain", "host_target", "openmp_library", "runs_here"]
 
@@ -65,7 +65,7 @@ def find_toolchain(cfg: Config) -> Toolchain:
     Raises `BuildError` when there is none, when it cannot tell its version, or when this process cannot run what it is to make.
     """
     command = _find_compiler(cfg.cxx)
-    version = _version(command)
+    version = _version(command, cfg.build_timeout_s)
     openmp = openmp_library()
     # Clang's own OpenMP calls (kmpc) are in libomp and libiomp5 only; GCC's are in all three.
     is_clang = "clang" in version
@@ -184,18 +184,33 @@ def _split(text: str, what: str) -> list[str]:
         raise BuildError(f"{what} cannot be read as shell words: {text!r} ({error})") from error
 
 
-@functools.cache
-def _version(command: tuple[str, ...]) -> str:
-    """The first line that the compiler prints about itself. Raises `BuildError` when it does not run."""
-    try:
-        ran = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BuildError(f"the C++ compiler {shlex.join(command)} does not run: {error}") from error
-    lines = ran.stdout.splitlines()
-    if ran.returncode or not lines:
-        output = (ran.stderr + ran.stdout).strip() or "no output"
-        raise BuildError(f"{shlex.join(command)} --version exits with {ran.returncode}: {output}")
-    return lines[0]
+_versions: dict[tuple[str, ...], str] = {}
+# With the time that it had: a compiler that is given more may answer.
+_unusable: dict[tuple[tuple[str, ...], float], BuildError] = {}
+
+
+def _version(command: tuple[str, ...], timeout_s: float) -> str:
+    """The first line that the compiler prints about itself. Raises `BuildError` when it does not run.
+
+    Either is remembered, so that a compiler that does not answer costs a process its time once.
+    """
+    if command in _versions:
+        return _versions[command]
+    if (known := _unusable.get((command, timeout_s))) is not None:
+        raise BuildError(str(known), known.short)
+    ran = run_command([*command, "--version"], timeout_s, errors_apart=True)
+    lines = ran.output.splitlines()
+    if ran.failure is None and lines:
+        return _versions.setdefault(command, lines[0])
+    output = (ran.errors + ran.output).strip() or "no output"
+    if ran.hung:
+        message = f"the C++ compiler {shlex.join(command)} does not tell its version: it {ran.failure}"
+    elif ran.status is None:
+        message = f"the C++ compiler {shlex.join(command)} does not run: it {ran.failure}: {output}"
+    else:
+        message = f"{shlex.join(command)} --version exits with {ran.status}: {output}"
+    _unusable[command, timeout_s] = BuildError(message)
+    raise BuildError(message)
 
 
 @functools.cache

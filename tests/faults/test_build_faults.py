@@ -26,6 +26,7 @@ import pytest
 
 from opforge.errors import BuildError, CacheError, OpforgeWarning
 from opforge.runtime.build import cache as cache_module
+from opforge.runtime.build import compiler as compiler_module
 from opforge.runtime.build import manifest as manifest_module
 from opforge.runtime.build import scratch
 from opforge.runtime.build.cache import Cache, key
@@ -50,6 +51,7 @@ def _own_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(scratch, "_dirs", {})
     monkeypatch.setattr(scratch, "_warned", set())
     monkeypatch.setattr(cache_module, "_opened", {})
+    monkeypatch.setattr(compiler_module, "_hung", {})
 
 
 @contextlib.contextmanager
