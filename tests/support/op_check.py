@@ -18,6 +18,7 @@ from opforge.generated.ops import EXTERN
 from opforge.runtime.dispatch.trace import trace
 from tests.fuzz.judge import MANY_RUNS, NOISY_RUNS
 from tests.fuzz.noise import Noise
+from tests.support.parameters import other_parameters
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -300,6 +301,7 @@ def _cases(op: Op, overload: str) -> Iterator[Case]:
         made = itertools.chain.from_iterable(
             _from_text(text, dtypes if k == 0 else dtypes[:1]) for k, text in enumerate(op.tests)
         )
+        made = itertools.chain(made, _other_parameters_of_text(schema, op.tests[0], dtypes[0]))
     else:
         made = _by_default(schema, dtypes)
     for label, args, kwargs in made:
@@ -347,6 +349,9 @@ def _by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
     if len(tensors) > 1 and len(dtypes) > 1:
         yield made(layouts["(3, 5)"], "float and int32", dtypes[0], torch.int32)
         yield made(lambda k, d: _tensor(() if k else (3, 5), d), "int32 and a 0-dim float", torch.int32, torch.float64)
+    for given in other_parameters(schema):
+        label, args, kwargs = made(layouts["(3, 5)"], f"(3, 5) {dtypes[0]} {given}", dtypes[0])
+        yield label, args, kwargs | given
 
 
 def _filled(schema: Any, label: str, tensors: list[torch.Tensor]) -> Made:
@@ -387,6 +392,17 @@ def _from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
     if len(dtypes) > 1:
         args = [_strided(_value(a, dtypes[0])) for a in tree.args]
         yield f"{text} not contiguous", args, {str(k.arg): _value(k.value, dtypes[0]) for k in tree.keywords}
+
+
+def _other_parameters_of_text(schema: Any, text: str, dtype: torch.dtype) -> Iterator[Made]:
+    """The first call of a spec's `tests`, with other values for the parameters that it leaves at their defaults."""
+    tree = ast.parse(f"f({text})", mode="eval").body
+    assert isinstance(tree, ast.Call)
+    set_by_text = {a.name for a in schema.arguments[: len(tree.args)]} | {str(k.arg) for k in tree.keywords}
+    for given in other_parameters(schema):
+        if not set_by_text & given.keys():
+            kwargs = {str(k.arg): _value(k.value, dtype) for k in tree.keywords}
+            yield f"{text} {dtype} {given}", [_value(a, dtype) for a in tree.args], kwargs | given
 
 
 def _positive_definite(shape: tuple[int, ...]) -> torch.Tensor:
