@@ -136,7 +136,7 @@ def _build(source: str, stem: str, digest: str, tools: Toolchain, cfg: Config, s
     folder = Path(tempfile.mkdtemp(prefix="build-", dir=scratch_dir()))
     start = time.perf_counter()
     try:
-        (folder / f"{stem}.cpp").write_text(source)
+        (folder / f"{stem}.cpp").write_text(source, encoding="utf-8")
         # Two steps: -fopenmp at the link would add the compiler's own OpenMP library.
         compile_step = [*tools.command, *tools.compile_flags, "-c", f"{stem}.cpp", "-o", f"{stem}.o"]
         link_step = [*tools.command, f"{stem}.o", *tools.link_flags, "-o", f"{stem}.so"]

@@ -43,7 +43,7 @@ def keep_source(source: str, name: str, dump_dir: str, suffix: str = "cpp") -> P
 def _write_source(folder: Path, file: str, source: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file
-    path.write_text(source)
+    path.write_text(source, encoding="utf-8")
     return path
 
 

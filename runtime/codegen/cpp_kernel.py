@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from ..ir.index import product
 from ..ir.nodes import Buffer
+from ..ir.quote import comment_text
 from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel
 from .cpp import BLOCK, FAULT, MEMORY
@@ -41,7 +42,7 @@ def render_kernel(
     params += [f"int64_t {s}" for s in kernel.symbols]
     bodies = ["\n".join(piece.body()) for piece in pieces]
     text = bodies[0] if len(bodies) == 1 else "\n".join(f"    {{\n{b}\n    }}" for b in bodies)
-    head = "".join(f"// {o}\n" for o in kernel.origins)
+    head = "".join(f"// {comment_text(o)}\n" for o in kernel.origins)
     result = "void"
     if kernel_checks(kernel):
         result, text = "int", f"    int {FAULT} = 0;\n{text}\n    return {FAULT};"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..ir.index import Expr, Sym
 from ..ir.nodes import Buffer, Ref, Size
+from ..ir.quote import comment_text
 from ..ir.routines import routine_of
 from ..schedule.operands import view_of
 from ..schedule.plan import ExternStep, Plan, ViewOf
@@ -92,7 +93,7 @@ def cpp_routine(routine: Routine, layouts: Mapping[str, Buffer]) -> CppRoutine:
     kinds = [f"const {MEMORY[layouts[v.buffer].dtype]}*" for v in routine.inputs]
     kinds += [f"{MEMORY[layouts[v.buffer].dtype]}*" for v in routine.results]
     parameters = [f"{kind} a{k}" for k, kind in enumerate(kinds)] + [f"int64_t s{k}" for k in range(len(sizes))]
-    head = f"// {routine.origin}\n" if routine.origin else ""
+    head = f"// {comment_text(routine.origin)}\n" if routine.origin else ""
     head += f'extern "C" __attribute__((visibility("default"))) void {routine.name}({", ".join(parameters)})'
     return CppRoutine(f"{head} {{\n    {routine.file}::{routine.function}({', '.join(given)});\n}}\n", tuple(sizes))
 

@@ -16,6 +16,7 @@ from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
 from ...generated.tuning import Tuning
 from ..ir.index import Val, Var, expr, product
 from ..ir.nodes import Buffer, Node, Size, load
+from ..ir.quote import comment_text
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 from .triton_attention import render_matrices
@@ -195,7 +196,7 @@ class _Renderer:
             f"def {self.name}({', '.join([*taken, *constants(self.members)])}):",
         ]
         if self.kernel.origins:
-            head.append(f"    # {', '.join(self.kernel.origins)}")
+            head.append(f"    # {comment_text(', '.join(self.kernel.origins))}")
         column = "[:, None]" if self.two_dim else ""
         named = self.v.constants_in([*self.before, *self.lines, *self.after])
         if self.members:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from ..ir.index import Var
 from ..ir.nodes import Buffer, Node
+from ..ir.quote import comment_text
 from ..schedule.attention import Attention, attention
 from ..schedule.operands import count
 from ..schedule.plan import Kernel
@@ -156,7 +157,7 @@ class _Renderer(Functions):
         rows, given = count(f.rows), ", ".join(self.buffers)
         depth, width = (_block(v) for v in (f.depth, f.width))
         body = [
-            f"# {', '.join(self.kernel.origins)}",
+            f"# {comment_text(', '.join(self.kernel.origins))}",
             f"blocks: tl.constexpr = {_blocks_of_rows(f)} // XBLOCK",
             f"batch = (tl.program_id(0) // blocks){self.long}",
             # Those with most to do begin first.

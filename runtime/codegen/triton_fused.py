@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..ir.index import Expr, Var, of
 from ..ir.nodes import ITEMSIZE, Buffer, Node, load
+from ..ir.quote import comment_text
 from ..schedule.memory import flat_index
 from ..schedule.operands import count
 from ..schedule.plan import Kernel, Tile
@@ -164,7 +165,7 @@ class _Renderer(Functions):
         given, rows = ", ".join(self.buffers), _blocks(f.row, tile.rows)
         blocks = f"{_blocks(f.column, tile.columns) * tile.columns} // XBLOCK"
         body = [
-            f"# {', '.join(self.kernel.origins)}",
+            f"# {comment_text(', '.join(self.kernel.origins))}",
             f"ROWS: tl.constexpr = {tile.rows}",
             f"blocks: tl.constexpr = {blocks}",
             f"program = tl.program_id(0) % ({rows} * blocks)",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.index import Expr, Val, Var, of, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, load
+from ..ir.quote import comment_text
 from ..ir.work import cost, node_cost
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Reduce, Store
@@ -320,7 +321,7 @@ class _Renderer:
         given = ", ".join(self.buffers)
         sums = [s.register for s in f.sums]
         body = [
-            f"# {', '.join(self.kernel.origins)}",
+            f"# {comment_text(', '.join(self.kernel.origins))}",
             f"ROWS: tl.constexpr = {f.block}",
             f"blocks: tl.constexpr = {f.width} // XBLOCK",
             f"program = tl.program_id(0) % ({steps_of_rows} * blocks)",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ...errors import UnsupportedError
 from ..ir.index import Expr, product
 from ..ir.nodes import Buffer, Size
+from ..ir.quote import comment_text
 from .routines import Routine
 from .triton_blocks import Blocks
 from .wrapper import number
@@ -70,7 +71,7 @@ def render_routine(routine: Routine, layouts: Mapping[str, Buffer], name: str) -
             raise UnsupportedError(f"the routine {routine.function} needs numbers that are known")
         given.append(repr(n) if isinstance(n, (bool, float)) else str(int(n)))
     call = ", ".join([*given[: 2 * len(views)], "live", along, "RBLOCK", *given[2 * len(views) :]])
-    head = [f"# {routine.origin}"] if routine.origin else []
+    head = [f"# {comment_text(routine.origin)}"] if routine.origin else []
     parameters = ", ".join([*taken, *routine.symbols, "XBLOCK: tl.constexpr", "RBLOCK: tl.constexpr"])
     text = [
         "import triton",

@@ -16,6 +16,7 @@ from ...generated.scalars import REDUCTIONS, SCALARS, SCANS
 from ...generated.triton_scalars import TRITON, TRITON_KIND
 from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, of, product
 from ..ir.nodes import FLOATS, Buffer, Node
+from ..ir.quote import python_string
 from ..schedule.memory import flat_index
 from ..schedule.plan import Reduce, Scan
 from .triton_rows import runs
@@ -292,7 +293,7 @@ class Values:
         if not (n.args[2].op == "const" and n.args[2].attr):
             live.append(args[2])
         error, message = n.attr
-        return f"tp.bounded({args[0]}, {args[1]}, {' & '.join(live)}, {f'{error}: {message}'!r})"
+        return f"tp.bounded({args[0]}, {args[1]}, {' & '.join(live)}, {python_string(f'{error}: {message}')})"
 
     def bitcast(self, n: Node, arg: str) -> str:
         source, target = n.args[0].dtype, n.dtype

@@ -94,6 +94,6 @@ def with_includes(source: str, prelude: Path) -> str:
 def anonymous(text: str, name: str, buffers: tuple[str, ...], comment: str = "//") -> str:
     """The text with names replaced by positions, and without comments: what makes two kernels the same code."""
     table = {name: "K", **{b: f"B{k}" for k, b in enumerate(dict.fromkeys(buffers))}}
-    table |= {r: f"R{k}" for k, r in enumerate(dict.fromkeys(re.findall(r"\breg_\w+", text)))}
     text = re.sub(comment + r"[^\n]*\n", "", text)
+    table |= {r: f"R{k}" for k, r in enumerate(dict.fromkeys(re.findall(r"\breg_\w+", text)))}
     return re.sub(r"\w+", lambda m: table.get(m.group(), m.group()), text)

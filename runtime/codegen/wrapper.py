@@ -11,6 +11,7 @@ from ...errors import UnsupportedError
 from ..ir.index import Expr, Quotient, Sym, expr
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
 from ..ir.pairs import outside
+from ..ir.quote import comment_text, python_string
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
@@ -346,18 +347,14 @@ class WrapperWriter:
                 if self._kind(name) == "own":
                     self._allocate(name)
             args.append(f"out={self._tensor(step.out[0])}")
-            self.body.append(
-                f"{target}({', '.join(args)})  # {call.origin}" if call.origin else f"{target}({', '.join(args)})"
-            )
+            self.body.append(f"{target}({', '.join(args)}){_comment(call)}")
             self._learn(call)
             return
         target = call.target if call.compiled else self.names.constant("op", f"overload({call.target!r})")
         names = [b.name for b in call.outs] or [s.symbol for s in call.learns if not s.source]
         left = f"{names[0]}" if call.single and names else _unpacked(call)
-        comment = f"  # {call.origin}" if call.origin else ""
-        self.body.append(
-            f"{left} = {target}({', '.join(args)}){comment}" if names else f"{target}({', '.join(args)}){comment}"
-        )
+        result = f"{left} = " if names else ""
+        self.body.append(f"{result}{target}({', '.join(args)}){_comment(call)}")
         self._learn(call)
         for b in call.outs:
             # Of several results one may be None where tracing has a tensor.
@@ -399,7 +396,7 @@ class WrapperWriter:
             if before is not None and home(self.plan, before.buffer) != home(self.plan, name):
                 self.body.append(f"{args[-1]}.copy_({self._argument(before)})")
         args += [self._argument(a) for a in step.args[call.writes :]]
-        self.body.append(f"{call.target}({', '.join(args)})" + (f"  # {call.origin}" if call.origin else ""))
+        self.body.append(f"{call.target}({', '.join(args)}){_comment(call)}")
 
     def _learn(self, call: Extern) -> None:
         """The sizes that a call brings, and what is demanded of them."""
@@ -410,7 +407,7 @@ class WrapperWriter:
                 self.body.append(f"{s.symbol} = {self._tensor(s.buffer)}.shape[{s.dim}]")
         for source, message in call.demands:
             self.imports.append("unmet")
-            self.body.append(f"if not ({source}): unmet({self.names.constant('message', repr(message))})")
+            self.body.append(f"if not ({source}): unmet({self.names.constant('message', python_string(message))})")
 
     def _argument(self, x: object) -> str:
         if isinstance(x, ViewOf):
@@ -457,6 +454,10 @@ def _is_beside(v: ViewOf) -> bool:
 def _is_symbol(n: Size, symbol: str) -> bool:
     atom = n.atom if isinstance(n, Expr) else None
     return isinstance(atom, Sym) and atom.name == symbol
+
+
+def _comment(call: Extern) -> str:
+    return f"  # {comment_text(call.origin)}" if call.origin else ""
 
 
 def _unpacked(call: Extern) -> str:

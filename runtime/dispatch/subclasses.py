@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from ...errors import UnsupportedError
 from ...generated.wrapper_steps import STEPS
+from ..ir.quote import attribute, identifier
 from ..torch_compat import is_traceable_wrapper_subclass as is_wrapper
 from ..torch_compat import python_source, pytree
 
@@ -84,7 +86,7 @@ class Wrapped:
         found: list[str] = []
         for name, w in self.inner:
             if not isinstance(w, Held):
-                found += [f"{path}.{name}"] if w is None else w.paths(f"{path}.{name}")
+                found += [attribute(path, name)] if w is None else w.paths(attribute(path, name))
         return found
 
     def fits(self, t: Any) -> bool:
@@ -110,6 +112,12 @@ def inner_tensors(t: Any) -> list[torch.Tensor]:
     return Wrapped.of(t).take(t) if is_wrapper(t) else [t]
 
 
+def _global_stem(text: str) -> str:
+    """What a name of generated source begins with; not as those of its local variables, which are a letter with a number."""
+    stem = identifier(text)
+    return f"_{stem}_" if re.fullmatch(r"[A-Za-z]?\d*|\d.*", stem) else stem
+
+
 class Names:
     """Types and metadata that generated source mentions, by the names it has for them."""
 
@@ -123,7 +131,7 @@ class Names:
         for name, known in self.values.items():
             if known is value:
                 return name
-        name = f"{stem}{len(self.values)}"
+        name = f"{_global_stem(stem)}{len(self.values)}"
         self.values[name] = value
         return name
 
@@ -137,8 +145,9 @@ class Names:
             elif deeper is None:
                 parts.append(f"{name!r}: {next(dense)}")
             else:
-                lines += self.wrap(f"{result}_{name}", deeper, dense)
-                parts.append(f"{name!r}: {result}_{name}")
+                made = f"{result}_{identifier(name)}"
+                lines += self.wrap(made, deeper, dense)
+                parts.append(f"{name!r}: {made}")
         step = STEPS["wrap_subclass"].code.format(
             result=result,
             type=self.of(w.cls, w.cls.__name__),

@@ -7,6 +7,10 @@ from typing import Any
 from torch import fx
 
 from ..dispatch.source import module_of, user_frame
+from ..ir.quote import one_line
+
+LONGEST = 100
+"""Characters of a source line that comments and errors show."""
 
 
 def spec_of(lowering: Any) -> str:
@@ -17,19 +21,14 @@ def spec_of(lowering: Any) -> str:
 
 
 def origin_of(name: str, node: fx.Node) -> str:
-    """`op: source line`, on one line and safe inside a comment of any target language."""
+    """`op: source line`; the printers make a comment of it (`ir/quote.py`)."""
     packet = name.split(".")[1]
     trace = node.meta.get("stack_trace")
     if not trace:
         return packet
     lines = [text for text in map(str.strip, trace.rstrip().rsplit("\n", 2)[1:]) if text.strip("^~ ")]
     line = lines[-1] if lines else ""
-    return f"{packet}: {_harmless(line)}"
-
-
-def _harmless(line: str) -> str:
-    """A source line as it may stand in comments and texts of any target language."""
-    return line[:100].replace("\\", "/").replace("*/", "* /")
+    return f"{packet}: {line[:LONGEST]}"
 
 
 def place_of(name: str, node: fx.Node) -> str:
@@ -37,9 +36,9 @@ def place_of(name: str, node: fx.Node) -> str:
     frame, packet = user_frame(node.meta.get("stack_trace")), name.split(".")[1]
     if frame is None:
         module = module_of(node)
-        return f"{packet} ({module})" if module else packet
-    line = _harmless(frame.code)
-    return f"{packet} ({frame.file}:{frame.line} in {frame.function})" + (f": {line}" if line else "")
+        return one_line(f"{packet} ({module})") if module else packet
+    line = frame.code[:LONGEST]
+    return one_line(f"{packet} ({frame.file}:{frame.line} in {frame.function})" + (f": {line}" if line else ""))
 
 
 __all__ = ["origin_of", "place_of", "spec_of"]

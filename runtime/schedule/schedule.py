@@ -9,6 +9,7 @@ from dataclasses import replace
 from ..ir.facts import is_packed
 from ..ir.learned import learned_by
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
+from ..ir.quote import identifier
 from ..ir.work import is_pointwise
 from .attention import join_products
 from .folds import fold_columns
@@ -322,5 +323,5 @@ def _extern_step(call: Extern, as_views: dict[str, ViewOf], out_variants: Callab
 def _kernel_name(number: int, group: Group) -> str:
     """`k3_native_layer_norm_gelu`: the operators inside, so that profiles and sources can be read."""
     ops = [m.nest.origin.split(":")[0].split(".")[0] for m in group.members if m.nest.origin]
-    seen = list(dict.fromkeys(o.strip("_") for o in ops if o))
+    seen = list(dict.fromkeys(identifier(o).strip("_") for o in ops if o))
     return f"k{number}_" + "_".join(seen[:4]) if seen else f"k{number}"
