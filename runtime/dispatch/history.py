@@ -216,3 +216,20 @@ def check_given_up(inputs: Inputs, value: Value, source: int, t: torch.Tensor) -
         raise UnsupportedError(
             f"an output is a view of input {source}, was made without grad, and input {moved[0]} changes in its storage"
         )
+
+
+def check_siblings(inputs: Inputs, i: int) -> None:
+    """Raises `UnsupportedError` where input `i`, which requires grad by a write, is a view, and an input that is not merged with it is its base or
+    another view of that: autograd makes that one require grad too, though it may share no element with what is written.
+    """
+    base = inputs.given[i]._base if isinstance(inputs.given[i], torch.Tensor) else None
+    if base is None:
+        return
+    for j, t in enumerate(inputs.given):
+        if j == i or not isinstance(t, torch.Tensor) or inputs.same_as[j] is not None or inputs.same_as[i] is not None:
+            continue
+        apart = not any({i, j} <= set(group) for group in inputs.merged)
+        if apart and not inputs.requires_grad[j] and (t is base or t._base is base):
+            raise UnsupportedError(
+                f"input {i}, a view, requires grad by a write, and so does input {j}, which shares no element with it"
+            )

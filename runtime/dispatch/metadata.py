@@ -24,6 +24,7 @@ from .disjoint import disjoint_inputs, static_storages
 from .history import (
     check_given_up,
     check_inference,
+    check_siblings,
     check_views,
     history_of,
     is_whole,
@@ -230,10 +231,10 @@ class _Analysis:
     def _check_history(self, i: int, written: bool) -> None:
         """Raises when the program told autograd to follow an input, or to stop to."""
         t, before = self.inputs.fakes[i], self.inputs.requires_grad[i]
-        if not isinstance(t, torch.Tensor) or t.requires_grad == before:
-            return
-        if not t.requires_grad or t.is_leaf or not written:
-            raise UnsupportedError(f"input {i} is told to {'stop to ' if before else ''}require grad")
+        if isinstance(t, torch.Tensor) and t.requires_grad != before:
+            if not t.requires_grad or t.is_leaf or not written:
+                raise UnsupportedError(f"input {i} is told to {'stop to ' if before else ''}require grad")
+            check_siblings(self.inputs, i)
 
     def _base_of(self, i: int) -> int | None:
         return next((k for k, (info, _) in enumerate(self.entered.bases) if i in info.members), None)

@@ -344,3 +344,29 @@ def test_a_view_of_a_buffer_that_is_made_a_leaf_gets_its_gradient() -> None:
         loss.backward()
         results.append((row.requires_grad, row.grad, net.weight.grad))
     torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_write_to_a_view_makes_inputs_beside_it_require_grad(rows: int) -> None:
+    """One without elements too: autograd follows the view's base."""
+
+    def program(x: Tensor, w: Tensor, part: Tensor) -> Tensor:
+        part.mul_(w)
+        return x.atan()
+
+    results = []
+    for k in range(2):
+        base, w = torch.ones(rows, 2), torch.full((2,), 0.5, requires_grad=True)
+        args = (base[-1:], w, base[:-1]) if rows > 1 else (base, w, base[:-1])
+        y = (opforge.compile_fx(Called(program), list(args)) if k else program)(*args)
+        results.append((y.requires_grad, args[0].requires_grad, args[2].requires_grad, y.detach()))
+    torch.testing.assert_close(results[1], results[0])
+
+
+class Called(nn.Module):
+    def __init__(self, fn: Run) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.fn(*args)
