@@ -251,6 +251,13 @@ def test_identity_is_of_the_machine_only_where_the_code_is():
     assert compiler.compiler_id(Config(target="avx2")) != compiler.compiler_id(Config())
 
 
+def test_flags_that_choose_instructions_make_code_for_this_machine_alone():
+    named = find_toolchain(Config(target="scalar"))
+    flagged = find_toolchain(Config(target="scalar", cxx_flags="-march=native"))
+    assert named.identity()["machine"] != flagged.identity()["machine"]
+    assert find_toolchain(Config(target="scalar", cxx_flags="-g")).identity()["machine"] == named.identity()["machine"]
+
+
 def test_host_target_is_one_that_config_knows():
     from opforge.runtime import config
 
