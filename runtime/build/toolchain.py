@@ -24,7 +24,7 @@ from ...generated.targets import CPU_TARGETS
 from ..config import Config
 from .command import run_command
 
-__all__ = ["Toolchain", "find_toolchain", "host_target", "openmp_library", "runs_here"]
+__all__ = ["Toolchain", "chosen_target", "find_toolchain", "host_target", "openmp_library", "runs_here"]
 
 # What the kernel of the operating system calls the features of x86-64-v3 and x86-64-v4.
 _V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
@@ -55,8 +55,13 @@ class Toolchain:
             "flags": " ".join(self.compile_flags),
             # The folder of the OpenMP library does not reach the artifact, only its name does.
             "link": " ".join(Path(flag).name if os.path.isabs(flag) else flag for flag in self.link_flags),
-            "machine": _host_cpu() if self.target == "auto" else platform.machine(),
+            "machine": platform.machine() if self._is_portable() else _host_cpu(),
         }
+
+    def _is_portable(self) -> bool:
+        """Whether the code runs on every machine of its target: no flag but the target's own chooses instructions."""
+        own = CPU_TARGETS[self.target].flags if self.target in CPU_TARGETS else ()
+        return not any(word.startswith("-m") and word not in own for word in (*self.command, *self.compile_flags))
 
 
 def find_toolchain(cfg: Config) -> Toolchain:
@@ -103,27 +108,71 @@ def _sanitizer(cfg: Config, is_clang: bool) -> list[str]:
     return ["-fsanitize=address", "-fno-omit-frame-pointer"]
 
 
+@functools.cache
 def host_target() -> str:
-    """What the target `auto` means on this machine: `avx512`, `avx2`, `neon` or `scalar`."""
-    if platform.machine() in ("aarch64", "arm64"):
-        return "neon"
-    return {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "scalar")
+    """The widest target whose instructions this machine's processor has: `avx512`, `avx2`, `neon` or `scalar`.
+
+    It does not follow `ATEN_CPU_CAPABILITY`, which chooses among torch's own kernels.
+    """
+    return next((name for name in ("neon", "avx512", "avx2") if runs_here(name)), "scalar")
 
 
 @functools.cache
 def runs_here(target: str) -> bool:
     """Whether this processor has the instructions of a target; code with others would end the process."""
-    host = host_target()
-    if target in ("scalar", host):
+    if target == "scalar":
         return True
-    if target not in _NEEDS or host == "neon":
+    if platform.machine() in ("aarch64", "arm64"):
+        return target == "neon"
+    if target not in _NEEDS:
         return False
+    features = _features()
+    if features is None:
+        capability = torch.backends.cpu.get_cpu_capability()
+        return capability == "AVX512" or (capability, target) == ("AVX2", "avx2")
+    return _NEEDS[target] <= features
+
+
+def _features() -> set[str] | None:
+    """What the operating system says that this x86 processor can do; None where it does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return host == "avx512"  # it has all that the others ask for
-    flags = next((line.split(":")[1].split() for line in lines if line.startswith("flags")), [])
-    return _NEEDS[target] <= set(flags)
+        return None
+    return next((set(line.split(":")[1].split()) for line in lines if line.startswith("flags")), None)
+
+
+def chosen_target(cfg: Config) -> str:
+    """The target whose vector width kernels are written for: the setting's, or what the compiler makes of `auto` on this machine.
+
+    Flags of the user (`cxx_flags`, or words behind the compiler's name) come last and may take instructions away, or ask for more.
+    Raises `BuildError` when there is no compiler, or when the flags ask for instructions that this processor does not have.
+    """
+    tools = find_toolchain(cfg)
+    if cfg.target != "auto" or not (cfg.cxx_flags or len(tools.command) > 1):
+        return host_target() if cfg.target == "auto" else cfg.target
+    return _target_of(tools.command, tools.compile_flags)
+
+
+@functools.cache
+def _target_of(command: tuple[str, ...], flags: tuple[str, ...]) -> str:
+    """The target whose macro the compiler defines under these flags: the widest one, which is also what the prelude takes."""
+    words = [*command, *flags, "-dM", "-E", "-x", "c++", os.devnull]
+    try:
+        ran = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"the C++ compiler {shlex.join(command)} does not run: {error}") from error
+    if ran.returncode:
+        raise BuildError(f"the C++ compiler refuses its flags\n  command: {shlex.join(words)}\n{ran.stderr.strip()}")
+    macros = {line.split()[1] for line in ran.stdout.splitlines() if line.startswith("#define ")}
+    widest = sorted(CPU_TARGETS.values(), key=lambda t: -t.lanes)
+    target = next((t.name for t in widest if t.guard in macros and "OPFORGE_SCALAR" not in macros), "scalar")
+    if not runs_here(target):
+        raise BuildError(
+            f"the C++ compiler makes code for {target}, which this machine ({host_target()}) cannot run: "
+            f"change the setting cxx_flags, or the flags behind the compiler's name ({shlex.join(words)})"
+        )
+    return target
 
 
 @functools.cache

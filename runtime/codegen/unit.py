@@ -29,6 +29,11 @@ _OUTLINED = re.compile(r"\bcall_(v_\w+)\(")
 _OUTLINE = (
     "template <class... V> __attribute__((noinline)) static auto call_{name}(V... x) {{ return {name}(x...); }}\n"
 )
+WIDTH_CHECK = (
+    "static_assert(VL == {lanes}, \"these kernels are written for vectors of {lanes} elements, and the compiler's flags make others: "
+    'take flags that choose a processor out of the setting cxx_flags, or change the setting target");\n'
+)
+"""Follows a unit: the compiler proves that the width which it compiles for is the one that the kernels are written for."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,13 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.schemas import OutputType, ViewAndMutationMeta
-from ..torch_compat import disable_autocast, enable_python_dispatcher, in_dual_level, transforms_preserved
+from ..torch_compat import (
+    disable_autocast,
+    enable_python_dispatcher,
+    in_dual_level,
+    made_without_grad,
+    transforms_preserved,
+)
 from .border import Border
 from .calling import Calling
 from .dead import finish
@@ -245,8 +251,18 @@ def _check_effects(inputs: Iterable[tuple[Any, Any]], results: Sequence[Any], tr
             )
         if t.requires_grad and not followed:
             raise UnsupportedError(f"output {k} requires grad, although no input does; make its leaf outside")
-        if t.requires_grad and t.is_leaf and id(t) not in own and not torch.is_inference_mode_enabled():
+        if (
+            t.requires_grad
+            and t.is_leaf
+            and id(t) not in own
+            and not (_view_of_followed(t) or torch.is_inference_mode_enabled())
+        ):
             raise UnsupportedError(f"output {k} is made a leaf (`requires_grad_()`), told so inside; tell it outside")
+
+
+def _view_of_followed(t: torch.Tensor) -> bool:
+    """Whether autograd calls `t` a leaf only because it is a view, made under `no_grad`, of what it follows."""
+    return t._is_view() and made_without_grad(t) and t._base is not None and t._base.requires_grad
 
 
 def _grad_is_off(given: Sequence[Any]) -> bool:

@@ -14,8 +14,8 @@ from ...errors import ConfigError
 from ...generated.targets import CPU_TARGETS, CpuTarget
 from ..build.compiler import compile_cpp, compiler_id
 from ..build.manifest import Entry
-from ..build.toolchain import host_target, runs_here
-from ..codegen.unit import PRELUDE, Unit, render_unit, with_includes
+from ..build.toolchain import chosen_target, host_target, runs_here
+from ..codegen.unit import PRELUDE, WIDTH_CHECK, Unit, render_unit, with_includes
 from ..config import Config
 from ..execute.load import load_library
 from ..graphs.recording import Recorder
@@ -28,13 +28,16 @@ from .base import Built
 
 
 def cpu_target(cfg: Config) -> CpuTarget:
-    """The target that the configuration names, or the one of this machine. Raises `ConfigError` when this machine cannot run it."""
+    """The target that the configuration names, or the one of this machine and its compiler.
+
+    Raises `ConfigError` when this machine cannot run it, and `BuildError` as `chosen_target` does.
+    """
     if cfg.target != "auto" and not runs_here(cfg.target):
         raise ConfigError(
             f"the setting target is {cfg.target!r}, but this machine ({host_target()}) cannot run such code; "
             f"use 'auto', {host_target()!r} or 'scalar'"
         )
-    return CPU_TARGETS[host_target() if cfg.target == "auto" else cfg.target]
+    return CPU_TARGETS[chosen_target(cfg)]
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Cpu:
             count = len(set(rendered.symbols.values()))
             watch.progress.kernels(0, count)
             with watch.stage("build"):
-                files["kernels.so"] = compile_cpp(with_includes(rendered.source, PRELUDE), name="kernels", cfg=self.cfg)
+                source = with_includes(rendered.source, PRELUDE) + WIDTH_CHECK.format(lanes=cpu_target(self.cfg).lanes)
+                files["kernels.so"] = compile_cpp(source, name="kernels", cfg=self.cfg)
             watch.progress.kernels(count, count)
         symbols = {
             k.name: [rendered.symbols[k.name], rendered.arity[k.name], len(k.symbols), bool(kernel_checks(k))]

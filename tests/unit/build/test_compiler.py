@@ -261,6 +261,13 @@ def test_words_of_the_compiler_are_in_every_key():
     assert build_library(source, name="words", cfg=plain).number() == 0
 
 
+def test_flags_that_choose_instructions_make_code_for_this_machine_alone():
+    named = find_toolchain(Config(target="scalar"))
+    flagged = find_toolchain(Config(target="scalar", cxx_flags="-march=native"))
+    assert named.identity()["machine"] != flagged.identity()["machine"]
+    assert find_toolchain(Config(target="scalar", cxx_flags="-g")).identity()["machine"] == named.identity()["machine"]
+
+
 def test_host_target_is_one_that_config_knows():
     from opforge.runtime import config
 
