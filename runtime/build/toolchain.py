@@ -151,20 +151,19 @@ def chosen_target(cfg: Config) -> str:
     tools = find_toolchain(cfg)
     if cfg.target != "auto" or not (cfg.cxx_flags or len(tools.command) > 1):
         return host_target() if cfg.target == "auto" else cfg.target
-    return _target_of(tools.command, tools.compile_flags)
+    return _target_of(tools.command, tools.compile_flags, cfg.build_timeout_s)
 
 
 @functools.cache
-def _target_of(command: tuple[str, ...], flags: tuple[str, ...]) -> str:
+def _target_of(command: tuple[str, ...], flags: tuple[str, ...], timeout_s: float) -> str:
     """The target whose macro the compiler defines under these flags: the widest one, which is also what the prelude takes."""
     words = [*command, *flags, "-dM", "-E", "-x", "c++", os.devnull]
-    try:
-        ran = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BuildError(f"the C++ compiler {shlex.join(command)} does not run: {error}") from error
-    if ran.returncode:
-        raise BuildError(f"the C++ compiler refuses its flags\n  command: {shlex.join(words)}\n{ran.stderr.strip()}")
-    macros = {line.split()[1] for line in ran.stdout.splitlines() if line.startswith("#define ")}
+    ran = run_command(words, timeout_s, errors_apart=True)
+    if ran.failure is not None:
+        said = (ran.errors or ran.output).strip()
+        what = "refuses its flags" if ran.status else f"does not tell its macros: it {ran.failure}"
+        raise BuildError(f"the C++ compiler {what}\n  command: {shlex.join(words)}\n{said}")
+    macros = {line.split()[1] for line in ran.output.splitlines() if line.startswith("#define ")}
     widest = sorted(CPU_TARGETS.values(), key=lambda t: -t.lanes)
     target = next((t.name for t in widest if t.guard in macros and "OPFORGE_SCALAR" not in macros), "scalar")
     if not runs_here(target):
