@@ -200,7 +200,8 @@ class _Writer:
             return str(n)
         for name, source in self.meta.symbols:
             if "out" not in source:
-                n = re.sub(rf"\b{re.escape(name)}\b", f"({self._symbol(source)})", n)
+                # Not `re.sub`, which would read a backslash in the name of an attribute as an escape.
+                n = f"({self._symbol(source)})".join(re.split(rf"\b{re.escape(name)}\b", n))
         return f"({n})"
 
     def _bases(self) -> list[str]:
