@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import opforge
 import opforge.runtime.philox  # registers the seeded operators
@@ -307,12 +308,30 @@ def _cases(op: Op, overload: str) -> Iterator[Case]:
     for label, args, kwargs in made:
         try:
             eager = _leaves(_target(overload)(*args, **kwargs))
+            if " {" in label:
+                _traced(overload, args, kwargs)
         except _REJECTED:
             continue
         if any(isinstance(v, torch.Tensor) and v.dtype not in known for v in eager):
             continue
         eager = [v.clone() if isinstance(v, torch.Tensor) else v for v in eager]
         yield Case(overload, label, args, kwargs, eager, op.values)
+
+
+def _traced(overload: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Runs a call whose parameters were drawn on fake tensors. Raises what these raise: Dynamo refuses such a call before a backend is asked."""
+    with FakeTensorMode() as mode:
+
+        def fake(v: Any) -> Any:
+            return (
+                [fake(x) for x in v]
+                if isinstance(v, list)
+                else mode.from_tensor(v)
+                if isinstance(v, torch.Tensor)
+                else v
+            )
+
+        _target(overload)(*fake(args), **{k: fake(v) for k, v in kwargs.items()})
 
 
 def _tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
