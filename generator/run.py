@@ -240,7 +240,7 @@ def format_files(files: Mapping[str, str]) -> dict[str, str]:
             target.write_bytes(files[path].encode())
         style = ["--line-length", str(LINE_LENGTH), "--target-version", "py311"]
         command = [_ruff(), "format", "--isolated", "--no-cache", "--quiet", *style, "."]
-        done = subprocess.run(command, cwd=tmp, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=tmp, capture_output=True, text=True, encoding="utf-8")
         if done.returncode:
             raise SpecError(f"generated Python is not valid (a bug of an emitter):\n{done.stderr.strip()}")
         return {p: Path(tmp, p).read_bytes().decode() if p in python else text for p, text in files.items()}

@@ -30,6 +30,7 @@ _YAML_HINTS = {
     "did not find expected ',' or": " (is a bracket, brace or comma missing?)",
 }
 MAX_DEPTH = 40
+MAX_DIGITS = 100
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +114,8 @@ def _build(source: Source, diags: Diagnostics) -> tuple[Node | None, list[int]]:
             node.refused = f"tags are not allowed, found '{event.tag}'"
         if name == "ScalarEvent":
             node.value, node.style = event.value, event.style or ""
+            if not node.style and len(node.value) > MAX_DIGITS and (_INT.match(node.value) or _BASED.match(node.value)):
+                node.refused = f"a number has at most {MAX_DIGITS} digits, found one of {len(node.value)} characters"
         if stack:
             items = stack[-1].items
             assert items is not None

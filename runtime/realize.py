@@ -15,7 +15,7 @@ import torch
 from ..errors import BuildError, ResourceError, UnsupportedError
 from ..generated.ops import OUT
 from . import config
-from .build.cache import Cache, key
+from .build.cache import Cache, Entry, key
 from .build.scratch import warn_once
 from .codegen.wrapper import render_wrapper
 from .config import Config
@@ -87,28 +87,18 @@ def realize(
         digest = key(cache_parts(lowered, cfg, target) | {"boxed": str(boxed), "frugal": str(frugal)})
         cache = Cache.current(cfg)
         entry = cache.get(digest)
-    if entry is None:
+        artifacts = _stored(entry, target) if entry is not None else None
+    if entry is None or artifacts is None:
         files, built, artifacts = _build(lowered, target, cfg, watch, boxed=boxed, frugal=frugal)
         with watch.stage("cache"):
             entry = cache.put(digest, files, built)
-    else:
-        artifacts = Artifacts(
-            cpp=entry.file(f"kernels.{target.suffix}").read_text(),
-            wrapper=entry.file("wrapper.py").read_text(),
-            kernels=entry.meta["kernels"],
-            externs=entry.meta["externs"],
-            arena_bytes=entry.meta["arena_bytes"],
-            cached=True,
-        )
-        if watch.wanted:
-            plan = target.schedule(_prepared(lowered, target), frugal, watch)
-            _dump_code(plan, artifacts.cpp, artifacts.wrapper, watch)
+    elif watch.wanted:
+        plan = target.schedule(_prepared(lowered, target), frugal, watch)
+        _dump_code(plan, artifacts.cpp, artifacts.wrapper, watch)
     artifacts.program = lowered.program
     with watch.stage("load"):
-        module = load_wrapper(entry.path / "wrapper.py", name=f"opforge_{digest[:16]}")
-        for name, tensor in lowered.constants:
-            setattr(module, name, tensor)
         try:
+            module = load_wrapper(entry.path / "wrapper.py", name=f"opforge_{digest[:16]}")
             kernels = target.load(entry)
         except ResourceError:
             # The target knows by now which configuration of a kernel it does not take, and makes the graph with the next one.
@@ -117,16 +107,28 @@ def realize(
                 raise
             again = cfg if gone else replace(cfg, cache=False)
             return realize(lowered, target, again, watch, boxed=boxed, frugal=frugal, functions=functions)
-        except BuildError as error:
-            # A folder mounted noexec, or a library that this one was linked with is gone.
+        except (BuildError, OSError) as error:
+            # A folder mounted noexec, a library that this one was linked with is gone, or the entry itself.
             if not cfg.cache:
                 raise
             warn_once("load", entry.path, f"{error}; it is compiled again, for this process only")
             again = replace(cfg, cache=False)
             return realize(lowered, target, again, watch, boxed=boxed, frugal=frugal, functions=functions)
-        for name, function in {**kernels, **functions}.items():
-            setattr(module, name, function)
+        for name, value in {**dict(lowered.constants), **kernels, **functions}.items():
+            setattr(module, name, value)
     return module.call, artifacts
+
+
+def _stored(entry: Entry, target: Target) -> Artifacts | None:
+    """What readers see of an entry of the cache; None where another process has removed it meanwhile."""
+    try:
+        cpp, wrapper = (
+            entry.file(name).read_text(encoding="utf-8") for name in (f"kernels.{target.suffix}", "wrapper.py")
+        )
+    except FileNotFoundError:
+        return None
+    meta = entry.meta
+    return Artifacts(cpp, wrapper, "", meta["kernels"], meta["externs"], meta["arena_bytes"], cached=True)
 
 
 def _dump_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ..diagnostics import Diagnostics
 from ..load import Entry
+from ..yaml_nodes import MAX_DIGITS
 
 MAX_LENGTH = 8000
 MAX_DEPTH = 60
@@ -148,6 +150,9 @@ def _comment(text: str) -> int | None:
 def _parse(source: Text, text: str, mode: str, lead: int) -> ast.AST | None:
     if len(text) > MAX_LENGTH:
         source.error(0, f"longer than {MAX_LENGTH} characters: split it with 'let'")
+        return None
+    if (number := re.search(rf"\d{{{MAX_DIGITS + 1},}}", text)) is not None:
+        source.error(lead + number.start(), f"a number has at most {MAX_DIGITS} digits, found one of {len(number[0])}")
         return None
     try:
         return ast.parse(text, mode=mode)

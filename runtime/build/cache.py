@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import platformdirs
 
 from ...errors import CacheError
 from ..config import Config
@@ -53,6 +52,8 @@ LOCK_TIMEOUT_S = 120.0
 
 _SWEEP_EVERY_S = 600.0
 _STALE_TEMPORARY_S = 24 * 3600.0
+#: Seconds within which a process has loaded the entry that it found or made.
+_LOADING_S = 60.0
 _ENTRY_IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -71,7 +72,13 @@ def key(parts: Mapping[str, str]) -> str:
 
 
 def default_dir() -> Path:
-    """The user's cache folder for opforge (`~/.cache/opforge` on Linux); it need not exist."""
+    """The user's cache folder for opforge (`~/.cache/opforge` on Linux); it need not exist. Raises `CacheError` without platformdirs."""
+    try:
+        import platformdirs
+    except ModuleNotFoundError as error:
+        raise CacheError(
+            "no folder is known for opforge's cache, since platformdirs is missing: `pip install platformdirs`, or set OPFORGE_CACHE_DIR"
+        ) from error
     return Path(platformdirs.user_cache_dir("opforge", appauthor=False))
 
 
@@ -94,14 +101,13 @@ class Cache:
         self.size_limit = size_limit
         self._own = own
         self._spill: Cache | None = None
-        self._in_use: set[str] = set()
+        self._used: dict[str, float] = {}  # key: when this process found or made the entry
         self._put_since_sweep = 0
         try:
             self._make_root()
-            make_private(self.root / "locks")
-            # Only a try tells: permission bits do not know of read-only mounts and quotas.
-            with tempfile.TemporaryFile(dir=self.root):
-                pass
+            # A disk that is full or read-only may still hold entries to read: `put` says so when it does not take one.
+            with contextlib.suppress(OSError):
+                make_private(self.root / "locks")
         except (OSError, DamagedEntryError) as error:
             raise CacheError(f"cannot use {directory} as opforge's cache: {error}") from error
 
@@ -112,11 +118,11 @@ class Cache:
         Raises `OSError` when even this process's scratch folder cannot be made.
         """
         if cfg.cache:
-            directory = Path(cfg.cache_dir) if cfg.cache_dir else default_dir()
             try:
+                directory = Path(cfg.cache_dir) if cfg.cache_dir else default_dir()
                 return _open(directory, cfg.cache_size_limit_mb << 20)
             except CacheError as error:
-                warn_once("cache", directory, f"{error}; compiled code is kept for this process only")
+                warn_once("cache", cfg.cache_dir, f"{error}; compiled code is kept for this process only")
         return _open(scratch_dir() / "cache", 0, own=True)
 
     def folder(self, key: str) -> Path:
@@ -130,7 +136,7 @@ class Cache:
         entry = self._read(key)
         if entry is None:
             return self._spill.get(key) if self._spill else None
-        self._in_use.add(key)
+        self._used[key] = time.time()
         # The manifest's time is the time of last use; another process may have evicted the entry meanwhile.
         with contextlib.suppress(OSError):
             os.utime(entry.path / MANIFEST)
@@ -153,7 +159,7 @@ class Cache:
             warn_once("cache", self.root, f"{message}; compiled code is kept for this process only")
             self._spill = _open(scratch_dir() / "cache", 0, own=True)
             return self._spill.put(key, contents, meta)
-        self._in_use.add(key)
+        self._used[key] = time.time()
         self._sweep_if_due()
         return entry
 
@@ -186,7 +192,7 @@ class Cache:
     def sweep(self) -> int:
         """Removes least recently used entries until the rest is under 0.9 of the limit; returns the number removed.
 
-        Entries that this process uses stay. Also removes what crashed processes left behind.
+        Entries that this process may be loading right now stay. Also removes what crashed processes left behind.
         """
         self._put_since_sweep = 0
         with contextlib.suppress(OSError):
@@ -201,7 +207,7 @@ class Cache:
             for _, size, path in sorted(entries):
                 if total <= self.size_limit * 9 // 10:
                     break
-                if path.name not in self._in_use:
+                if time.time() - self._used.get(path.name, 0.0) > _LOADING_S:
                     self._move_away(path)
                     total -= size
                     removed += 1
@@ -224,6 +230,8 @@ class Cache:
         try:
             return read_entry(self.folder(key), key)
         except (DamagedEntryError, OSError) as error:
+            if not os.path.lexists(self.folder(key)):
+                return None  # another process has removed it meanwhile
             warn_once("entry", self.folder(key), f"a damaged entry of opforge's cache is made again: {error}")
             return None
 

@@ -176,7 +176,7 @@ def _run(command: list[str], folder: Path, tools: Toolchain, timeout_s: float) -
 
 def _hangs(tools: Toolchain, folder: Path, timeout_s: float) -> bool:
     """Whether a compiler that ran out of time does so with an empty source too, and not only with a long one."""
-    (folder / "empty.cpp").write_text("")
+    (folder / "empty.cpp").write_text("", encoding="utf-8")
     command = [*tools.command, "-c", "empty.cpp", "-o", "empty.o"]
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
     return run_command(command, min(timeout_s, _PROBE_S), folder=folder, environment=environment).hung

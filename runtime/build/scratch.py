@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
+import itertools
 import os
 import shutil
+import stat
 import tempfile
 import threading
+import time
 import warnings
 from pathlib import Path
+
+import filelock
 
 from ...errors import OpforgeWarning
 
 __all__ = ["keep_source", "scratch_dir", "warn_once"]
 
+_ALIVE = "alive.lock"
+#: A process that starts looks at so many folders of others at most.
+_MOST_LOOKED_AT = 64
+#: Seconds within which a process that has made its lock file also holds the lock.
+_NEW_S = 60.0
+
 _lock = threading.Lock()
+_held: list[filelock.BaseFileLock] = []
 _dirs: dict[tuple[int, str], Path] = {}
 _warned: set[tuple[str, str]] = set()
 
@@ -63,6 +76,8 @@ def _process_dir(prefix: str, *, remove: bool) -> Path:
         if path is None or not path.is_dir():
             path = Path(tempfile.mkdtemp(prefix=prefix))
             if remove:
+                _hold(path)
+                _remove_abandoned(path.parent, prefix)
                 atexit.register(_remove, path, os.getpid())
             _dirs[os.getpid(), prefix] = path
         return path
@@ -71,3 +86,27 @@ def _process_dir(prefix: str, *, remove: bool) -> Path:
 def _remove(path: Path, owner: int) -> None:
     if os.getpid() == owner:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _hold(folder: Path) -> None:
+    """Marks a folder as one of a living process: the lock goes with it, however it ends."""
+    with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks
+        lock = filelock.FileLock(folder / _ALIVE, timeout=0, mode=0o600)
+        lock.acquire()
+        _held.append(lock)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Removes what processes that were killed have left of theirs in `parent`."""
+    for alive in itertools.islice(parent.glob(f"{prefix}*/{_ALIVE}"), _MOST_LOOKED_AT):
+        folder = alive.parent
+        try:
+            info = os.lstat(folder)
+            if not stat.S_ISDIR(info.st_mode) or (hasattr(os, "geteuid") and info.st_uid != os.geteuid()):
+                continue
+            if time.time() - os.lstat(alive).st_mtime < _NEW_S:
+                continue
+            with filelock.FileLock(alive, timeout=0, mode=0o600):
+                shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, NotImplementedError):  # its process lives, or another one removes it
+            continue

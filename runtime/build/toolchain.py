@@ -136,7 +136,7 @@ def runs_here(target: str) -> bool:
 def _features() -> set[str] | None:
     """What the operating system says that this x86 processor can do; None where it does not say."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next((set(line.split(":")[1].split()) for line in lines if line.startswith("flags")), None)
@@ -196,7 +196,7 @@ def _mapped_openmp() -> set[Path]:
 def _mapped_files() -> set[str]:
     """The files that are mapped into this process; empty where the system does not tell."""
     try:
-        maps = Path("/proc/self/maps").read_text()
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     except OSError:
         return set()
     return {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
@@ -265,7 +265,7 @@ def _version(command: tuple[str, ...], timeout_s: float) -> str:
 def _host_cpu() -> str:
     """A digest of what this processor is and can do: -march=native depends on it."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()} {host_target()}"
     names = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")

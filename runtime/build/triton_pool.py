@@ -334,7 +334,7 @@ class Worker:
     def said(self) -> str:
         """The end of what it wrote to its error output."""
         with contextlib.suppress(OSError):
-            return self.errors.read_text(errors="replace")[-4000:]
+            return self.errors.read_text(encoding="utf-8", errors="replace")[-4000:]
         return ""
 
     def end(self) -> None:

@@ -29,7 +29,7 @@ def main(package: str, folder: str, path: str) -> None:
     """Answer until the input ends."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # What Triton and its tools print must not get between the answers.
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.path[:] = json.loads(path)
     _load_package(Path(package))

@@ -91,7 +91,7 @@ def with_includes(source: str, prelude: Path) -> str:
     """The source of a unit with what it includes in its place; `prelude` is the file that stands for the prelude."""
 
     def text(found: re.Match[str]) -> str:
-        return (prelude if found[1] == PRELUDE.name else KERNELS / found[1]).read_text()
+        return (prelude if found[1] == PRELUDE.name else KERNELS / found[1]).read_text(encoding="utf-8")
 
     return re.sub(r'^#include "(\w+\.h)"\n', text, source, flags=re.MULTILINE)
 

@@ -18,6 +18,8 @@ from ..config import Config
 
 __all__ = ["build_library", "load_library", "load_wrapper"]
 
+_MAPS_OF_A_LIBRARY = 16  # about five, and some for what allocates memory meanwhile
+
 _libraries: dict[str, ctypes.CDLL] = {}
 _lock = threading.Lock()
 
@@ -47,8 +49,23 @@ def load_library(path: Path | str) -> ctypes.CDLL:
             try:
                 library = _libraries[name] = ctypes.CDLL(name)
             except OSError as error:
-                raise BuildError(f"the compiled kernel {name} cannot be loaded: {error}") from error
+                raise BuildError(f"the compiled kernel {name} cannot be loaded: {error}{_why_unmapped()}") from error
         return library
+
+
+def _why_unmapped() -> str:
+    """What to do where a process has as many memory maps as Linux allows: libraries stay loaded, each takes about five."""
+    try:
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text(encoding="utf-8"))
+        maps = Path("/proc/self/maps").read_bytes().count(b"\n")
+    except (OSError, ValueError):
+        return ""
+    if maps < limit - _MAPS_OF_A_LIBRARY:
+        return ""
+    return (
+        f" (this process has {maps} memory maps, and the system allows {limit}: compile fewer graphs in one process, "
+        "or have an administrator raise vm.max_map_count)"
+    )
 
 
 def load_wrapper(

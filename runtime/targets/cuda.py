@@ -275,7 +275,7 @@ def _unaligned(folder: Path, symbol: str, how: Sequence[Any]) -> Loaded:
     """Compiled when it is first needed: an input that begins at an odd address. Raises `BuildError`."""
     pointers, sizes, xblock, rblock, warps = how
     try:
-        source = (folder / f"{symbol}.py").read_text()
+        source = (folder / f"{symbol}.py").read_text(encoding="utf-8")
     except OSError as error:  # somebody has emptied the cache
         raise BuildError(f"the source of {symbol} is gone: {error}") from error
     kernel = TritonKernel(symbol, source, tuple(pointers), sizes, xblock, rblock, warps)

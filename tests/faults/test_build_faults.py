@@ -549,3 +549,74 @@ def test_scratch_is_removed_at_exit():
     code = "from opforge.runtime.build.scratch import scratch_dir; print(scratch_dir())"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not Path(ran.stdout.strip()).exists()
+
+
+def test_scratch_of_a_killed_process_is_removed_by_a_later_one(tmp_path):
+    """`kill -9` leaves the folder; its lock is free then, and a folder whose process lives is kept."""
+    code = "from opforge.runtime.build.scratch import scratch_dir; print(scratch_dir(), flush=True)"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    waiting = f"{code}; import time; time.sleep(600)"
+    folders, processes = [], []
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", waiting], env=environment, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+        processes.append(process)
+        folders.append(Path(process.stdout.readline().strip()))
+    try:
+        processes[0].kill()
+        processes[0].wait()
+        assert folders[0].is_dir()
+        for folder in folders:
+            os.utime(folder / "alive.lock", (1e9, 1e9))
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.DEVNULL)
+        assert not folders[0].exists()
+        assert folders[1].is_dir()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+# --- Entries that others remove, and folders that take nothing
+
+
+def test_cache_that_takes_nothing_is_read(cfg, monkeypatch):
+    """A read-only disk: what is there is used without a word; what is new gives one warning."""
+    path = compile_cpp(SOURCE, name="k", cfg=cfg)
+
+    def refused(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(cache_module, "_opened", {})
+    monkeypatch.setattr(cache_module.tempfile, "mkdtemp", refused)
+    monkeypatch.setattr(cache_module.os, "utime", refused)
+    with no_warning():
+        assert compile_cpp(SOURCE, name="k", cfg=cfg) == path
+
+
+def test_entry_that_is_removed_while_it_is_read(cfg, monkeypatch):
+    compile_cpp(SOURCE, name="k", cfg=cfg)
+    read = cache_module.read_entry
+
+    def removed(folder, key):
+        shutil.rmtree(folder)
+        return read(folder, key) or (_ for _ in ()).throw(FileNotFoundError(errno.ENOENT, "gone", str(folder)))
+
+    monkeypatch.setattr(cache_module, "read_entry", removed)
+    cache = Cache(Path(cfg.cache_dir))
+    key = next(cache.root.glob("[0-9a-f][0-9a-f]/*")).name
+    with no_warning():
+        assert cache.get(key) is None
+
+
+def test_limit_holds_within_one_process(tmp_path, monkeypatch):
+    """Entries that the process made stayed for as long as it lived, whatever the limit was."""
+    now = time.time()
+    monkeypatch.setattr(cache_module.time, "time", lambda: now)
+    cache = Cache(tmp_path / "cache", size_limit=20_000)
+    for n in range(40):
+        now += 61
+        cache.put(cache_module.key({"n": str(n)}), {"x": bytes(1000)}, {})
+    assert sum(f.stat().st_size for f in cache.root.rglob("*") if f.is_file()) <= 22_000

@@ -264,3 +264,50 @@ def test_two_processes_compile_the_same_graph_at_once(tmp_path: Path) -> None:
     assert len(_entries(tmp_path, "wrapper.py")) == 1
     assert len(_entries(tmp_path, "manifest.json")) == 2  # the library, and the graph that uses it
     assert list((tmp_path / "cache").rglob("tmp-*")) == []
+
+
+# --- What a machine may lack
+
+_PROGRAM = """
+import sys, warnings
+{before}
+import torch, opforge
+
+def program(x):
+    return torch.sin(x) * 2 + "naïve – ünïcode".count("n")
+
+warnings.simplefilter("error")
+{call}
+assert torch.allclose(torch.compile(program, backend="opforge")(torch.ones(4)), program(torch.ones(4)))
+assert not opforge.stats()["fallbacks"], opforge.stats()["fallbacks"]
+"""
+
+
+def _in_a_process(tmp_path: Path, source: str, environment: dict[str, str], *options: str) -> str:
+    file = tmp_path / "program.py"
+    file.write_text(source, encoding="utf-8")
+    command = [sys.executable, *options, str(file)]
+    ran = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr.decode(errors="replace")
+    return ran.stderr.decode(errors="replace")
+
+
+def test_an_ascii_locale(tmp_path: Path) -> None:
+    """The C++ prelude was read by the locale's encoding: a UnicodeDecodeError, and every graph ran eagerly."""
+    ascii_ = {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "OPFORGE_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    for _ in range(2):  # made, and found in the cache
+        _in_a_process(tmp_path, _PROGRAM.format(before="", call=""), ascii_, "-X", "utf8=0")
+
+
+def test_without_platformdirs(tmp_path: Path) -> None:
+    """No module that is needed only for the place of the cache may stand in the way: one warning says what to install."""
+    before = "sys.modules['platformdirs'] = None"
+    call = "warnings.filterwarnings('default', message='.*pip install platformdirs.*')"
+    environment = {"OPFORGE_CACHE_DIR": ""}
+    said = _in_a_process(tmp_path, _PROGRAM.format(before=before, call=call), environment)
+    assert said.count("pip install platformdirs") == 1, said

@@ -253,6 +253,20 @@ def test_no_exception_is_swallowed() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_text_files_have_an_encoding() -> None:
+    """An ASCII locale (`LC_ALL=C` without UTF-8 mode) made every graph run eagerly: the C++ prelude was read by it."""
+    wrong = []
+    for path in sources("runtime", "generator", "."):
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            names = {k.arg for k in node.keywords}
+            reads = node.func.attr in ("read_text", "write_text") or "text" in names
+            if reads and "encoding" not in names:
+                wrong.append(place(path, node.lineno))
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("folder", ["runtime", "generator", "benchmarks", "examples", "."])
 def test_hand_written_files_stay_readable(folder: str) -> None:
     long = {str(p.relative_to(ROOT)): n for p in sources(folder) if (n := p.read_text().count("\n")) >= 500}
