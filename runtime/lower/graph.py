@@ -389,7 +389,7 @@ class _Lowerer:
             if isinstance(fake, torch.Tensor) and isinstance(self.env[a], Tensor) and fake.layout == torch.strided:
                 stride = self.sizes.strides(fake.stride())
                 t = self.env[a]
-                return Ref(t.name, None if 0 in stride else t.strides(stride), t.is_paired)
+                return Ref(t.name, t.strides(stride), t.is_paired)
             value = self.argument(a)
             return self.numbers.argument(a.meta["val"]) if isinstance(value, Number) else refs_to(value)
         if isinstance(a, (list, tuple)):
@@ -418,7 +418,7 @@ class _Lowerer:
         """An eager kernel that reads its argument's storage by strides of its own needs the very layout that eager would have."""
         if not reads_storage(node.target):
             return
-        for a in node.all_input_nodes:
+        for a in node.all_input_nodes[:1]:  # what it puts there is read by its sizes
             fake = a.meta.get("val")
             if isinstance(fake, torch.Tensor) and not is_laid_out_by_rows(fake):
                 raise UnsupportedError(f"{node.target} reads the storage of a tensor that is not contiguous")
