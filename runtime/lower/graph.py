@@ -75,7 +75,8 @@ class _Lowerer:
     def __init__(self, gm: fx.GraphModule, device: str, checks: bool, products: int) -> None:
         self.gm, self.device = gm, device
         atomic = None if device == "cpu" else _atomic()
-        self.b = Builder(checks=checks, device=device, atomic=atomic, products=products)
+        unordered = atomic is not None and not torch.are_deterministic_algorithms_enabled()
+        self.b = Builder(checks=checks, device=device, atomic=atomic, products=products, unordered=unordered)
         self.sizes = Sizes()
         self.numbers = Numbers(self.b, self.sizes, device)
         self.b.may_be_empty = self.sizes.from_data.may_be_zero
