@@ -8,6 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from tests.support.lanes import set_lanes
+
 from .check import Outcome, check, quick_builds, reason
 from .generate import generate
 from .program import Program, runnable
@@ -39,6 +41,7 @@ def main() -> None:
     """`worker FIRST END FOLDER SECONDS`"""
     first, end, folder, seconds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
     warnings.simplefilter("ignore")
+    set_lanes()
     with quick_builds(folder):
         for seed in range(first, end):
             program = generate(seed)
