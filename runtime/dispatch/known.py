@@ -47,9 +47,9 @@ def _truth(b: Any, mask: torch.Tensor) -> Truth:
 
 
 def masks_scores(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Whether a mask has no dimension that the scores of queries [..., L, E] with keys [..., S, E] lack, and is on their device."""
+    """Whether a mask of two dimensions or more has none that the scores of queries [..., L, E] with keys [..., S, E] lack, and is on their device."""
     scores = (*query.shape[:-1], key.shape[-2])
-    if mask.device != query.device or mask.ndim > len(scores) or is_wrapper(query) or is_wrapper(key):
+    if mask.device != query.device or not 2 <= mask.ndim <= len(scores) or is_wrapper(query) or is_wrapper(key):
         return False
     return all(known_equal(n, 1) or known_equal(n, m) for n, m in zip(mask.shape[::-1], scores[::-1], strict=False))
 

@@ -27,6 +27,10 @@ from .graph import elements_of
 
 MOST = 64
 """Nodes that a mask is made by: a tensor of more is not looked at."""
+LARGE = 1 << 25
+"""Elements that are computed to look at them."""
+EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""Dtypes of which each device computes the same."""
 
 
 def truth(node: fx.Node, constants: Mapping[str, torch.Tensor]) -> Truth:
@@ -34,6 +38,12 @@ def truth(node: fx.Node, constants: Mapping[str, torch.Tensor]) -> Truth:
     part = _part(node, constants)
     if part is None:
         return Truth()
+    found = _by_expression(part, node)
+    return found if found != Truth() else _by_value(part)
+
+
+def _by_expression(part: fx.GraphModule, node: fx.Node) -> Truth:
+    """What holds for all sizes, where these are symbolic."""
     try:
         with uncounted():
             name, items = elements_of(part, node.meta["val"].device.type)
@@ -46,6 +56,31 @@ def truth(node: fx.Node, constants: Mapping[str, torch.Tensor]) -> Truth:
     vars_ = nest.vars
     triangle = vars_[-2] - vars_[-1] if len(vars_) > 1 and nest.shape[-2] == nest.shape[-1] else None
     return Truth(not found, found == {triangle})
+
+
+def _by_value(part: fx.GraphModule) -> Truth:
+    """What the elements say, where they are integers that nothing but the program makes: they are computed."""
+    if any(n.op == "get_attr" or (n.op == "placeholder" and n.users) for n in part.graph.nodes):
+        return Truth()
+    nodes = [n for n in part.graph.nodes if n.op == "call_function"]
+    if not all(_is_exact(n.meta["val"]) for n in nodes):
+        return Truth()
+    if sum(n.meta["val"].numel() for n in nodes if op_info(n.target).kind != "view") > LARGE:
+        return Truth()
+    values: dict[fx.Node, Any] = {}
+    with torch.no_grad():
+        for n in nodes:
+            args, kwargs = fx.node.map_arg((n.args, n.kwargs), values.__getitem__)
+            values[n] = n.target(*args, **{k: "cpu" if k == "device" else v for k, v in kwargs.items()})  # type: ignore[operator]
+        mask = values[nodes[-1]]
+        mask = mask[tuple(slice(1 if s == 0 else None) for s in mask.stride()[:-2])]  # dimensions that repeat it
+        rows, columns = (1, *mask.shape)[-2:]
+        triangle = torch.ones(rows, columns, dtype=torch.bool).tril()
+        return Truth(bool(mask.all()), rows == columns and bool((mask == triangle).all()))
+
+
+def _is_exact(t: Any) -> bool:
+    return isinstance(t, torch.Tensor) and t.dtype in EXACT and all(type(n) is int for n in t.shape)
 
 
 def _part(node: fx.Node, constants: Mapping[str, torch.Tensor]) -> fx.GraphModule | None:

@@ -49,6 +49,15 @@ def written_once_more(batch: int, queries: int, keys: int) -> Tensor:
     return mask
 
 
+def of_packed(batch: int, queries: int, keys: int) -> Tensor:
+    """As transformers keeps packed sequences apart, here one sequence: positions that do not follow each other begin another."""
+    positions = torch.arange(queries)[None].expand(batch, -1)
+    begins = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1
+    sequence = begins.cumsum(-1)
+    q, k = torch.arange(queries), torch.arange(keys)
+    return (k[None, :] <= q[:, None]) & (sequence[:, None, :, None] == sequence[:, None, None, :])
+
+
 def square(f: Callable[[Tensor], Tensor]) -> Mask:
     return lambda batch, queries, keys: f(torch.ones(queries, keys, dtype=torch.bool))
 
@@ -79,7 +88,6 @@ OTHERS: dict[str, Mask] = {
     "all but one": square(lambda ones: ones.cumsum(0) != 3),
     "of steps": library_mask(lambda q, k: q % 2 == k % 2),
     "none for the first": library_mask(lambda q, k: q > 0),
-    "squares": library_mask(lambda q, k: (k - q) ** 2 >= 0),
 }
 
 
@@ -129,6 +137,16 @@ def test_lower_triangle_is_causal(name: str, dynamic: bool) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_masks_stay(name: str, dynamic: bool) -> None:
     assert calls(attends(OTHERS[name]), tensors(), dynamic) == [(True, False)]
+
+
+def test_elements_of_known_sizes_are_looked_at() -> None:
+    """Where no expression says it for all sizes."""
+    squares = library_mask(lambda q, k: (k - q) ** 2 >= 0)
+    assert calls(attends(squares), tensors()) == [(False, False)]
+    assert calls(attends(squares), tensors(), dynamic=True) == [(True, False)]
+    assert calls(attends(of_packed), tensors()) == [(False, True)]
+    of_data = square(lambda ones: ones & (torch.ones(STEPS, STEPS).sin() > 0))
+    assert calls(attends(of_data), tensors()) == [(True, False)]  # floats may differ from device to device
 
 
 def test_sizes_decide() -> None:
