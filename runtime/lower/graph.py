@@ -82,7 +82,8 @@ class _Lowerer:
     def __init__(self, gm: fx.GraphModule, device: str, checks: bool, products: int) -> None:
         self.gm, self.device = gm, device
         atomic = None if device == "cpu" else _atomic()
-        self.b = Builder(checks=checks, device=device, atomic=atomic, products=products)
+        unordered = atomic is not None and not torch.are_deterministic_algorithms_enabled()
+        self.b = Builder(checks=checks, device=device, atomic=atomic, products=products, unordered=unordered)
         self.sizes = Sizes()
         self.numbers = Numbers(self.b, self.sizes, device)
         self.b.may_be_empty = self.sizes.from_data.may_be_zero
@@ -398,7 +399,7 @@ class _Lowerer:
             if isinstance(fake, torch.Tensor) and isinstance(self.env[a], Tensor) and fake.layout == torch.strided:
                 stride = self.sizes.strides(fake.stride())
                 t = self.env[a]
-                return Ref(t.name, None if 0 in stride else t.strides(stride), t.is_paired)
+                return Ref(t.name, t.strides(stride), t.is_paired)
             value = self.argument(a)
             return self.numbers.argument(a.meta["val"]) if isinstance(value, Number) else refs_to(value)
         if isinstance(a, (list, tuple)):
@@ -427,7 +428,7 @@ class _Lowerer:
         """An eager kernel that reads its argument's storage by strides of its own needs the very layout that eager would have."""
         if not reads_storage(node.target):
             return
-        for a in node.all_input_nodes:
+        for a in node.all_input_nodes[:1]:  # what it puts there is read by its sizes
             fake = a.meta.get("val")
             if isinstance(fake, torch.Tensor) and not is_laid_out_by_rows(fake):
                 raise UnsupportedError(f"{node.target} reads the storage of a tensor that is not contiguous")
