@@ -11,7 +11,9 @@ from ..render import header, render
 from .operators import Printer, function_name, overload_of, parameters_of, printed
 
 SPEC = "specs/decompositions.yaml"
-HELPERS = ("bound", "is_from_end")
+OF_RECORDER = ("is_all_true", "is_lower_triangle", "draws_anew")
+REFUSING = ("enlarges_scores",)
+HELPERS = ("bound", "is_from_end", "masks_scores", *OF_RECORDER)
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class DecompositionSpec:
     when: str
     cases: tuple[tuple[str, str], ...]
     called: str = ""  # the function that programs call, where that is what is replaced
+    followed: bool = False  # autograd follows what replaces it
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
     parameters, arguments = parameters_of(schema)
     when = ""
     if "when" in entry:
-        printer = Printer(model, set(arguments.values()), "{op}({args})")
+        printer = Printer(model, set(arguments.values()), "{op}({args})", REFUSING)
         when = printed(entry, ("when",), str(entry["when"]), printer, diags) or ""
     return RefusalSpec(
         entry.id,
@@ -215,7 +218,10 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
         if schema is None:
             continue
         parameters, names = parameters_of(schema)
-        printer = Printer(model, set(names.values()), "{op}({args})", HELPERS)
+        if entry.get("followed") and "function" not in entry:
+            diags.error(entry.pos("followed"), "'followed' is about calls of a 'function', which is missing")
+            continue
+        printer = Printer(model, set(names.values()), "{op}({args})", HELPERS, OF_RECORDER)
         when = printed(entry, ("when",), str(entry.get("when", "True")), printer, diags)
         body = entry["body"]
         cases = []
@@ -233,6 +239,7 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
                 when or "True",
                 tuple(cases),
                 entry.get("function", ""),
+                bool(entry.get("followed", False)),
             )
         )
     return tuple(out)

@@ -17,7 +17,7 @@ from ..dispatch.operators import makes_new, op_info, reads_storage
 from ..dispatch.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
-from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
+from ..ir.nodes import DTYPES, Buffer, Extern, Nest, Output, Program, Ref, Size
 from ..ir.pairs import PART, inside
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
@@ -71,6 +71,13 @@ def lower(
     return _Lowerer(gm, device, checks, products).run(mutations)
 
 
+def elements_of(gm: fx.GraphModule, device: str) -> tuple[str, list[Nest | Extern]]:
+    """The buffer of the one tensor that a functional graph returns, which may be a view, and the items that make it. Raises as `lower`."""
+    lowerer = _Lowerer(gm, device, checks=True, products=0)
+    lowerer.nodes()
+    return lowerer.env[gm.graph.output_node().args[0]].name, lowerer.b.items
+
+
 class _Lowerer:
     def __init__(self, gm: fx.GraphModule, device: str, checks: bool, products: int) -> None:
         self.gm, self.device = gm, device
@@ -88,7 +95,17 @@ class _Lowerer:
         self.calls: list[Call] = []
 
     def run(self, mutations: Mapping[int, int]) -> Lowered:
-        outputs: tuple[Output, ...] = ()
+        self.nodes()
+        outputs = tuple(self.output(a) for a in leaves(self.gm.graph.output_node().args[0]))
+        self.sizes.from_data.settle(self.b.items)
+        updates = tuple((str(self.placeholders[i]), str(outputs[k].buffer)) for i, k in mutations.items())
+        outputs = tuple(Output(None) if k in mutations.values() else o for k, o in enumerate(outputs))
+        program = Program(tuple(self.inputs), self.b.items, outputs, updates, self.sizes.names)
+        controls, calls = tuple(self.controls), tuple(self.calls)
+        return Lowered(program, tuple(self.constants), tuple(self.placeholders), controls, calls)
+
+    def nodes(self) -> None:
+        """Lower all nodes before the output."""
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
                 self.sizes.from_data.given(node.meta.get("val"))
@@ -99,16 +116,8 @@ class _Lowerer:
                 self.constant(node)
             elif node.op == "call_function":
                 self.call(node)
-            elif node.op == "output":
-                outputs = tuple(self.output(a) for a in leaves(node.args[0]))
-            else:
+            elif node.op != "output":
                 raise UnsupportedError(f"graph node {node.name} is a {node.op}")
-        self.sizes.from_data.settle(self.b.items)
-        updates = tuple((str(self.placeholders[i]), str(outputs[k].buffer)) for i, k in mutations.items())
-        outputs = tuple(Output(None) if k in mutations.values() else o for k, o in enumerate(outputs))
-        program = Program(tuple(self.inputs), self.b.items, outputs, updates, self.sizes.names)
-        controls, calls = tuple(self.controls), tuple(self.calls)
-        return Lowered(program, tuple(self.constants), tuple(self.placeholders), controls, calls)
 
     # -- leaves of the graph -------------------------------------------------------------------------------------------
     def placeholder(self, node: fx.Node) -> None:
@@ -464,4 +473,4 @@ def _atomic() -> tuple[str, ...]:
     return (*ATOMIC_INTEGERS, "float16", "bfloat16", "float32", "float64")
 
 
-__all__ = ["Lowered", "lower"]
+__all__ = ["Lowered", "elements_of", "lower"]
