@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -115,3 +116,79 @@ def test_sizes_that_a_factor_leaves_alone(mode: str, factor: float, dynamic: boo
             (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
             assert leaf.grad is not None
         torch.testing.assert_close(ours.grad, eager.grad)
+
+
+VALUES: dict[str, Callable[[Tensor], Any]] = {
+    "scale of attention": lambda x: torch.softmax(x @ x.mT / math.sqrt(x.size(-1) * x.size(0)), -1) @ x,
+    "functions of math": lambda x: x * math.cos(x.shape[0]) + math.tanh(x.shape[0] / 7) - math.log2(x.shape[0]),
+    "rounded": lambda x: x.sin() * round(x.shape[0] * 0.5, 2),
+    "rounded to an integer": lambda x: (x.long() * round(x.shape[0] * 0.7), x * math.floor(x.shape[0] / 3)),
+    "least of floats": lambda x: x * min(1.0, x.shape[0] / 5) + max(0.25, 1 / x.shape[0]),
+    "comparison of a size": lambda x: (x * (x.shape[0] > 5), x.long() + (x.shape[0] > 5), (x > 0) & (x.shape[0] != 4)),
+    "comparison of a float": lambda x: x + (math.sqrt(x.shape[0]) >= 2.3),
+    "filled by a comparison": lambda x: torch.full((x.shape[0],), x.shape[0] >= 5),
+    "a bool by a factor": lambda x: torch.add(x.long(), x.shape[0] > 5, alpha=2),
+    "powers": lambda x: x * 0.9 ** x.shape[0] + x.shape[0] ** 0.25,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_number_of_a_size_is_a_value(name: str) -> None:
+    """Values and dtypes as eager has them, in one graph for all sizes."""
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    program = VALUES[name]
+    compiled = torch.compile(program, backend="opforge", dynamic=True, fullgraph=True)
+    for x in ROWS[:2] + ROWS[3:]:
+        torch.testing.assert_close(compiled(x), program(x))
+    assert opforge.stats()["fallbacks"] == {}
+    assert opforge.stats()["graphs"] == 1
+
+
+def test_a_number_of_a_size_in_a_training_step() -> None:
+    """The backward has the scale, and the bool, of its forward."""
+    torch._dynamo.reset()
+    opforge.reset_stats()
+
+    def program(x: Tensor) -> Tensor:
+        return (x.sin() / math.sqrt(x.shape[0])).cos() * (x.shape[0] > 5)
+
+    compiled = torch.compile(program, backend="opforge", dynamic=True, fullgraph=True)
+    for x in ROWS:
+        ours, eager = (x.clone().requires_grad_() for _ in range(2))
+        found, expected = compiled(ours), program(eager)
+        torch.testing.assert_close(found, expected)
+        found.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(ours.grad, eager.grad)
+    assert opforge.stats()["fallbacks"] == {}
+
+
+def test_a_counter_of_steps_is_a_value() -> None:
+    """A schedule in Python: what it makes of its counter is a number of the graph."""
+    torch._dynamo.reset()
+    opforge.reset_stats()
+
+    def update(w: Tensor, step: int) -> Tensor:
+        rate = 0.5 * (1 + math.cos(math.pi * step / 100)) * 0.9**step * min(1.0, step / 4)
+        return w - rate * w.cos()
+
+    compiled = torch.compile(update, backend="opforge", fullgraph=True)
+    w = drawn(8, 3)
+    for step in range(1, 8):
+        torch.testing.assert_close(compiled(w, step), update(w, step))
+    assert opforge.stats()["fallbacks"] == {}
+    assert opforge.stats()["graphs"] <= 3
+
+
+@pytest.mark.parametrize("rounding", ["floor", "trunc"])
+def test_a_quotient_of_two_numbers_is_a_factor(rounding: str) -> None:
+    torch._dynamo.reset()
+    opforge.reset_stats()
+
+    def program(x: Tensor) -> Tensor:
+        return x * torch.div(-7, 2, rounding_mode=rounding)  # type: ignore[call-overload,no-any-return]
+
+    x = drawn(5, 3)
+    torch.testing.assert_close(torch.compile(program, backend="opforge", fullgraph=True)(x), program(x))
+    assert opforge.stats()["fallbacks"] == {}
