@@ -124,7 +124,7 @@ VALUES: dict[str, Callable[[Tensor], Any]] = {
     "rounded": lambda x: x.sin() * round(x.shape[0] * 0.5, 2),
     "rounded to an integer": lambda x: (x.long() * round(x.shape[0] * 0.7), x * math.floor(x.shape[0] / 3)),
     "least of floats": lambda x: x * min(1.0, x.shape[0] / 5) + max(0.25, 1 / x.shape[0]),
-    "comparison of a size": lambda x: (x * (x.shape[0] > 5), x.long() + (x.shape[0] > 5), (x > 0) & (x.shape[0] != 4)),
+    "comparison of a size": lambda x: (x * (x.shape[0] > 5), x.long() + (x.shape[0] > 5)),
     "comparison of a float": lambda x: x + (math.sqrt(x.shape[0]) >= 2.3),
     "filled by a comparison": lambda x: torch.full((x.shape[0],), x.shape[0] >= 5),
     "a bool by a factor": lambda x: torch.add(x.long(), x.shape[0] > 5, alpha=2),
