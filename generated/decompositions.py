@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..runtime.dispatch.support import bound, is_from_end
+from ..runtime.dispatch.support import bound, has_symbolic_sizes, is_exact_scale, is_from_end
 
 
 class Refusal(NamedTuple):
@@ -187,6 +187,19 @@ def refuses_linear(input, weight, bias=None):  # type: ignore[no-untyped-def]
         input.dtype == weight.dtype != bias.dtype
         or bias.ndim > input.ndim + weight.ndim - 2
         or (bias.ndim == 1 and weight.ndim == 2 and (bias.shape[0] not in (weight.shape[0], 1)))
+    )
+
+
+# spec: aten.upsample_nearest1d.vec
+def refuses_upsample_nearest1d_vec(
+    input=None, size=None, scale_factor=None, mode=None, align_corners=None, recompute_scale_factor=None, antialias=None
+):  # type: ignore[no-untyped-def]
+    """Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not."""
+    return (
+        not is_exact_scale(scale_factor)
+        and (not recompute_scale_factor)
+        and (mode not in ("nearest-exact", "area"))
+        and has_symbolic_sizes(input)
     )
 
 
@@ -589,6 +602,22 @@ REFUSALS: dict[Any, Refusal] = {
 
 REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
     torch.nn.functional.linear: (refuses_linear, "It adds the bias in place, to a result of its own sizes and dtype."),
+    torch.nn.functional.interpolate: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
+    torch.nn.functional.upsample: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
+    torch.nn.functional.upsample_nearest: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
+    torch.nn.functional.upsample_bilinear: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
 }
 """Functions that programs call, with what they do that their kernels do not do to fake tensors, and where."""
 

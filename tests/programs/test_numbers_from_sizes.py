@@ -100,7 +100,7 @@ def test_a_write_beside_what_is_read(distance: int) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("factor", [0.9, 1.2, 1.3, 1.5, 2.0, 2.1])
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.2, 1.3, 1.5, 2.0, 2.1])
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
 def test_sizes_that_a_factor_leaves_alone(mode: str, factor: float, dynamic: bool) -> None:
     """Eager's kernels for a processor copy where sizes are equal, and halve positions where one is twice the other, whatever the factor is."""
@@ -116,6 +116,33 @@ def test_sizes_that_a_factor_leaves_alone(mode: str, factor: float, dynamic: boo
             (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
             assert leaf.grad is not None
         torch.testing.assert_close(ours.grad, eager.grad)
+
+
+@pytest.mark.parametrize(
+    ("program", "compiled_for_all"),
+    [
+        (lambda x: F.interpolate(x, None, 1.5), False),
+        (lambda x: F.interpolate(x, scale_factor=(1.5,), mode="linear"), False),
+        (lambda x: F.upsample(x, scale_factor=1.5, mode="linear"), False),
+        (lambda x: F.upsample_nearest(x, scale_factor=1.5), False),
+        (lambda x: F.interpolate(x, scale_factor=(0.5,), mode="linear"), True),
+        (lambda x: F.interpolate(x, scale_factor=1.5, mode="nearest-exact"), True),
+        (lambda x: F.interpolate(x, scale_factor=1.5, recompute_scale_factor=True), True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*upsample")
+def test_factors_with_sizes_that_change(program: Callable[[Tensor], Tensor], compiled_for_all: bool) -> None:
+    """The eager kernels treat sizes that are equal, and those that are twice as large, in a way of their own: torch's decomposition for symbolic
+    sizes does not, so a factor that may lead there leaves the graph to eager.
+    """
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    compiled = torch.compile(program, backend="opforge", dynamic=True)
+    for n in (4, 5, 7):
+        torch.testing.assert_close(compiled(drawn(2, 3, n)), program(drawn(2, 3, n)))
+    reasons = list(opforge.stats()["fallbacks"])
+    assert bool(reasons) is not compiled_for_all
+    assert compiled_for_all or "torch's decomposition for symbolic sizes does not" in reasons[0]
 
 
 VALUES: dict[str, Callable[[Tensor], Any]] = {
