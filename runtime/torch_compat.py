@@ -167,7 +167,8 @@ def number_read_from(value: object) -> Any:
     if not isinstance(found, torch.SymFloat) or not (symbol := found.node._expr).is_symbol:
         return None
     sources = {type(s).__name__ for s in found.node.shape_env.var_to_sources.get(symbol, ())}
-    return None if "CallMethodItemSource" in sources else found
+    # What the program itself reads from a tensor comes from that call, or from no place that Dynamo knows.
+    return found if sources and "CallMethodItemSource" not in sources else None
 
 
 #: The name of what `start_anew` raises: its class is loaded with Dynamo only. [2.11, 2.13]

@@ -154,6 +154,7 @@ VALUES: dict[str, Callable[[Tensor], Any]] = {
     "comparison of a size": lambda x: (x * (x.shape[0] > 5), x.long() + (x.shape[0] > 5)),
     "comparison of a float": lambda x: x + (math.sqrt(x.shape[0]) >= 2.3),
     "filled by a comparison": lambda x: torch.full((x.shape[0],), x.shape[0] >= 5),
+    "a comparison as a float": lambda x: x + float(x.shape[0] > 1) * float(x.shape[0] > 100),
     "a bool by a factor": lambda x: torch.add(x.long(), x.shape[0] > 5, alpha=2),
     "powers": lambda x: x * 0.9 ** x.shape[0] + x.shape[0] ** 0.25,
 }  # fmt: skip
@@ -208,14 +209,35 @@ def test_a_counter_of_steps_is_a_value() -> None:
     assert opforge.stats()["graphs"] <= 3
 
 
-@pytest.mark.parametrize("rounding", ["floor", "trunc"])
-def test_a_quotient_of_two_numbers_is_a_factor(rounding: str) -> None:
+def test_an_integer_made_of_an_item() -> None:
+    """An error that nobody can act on came out of Dynamo: a number that the program reads from a tensor is no Python float that Dynamo passes."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, t: x * int(t.item()), backend="opforge")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for value in (3.5, -2.25):
+            assert torch.equal(compiled(ROWS[0], torch.tensor(value)), ROWS[0] * int(value))
+
+
+def torch_of(name: str) -> Any:
+    """A function of torch that takes numbers in the place of tensors, which its signature does not say."""
+    return getattr(torch, name)
+
+
+OF_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
+    "floor of a quotient": lambda x: x * torch_of("div")(-7, 2, rounding_mode="floor"),
+    "truncated quotient": lambda x: x * torch_of("div")(-7, 2, rounding_mode="trunc"),
+    "quotients": lambda x: (x * torch_of("true_divide")(7, 2), torch_of("div")(7, 4) + x, torch_of("floor_divide")(-7, 2) - x),
+    "sums and products": lambda x: (x * torch_of("add")(3, 1), x + torch_of("mul")(2, 3.0), x - torch_of("sub")(3, 0), x * torch_of("mul")(5, 1)),
+    "remainder": lambda x: x * torch_of("remainder")(-7, 4),
+    "a number and a tensor": lambda x: (torch_of("mul")(1, x.long()), torch_of("add")(0, x.half()), torch_of("div")(1, x), torch_of("sub")(2, x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_an_operator_takes_numbers_for_tensors(name: str) -> None:
+    """Rewrites ask about tensors: a number in the place of one was an internal error."""
     torch._dynamo.reset()
     opforge.reset_stats()
-
-    def program(x: Tensor) -> Tensor:
-        return x * torch.div(-7, 2, rounding_mode=rounding)  # type: ignore[call-overload,no-any-return]
-
-    x = drawn(5, 3)
+    program, x = OF_NUMBERS[name], drawn(5, 3)
     torch.testing.assert_close(torch.compile(program, backend="opforge", fullgraph=True)(x), program(x))
     assert opforge.stats()["fallbacks"] == {}
