@@ -18,7 +18,7 @@ ASKED_TORCH := $(if $(filter command environment,$(origin TORCH)),asked-torch)
 RIGHT_PYTHON := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 WHICH_PYTHON := import sys; print(sys.base_prefix, sys.version)
 
-.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu test-asan test-asan-all fuzz opinfo opinfo-interpret recompiles demo bench bench-quick bench-gpu wheel clean
+.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu test-asan test-asan-all fuzz mutants opinfo opinfo-interpret recompiles demo bench bench-quick bench-gpu wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -90,6 +90,10 @@ test-all: $(STAMP) ## the test-suite with the slow tests
 FUZZ ?= 10000
 fuzz: $(STAMP) ## random programs against eager, 10,000 or FUZZ=number (nightly; half an hour on two idle cores)
 	$(PY) -m tests.fuzz --programs $(FUZZ) --failures build-tmp/fuzz
+
+MUTANTS ?=
+mutants: $(STAMP) ## wrong variants of the specs against the generated tests (hours; goes on where it ended); MUTANTS=options; writes docs/mutants.md
+	$(PY) -m tests.mutants --write $(MUTANTS)
 
 OPINFO ?= --dtypes fp32 --variants forward
 opinfo: $(STAMP) ## torch's own tables of operators and modules against eager; OPINFO=options of `python -m tests.opinfo`
