@@ -27,6 +27,8 @@ from .graph import elements_of
 
 MOST = 64
 """Nodes that a mask is made by: a tensor of more is not looked at."""
+LONG = 512
+"""Nodes of an expression that is put in the place of a load."""
 LARGE = 1 << 25
 """Elements that are computed to look at them."""
 EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -50,7 +52,7 @@ def _by_expression(part: fx.GraphModule, node: fx.Node) -> Truth:
     except UnsupportedError:
         return Truth()
     nest = _expanded(items).get(name)
-    found = None if nest is None else conditions(nest.body)
+    found = None if nest is None else Reader().conditions(nest.body)
     if nest is None or found is None:
         return Truth()
     vars_ = nest.vars
@@ -130,33 +132,76 @@ def _expanded(items: list[Any]) -> dict[str, Nest]:
     for item in items:
         if is_pointwise(item):
             body = fold(rebuild(item.body, leaf, {}))
+            if sum(1 for _ in body.walk()) > LONG:  # each read of itself at other places may double it
+                continue
             done[item.name] = Nest(item.name, item.shape, item.dtype, item.vars, body)
     return done
 
 
-def conditions(node: Node) -> frozenset[Expr] | None:
-    """Expressions of coordinates that are all at least 0 exactly where `node` is true (not zero); None where no such are found, as where data
-    decides. Those that always hold are left out, so that none are left of what is true everywhere.
-    """
-    if node.op == "const":
-        return ALWAYS if node.attr else None
-    if node.op == "to_dtype" and "bool" in (node.dtype, node.args[0].dtype):
-        return conditions(node.args[0])
-    if node.op == "where":
-        return _of_choice(*node.args)
-    if node.op in _PYTHON:
-        return _of_comparison(node.op, *node.args)
-    if node.dtype != "bool":
-        return None
-    if node.op in ("logical_and", "bitwise_and"):
-        return _both(*map(conditions, node.args))
-    if node.op in ("logical_or", "bitwise_or"):
-        return _either(*map(conditions, node.args))
-    return _negated(node.args[0]) if node.op in ("logical_not", "bitwise_not") else None
-
-
 Conditions = frozenset[Expr] | None
 ALWAYS: frozenset[Expr] = frozenset()
+
+
+class Reader:
+    """Reads expressions, each node once: `conditions` of a node are expressions of coordinates that are all at least 0 exactly where it is true
+    (not zero); None where no such are found, as where data decides. Those that always hold are left out, so that what is true everywhere has
+    none.
+    """
+
+    def __init__(self) -> None:
+        self.memo: dict[Node, Conditions] = {}
+
+    def conditions(self, node: Node) -> Conditions:
+        if node not in self.memo:
+            self.memo[node] = self._read(node)
+        return self.memo[node]
+
+    def _read(self, node: Node) -> Conditions:
+        if node.op == "const":
+            return ALWAYS if node.attr else None
+        if node.op == "to_dtype" and "bool" in (node.dtype, node.args[0].dtype):
+            return self.conditions(node.args[0])
+        if node.op == "where":
+            return self._of_choice(*node.args)
+        if node.op in _PYTHON:
+            return self._of_comparison(node.op, *node.args)
+        if node.dtype != "bool":
+            return None
+        if node.op in ("logical_and", "bitwise_and"):
+            return _both(*map(self.conditions, node.args))
+        if node.op in ("logical_or", "bitwise_or"):
+            return _either(*map(self.conditions, node.args))
+        return self._negated(node.args[0]) if node.op in ("logical_not", "bitwise_not") else None
+
+    def _negated(self, node: Node) -> Conditions:
+        if _is_zero(node):
+            return ALWAYS
+        found = self.conditions(node)
+        if found is None or len(found) != 1:  # that one of several does not hold is no conjunction
+            return None
+        (e,) = found
+        return _kept(-e - 1)
+
+    def _of_choice(self, choice: Node, yes: Node, no: Node) -> Conditions:
+        if _is_zero(no):
+            return _both(self.conditions(choice), self.conditions(yes))
+        if _is_zero(yes):
+            return _both(self._negated(choice), self.conditions(no))
+        found = self.conditions(yes)
+        if found is not None and found == self.conditions(no):
+            return found
+        return _either(self.conditions(choice), self.conditions(no)) if found == ALWAYS else None
+
+    def _of_comparison(self, op: str, left: Node, right: Node) -> Conditions:
+        if left.op == "where" and right.op == "const" and all(x.op == "const" for x in left.args[1:]):
+            yes, no = (const(_PYTHON[op](x.attr, right.attr), "bool") for x in left.args[1:])
+            return self._of_choice(left.args[0], yes, no)
+        if op in ("ne", "eq"):
+            if left.dtype != "bool" or right.op != "const":
+                return None
+            return self.conditions(left) if (op == "ne") != bool(right.attr) else self._negated(left)
+        a, b = _position(left), _position(right)
+        return None if a is None or b is None else _kept(_COMPARED[op](a, b))
 
 
 def _both(a: Conditions, b: Conditions) -> Conditions:
@@ -165,39 +210,6 @@ def _both(a: Conditions, b: Conditions) -> Conditions:
 
 def _either(a: Conditions, b: Conditions) -> Conditions:
     return ALWAYS if ALWAYS in (a, b) else a if a == b else None
-
-
-def _negated(node: Node) -> Conditions:
-    if _is_zero(node):
-        return ALWAYS
-    found = conditions(node)
-    if found is None or len(found) != 1:  # that none of several holds, or that one does not, is no conjunction
-        return None
-    (e,) = found
-    return _kept(-e - 1)
-
-
-def _of_choice(choice: Node, yes: Node, no: Node) -> Conditions:
-    if _is_zero(no):
-        return _both(conditions(choice), conditions(yes))
-    if _is_zero(yes):
-        return _both(_negated(choice), conditions(no))
-    found = conditions(yes)
-    if found is not None and found == conditions(no):
-        return found
-    return _either(conditions(choice), conditions(no)) if found == ALWAYS else None
-
-
-def _of_comparison(op: str, left: Node, right: Node) -> Conditions:
-    if left.op == "where" and right.op == "const" and all(x.op == "const" for x in left.args[1:]):
-        yes, no = (const(_PYTHON[op](x.attr, right.attr), "bool") for x in left.args[1:])
-        return _of_choice(left.args[0], yes, no)
-    if op in ("ne", "eq"):
-        if left.dtype != "bool" or right.op != "const":
-            return None
-        return conditions(left) if (op == "ne") != bool(right.attr) else _negated(left)
-    a, b = _position(left), _position(right)
-    return None if a is None or b is None else _kept(_COMPARED[op](a, b))
 
 
 def _position(node: Node) -> Expr | None:
@@ -227,4 +239,4 @@ _PYTHON: dict[str, Callable[[Any, Any], bool]] = {
 }
 _ARITHMETIC: dict[str, Callable[[Expr, Expr], Expr]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 
-__all__ = ["conditions", "truth"]
+__all__ = ["truth"]
