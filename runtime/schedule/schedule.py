@@ -19,7 +19,7 @@ from .inline import inline, is_view
 from .kernels import build_kernel, build_update
 from .layouts import followed
 from .memory import plan_memory, step_parts, step_reads, step_writes, strided_view
-from .operands import Factors
+from .operands import Factors, view_of
 from .order import least_memory
 from .outputs import separate_outputs
 from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
@@ -134,7 +134,8 @@ def schedule(
         if tail and group is tail[0]:
             first = len(steps)
         if group.extern is not None:
-            steps.append(_extern_step(group.extern, as_views, out_variants))
+            exactly = None if any_strides(group.extern) else layouts
+            steps.append(_extern_step(group.extern, as_views, out_variants, exactly))
             continue
         mine = {m.name for m in group.members} & needed
         if not mine:
@@ -309,15 +310,29 @@ def _needed(program: Program, fuser: Fuser, as_views: dict[str, ViewOf]) -> set[
     return needed
 
 
-def _extern_step(call: Extern, as_views: dict[str, ViewOf], out_variants: Callable[[Extern], bool]) -> ExternStep:
+def _extern_step(
+    call: Extern, as_views: dict[str, ViewOf], out_variants: Callable[[Extern], bool], layouts: dict[str, Buffer] | None
+) -> ExternStep:
+    """The call with views for arguments; where there are `layouts` of buffers, those are copied that have other
+    strides than the program gave them."""
+
     def place(x: object) -> object:
         if isinstance(x, Ref):
-            return replace(as_views[x.buffer], paired=x.paired) if x.buffer in as_views else x
+            given = replace(as_views[x.buffer], paired=x.paired) if x.buffer in as_views else x
+            if layouts is None or x.stride is None:
+                return given
+            view = view_of(given, layouts)
+            same = 0 in view.shape or _same_strides(view.shape, view.stride, x.stride)
+            return given if same else replace(view, paired=x.paired, laid=x.stride)
         if isinstance(x, (list, tuple)):
             return type(x)(place(y) for y in x)
         return x
 
-    args = tuple(place(a) for a in call.args)
+    written = call.args[: call.writes]  # these are laid out as the results
+    args = (
+        *(as_views.get(a.buffer, a) if isinstance(a, Ref) else a for a in written),
+        *map(place, call.args[call.writes :]),
+    )
     kwargs = tuple((k, place(v)) for k, v in call.kwargs)
     # Memory can be planned only for a result whose size is known before.
     planned = call.writes or (out_variants(call) and not call.learns)
