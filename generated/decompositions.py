@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..runtime.dispatch.known import draws_anew, enlarges_scores, is_all_true, is_lower_triangle, masks_scores
-from ..runtime.dispatch.support import bound, is_from_end
+from ..runtime.dispatch.support import bound, has_symbolic_sizes, is_exact_scale, is_from_end
 
 
 class Refusal(NamedTuple):
@@ -215,6 +215,19 @@ def refuses_scaled_dot_product_attention(
 ):  # type: ignore[no-untyped-def]
     """It adds the mask to the scores in place, where its fake kernel makes larger ones."""
     return enlarges_scores(attn_mask, query, key)
+
+
+# spec: aten.upsample_nearest1d.vec
+def refuses_upsample_nearest1d_vec(
+    input=None, size=None, scale_factor=None, mode=None, align_corners=None, recompute_scale_factor=None, antialias=None
+):  # type: ignore[no-untyped-def]
+    """Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not."""
+    return (
+        not is_exact_scale(scale_factor)
+        and not recompute_scale_factor
+        and mode not in ("nearest-exact", "area")
+        and has_symbolic_sizes(input)
+    )
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
@@ -629,6 +642,22 @@ REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
     torch.nn.functional.scaled_dot_product_attention: (
         refuses_scaled_dot_product_attention,
         "It adds the mask to the scores in place, where its fake kernel makes larger ones.",
+    ),
+    torch.nn.functional.interpolate: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
+    torch.nn.functional.upsample: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
+    torch.nn.functional.upsample_nearest: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
+    torch.nn.functional.upsample_bilinear: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
     ),
 }
 """Functions that programs call, with what they do that their kernels do not do to fake tensors, and where."""

@@ -105,7 +105,7 @@ class Printer:
                 return f"not {self.inner(operand)}"
             case ast.Compare() | ast.UnaryOp():
                 for inner in ast.walk(node):
-                    if isinstance(inner, ast.Name):
+                    if isinstance(inner, ast.Name) and inner.id not in self.helpers:
                         self.show(inner)
                 return ast.unparse(node)
         raise _Fault(f"'{ast.unparse(node)}' may not stand here", node.col_offset)

@@ -100,6 +100,8 @@ def call(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
     """A call of a program, by what the spec says of it. What replaces it runs below autograd, where operators are not taken apart, so that the
     recorder sees them whole; or autograd follows it, if the spec says so.
     """
+    if function is torch.sym_float and isinstance(args[0], torch.SymBool):
+        return torch.sym_ite(args[0], 1.0, 0.0)  # torch's own expression of it has no value once the bool is known
     if function in REFUSED_FUNCTIONS:
         refuses, reason = REFUSED_FUNCTIONS[function]
         if refuses(*args, **kwargs):

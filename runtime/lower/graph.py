@@ -128,7 +128,7 @@ class _Lowerer:
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             self.env[node] = self.sizes.argument(val)
             self.placeholders.append(self.env[node])
-        elif isinstance(val, torch.SymFloat):
+        elif isinstance(val, (torch.SymFloat, torch.SymBool)):
             self.b.begin(node.name, "number")
             self.env[node], symbol = self.numbers.given(node.name, val)
             self.placeholders.append(symbol)
@@ -206,8 +206,7 @@ class _Lowerer:
         elif val is None or isinstance(val, (bool, float, str)):
             self.env[node] = val
         elif isinstance(val, (torch.SymFloat, torch.SymBool)):
-            found = self.changing(node, val)
-            self.env[node] = Opaque.number(val) if found is None else found
+            self.env[node] = self.changing(node, val)
         else:
             self.env[node] = self.tensor_call(node, val)
 
@@ -225,12 +224,18 @@ class _Lowerer:
             self.b.extern([], name, args, kwargs, True, effect=True, learns=(learned,))
         return self.sizes.index(val)
 
-    def changing(self, node: fx.Node, val: Any) -> Number | None:
-        """A float that may differ from call to call."""
-        if isinstance(val, torch.SymBool):
-            return None
+    def changing(self, node: fx.Node, val: Any) -> Number | Opaque:
+        """A float or bool that may differ from call to call."""
         if not isinstance(node.target, OpOverload):
-            return self.numbers.computed(node.target, tuple(map(self.argument, node.args)))
+            try:
+                args = tuple(map(self.argument, node.args))
+                self.b.begin(node.name, "number")
+                found = self.numbers.computed(node.target, args) if isinstance(val, torch.SymFloat) else None
+                return self.numbers.in_python(node.name, val) if found is None else found
+            except UnsupportedError:
+                return Opaque.number(val)
+        if isinstance(val, torch.SymBool):
+            return Opaque.number(val)
         (read,) = node.all_input_nodes
         tensor, here = self.env[read], self.loopable(read.meta["val"])
         self.b.begin(node.name, origin_of(str(node.target), node))
