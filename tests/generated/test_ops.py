@@ -5,7 +5,7 @@
 
 import pytest
 
-from tests.support.op_check import Op, check_op
+from opforge.testing.op_check import Op, check_op
 
 OPS = [
     Op("aten._prelu_kernel", "pointwise", ("aten._prelu_kernel.default",)),

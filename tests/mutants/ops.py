@@ -29,9 +29,10 @@ from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
-from tests.support import edge_check, invalid_calls, op_check
+from opforge.testing import op_check
+from opforge.testing.op_check import Case, Op
+from tests.support import edge_check, invalid_calls
 from tests.support.invalid_calls import Clause, Positions
-from tests.support.op_check import Case, Op
 
 
 class NotCompilable(Exception):
@@ -121,7 +122,7 @@ class OpTests:
     base: Model
     known: Known
     graphs: list[Graph] = field(default_factory=list)
-    left_out: int = 0
+    left_out: list[str] = field(default_factory=list)
     built: Built | None = None
 
     def prepare(self) -> None:
@@ -134,14 +135,18 @@ class OpTests:
             kept = []
             for graph in self.graphs:
                 program = _program(graph)
-                good = isinstance(program, Program) and not any(_routine(i) for i in program.items)
-                if good:
+                why = ""
+                if isinstance(program, str):
+                    graph.baseline = program
+                elif any(_routine(i) for i in program.items):
+                    why = "a routine"
+                else:
                     graph.baseline = dump(program)
-                    good = not list(self._faults(graph, program))
-                if good or isinstance(program, str):
-                    graph.baseline = graph.baseline or str(program)
+                    why = next(self._faults(graph, program), "")
+                if why:
+                    self.left_out.append(why)
+                else:
                     kept.append(graph)
-        self.left_out = len(self.graphs) - len(kept)
         self.graphs = kept
 
     def _traced(self, op: Op) -> list[Graph]:

@@ -10,8 +10,7 @@ from opforge.errors import UnsupportedError
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Extern
 from opforge.runtime.lower.graph import _atomic, _Contradiction, _Lowerer
-
-from .op_check import Case, Op, _cases, _exists, _leaves
+from opforge.testing.op_check import Case, Op, _cases, _exists, _leaves
 
 
 def native_overloads(op: Op) -> set[str]:
