@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .parameters import numbers_of, other_parameters, put_numbers
+from .parameters import PLAIN, numbers_of, other_parameters, put_numbers
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -66,7 +66,15 @@ def by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
     for given in other_parameters(schema):
         call = made(layouts["(3, 5)"], f"(3, 5) {dtypes[0]} {given}", dtypes[0])
         put_numbers(call.args, given.values())
-        yield Made(call.label, call.args, call.kwargs | given, drawn=True)
+        yield _with_given(schema, call, given)
+
+
+def _with_given(schema: Any, call: Made, given: dict[str, Any]) -> Made:
+    """The call with other values for some parameters; those without a default stand among the positional arguments."""
+    required = [a.name for a in schema.arguments if not a.has_default_value() and not a.kwarg_only]
+    args = [given.get(name, value) for name, value in zip(required, call.args, strict=True)]
+    others = {name: value for name, value in given.items() if name not in required}
+    return Made(call.label, args, call.kwargs | others, drawn=True)
 
 
 def filled(schema: Any, label: str, tensors: list[torch.Tensor]) -> Made:
@@ -87,9 +95,8 @@ def filled(schema: Any, label: str, tensors: list[torch.Tensor]) -> Made:
 
 
 def plain(kind: str) -> Any:
-    if kind.startswith("Optional"):
-        return None
-    return {"bool": True, "str": "none", "float": 0.75, "number": 2, "Scalar": 2, "int": 1}.get(kind, 2)
+    """A value for a parameter of a type that has no default."""
+    return None if kind.startswith("Optional") else PLAIN.get(kind, 2)
 
 
 # -- cases written in the spec -----------------------------------------------------------------------------------------

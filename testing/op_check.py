@@ -66,7 +66,7 @@ def check_op(op: Op) -> None:
     """Compile all cases of `op` as one graph; raise AssertionError that names each case with a wrong result or an eager kernel, and
     unittest.SkipTest where this torch does not have the operator.
     """
-    missing = [overload for overload in op.overloads if not _exists(overload)]
+    missing = [overload for overload in op.overloads if not exists(overload)]
     if missing:  # the specs follow the newest supported torch (D3)
         raise unittest.SkipTest(f"torch {torch.__version__} has no {', '.join(missing)}")
     _, faults = check_cases(op)
@@ -126,7 +126,8 @@ def _externs(op: Op, cases: list[Case], reasons: dict[str, int]) -> Iterator[str
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
-def _exists(overload: str) -> bool:
+def exists(overload: str) -> bool:
+    """Whether this torch has the operator."""
     try:
         _target(overload)
     except AttributeError:
@@ -218,6 +219,13 @@ def _difference(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | N
     bound = 2 * (worst + others) + info.eps * size + info.tiny
     wrong = torch.where(finite, ~((o - x).abs() <= bound), ~((o == e) | (o.isnan() & e.isnan())))
     return None if not wrong.any() else _show(wrong, _reals(ours), _reals(eager), x)
+
+
+def _reference_error(t: torch.Tensor) -> float:
+    """What a result of several roundings may be off where one float64 run cannot tell: units in the last place of its largest element."""
+    finite = t.detach().double().abs()
+    finite = finite[finite.isfinite()]
+    return 2 * torch.finfo(t.dtype).eps * float(finite.max()) if finite.numel() else 0.0
 
 
 def _reals(t: torch.Tensor) -> torch.Tensor:
@@ -318,6 +326,9 @@ def _cases(op: Op, overload: str) -> Iterator[Case]:
     for label, args, kwargs, drawn in made:
         try:
             eager = _leaves(right(*args, **kwargs))
+            if op.reference is not None:
+                with contextlib.suppress(NotImplementedError):  # there may be no kernel at all
+                    _target(overload)(*args, **kwargs)
             if drawn:
                 _traced(overload, args, kwargs)
         except _REJECTED:

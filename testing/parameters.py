@@ -1,4 +1,4 @@
-"""Other values for the parameters of an operator that have a default, so that a generated test sees a wrong use of each."""
+"""Other values for the parameters of an operator, so that a generated test sees a wrong use of each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ NUMBERS = (0.7, 1.6, -0.6)
 """At the scale of the tests' data, so that a threshold or a bound falls among the elements."""
 
 
+PLAIN = {"bool": True, "str": "none", "float": 0.75, "number": 2, "int": 1}
+"""The value that a parameter without a default has in other calls, by its type."""
+
+
 def other_parameters(schema: Any) -> Iterator[dict[str, Any]]:
     """Keyword arguments for the operator of `schema`: each number and flag alone, then all numbers at once, each with a value of its own.
 
@@ -18,11 +22,9 @@ def other_parameters(schema: Any) -> Iterator[dict[str, Any]]:
     """
     numbers: dict[str, float] = {}
     for a in schema.arguments:
-        if not a.has_default_value():
-            continue
         kind = str(a.type)
         if kind == "bool":
-            yield {a.name: not a.default_value}
+            yield {a.name: not (a.default_value if a.has_default_value() else PLAIN["bool"])}
         elif kind in ("float", "number"):
             yield from ({a.name: value} for value in NUMBERS if value != a.default_value)
             numbers[a.name] = NUMBERS[len(numbers) % len(NUMBERS)]

@@ -153,7 +153,7 @@ class OpTests:
         graphs = []
         torch.manual_seed(0)
         for overload in op.overloads:
-            if not op_check._exists(overload):
+            if not op_check.exists(overload):
                 continue
             cases = [(c, False) for c in op_check._cases(op, overload)]
             if op.id in self.known.edges:

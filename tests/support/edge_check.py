@@ -19,7 +19,7 @@ import torch
 import opforge
 from opforge.testing import arguments, op_check
 from opforge.testing.arguments import FLOATS, Made, filled, value_of
-from opforge.testing.op_check import _REJECTED, Case, Op, _compiled, _exists, _leaves, _target
+from opforge.testing.op_check import _REJECTED, Case, Op, _compiled, _leaves, _target, exists
 
 THEMES = ("nan", "infinities", "zeros", "ties", "tiny", "huge")
 FEW = ("nan", "zeros")
@@ -38,7 +38,7 @@ def check_edges(ops: Sequence[Op], either_zero: Set[str] = frozenset(), dtypes: 
     dtypes       on a target that is interpreted: the only dtypes.
     """
     torch.manual_seed(0)
-    there = {op.id: [o for o in op.overloads if _exists(o)] for op in ops}
+    there = {op.id: [o for o in op.overloads if exists(o)] for op in ops}
     cases = [c for op in ops for overload in there[op.id] for c in edge_cases(op, overload, dtypes)]
     either = {overload for op in ops if op.id in either_zero for overload in op.overloads}
     adding = {overload for op in ops if op.kind == "reduction" for overload in op.overloads}

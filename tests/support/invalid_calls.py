@@ -18,7 +18,7 @@ from opforge.runtime.ir.nodes import Nest
 from opforge.runtime.lower.builder import Builder
 from opforge.runtime.lower.tensor import Tensor
 from opforge.testing.arguments import value_of
-from opforge.testing.op_check import _exists, _leaves, _target
+from opforge.testing.op_check import _leaves, _target, exists
 
 ERRORS = {"IndexError": IndexError, "LinAlgError": torch.linalg.LinAlgError, "RuntimeError": RuntimeError}
 MISFIT = "Declaration: "
@@ -132,7 +132,7 @@ def _compare(where: str, overload: str, compiled: Callable[..., Any], call: Call
 
 # -- calls -------------------------------------------------------------------------------------------------------------
 def _known(overloads: tuple[str, ...]) -> list[str]:
-    found = [overload for overload in overloads if _exists(overload)]
+    found = [overload for overload in overloads if exists(overload)]
     if not found:  # the specs follow the newest supported torch
         pytest.skip(f"torch {torch.__version__} has no {', '.join(overloads)}")
     return found

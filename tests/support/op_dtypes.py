@@ -13,12 +13,12 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Extern
 from opforge.runtime.lower.graph import lower
 from opforge.testing.arguments import DTYPES, Made, by_default, from_text
-from opforge.testing.op_check import _REJECTED, Op, _exists, _leaves, _target
+from opforge.testing.op_check import _REJECTED, Op, _leaves, _target, exists
 
 
 def refused(op: Op) -> Iterator[tuple[str, Made, Exception]]:
     """Every call of the entry's overloads, over all dtypes, that eager refuses."""
-    for overload in filter(_exists, op.overloads):
+    for overload in filter(exists, op.overloads):
         schema = _target(overload)._schema
         made = from_text(op.tests[0], DTYPES) if op.tests else by_default(schema, DTYPES)
         for label, args, kwargs, _ in made:
