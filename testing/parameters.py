@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+_NUMBERS = ("float", "number", "Optional[float]", "Optional[number]")
 NUMBERS = (0.7, 1.6, -0.6)
 """At the scale of the tests' data, so that a threshold or a bound falls among the elements."""
 
@@ -25,7 +26,7 @@ def other_parameters(schema: Any) -> Iterator[dict[str, Any]]:
         kind = str(a.type)
         if kind == "bool":
             yield {a.name: not (a.default_value if a.has_default_value() else PLAIN["bool"])}
-        elif kind in ("float", "number"):
+        elif kind in _NUMBERS:
             yield from ({a.name: value} for value in NUMBERS if value != a.default_value)
             numbers[a.name] = NUMBERS[len(numbers) % len(NUMBERS)]
     if len(numbers) > 1:

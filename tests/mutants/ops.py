@@ -21,6 +21,7 @@ from opforge.generator.load import Document, Entry
 from opforge.generator.model import Model
 from opforge.generator.op_entries import OpEntry
 from opforge.generator.run import build_model
+from opforge.runtime.config import current
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.interpret import interpret
@@ -255,7 +256,7 @@ def _program(graph: Graph) -> Program | str:
     """The loop program, or what its lowering raises, or the reason why its eager kernel runs."""
     counters.reset()
     try:
-        program = lower(graph.module).program
+        program = lower(graph.module, products=current().loop_products).program
     except Exception as error:  # noqa: BLE001 - an expression may raise anything
         return f"{type(error).__name__}: {error}"
     mine = [r for r in counters.snapshot()["reasons"] if r.startswith(graph.case.overload + ":")]
