@@ -4,63 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ...errors import UnsupportedError
-from ..ir.index import Expr, Quotient, Sym, expr
+from ..ir.index import Expr, Sym, expr
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
 from ..ir.pairs import outside
 from ..ir.quote import comment_text, python_string
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
+from .python_text import Names, number, shape_text
 from .routines import Routine, cpp_routine, routine_call, routines_of
 
 NO_PROGRAMS: Mapping[str, Size] = MappingProxyType({})
 NO_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 MAX_ARGUMENTS = 1024
 """What ctypes passes on."""
-
-
-@dataclass
-class Names:
-    """Python names of the buffers while the wrapper runs, and constants made once when the module is loaded."""
-
-    constants: dict[str, str] = field(default_factory=dict)
-    workspace: dict[str, str] = field(default_factory=dict)
-
-    def constant(self, stem: str, text: str) -> str:
-        for name, known in self.constants.items():
-            if known == text:
-                return name
-        name = f"{stem}_{len(self.constants)}"
-        self.constants[name] = text
-        return name
-
-
-def number(e: Size) -> str:
-    """A size as Python source; size symbols are local variables."""
-    if isinstance(e, int):
-        return str(e)
-    out = []
-    for monomial, c in e.terms:
-        factors = [_factor(a) for a in monomial]
-        if c != 1 or not factors:
-            factors.insert(0, str(c))
-        out.append("*".join(factors))
-    return " + ".join(out) or "0"
-
-
-def _factor(a: object) -> str:
-    if isinstance(a, Sym):
-        return a.name
-    assert isinstance(a, Quotient), a
-    return f"(({number(a.num)}) {a.kind} ({number(a.den)}))"
-
-
-def shape_text(shape: tuple[Size, ...]) -> str:
-    return "(" + ", ".join(number(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
 
 
 class WrapperWriter:
@@ -381,10 +341,20 @@ class WrapperWriter:
         """A tensor as eager kernels and callers know it. Memory of the graph's own begins where parts may lie beside each other."""
         if not x.paired:
             return text
-        if isinstance(x, ViewOf) and self._kind(home(self.plan, x.buffer)) == "own" and _is_beside(x):
+        if (
+            isinstance(x, ViewOf)
+            and x.laid is None
+            and self._kind(home(self.plan, x.buffer)) == "own"
+            and _is_beside(x)
+        ):
             return f"torch.view_as_complex({text})"
         self.imports.append("as_complex")
         return f"as_complex({text})"
+
+    def _laid(self, x: ViewOf, stride: tuple[Size, ...]) -> str:
+        self.imports.append("laid_out")
+        dtype = self.names.constant("dtype", f"torch.{self.plan.layouts[x.buffer].dtype}")
+        return f"laid_out({self._view(x)}, {dtype}, {shape_text(stride)})"
 
     def _writing(self, step: ExternStep) -> None:
         """A call that writes into its arguments: into memory of their results, with the contents from before where these are elsewhere."""
@@ -411,7 +381,7 @@ class WrapperWriter:
 
     def _argument(self, x: object) -> str:
         if isinstance(x, ViewOf):
-            return self._outside(self._view(x), x)
+            return self._outside(self._view(x) if x.laid is None else self._laid(x, x.laid), x)
         if isinstance(x, Ref):
             return self._outside(self._tensor(x.buffer), x)
         if isinstance(x, Expr):

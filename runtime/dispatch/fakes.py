@@ -111,7 +111,9 @@ def _corrected(
         strides = t.stride()
         if layout == "elementwise":
             like = _elementwise(laid)
-            strides = like.stride() if like.ndim == t.ndim else strides  # a loss may be reduced
+            strides = (
+                like.stride() if isinstance(like, torch.Tensor) and like.ndim == t.ndim else strides
+            )  # a loss may be reduced
         elif layout:
             wanted = _suggested(laid[0]) if layout == "suggested" else torch.contiguous_format
             strides = torch.empty(t.shape, device=t.device, memory_format=wanted).stride()
@@ -120,8 +122,8 @@ def _corrected(
         return torch.empty_strided(t.shape, strides, dtype=dtype, device=t.device)
 
 
-def _elementwise(operands: list[Any]) -> torch.Tensor:
-    """A tensor laid out as the result of an elementwise operator on them: torch's own kernels agree about a sum."""
+def _elementwise(operands: list[Any]) -> Any:
+    """A tensor laid out as the result of an elementwise operator on them: torch's own kernels agree about a sum. A number where all are."""
     return torch.empty_like(operands[0]) if len(operands) == 1 else operands[0] + operands[1]
 
 

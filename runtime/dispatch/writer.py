@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import fx
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ..torch_compat import running_node
+from .known import Truth
 from .operators import op_info
 from .regions import Regions, Value
 from .source import source_of
@@ -27,12 +29,14 @@ class GraphWriter:
     kept     nodes that dead-code elimination leaves alone.
     makers   the node that made a tensor object, by the object's id.
     backward whether the program's gradients are being computed: nodes say so in their metadata.
+    truth    says where a boolean tensor, of a node of a graph with these constants, is true; None: nothing is known. `truths` are its answers.
     region   the checkpointed region that runs now (`checkpoint.py`), of `region_count` so far; nodes say so in their metadata.
     """
 
     backward = False
     region: int | None = None
     region_count = 0
+    truth: Callable[[fx.Node, Mapping[str, torch.Tensor]], Truth] | None = None
 
     def __init__(self, fake_mode: Any) -> None:
         super().__init__()
@@ -44,6 +48,7 @@ class GraphWriter:
         self.origin: fx.Node | None = None
         self.kept: set[fx.Node] = set()
         self.makers: dict[int, fx.Node] = {}
+        self.truths: dict[fx.Node, Truth] = {}
 
     def call(self, op: Any, args: Any, kwargs: Any, val: Any, *, keep: bool = False) -> fx.Node:
         """A call node with the fake value `val` and the origin's metadata; `keep` saves it from dead-code

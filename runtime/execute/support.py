@@ -227,6 +227,7 @@ __all__ = [
     "as_real",
     "conform",
     "empty_strided",
+    "laid_out",
     "out_of_range",
     "overload",
     "own_complex",

@@ -377,6 +377,7 @@ class Scatter:
     mode: str  # "set" or a reduction name
     domain: tuple[Var, ...]
     mask: Node | None = None
+    unordered: bool = False  # mode "set": of several values for one element any one may stay
 
 
 @dataclass(frozen=True)

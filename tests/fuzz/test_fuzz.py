@@ -145,16 +145,16 @@ def test_a_planted_fault_is_found_and_made_small(quick: None, monkeypatch: pytes
     assert small.results == ("v1",)
 
 
-def test_kernels_built_together_are_told_apart(quick: None, tmp_path: Path) -> None:
+def test_kernels_built_together_are_told_apart(quick: None) -> None:
     """Units with the same names do not meet, and one that does not compile fails alone."""
-    batch = Batch(tmp_path)
+    batch = Batch()
     head = engine.PRELUDE.read_text()
     kernel = 'extern "C" __attribute__((visibility("default"))) int k0_add(const int x) {{ return x + {}; }}\n'
     cfg = opforge.config.current()
     calls = []
     for text in ("1", "2", "nothing"):
-        path = batch.compile_cpp(head + kernel.format(text), name="kernels", cfg=cfg)
-        calls.append(batch.load_library(path)["k0_add"])
+        unit = batch.compile_library(head + kernel.format(text), name="kernels", cfg=cfg)
+        calls.append(batch.kernels(unit)["k0_add"])
         calls[-1].argtypes, calls[-1].restype = [ctypes.c_int], ctypes.c_int
     assert (calls[0](5), calls[1](5)) == (6, 7)
     with pytest.raises(BuildError, match="nothing"):

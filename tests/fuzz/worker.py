@@ -8,6 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from tests.support.lanes import set_lanes
+
 from .check import Outcome, check, quick_builds, reason
 from .families import program_of
 from .program import Program, runnable
@@ -43,6 +45,7 @@ def main() -> None:
     family, first, end = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     folder, seconds = Path(sys.argv[4]), float(sys.argv[5])
     warnings.simplefilter("ignore")
+    set_lanes()
     with quick_builds(folder):
         for seed in range(first, end):
             program = program_of(family, seed)

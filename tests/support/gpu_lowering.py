@@ -33,7 +33,7 @@ def _answers(case: Case) -> bool:
         if not any(str(node.target) == case.overload for node in graph.graph.nodes):
             return False
         lowerer = _Lowerer(graph, "cpu", True, 0)
-        lowerer.b.device, lowerer.b.atomic = "cuda", _atomic()
+        lowerer.b.device, lowerer.b.atomic, lowerer.b.unordered = "cuda", _atomic(), True
         items = lowerer.run({}).program.items
     except _Contradiction:
         return True  # of a result that the processor leaves empty
