@@ -104,11 +104,10 @@ def from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
     """The arguments of a spec's `tests` line, once per dtype of its `F` tensors; with the first dtype also in another layout."""
     tree = ast.parse(f"f({text})", mode="eval").body
     assert isinstance(tree, ast.Call)
-    swept = (
-        dtypes
-        if any(isinstance(n, ast.Call) and n.func.id in ("F", "D") for n in ast.walk(tree) if n is not tree)
-        else dtypes[:1]
-    )  # type: ignore[attr-defined]
+    called = [
+        n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n is not tree
+    ]
+    swept = dtypes if {"F", "D"} & set(called) else dtypes[:1]
     for d in swept:
         yield Made(f"{text} {d}", *arguments_of(tree, d))
     if len(dtypes) > 1:
