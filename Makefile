@@ -113,7 +113,7 @@ ASAN_TESTS ?= $(ASAN_GUARDS) tests/programs/test_gallery_values.py tests/program
 ASAN_OTHERS ?= tests/programs/test_training_of_slices.py tests/programs/test_gallery_values.py
 # Other widths than this machine's own, and surroundings that disagree with its processor.
 ASAN_SURROUNDINGS = OPFORGE_TARGET=scalar OPFORGE_TARGET=avx2 OPFORGE_TEST_LANES=16 ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=default OPFORGE_CXX_FLAGS=-march=x86-64
-ASAN_FUZZ ?= 140
+ASAN_FUZZ ?= 105
 ASAN_SOME ?= -k "softmax or norm or pad or roll or cat or gather or index or pool"
 test-asan: $(STAMP) ## C++ kernels under AddressSanitizer (g++), stack included: a sample (ten minutes on two idle cores); ASAN_TESTS=files, ASAN_FUZZ=programs
 	$(PY) -m pytest tests/unit/build/test_sanitizer.py
