@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from ...errors import UnsupportedError
+from ...generated.ops import OPAQUE
 from ..ir.index import Expr, Sym, expr
-from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
+from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides, refs
 from ..ir.pairs import outside
 from ..ir.quote import comment_text, python_string
 from ..schedule.kernels import kernel_checks
@@ -310,13 +311,19 @@ class WrapperWriter:
             self.body.append(f"{target}({', '.join(args)}){_comment(call)}")
             self._learn(call)
             return
-        target = call.target if call.compiled else self.names.constant("op", f"overload({call.target!r})")
+        opaque = self._opaque(call)
+        how = "keeping_workspace" if opaque else "overload"
+        self.imports.extend([how] if opaque else [])
+        target = call.target if call.compiled else self.names.constant("op", f"{how}({call.target!r})")
         names = [b.name for b in call.outs] or [s.symbol for s in call.learns if not s.source]
         left = f"{names[0]}" if call.single and names else _unpacked(call)
         result = f"{left} = " if names else ""
         self.body.append(f"{result}{target}({', '.join(args)}){_comment(call)}")
         self._learn(call)
         for b in call.outs:
+            if b.stride is None and b.name in self.read and _keeps_arguments(call):
+                # A sparse tensor keeps the tensors that it is made of, and memory of the arena is used again.
+                self.body.append(f"{b.name} = {b.name}.clone()")
             # Of several results one may be None where tracing has a tensor.
             if b.stride is not None and b.name in self.plan.layouts and b.name in self.read:
                 seen = outside(b)
@@ -326,12 +333,19 @@ class WrapperWriter:
                 # Of results whose sizes data makes fake kernels often know no strides; the caller sees eager's.
                 exact = ", True" if call.learns and any(o.buffer == b.name for o in self.plan.outputs) else ""
                 missing = "" if call.single else f"{b.name} is None or "
+                told = f"{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}"
+                unfit = f"{b.name} is None" if b.name in opaque else f"{missing}{told}"
                 self.body.append(
-                    f"if {missing}{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
-                    f"{b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r}{exact})"
+                    f"if {unfit}: {b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r}{exact})"
                 )
                 if b.paired:
                     self.body.append(self._as_real(b.name))
+
+    def _opaque(self, call: Extern) -> set[str]:
+        """Results that are read and of which tracing does not know the sizes."""
+        places = call.places or range(len(call.outs))
+        hidden = OPAQUE.get(call.target, ())
+        return {b.name for b, k in zip(call.outs, places, strict=True) if k in hidden and b.name in self.read}
 
     def _as_real(self, name: str) -> str:
         self.imports.append("as_real")
@@ -424,6 +438,11 @@ def _is_beside(v: ViewOf) -> bool:
 def _is_symbol(n: Size, symbol: str) -> bool:
     atom = n.atom if isinstance(n, Expr) else None
     return isinstance(atom, Sym) and atom.name == symbol
+
+
+def _keeps_arguments(call: Extern) -> bool:
+    """Whether a result without strides (sparse) is made of tensors that have them."""
+    return any(r.stride is not None for r in refs((call.args, tuple(v for _, v in call.kwargs))))
 
 
 def _comment(call: Extern) -> str:

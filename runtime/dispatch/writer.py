@@ -14,7 +14,7 @@ from ...generated.dispatch_tables import ROLES
 from ..torch_compat import running_node
 from .known import Truth
 from .operators import op_info
-from .regions import Regions, Value
+from .regions import Regions, Value, beyond_strides, is_strided
 from .source import source_of
 from .subclasses import is_wrapper
 from .symbols import Symbols
@@ -29,7 +29,7 @@ class GraphWriter:
     kept     nodes that dead-code elimination leaves alone.
     makers   the node that made a tensor object, by the object's id.
     backward whether the program's gradients are being computed: nodes say so in their metadata.
-    truth    says where a boolean tensor, of a node of a graph with these constants, is true; None: nothing is known. `truths` are its answers.
+    truth    says where a mask, of a node of a graph with these constants, lets scores through; None: nothing is known. `truths` are its answers.
     region   the checkpointed region that runs now (`checkpoint.py`), of `region_count` so far; nodes say so in their metadata.
     """
 
@@ -55,6 +55,8 @@ class GraphWriter:
         elimination.
         """
         node = self.graph.create_node("call_function", op, args, kwargs)
+        if op is not ROLES["add"] and any(not is_strided(n.meta.get("val")) for n in node.all_input_nodes):
+            raise UnsupportedError(f"{op} takes a sparse gradient{self.where()}")
         meta = node.meta
         meta["val"] = val
         self.makers[id(val)] = node
@@ -111,6 +113,12 @@ class GraphWriter:
         if t.requires_grad:
             # That is for autograd to say, above; a few of torch's fake kernels copy it from an operand.
             t.requires_grad = False
+        if not is_strided(t):
+            # Autograd makes them of tables that are looked up with `sparse=True`, and adds them up: nothing else is known of them.
+            if t.layout is not torch.sparse_coo or not self.backward:
+                raise UnsupportedError(f"a tensor {beyond_strides(t)}{self.where()}")
+            self.regions.add(t, node)
+            return
         self.regions.add(t, node)
         self._bind_unbacked(t, node)
 

@@ -75,7 +75,8 @@ def elements_of(gm: fx.GraphModule, device: str) -> tuple[str, list[Nest | Exter
     """The buffer of the one tensor that a functional graph returns, which may be a view, and the items that make it. Raises as `lower`."""
     lowerer = _Lowerer(gm, device, checks=True, products=0)
     lowerer.nodes()
-    return lowerer.env[gm.graph.output_node().args[0]].name, lowerer.b.items
+    (result,) = gm.graph.output_node().all_input_nodes
+    return lowerer.env[result].name, lowerer.b.items
 
 
 class _Lowerer:

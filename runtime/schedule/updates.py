@@ -11,12 +11,30 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..ir.index import Expr, of
-from ..ir.nodes import Buffer, Extern, Nest, Node, Program, contiguous_strides, indirect, load, rebuild, walk_all
+from ..ir.guards import checks
+from ..ir.index import Expr, Var, of
+from ..ir.nodes import (
+    Buffer,
+    Extern,
+    Nest,
+    Node,
+    Program,
+    contiguous_strides,
+    index_node,
+    indirect,
+    load,
+    rebuild,
+    walk_all,
+)
 from ..ir.work import is_pointwise
 from .kernels import kernel_checks, kernel_of, statement_nodes
 from .memory import step_reads, step_writes
 from .plan import ExternStep, Kernel, KernelStep, Phase, Step, Store
+
+_Update = tuple[int, Kernel, list[int]]
+"""The step of an update, its kernel without the copy, and the steps that only copy."""
+Key = tuple[Node, tuple[Var, ...]]
+"""A check, whatever its error says, and the loops that it is made in."""
 
 
 def updated_inputs(program: Program) -> dict[str, str]:
@@ -73,18 +91,21 @@ def update_in_place(
         return list(steps), {}
     seen = _Steps(steps, program)
     stored: dict[str, str] = {}
-    instead: dict[int, Kernel | None] = {}
-    first: dict[int, list[Step]] = {}
+    found: list[_Update] = []
     for target, chain in chains.items():
         updates = [seen.update(old, name, layouts) for old, name in zip((target, *chain), chain, strict=False)]
         if None in updates or {*chain} & {*held}:
             continue
         stored |= dict.fromkeys(chain, target)
-        for k, kernel, copies in filter(None, updates):
-            kernel, before = _checked_first(kernel, layouts)
-            instead |= {**dict.fromkeys(copies), k: kernel}
-            for check in before:
-                first.setdefault(seen.earliest(check), []).append(KernelStep(check))
+        found += filter(None, updates)
+    instead: dict[int, Kernel | None] = {}
+    first: dict[int, list[Step]] = {}
+    known: dict[Key, Node] = {}
+    for k, kernel, copies in sorted(found, key=lambda update: update[0]):
+        kernel, before = _checked_first(kernel, layouts, known)
+        instead |= {**dict.fromkeys(copies), k: kernel}
+        for check in before:
+            first.setdefault(seen.earliest(check), []).append(KernelStep(check))
     out: list[Step] = []
     for k, step in enumerate(steps):
         out += first.get(k, ())
@@ -114,7 +135,7 @@ class _Steps:
         }
         self.calls: list[tuple[Extern, int]] = [(it, k) for k, it in enumerate(program.items) if isinstance(it, Extern)]
 
-    def update(self, old: str, name: str, layouts: Mapping[str, Buffer]) -> tuple[int, Kernel, list[int]] | None:
+    def update(self, old: str, name: str, layouts: Mapping[str, Buffer]) -> _Update | None:
         """The step that computes `name` from `old`, its kernel without the copy, and the steps that only copy; None: it must copy."""
         a, b = layouts[old], layouts[name]
         if (a.dtype, a.shape, a.stride, a.offset) != (b.dtype, b.shape, b.stride, b.offset):
@@ -139,7 +160,8 @@ class _Steps:
                 name = left.pop()
                 if name in self.nests and name not in seen:
                     seen.add(name)
-                    yield self.place[name]
+                    if checks(_values(self.nests[name])):
+                        yield self.place[name]
                     left += [n for n in self.nests[name].reads() if n not in self.writers]
         elif isinstance(step, KernelStep):
             yield from (at for part in step.kernel.parts if isinstance(part, ExternStep) for at in self._of(part))
@@ -153,6 +175,15 @@ class _Steps:
         effects = [k for k, s in enumerate(self.steps) if isinstance(s, ExternStep) and s.call.effect]
         here = min(k for k in self.writers[kernel.defines[0]])
         return max((k + 1 for k in (*made, *effects) if k < here), default=0)
+
+
+def _values(nest: Nest) -> list[Node]:
+    """All that a nest computes: its value, and of an indexed update positions and condition."""
+    scatter = nest.scatter
+    if scatter is None:
+        return [nest.body]
+    places = [index_node(e) for e in scatter.index if not e.is_const and e.var is None]
+    return [nest.body, *places, *([] if scatter.mask is None else [scatter.mask])]
 
 
 def _without_copy(steps: Sequence[Step], copies: Sequence[int], k: int, old: str, name: str) -> Kernel | None:
@@ -187,26 +218,31 @@ def _reads(phases: Sequence[Phase]) -> dict[str, None]:
     return {n.attr.buffer: None for n in walk_all(roots) if n.op == "load"}
 
 
-def _checked_first(kernel: Kernel, layouts: dict[str, Buffer]) -> tuple[Kernel, list[Kernel]]:
-    """The kernel of an update with all positions read from memory that kernels before it fill, which check them."""
+def _checked_first(kernel: Kernel, layouts: dict[str, Buffer], known: dict[Key, Node]) -> tuple[Kernel, list[Kernel]]:
+    """The kernel of an update with all positions read from memory that kernels before it fill, which check them. `known`: positions that are
+    there already, since an update before had the same (the caches of all layers of a decoder).
+    """
     (phase,) = (p for p in kernel.phases if p.body)
     (st,) = phase.body
     assert isinstance(st, Store)
-    known: dict[Node, Node] = {}
+    checked: dict[Node, Node] = {}
     before: list[Kernel] = []
     for n in _outermost_checks(statement_nodes(st)):
         loops = tuple(v for v in (*kernel.outer, *phase.inner) if v in n.vars())
-        name, shape = f"{st.buffer}_position{len(before)}", tuple(v.extent for v in loops)
-        layouts[name] = Buffer(name, shape, n.dtype, contiguous_strides(shape))
-        at = tuple(of(v) for v in loops)
-        known[n] = load(name, at, n.dtype)
-        body = (Store(name, at, n),)
-        before.append(kernel_of(f"{kernel.name}_position{len(before)}", loops, body, layouts, kernel))
-    if not before:
+        key = Node(n.op, n.args, n.dtype), loops
+        if key not in known:
+            name, shape = f"{st.buffer}_position{len(before)}", tuple(v.extent for v in loops)
+            layouts[name] = Buffer(name, shape, n.dtype, contiguous_strides(shape))
+            at = tuple(of(v) for v in loops)
+            known[key] = load(name, at, n.dtype)
+            body = (Store(name, at, n),)
+            before.append(kernel_of(f"{kernel.name}_position{len(before)}", loops, body, layouts, kernel))
+        checked[n] = known[key]
+    if not checked:
         return kernel, []
 
     def changed(node: Node) -> Node:
-        return rebuild(node, lambda _: None, {}, dict(known))
+        return rebuild(node, lambda _: None, {}, dict(checked))
 
     def moved(e: Expr) -> Expr:
         return e.subst({}, lambda v: indirect(changed(v.node), v.lo, v.hi))

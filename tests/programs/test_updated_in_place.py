@@ -229,3 +229,18 @@ def test_what_raises_before_the_update_changes_nothing() -> None:
         assert torch.equal(c, before)
         compiled(c, p, k, torch.eye(3))
     assert torch.equal(c[:, :, 1:2], k)
+
+
+def test_layers_share_the_check_of_their_position() -> None:
+    """The caches of two layers, keys and values, behind products that may raise: four updates, one check."""
+
+    def program(c: Tensor, p: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        for _ in range(2):
+            for kept in (c, v):
+                kept.index_copy_(2, p, k)
+            k = F.scaled_dot_product_attention(k @ w, c, v)
+        return k
+
+    lines = run(program, cache(), torch.tensor([3]), step(), cache() + 1, torch.eye(8) * 2)
+    assert not moved(lines), "\n".join(lines)
+    assert sum("_position" in line and "opf_fault" in line for line in lines) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -100,3 +101,22 @@ def test_large_masks_and_long_chains_are_not_looked_at(monkeypatch: pytest.Monke
     assert (
         found_of(lambda: torch.ones(STEPS, STEPS, dtype=torch.bool) & torch.ones(STEPS, 1, dtype=torch.bool)) == Truth()
     )
+
+
+def test_expressions_that_double_take_no_time() -> None:
+    def doubled() -> Tensor:
+        mask = torch.ones(STEPS, STEPS, dtype=torch.bool).tril()
+        for _ in range(28):
+            mask = mask & mask.mT
+        return mask | ~mask
+
+    def moved() -> Tensor:
+        mask = torch.ones(1 << 12, 1, dtype=torch.bool).cumsum(0) > 3
+        for k in range(9):
+            mask = mask[: -(1 << k)] & mask[1 << k :]
+        return mask[:STEPS].expand(STEPS, STEPS)
+
+    for mask in (doubled, moved):
+        before = time.perf_counter()
+        found_of(mask)
+        assert time.perf_counter() - before < 20
