@@ -5,12 +5,13 @@ This is how a concatenation writes straight into its slices and padding costs no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-from ..ir.fold import coordinate, fold
-from ..ir.index import Expr, Var, of
-from ..ir.nodes import Node, walk_all
+from ..ir.fold import compare, compare_sizes, coordinate, fold
+from ..ir.index import Expr, Sym, Val, Var, expr, of, proves_less, proves_nonnegative, size
+from ..ir.nodes import Node, Size, walk_all
 from ..schedule.plan import Reduce, Store
 from .loops import FlatKernel, FlatPhase, FlatStatement, collapse, substitute
 
@@ -24,11 +25,11 @@ def split(fk: FlatKernel) -> list[FlatKernel]:
         return [fk]
     pieces = [fk]
     for v in fk.outer:
-        if not isinstance(v.extent, int):
-            continue
         cuts = breakpoints(fk, v)
         if len(cuts) >= MAX_PIECES and len(pieces) == 1:
             pieces = _halved(fk, v, cuts)
+            if len(pieces) == len(cuts) + 1 and not isinstance(v.extent, int):
+                return [replace(collapse(p), start=at) for p, at in zip(pieces, [0, *cuts], strict=True)]
             continue
         if not cuts or (len(cuts) + 1) * len(pieces) > MAX_PIECES:
             continue
@@ -37,18 +38,18 @@ def split(fk: FlatKernel) -> list[FlatKernel]:
     return [collapse(p) for p in pieces] if len(pieces) > 1 else pieces
 
 
-def _halved(fk: FlatKernel, v: Var, cuts: list[int]) -> list[FlatKernel]:
+def _halved(fk: FlatKernel, v: Var, cuts: list[Size]) -> list[FlatKernel]:
     """Many pieces, as long as they share little: a concatenation of hundreds then is as many short loops, not one long chain of choices."""
-    assert isinstance(v.extent, int)
     if len(cuts) < MAX_PIECES:
         return _cut(fk, v, [0, *cuts, v.extent]) if cuts else [fk]
-    halves = _cut(fk, v, [0, cuts[len(cuts) // 2], v.extent])
+    middle = len(cuts) // 2
+    halves = _cut(fk, v, [0, cuts[middle], v.extent])
     if sum(map(_size, halves)) > 1.25 * _size(fk) + 32:
         return [fk]
     pieces: list[FlatKernel] = []
-    for half in halves:
+    for half, inside in zip(halves, (cuts[:middle], [c - cuts[middle] for c in cuts[middle + 1 :]]), strict=True):
         part = next((u for u in half.outer if u not in fk.outer), None)
-        pieces += [half] if part is None else _halved(half, part, breakpoints(half, part))
+        pieces += [half] if part is None else _halved(half, part, inside)
     return pieces
 
 
@@ -57,25 +58,26 @@ def _size(fk: FlatKernel) -> int:
     return sum(1 for _ in walk_all(s.value for p in fk.phases for s in p.body))
 
 
-def _cut(fk: FlatKernel, v: Var, edges: list[int]) -> list[FlatKernel]:
+def _cut(fk: FlatKernel, v: Var, edges: list[Size]) -> list[FlatKernel]:
     found = []
+    decide = compare if isinstance(v.extent, int) else compare_sizes
     for k, (lo, hi) in enumerate(pairwise(edges)):
-        part = Var(f"{v.name}p{k}", hi - lo)
-        loops = (part,) if hi - lo > 1 else ()
-        found.append(fold_kernel(substitute(fk, {v: of(part) + lo}, {v: loops})))
+        part = Var(f"{v.name}p{k}", size(hi - lo))
+        loops = () if part.extent == 1 else (part,)
+        found.append(fold_kernel(substitute(fk, {v: of(part) + lo}, {v: loops}), decide))
     return found
 
 
-def fold_kernel(fk: FlatKernel) -> FlatKernel:
+def fold_kernel(fk: FlatKernel, decide: Callable[[Node], bool | None] = compare) -> FlatKernel:
     memo: dict[Node, Node] = {}
 
     def one(s: FlatStatement) -> FlatStatement | None:
-        mask = None if s.mask is None else fold(s.mask, memo)
+        mask = None if s.mask is None else fold(s.mask, memo, decide)
         if mask is not None and mask.op == "const":
             if not mask.attr and isinstance(s.source, Store):
                 return None
             mask = None
-        return replace(s, value=fold(s.value, memo), mask=mask)
+        return replace(s, value=fold(s.value, memo, decide), mask=mask)
 
     phases = []
     for p in fk.phases:
@@ -85,10 +87,11 @@ def fold_kernel(fk: FlatKernel) -> FlatKernel:
     return FlatKernel(fk.kernel, fk.outer, tuple(phases))
 
 
-def breakpoints(fk: FlatKernel, v: Var) -> list[int]:
-    """Values of `v` at which some comparison of a coordinate that moves with it by one flips."""
-    cuts: set[int] = set()
-    assert isinstance(v.extent, int)
+def breakpoints(fk: FlatKernel, v: Var) -> list[Size]:
+    """Values of `v` at which some comparison of a coordinate that moves with it by one flips, in order, each between 0 and its extent. A loop
+    over a symbolic size has those that are sums of sizes, if their order can be proved, else none.
+    """
+    cuts: dict[Size, None] = {}
     values = [s.value for p in fk.phases for s in p.body]
     masks = [s.mask for p in fk.phases for s in p.body if s.mask is not None]
     for n in walk_all(values + masks):
@@ -96,18 +99,35 @@ def breakpoints(fk: FlatKernel, v: Var) -> list[int]:
             a, b = coordinate(n.args[0]), coordinate(n.args[1])
             if a is not None and b is not None:
                 cut = flip(a - b, v, n.op)
-                if cut is not None and 0 < cut < v.extent:
-                    cuts.add(cut)
-    return sorted(cuts)
+                if cut is not None:
+                    cuts[cut] = None
+    if isinstance(v.extent, int):
+        return sorted(c for c in cuts if isinstance(c, int) and 0 < c < v.extent)
+    return _in_order(list(cuts), v.extent)
 
 
-def flip(gap: Expr, v: Var, op: str) -> int | None:
-    """Where `gap op 0` changes, for `gap = v + c` or `gap = -v + c`."""
+def _in_order(cuts: list[Size], extent: Expr) -> list[Size]:
+    """The cuts that lie inside a loop of a symbolic extent, in an order that holds for all sizes; none if that cannot be proved."""
+    inside = [c for c in map(expr, cuts) if not proves_less(c, expr(1)) and not proves_nonnegative(c - extent)]
+    inside.sort(key=_example)
+    edges = [expr(0), *inside, extent]
+    proved = all(proves_nonnegative(hi - lo) for lo, hi in pairwise(edges))
+    return [size(c) for c in inside] if proved else []
+
+
+def _example(e: Expr) -> int:
+    """Its value for the sizes that the program was traced with."""
+    return int(e.subst({a: a.hint or 2 for a in e.atoms() if isinstance(a, Sym)}))
+
+
+def flip(gap: Expr, v: Var, op: str) -> Size | None:
+    """Where `gap op 0` changes, for `gap = v + c` or `gap = -v + c`, in which `c` is a number made of sizes alone."""
     c = gap.coefficient(v)
-    rest = gap - of(v) * c if c is not None else None
-    if c is None or rest is None or not rest.is_const or not (c == 1 or c == -1):
+    if c is None or not (c == 1 or c == -1):
         return None
-    k = int(rest)
+    k = size(gap - of(v) * c)
+    if isinstance(k, Expr) and any(isinstance(a, (Var, Val)) for a in k.atoms()):
+        return None
     if c == 1:  # v + k < 0 flips at v = -k; v + k <= 0 at -k + 1
         return -k if op in ("lt", "ge") else -k + 1
     return k + 1 if op in ("lt", "ge") else k  # k - v < 0 flips at v = k + 1; <= 0 at k

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from ..ir.nodes import Size
 from ..schedule.plan import Plan
 from .cpp_kernel import render_kernel
 from .routines import cpp_routine, routines_of
+from .structure import structure
 from .tables import CppTables
 
 KERNELS = Path(__file__).resolve().parents[2] / "generated" / "kernels"
@@ -57,24 +58,31 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
     symbols: dict[str, str] = {}
     arity: dict[str, int] = {}
     texts: list[str] = []
+    made: dict[Hashable, str] = {}
     for kernel in plan.kernels():
+        arity[kernel.name] = len(kernel.reads) + len(kernel.writes)
+        same = structure(kernel, plan.layouts)
+        if same in made:
+            symbols[kernel.name] = made[same]
+            continue
         text = _outlined(render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold))
         known = bodies.setdefault(
             anonymous(text, kernel.name, (*kernel.reads, *kernel.writes, *(b.name for b in kernel.scratch))),
             kernel.name,
         )
         symbols[kernel.name] = known
-        arity[kernel.name] = len(kernel.reads) + len(kernel.writes)
+        if same is not None:
+            made[same] = known
         if known == kernel.name:
             texts.append(text)
     routines = routines_of(plan)
     sizes: dict[str, int] = {}
     for routine in routines:
-        made = cpp_routine(routine, plan.layouts)
+        code = cpp_routine(routine, plan.layouts)
         symbols[routine.name] = routine.name
         arity[routine.name] = len(routine.reads) + len(routine.writes)
-        sizes[routine.name] = len(made.sizes)
-        texts.append(made.text)
+        sizes[routine.name] = len(code.sizes)
+        texts.append(code.text)
     files = ["prelude", *sorted({f"routine_{routine.file}" for routine in routines})]
     head = "".join(f'#include "{name}.h"\n' for name in files) + "\n"
     calls = sorted({m[1] for text in texts for m in _OUTLINED.finditer(text)})
