@@ -11,7 +11,7 @@ Six shapes of code:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..ir.index import expr, product, size
 from ..ir.nodes import Buffer
@@ -39,9 +39,7 @@ def render_kernel(
     checked = bool(kernel_checks(kernel))
     many = len(flat) > MAX_PIECES and not checked
     pieces = [KernelWriter(from_start(fk) if many else fk, layouts, tables, lanes, threads, threshold) for fk in flat]
-    params = {b: f"const {MEMORY[layouts[b].dtype]}*" for b in kernel.reads}
-    params |= {b: f"{MEMORY[layouts[b].dtype]}*" for b in kernel.writes}
-    params |= dict.fromkeys(kernel.symbols, "int64_t")
+    params = parameters(kernel, layouts)
     bodies = ["\n".join(piece.body()) for piece in pieces]
     functions = ""
     if many:
@@ -53,11 +51,28 @@ def render_kernel(
     else:
         text = bodies[0] if len(bodies) == 1 else "\n".join(f"    {{\n{b}\n    }}" for b in bodies)
     head = functions + "".join(f"// {comment_text(o)}\n" for o in kernel.origins)
-    result = "void"
     if checked:
-        result, text = "int", f"    int {FAULT} = 0;\n{text}\n    return {FAULT};"
-    head += f'extern "C" __attribute__((visibility("default"))) {result} {kernel.name}'
-    return f"{head}({', '.join(f'{kind} {name}' for name, kind in params.items())}) {{\n{text}\n}}\n"
+        text = f"    int {FAULT} = 0;\n{text}\n    return {FAULT};"
+    return f"{head}{_signature(kernel, layouts)} {{\n{text}\n}}\n"
+
+
+def parameters(kernel: Kernel, layouts: Mapping[str, Buffer]) -> dict[str, str]:
+    """The arguments of a kernel's function: C++ types by name."""
+    params = {b: f"const {MEMORY[layouts[b].dtype]}*" for b in kernel.reads}
+    params |= {b: f"{MEMORY[layouts[b].dtype]}*" for b in kernel.writes}
+    return params | dict.fromkeys(kernel.symbols, "int64_t")
+
+
+def _signature(kernel: Kernel, layouts: Mapping[str, Buffer]) -> str:
+    result = "int" if kernel_checks(kernel) else "void"
+    arguments = ", ".join(f"{kind} {name}" for name, kind in parameters(kernel, layouts).items())
+    return f'extern "C" __attribute__((visibility("default"))) {result} {kernel.name}({arguments})'
+
+
+def render_moved(kernel: Kernel, layouts: Mapping[str, Buffer], function: str, steps: Sequence[int]) -> str:
+    """A kernel that does what another `function` does with buffers that begin so many elements later."""
+    moved = [f"{b} + ({n})" if n else b for b, n in zip((*kernel.reads, *kernel.writes), steps, strict=True)]
+    return f"{_signature(kernel, layouts)} {{\n    return {function}({', '.join([*moved, *kernel.symbols])});\n}}\n"
 
 
 class KernelWriter(StripWriter):

@@ -11,9 +11,9 @@ from ...generated.cpp_scalars import CPP
 from ...generated.scalars import SCALARS
 from ..ir.nodes import Size
 from ..schedule.plan import Plan
-from .cpp_kernel import render_kernel
+from .cpp_kernel import render_kernel, render_moved
 from .routines import cpp_routine, routines_of
-from .structure import structure
+from .structure import Structure, structure
 from .tables import CppTables
 
 KERNELS = Path(__file__).resolve().parents[2] / "generated" / "kernels"
@@ -58,12 +58,19 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
     symbols: dict[str, str] = {}
     arity: dict[str, int] = {}
     texts: list[str] = []
-    made: dict[Hashable, str] = {}
+    alike: dict[Structure | None, str] = {}
+    made: dict[Hashable, tuple[str, tuple[int, ...]]] = {}
     for kernel in plan.kernels():
         arity[kernel.name] = len(kernel.reads) + len(kernel.writes)
         same = structure(kernel, plan.layouts)
-        if same in made:
-            symbols[kernel.name] = made[same]
+        if same in alike:
+            symbols[kernel.name] = alike[same]
+            continue
+        if same is not None and same.key in made:
+            function, starts = made[same.key]
+            steps = [there - here for there, here in zip(same.starts, starts, strict=True)]
+            texts.append(render_moved(kernel, plan.layouts, function, steps))
+            symbols[kernel.name] = alike[same] = kernel.name
             continue
         text = _outlined(render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold))
         known = bodies.setdefault(
@@ -72,7 +79,8 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
         )
         symbols[kernel.name] = known
         if same is not None:
-            made[same] = known
+            alike[same] = known
+            made[same.key] = known, same.starts
         if known == kernel.name:
             texts.append(text)
     routines = routines_of(plan)
