@@ -5,7 +5,7 @@ This is how a concatenation writes straight into its slices and padding costs no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -27,9 +27,11 @@ def split(fk: FlatKernel) -> list[FlatKernel]:
     for v in fk.outer:
         cuts = breakpoints(fk, v)
         if len(cuts) >= MAX_PIECES and len(pieces) == 1:
+            if not isinstance(v.extent, int):
+                if found := _parted(fk, v, cuts):
+                    return [replace(collapse(p), start=at) for p, at in zip(found, [0, *cuts], strict=True)]
+                continue
             pieces = _halved(fk, v, cuts)
-            if len(pieces) == len(cuts) + 1 and not isinstance(v.extent, int):
-                return [replace(collapse(p), start=at) for p, at in zip(pieces, [0, *cuts], strict=True)]
             continue
         if not cuts or (len(cuts) + 1) * len(pieces) > MAX_PIECES:
             continue
@@ -42,15 +44,46 @@ def _halved(fk: FlatKernel, v: Var, cuts: list[Size]) -> list[FlatKernel]:
     """Many pieces, as long as they share little: a concatenation of hundreds then is as many short loops, not one long chain of choices."""
     if len(cuts) < MAX_PIECES:
         return _cut(fk, v, [0, *cuts, v.extent]) if cuts else [fk]
-    middle = len(cuts) // 2
-    halves = _cut(fk, v, [0, cuts[middle], v.extent])
+    halves = _cut(fk, v, [0, cuts[len(cuts) // 2], v.extent])
     if sum(map(_size, halves)) > 1.25 * _size(fk) + 32:
         return [fk]
     pieces: list[FlatKernel] = []
-    for half, inside in zip(halves, (cuts[:middle], [c - cuts[middle] for c in cuts[middle + 1 :]]), strict=True):
+    for half in halves:
         part = next((u for u in half.outer if u not in fk.outer), None)
-        pieces += [half] if part is None else _halved(half, part, inside)
+        pieces += [half] if part is None else _halved(half, part, breakpoints(half, part))
     return pieces
+
+
+def _parted(fk: FlatKernel, v: Var, cuts: list[Size]) -> list[FlatKernel]:
+    """`_halved` for cuts that are sums of sizes; none where the halves share too much. The order of the cuts decides the comparisons, so that sums
+    are only put into the few indices that a piece keeps.
+    """
+    place = {c: k for k, c in enumerate(cuts)}
+    known = {n: (place[cut], below) for n, cut, below in _flips(fk, v) if cut in place}
+
+    def within(first: int, last: int) -> Callable[[Node], bool | None]:
+        def decide(n: Node) -> bool | None:
+            if n not in known:
+                return compare(n)
+            k, below = known[n]
+            return below if last <= k else not below if first > k else None
+
+        return decide
+
+    def parts(part: FlatKernel, first: int, last: int) -> list[FlatKernel]:
+        """Of the part of the loop from one piece to another."""
+        if first == last:
+            lo, hi = [0, *cuts][first], [*cuts, v.extent][first]
+            return _cut(part, v, [lo, hi])
+        middle = (first + last) // 2
+        spans = (first, middle), (middle + 1, last)
+        halves = [fold_kernel(part, within(*span)) for span in spans]
+        if last - first >= MAX_PIECES and sum(map(_size, halves)) > 1.25 * _size(part) + 32:
+            return []
+        found = [parts(half, *span) for half, span in zip(halves, spans, strict=True)]
+        return [piece for half in found for piece in half] if all(found) else []
+
+    return parts(fk, 0, len(cuts))
 
 
 def _size(fk: FlatKernel) -> int:
@@ -91,19 +124,22 @@ def breakpoints(fk: FlatKernel, v: Var) -> list[Size]:
     """Values of `v` at which some comparison of a coordinate that moves with it by one flips, in order, each between 0 and its extent. A loop
     over a symbolic size has those that are sums of sizes, if their order can be proved, else none.
     """
-    cuts: dict[Size, None] = {}
+    cuts = dict.fromkeys(cut for _, cut, _ in _flips(fk, v))
+    if isinstance(v.extent, int):
+        return sorted(c for c in cuts if isinstance(c, int) and 0 < c < v.extent)
+    return _in_order(list(cuts), v.extent)
+
+
+def _flips(fk: FlatKernel, v: Var) -> Iterator[tuple[Node, Size, bool]]:
+    """Comparisons that change their value at one place of a loop: the place, and the value before it."""
     values = [s.value for p in fk.phases for s in p.body]
     masks = [s.mask for p in fk.phases for s in p.body if s.mask is not None]
     for n in walk_all(values + masks):
         if n.op in ("lt", "le", "gt", "ge"):
             a, b = coordinate(n.args[0]), coordinate(n.args[1])
-            if a is not None and b is not None:
-                cut = flip(a - b, v, n.op)
-                if cut is not None:
-                    cuts[cut] = None
-    if isinstance(v.extent, int):
-        return sorted(c for c in cuts if isinstance(c, int) and 0 < c < v.extent)
-    return _in_order(list(cuts), v.extent)
+            gap = None if a is None or b is None else a - b
+            if gap is not None and (cut := flip(gap, v, n.op)) is not None:
+                yield n, cut, (n.op in ("lt", "le")) == (gap.coefficient(v) == 1)
 
 
 def _in_order(cuts: list[Size], extent: Expr) -> list[Size]:
