@@ -126,7 +126,7 @@ def breakpoints(fk: FlatKernel, v: Var) -> list[Size]:
     """
     cuts = dict.fromkeys(cut for _, cut, _ in _flips(fk, v))
     if isinstance(v.extent, int):
-        return sorted(c for c in cuts if isinstance(c, int) and 0 < c < v.extent)
+        return list[Size](sorted(c for c in cuts if isinstance(c, int) and 0 < c < v.extent))
     return _in_order(list(cuts), v.extent)
 
 
