@@ -11,7 +11,10 @@ from ..render import header, render
 from .operators import Printer, function_name, overload_of, parameters_of, printed
 
 SPEC = "specs/decompositions.yaml"
-HELPERS = ("bound", "is_from_end")
+OF_RECORDER = ("is_all_true", "is_lower_triangle", "draws_anew")
+CONDITIONS = ("enlarges_scores", "has_symbolic_sizes", "is_exact_scale")
+"""Helpers of conditions on the calls of a function."""
+HELPERS = ("bound", "is_from_end", "masks_scores", *OF_RECORDER)
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class DecompositionSpec:
     when: str
     cases: tuple[tuple[str, str], ...]
     called: str = ""  # the function that programs call, where that is what is replaced
+    followed: bool = False  # autograd follows what replaces it
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class CorrectionSpec:
 class RefusalSpec:
     """Calls that a fake kernel accepts by mistake: `rules` holds positions of arguments under the names that the specs give them, `fills` is
     the view whose sizes the second argument must have, `wide` takes float32 beside a first argument of half precision, `always` stands for
-    every call. Calls of `called` are refused `when` a condition over its `parameters` holds.
+    every call. Calls of the functions `called` are refused `when` a condition over its `parameters` holds.
     """
 
     op: str
@@ -50,7 +54,7 @@ class RefusalSpec:
     rules: tuple[tuple[str, tuple[int, ...]], ...]
     fills: str = ""
     wide: bool = False
-    called: str = ""
+    called: tuple[str, ...] = ()
     function: str = ""
     parameters: str = ""
     when: str = ""
@@ -157,10 +161,16 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
             entry.pos("function" if "function" in entry else "when"), "expected both 'function' and 'when', or none"
         )
         return None
+    if "parameters" in entry and "function" not in entry:
+        diags.error(entry.pos("parameters"), "expected 'function' beside 'parameters'")
+        return None
     parameters, arguments = parameters_of(schema)
+    taken = set(arguments.values())
+    if "parameters" in entry:
+        parameters, taken = ", ".join(f"{name}=None" for name in entry["parameters"]), set(entry["parameters"])
     when = ""
     if "when" in entry:
-        printer = Printer(model, set(arguments.values()), "{op}({args})")
+        printer = Printer(model, taken, "{op}({args})", CONDITIONS)
         when = printed(entry, ("when",), str(entry["when"]), printer, diags) or ""
     return RefusalSpec(
         entry.id,
@@ -168,7 +178,7 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
         rules,
         entry.get("fills", ""),
         entry.get("wide", False),
-        entry.get("function", ""),
+        (called,) if isinstance(called := entry.get("function", ()), str) else tuple(called),
         "refuses_" + function_name(entry.id),
         parameters,
         when,
@@ -215,7 +225,10 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
         if schema is None:
             continue
         parameters, names = parameters_of(schema)
-        printer = Printer(model, set(names.values()), "{op}({args})", HELPERS)
+        if entry.get("followed") and "function" not in entry:
+            diags.error(entry.pos("followed"), "'followed' is about calls of a 'function', which is missing")
+            continue
+        printer = Printer(model, set(names.values()), "{op}({args})", HELPERS, OF_RECORDER)
         when = printed(entry, ("when",), str(entry.get("when", "True")), printer, diags)
         body = entry["body"]
         cases = []
@@ -233,6 +246,7 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
                 when or "True",
                 tuple(cases),
                 entry.get("function", ""),
+                bool(entry.get("followed", False)),
             )
         )
     return tuple(out)
