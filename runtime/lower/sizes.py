@@ -8,7 +8,8 @@ import sympy
 import torch
 
 from ...errors import UnsupportedError
-from ..ir.index import SIGNED, Expr, Sym, expr, sym
+from ..ir.atoms import SIGNED
+from ..ir.index import Expr, Sym, expr, sym
 from ..ir.index import size as canonical
 from ..ir.nodes import Size
 from ..torch_compat import decided, dimension_of_none, symbol_hint, symbol_range
