@@ -11,9 +11,10 @@ from ..render import header, render
 from .operators import Printer, function_name, overload_of, parameters_of, printed
 
 SPEC = "specs/decompositions.yaml"
-HELPERS = ("bound", "is_from_end")
-CONDITIONS = ("has_symbolic_sizes", "is_exact_scale")
+OF_RECORDER = ("is_all_true", "is_lower_triangle", "draws_anew")
+CONDITIONS = ("enlarges_scores", "has_symbolic_sizes", "is_exact_scale")
 """Helpers of conditions on the calls of a function."""
+HELPERS = ("bound", "is_from_end", "masks_scores", *OF_RECORDER)
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class DecompositionSpec:
     when: str
     cases: tuple[tuple[str, str], ...]
     called: str = ""  # the function that programs call, where that is what is replaced
+    followed: bool = False  # autograd follows what replaces it
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,10 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
         if schema is None:
             continue
         parameters, names = parameters_of(schema)
-        printer = Printer(model, set(names.values()), "{op}({args})", HELPERS)
+        if entry.get("followed") and "function" not in entry:
+            diags.error(entry.pos("followed"), "'followed' is about calls of a 'function', which is missing")
+            continue
+        printer = Printer(model, set(names.values()), "{op}({args})", HELPERS, OF_RECORDER)
         when = printed(entry, ("when",), str(entry.get("when", "True")), printer, diags)
         body = entry["body"]
         cases = []
@@ -241,6 +246,7 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
                 when or "True",
                 tuple(cases),
                 entry.get("function", ""),
+                bool(entry.get("followed", False)),
             )
         )
     return tuple(out)

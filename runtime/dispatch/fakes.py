@@ -13,14 +13,17 @@ import torch
 
 from ...errors import UnsupportedError
 from ...generated.decompositions import CORRECTIONS, REFUSALS, Refusal
+from ...generated.dispatch_tables import ROLES
 from .overlap import can_view, overlaps_itself
-from .regions import Layout, expressions
+from .regions import Layout, expressions, is_strided
 
 HALF = (torch.float16, torch.bfloat16)
 
 
 def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """The fake results of `op`: dtypes, sizes and strides as the eager kernel gives them."""
+    if op is ROLES["add"] and not all(map(is_strided, args)):
+        return _sum_of_gradients(fake_mode, *args)
     out = fake_mode.dispatch(op, types, args, kwargs)
     rules = CORRECTIONS.get(op)
     if rules is None:
@@ -35,6 +38,16 @@ def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any
         elif isinstance(t, torch.Tensor) and t.device.type == "cpu" and (not given or given in kwargs):
             results[position] = _corrected(fake_mode, t, args, typed, wide, layout, [args[k] for k in laid])
     return results[0] if isinstance(out, torch.Tensor) else tuple(results)  # its type may be a named tuple
+
+
+def _sum_of_gradients(fake_mode: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The fake sum of two gradients of one shape, of which one or both are sparse (kernels for fake tensors want sizes that are numbers)."""
+    dense = next((t for t in (a, b) if is_strided(t)), None)
+    if dense is not None:
+        with fake_mode:
+            return torch.empty_like(dense)
+    detached: torch.Tensor = fake_mode.dispatch(ROLES["detach"], (type(a),), (a,), {})
+    return detached
 
 
 def run_writing(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> Any:

@@ -10,7 +10,7 @@ from ..ir.facts import is_packed
 from ..ir.learned import learned_by
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
 from ..ir.quote import identifier
-from ..ir.work import is_pointwise
+from ..ir.work import in_any_order, is_pointwise
 from .attention import join_products
 from .folds import fold_columns
 from .fuse import Fuser, Group
@@ -19,13 +19,14 @@ from .inline import inline, is_view
 from .kernels import build_kernel, build_update
 from .layouts import followed
 from .memory import plan_memory, step_parts, step_reads, step_writes, strided_view
-from .operands import Factors
+from .operands import Factors, view_of
 from .order import least_memory
 from .outputs import separate_outputs
 from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
 from .products import Choose, fuse_products
 from .rows import wide_rows
 from .small import join_small
+from .updates import update_in_place, updated_inputs, without_copies
 
 
 def schedule(
@@ -56,7 +57,7 @@ def schedule(
     factors       which arguments of an extern call it multiplies, if it is a product of matrices that a kernel may compute, likewise.
     choose        which products gain by a kernel that also computes what is beside them.
     """
-    program = separate_outputs(program)
+    program = without_copies(separate_outputs(program))
     items, views = inline(program, costs, recompute)
     realized_views = set(views.bodies)
     # Which views must become memory: those that strides over a stored buffer cannot express. Decided after layouts; first, the groups.
@@ -82,6 +83,7 @@ def schedule(
             outputs_of[o.buffer] = outputs_of.get(o.buffer, 0) + 1
     out_bases: set[str] = set()
     last = computed_last(program, items)
+    inside = updated_inputs(program)
     moved = set(map(id, last))
     fills = _fills(program, items) if programs else {}
     for it in [*(it for it in items if id(it) not in moved), *last]:
@@ -110,6 +112,8 @@ def schedule(
             stride = _dense_or_contiguous(hints.get(it.name, alike.get(it.name, it.stride)), it.shape)
             if stride == contiguous_strides(it.shape):
                 stride = wide.get(it.name, stride)
+            if it.name in inside:
+                stride = layouts[inside[it.name]].stride or stride
             layouts[it.name] = Buffer(it.name, it.shape, it.dtype, stride)
             if it.name in fills:
                 continue
@@ -130,7 +134,8 @@ def schedule(
         if tail and group is tail[0]:
             first = len(steps)
         if group.extern is not None:
-            steps.append(_extern_step(group.extern, as_views, out_variants))
+            exactly = None if any_strides(group.extern) else layouts
+            steps.append(_extern_step(group.extern, as_views, out_variants, exactly))
             continue
         mine = {m.name for m in group.members} & needed
         if not mine:
@@ -138,7 +143,7 @@ def schedule(
         name = _kernel_name(counter, group)
         counter += 1
         scatter = group.members[0].scatter
-        if programs and scatter is not None and scatter.mode != "set":
+        if programs and scatter is not None and in_any_order(scatter):
             steps += [KernelStep(k) for k in build_update(group, name, layouts, fills)]
             continue
         kernel = build_kernel(
@@ -164,8 +169,8 @@ def schedule(
             body = fuse_products(body, layouts, read_later, factors, costs, choose)
     if frugal:
         body = least_memory(body, layouts, read_later)
-    steps = [*body, *end]
-    stored = write_in_place(steps, program, layouts, held)
+    steps, updated = update_in_place([*body, *end], program, layouts, held)
+    stored = updated | write_in_place(steps, program, layouts, held, updated)
     steps += [CopyStep(target, source) for target, source in program.mutations if source not in stored]
     plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)
     plan_memory(plan, stored, frugal=frugal, arena=arena)
@@ -184,7 +189,7 @@ def _fills(program: Program, items: list[Nest | Extern]) -> dict[str, Nest]:
     updated = {
         it.scatter.base
         for it in items
-        if isinstance(it, Nest) and it.scatter is not None and it.scatter.mode != "set" and read[it.scatter.base] == 1
+        if isinstance(it, Nest) and it.scatter is not None and in_any_order(it.scatter) and read[it.scatter.base] == 1
     }
     updated -= {o.buffer for o in program.outputs} | {source for _, source in program.mutations}
     return {
@@ -305,15 +310,29 @@ def _needed(program: Program, fuser: Fuser, as_views: dict[str, ViewOf]) -> set[
     return needed
 
 
-def _extern_step(call: Extern, as_views: dict[str, ViewOf], out_variants: Callable[[Extern], bool]) -> ExternStep:
+def _extern_step(
+    call: Extern, as_views: dict[str, ViewOf], out_variants: Callable[[Extern], bool], layouts: dict[str, Buffer] | None
+) -> ExternStep:
+    """The call with views for arguments; where there are `layouts` of buffers, those are copied that have other
+    strides than the program gave them."""
+
     def place(x: object) -> object:
         if isinstance(x, Ref):
-            return replace(as_views[x.buffer], paired=x.paired) if x.buffer in as_views else x
+            given = replace(as_views[x.buffer], paired=x.paired) if x.buffer in as_views else x
+            if layouts is None or x.stride is None:
+                return given
+            view = view_of(given, layouts)
+            same = 0 in view.shape or _same_strides(view.shape, view.stride, x.stride)
+            return given if same else replace(view, paired=x.paired, laid=x.stride)
         if isinstance(x, (list, tuple)):
             return type(x)(place(y) for y in x)
         return x
 
-    args = tuple(place(a) for a in call.args)
+    written = call.args[: call.writes]  # these are laid out as the results
+    args = (
+        *(as_views.get(a.buffer, a) if isinstance(a, Ref) else a for a in written),
+        *map(place, call.args[call.writes :]),
+    )
     kwargs = tuple((k, place(v)) for k, v in call.kwargs)
     # Memory can be planned only for a result whose size is known before.
     planned = call.writes or (out_variants(call) and not call.learns)
