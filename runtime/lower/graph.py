@@ -223,6 +223,9 @@ class _Lowerer:
             kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
             count_extern(name, EXTERN.get(name, "no lowering"))
             self.b.extern([], name, args, kwargs, True, effect=True, learns=(learned,))
+        elif isinstance(val, torch.SymInt):
+            self.b.begin(node.name, "number")
+            self.numbers.tell(val)
         return self.sizes.index(val)
 
     def changing(self, node: fx.Node, val: Any) -> Number | Opaque:
@@ -231,7 +234,7 @@ class _Lowerer:
             try:
                 args = tuple(map(self.argument, node.args))
                 self.b.begin(node.name, "number")
-                found = self.numbers.computed(node.target, args) if isinstance(val, torch.SymFloat) else None
+                found = self.numbers.computed(node.target, args, val) if isinstance(val, torch.SymFloat) else None
                 return self.numbers.in_python(node.name, val) if found is None else found
             except UnsupportedError:
                 return Opaque.number(val)
