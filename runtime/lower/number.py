@@ -170,7 +170,7 @@ class Numbers:
             if not symbol.is_integer and symbol.name not in self.sizes.floats:
                 self.sizes.floats[symbol.name] = self._part(symbol, val)
 
-    def _part(self, symbol: sympy.Symbol, val: torch.SymFloat | torch.SymBool) -> Expr:
+    def _part(self, symbol: sympy.Symbol, val: torch.SymInt | torch.SymFloat | torch.SymBool) -> Expr:
         if symbol in self._named or symbol in self._calls:
             return self.argument(val.node.shape_env.create_symfloatnode(symbol, hint=None))
         if (size := self.sizes.symbols.get(symbol.name)) is not None:
