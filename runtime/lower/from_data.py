@@ -94,13 +94,19 @@ class FromData:
             raise UnsupportedError(f"the condition {e} is about sizes that nothing in the graph tells")
         self._demands.append((e, message))
 
-    def derive(self, e: sympy.Expr, name: str, may_be_zero: bool) -> None:
+    def derive(self, e: sympy.Expr, name: str) -> None:
         """Compute the symbol `name` from others as soon as these are known. Raises `UnsupportedError` where Python cannot say how."""
         self._derived.append((Learned(name, source=self._source(e)), e))
-        if any(s.name in self.sizes.floats or self._name(s) in self.unhinted for s in e.free_symbols):
-            self.unhinted.add(name)
-            if may_be_zero:
-                self.may_be_zero.add(name)
+
+    def is_unhinted(self, symbol: sympy.Symbol) -> bool:
+        """Whether no example input tells a symbol of torch."""
+        return self._name(symbol) in self.unhinted
+
+    def changes(self, name: str, may_be_zero: bool) -> None:
+        """Take a symbol of the program for one that no guard says anything about."""
+        self.unhinted.add(name)
+        if may_be_zero:
+            self.may_be_zero.add(name)
 
     def limit(self, e: sympy.Expr) -> None:
         """Raise an error unless an integer has a place in 64 bits."""

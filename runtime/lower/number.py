@@ -15,8 +15,7 @@ import torch
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
-from ..ir.atoms import SIGNED
-from ..ir.index import Expr, sym
+from ..ir.index import SIGNED, Expr, sym
 from ..ir.learned import FUNCTIONS, Learned, names_in
 from ..ir.nodes import Buffer, Node, const, index_node
 from ..torch_compat import python_source
@@ -171,7 +170,7 @@ class Numbers:
             if not symbol.is_integer and symbol.name not in self.sizes.floats:
                 self.sizes.floats[symbol.name] = self._part(symbol, val)
 
-    def _part(self, symbol: sympy.Symbol, val: torch.SymFloat | torch.SymBool | torch.SymInt) -> Expr:
+    def _part(self, symbol: sympy.Symbol, val: torch.SymInt | torch.SymFloat | torch.SymBool) -> Expr:
         if symbol in self._named or symbol in self._calls:
             return self.argument(val.node.shape_env.create_symfloatnode(symbol, hint=None))
         if (size := self.sizes.symbols.get(symbol.name)) is not None:

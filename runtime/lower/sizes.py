@@ -12,8 +12,8 @@ from ..ir.atoms import SIGNED
 from ..ir.index import Expr, Sym, expr, sym
 from ..ir.index import size as canonical
 from ..ir.nodes import Size
-from ..torch_compat import decided, dimension_of_none, symbol_hint, symbol_range
-from .from_data import LARGE, FromData
+from ..torch_compat import decided, dimension_of_none, size_hint, symbol_hint, symbol_range
+from .from_data import LARGE, LIKELY, FromData
 
 
 class Sizes:
@@ -33,6 +33,14 @@ class Sizes:
     def argument(self, value: Any) -> Size:
         """A number that the graph is called with: its symbol is known, wherever it comes from."""
         self.from_data.given(value)
+        if isinstance(value, torch.SymInt) and not all(s.is_integer for s in value.node.expr.free_symbols):
+            self._env, e = (
+                value.node.shape_env,
+                value.node.expr,
+            )  # the floats that it is made of are not among the arguments
+            if e not in self._memo:
+                self._memo[e] = self._fresh(e, size_hint(value, LIKELY[0]))
+            return self._memo[e]
         return self.index(value)
 
     def index(self, value: Any) -> Size:
@@ -133,15 +141,23 @@ class Sizes:
 
     def _derived(self, e: sympy.Expr) -> Size:
         """A symbol for what sums, products and quotients do not say, and for quotients by what may be 0: Python computes it when the graph runs."""
-        least, most = (bounds := self._env.bound_sympy(e)).lower, bounds.upper
         parts = {s: self.named(s) for s in e.free_symbols}
         hints = {s: a.hint for s, part in parts.items() if isinstance(a := part.atom, Sym)}
         value = e.xreplace({s: sympy.Integer(h) for s, h in hints.items() if h is not None})
-        key = f"size{sum(k.startswith('size') for k in self.symbols)}"
-        found = self._name(key, key, bool(least >= 0), int(value) if value.is_Integer else None)
-        self.from_data.derive(e, found.text, may_be_zero=not least >= 1)
-        if not (least >= -LARGE and most <= LARGE):
+        found = self._fresh(e, int(value) if value.is_Integer else None)
+        bounds = self._env.bound_sympy(e)
+        self.from_data.derive(e, found.text)
+        if not (bounds.lower >= -LARGE and bounds.upper <= LARGE):
             self.from_data.limit(e)
+        return found
+
+    def _fresh(self, e: sympy.Expr, hint: int | None) -> Expr:
+        """A new symbol that stands for an expression."""
+        least = self._env.bound_sympy(e).lower
+        key = f"size{sum(k.startswith('size') for k in self.symbols)}"
+        found = self._name(key, key, bool(least >= 0), hint)
+        if any(not s.is_integer or self.from_data.is_unhinted(s) for s in e.free_symbols):
+            self.from_data.changes(found.text, may_be_zero=not least >= 1)
         return found
 
     def named(self, symbol: sympy.Symbol) -> Expr:
