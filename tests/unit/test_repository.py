@@ -277,7 +277,7 @@ def test_pyproject_lists_every_package() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     found = {
         ".".join(("opforge", *p.parent.relative_to(ROOT).parts))
-        for p in sources("runtime", "generator", "generated", ".")
+        for p in sources("runtime", "generator", "generated", "testing", ".")
         if p.name == "__init__.py"
     }
     assert sorted(listed) == sorted(found)
