@@ -1411,14 +1411,12 @@ PRODUCTS: dict[str, tuple[int, ...]] = {
     "aten.bmm.default": (0, 1),
     "aten.mm.default": (0, 1),
 }
-ANY_STRIDES: frozenset[str] = frozenset(
-    {
-        "aten.addmm.default",
-        "aten.baddbmm.default",
-        "aten.bmm.default",
-        "aten.mm.default",
-    }
-)
+ANY_STRIDES: set[str] = {
+    "aten.addmm.default",
+    "aten.baddbmm.default",
+    "aten.bmm.default",
+    "aten.mm.default",
+}
 UNSPECIFIED: frozenset[str] = frozenset(
     {
         "aten.empty.memory_format",

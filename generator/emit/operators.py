@@ -75,11 +75,12 @@ class Printer:
                 return name
             case ast.Constant():
                 return literal(node.value)
-            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult(), left=left, right=right):
-                sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}[type(node.op)]
+            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Mod(), left=left, right=right):
+                sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Mod: "%"}[type(node.op)]
                 return f"({self.show(left)} {sign} {self.show(right)})"
-            case ast.Subscript(value=value, slice=ast.Slice(lower=None, upper=ast.expr() as upper, step=None)):
-                return f"{self.show(value)}[:{self.show(upper)}]"
+            case ast.Subscript(value=value, slice=ast.Slice(lower=lower, upper=upper, step=None)):
+                first, last = ("" if bound is None else self.show(bound) for bound in (lower, upper))
+                return f"{self.show(value)}[{first}:{last}]"
             case ast.Subscript(value=value, slice=index):
                 return f"{self.show(value)}[{self.show(index)}]"
             case ast.List(elts=elts):
@@ -90,9 +91,11 @@ class Printer:
                 return f"*{self.show(value)}"
             case ast.Call(func=func, args=args, keywords=keywords):
                 return self.call(ast.unparse(func), func.col_offset, args, keywords)
-            case ast.Compare() | ast.BoolOp() | ast.UnaryOp():
+            case ast.BoolOp(op=op, values=values):
+                return f"({(' and ' if isinstance(op, ast.And) else ' or ').join(map(self.show, values))})"
+            case ast.Compare() | ast.UnaryOp():
                 for inner in ast.walk(node):
-                    if isinstance(inner, ast.Name):
+                    if isinstance(inner, ast.Name) and inner.id not in self.helpers:
                         self.show(inner)
                 return ast.unparse(node)
         raise _Fault(f"'{ast.unparse(node)}' may not stand here", node.col_offset)
