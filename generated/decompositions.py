@@ -272,6 +272,18 @@ def laid_out_native_batch_norm_backward_0(
     return suggested(input)
 
 
+# spec: aten._weight_norm_interface.default
+def laid_out_weight_norm_interface_1(v, g, dim=0):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. The result is contiguous, and the norms of half-precision weights are float32."""
+    return g
+
+
+# spec: aten.soft_margin_loss_backward.default
+def laid_out_soft_margin_loss_backward_0(grad_output, self, target, reduction):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. It is the product of the target and of an exponential of the product of both."""
+    return elementwise(target, elementwise(elementwise(target), self))
+
+
 # spec: aten.addr.default
 def laid_out_addr_0(self, vec1, vec2, *, beta=1, alpha=1):  # type: ignore[no-untyped-def]
     """A tensor with the layout of the result. It is elementwise over the product of the vectors."""
@@ -420,7 +432,7 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     # The result is contiguous, and the norms of half-precision weights are float32.
     torch.ops.aten._weight_norm_interface.default: (
         Correction(result=0, layout="contiguous", laid=()),
-        Correction(result=1, dtype_of=(1,), layout="preserved", laid=(1,), wide=True),
+        Correction(result=1, dtype_of=(1,), wide=True, like=laid_out_weight_norm_interface_1),
     ),
     # It is elementwise, so its first operand says the layout.
     torch.ops.aten.floor_divide.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
@@ -564,8 +576,10 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     torch.ops.aten.complex.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
     torch.ops.aten.polar.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
-    # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.soft_margin_loss_backward.default: (Correction(result=0, layout="elementwise", laid=(1, 2, 0)),),
+    # It is the product of the target and of an exponential of the product of both.
+    torch.ops.aten.soft_margin_loss_backward.default: (
+        Correction(result=0, like=laid_out_soft_margin_loss_backward_0),
+    ),
     # Its operands stand in another order than its arguments.
     torch.ops.aten.leaky_relu_backward.default: (Correction(result=0, layout="elementwise", laid=(1, 0)),),
     # The result is contiguous.
@@ -583,6 +597,8 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     # A result is contiguous or channels-last.
     torch.ops.aten._batch_norm_with_update_functional.default: (
         Correction(result=0, like=laid_out_batch_norm_with_update_functional_0),
+        Correction(result=4, layout="preserved", laid=(3,)),
+        Correction(result=5, layout="preserved", laid=(4,)),
     ),
     # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
     torch.ops.aten.index_put.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
@@ -632,6 +648,16 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     torch.ops.prims.rev.default: (Correction(result=0, layout="preserved", laid=(0,)),),
     # It turns the two dimensions of what flip gives, or copies.
     torch.ops.aten.rot90.default: (Correction(result=0, like=laid_out_rot90_0),),
+    # The gradient keeps the strides of the one that is given.
+    torch.ops.aten.log_sigmoid_backward.default: (Correction(result=0, layout="preserved", laid=(0,)),),
+    # The weight is no operand.
+    torch.ops.aten.lerp.Scalar: (Correction(result=0, layout="elementwise", laid=(0, 1), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.prims.convert_element_type.default: (
+        Correction(result=0, layout="preserved", laid=(0,), everywhere=True),
+    ),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten._conj_physical.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
     # It joins two slices, and is channels-last if both of them are, which one without elements is not.
     torch.ops.aten.roll.default: (Correction(result=0, like=laid_out_roll_0),),
 }
