@@ -18,7 +18,7 @@ ASKED_TORCH := $(if $(filter command environment,$(origin TORCH)),asked-torch)
 RIGHT_PYTHON := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 WHICH_PYTHON := import sys; print(sys.base_prefix, sys.version)
 
-.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu test-asan fuzz opinfo opinfo-interpret recompiles demo bench bench-quick bench-gpu wheel clean
+.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu test-asan test-asan-all fuzz mutants opinfo opinfo-interpret recompiles demo bench bench-quick bench-gpu wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -64,7 +64,7 @@ check-format: $(STAMP)
 # mypy must see the repository root under the name `opforge`, whatever the checkout's folder is called.
 check-types: $(STAMP)
 	@mkdir -p $(TYPECHECK) && ln -sfn "$(CURDIR)" $(TYPECHECK)/opforge
-	$(PY) -m mypy -p opforge.runtime -p opforge.generator -p opforge.generated -m opforge
+	$(PY) -m mypy -p opforge.runtime -p opforge.generator -p opforge.generated -p opforge.testing -m opforge
 	cd benchmarks && ../$(PY) -m mypy --config-file ../pyproject.toml --follow-imports=silent .
 	cd examples && ../$(PY) -m mypy --config-file ../pyproject.toml --follow-imports=silent .
 
@@ -91,6 +91,10 @@ FUZZ ?= 10000
 fuzz: $(STAMP) ## random programs against eager, 10,000 or FUZZ=number (nightly; half an hour on two idle cores)
 	$(PY) -m tests.fuzz --programs $(FUZZ) --failures build-tmp/fuzz
 
+MUTANTS ?=
+mutants: $(STAMP) ## wrong variants of the specs against the generated tests (hours; goes on where it ended); MUTANTS=options; writes docs/mutants.md
+	$(PY) -m tests.mutants --write $(MUTANTS)
+
 OPINFO ?= --dtypes fp32 --variants forward
 opinfo: $(STAMP) ## torch's own tables of operators and modules against eager; OPINFO=options of `python -m tests.opinfo`
 	$(PY) -m tests.opinfo $(OPINFO) --out build-tmp/opinfo.json
@@ -99,13 +103,30 @@ OPINFO_INTERPRET ?= --dtypes fp32 --variants forward
 opinfo-interpret: $(STAMP) ## the same through a GPU's kernels, run by Triton's interpreter; OPINFO_INTERPRET=options
 	$(PY) -m tests.opinfo --device interpreter $(OPINFO_INTERPRET) --out build-tmp/opinfo_interpret.json
 
-# Its library comes before all others, and with it the one that it looks for at once; the compiler itself runs without.
+# Its library comes before all others, and with it the one that it looks for at once; the compiler itself runs without. Little optimized, a
+# kernel still makes the accesses whose values it drops.
 ASAN_LIBRARIES = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so)
-ASAN = env LD_PRELOAD="$(ASAN_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0 OPFORGE_SANITIZE=address OPFORGE_CXX="env -u LD_PRELOAD g++"
-ASAN_TESTS ?= tests/programs/test_invalid_inputs.py tests/programs/test_index_errors.py tests/generated/test_invalid_calls.py tests/opinfo
-test-asan: $(STAMP) ## C++ kernels under AddressSanitizer (g++): invalid inputs, and a sample of torch's tables; ASAN_TESTS=files
+ASAN = env LD_PRELOAD="$(ASAN_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1 \
+  OPFORGE_SANITIZE=address OPFORGE_OPT_LEVEL=1 OPFORGE_CXX="env -u LD_PRELOAD g++"
+ASAN_GUARDS = tests/unit/codegen/test_cpp_guards.py tests/programs/test_training_of_slices.py
+ASAN_TESTS ?= $(ASAN_GUARDS) tests/programs/test_gallery_values.py tests/programs/test_invalid_inputs.py tests/programs/test_index_errors.py tests/generated/test_invalid_calls.py
+ASAN_OTHERS ?= $(ASAN_GUARDS) tests/programs/test_gallery_values.py
+# Other widths than this machine's own, and surroundings that disagree with its processor.
+ASAN_SURROUNDINGS = OPFORGE_TARGET=scalar OPFORGE_TARGET=avx2 OPFORGE_TEST_LANES=16 ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=default OPFORGE_CXX_FLAGS=-march=x86-64
+ASAN_FUZZ ?= 200
+ASAN_SOME ?= -k "float32 and (softmax or norm or pad or roll or cat or gather or index or pool)"
+test-asan: $(STAMP) ## C++ kernels under AddressSanitizer (g++), stack included: a sample (ten minutes on two idle cores); ASAN_TESTS=files, ASAN_FUZZ=programs
 	$(PY) -m pytest tests/unit/build/test_sanitizer.py
 	$(ASAN) $(PYTEST) -m "not slow and not gpu" $(ASAN_TESTS)
+	$(ASAN) $(PYTEST) -m "not slow and not gpu" tests/generated/test_ops.py $(ASAN_SOME)
+	$(ASAN) $(PY) -m tests.fuzz --shrink 0 --programs $(ASAN_FUZZ)
+	for word in $(ASAN_SURROUNDINGS); do echo "with $$word"; \
+	  $(ASAN) $$word $(PYTEST) -m "not slow and not gpu" $(ASAN_OTHERS) && \
+	  $(ASAN) $$word $(PY) -m tests.fuzz --shrink 0 --programs $$(($(ASAN_FUZZ) / 4)) || exit 1; done
+
+test-asan-all: ## as test-asan: all generated tests, the gallery and 2,000 programs, in each of the surroundings (nightly; hours)
+	$(MAKE) test-asan ASAN_SOME= ASAN_FUZZ=2000 \
+	  ASAN_TESTS="$(ASAN_TESTS) tests/generated tests/opinfo" ASAN_OTHERS="$(ASAN_OTHERS) tests/generated"
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device (three minutes with six processes on an H200; GPU_JOBS=number)
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device, and these tests need one; make test has those that do not")'

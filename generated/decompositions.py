@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..runtime.dispatch.known import draws_anew, enlarges_scores, is_all_true, is_lower_triangle, masks_scores
 from ..runtime.dispatch.support import (
     bound,
     elementwise,
+    has_symbolic_sizes,
     is_empty,
+    is_exact_scale,
     is_from_end,
     is_row_major,
     row_major,
@@ -133,11 +136,29 @@ def cudnn_batch_norm_backward(
 
 
 # spec: aten.one_hot.default
-def one_hot(self, num_classes=-1):  # type: ignore[no-untyped-def]
+def one_hot(b, self, num_classes=-1):  # type: ignore[no-untyped-def]
     """Its kernel for fake tensors compares, and loses the error of a class out of range."""
     if not (num_classes > 0):
         return NotImplemented
     return torch.ops.aten.one_hot.default(self, num_classes)
+
+
+# spec: aten.scaled_dot_product_attention.default
+def scaled_dot_product_attention(
+    b, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
+):  # type: ignore[no-untyped-def]
+    """A mask that is all true is no mask, and a lower triangle is what `is_causal` says; with a mask torch chooses slower kernels."""
+    if not (
+        attn_mask is not None
+        and not is_causal
+        and masks_scores(attn_mask, query, key)
+        and draws_anew(b, dropout_p)
+        and (is_all_true(b, attn_mask) or is_lower_triangle(b, attn_mask))
+    ):
+        return NotImplemented
+    return torch.ops.aten.scaled_dot_product_attention.default(
+        query, key, value, None, dropout_p, not is_all_true(b, attn_mask), scale=scale, enable_gqa=enable_gqa
+    )
 
 
 # spec: aten.unsafe_split.Tensor
@@ -349,6 +370,27 @@ def refuses_linear(input, weight, bias=None):  # type: ignore[no-untyped-def]
     )
 
 
+# spec: aten.scaled_dot_product_attention.default
+def refuses_scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
+):  # type: ignore[no-untyped-def]
+    """It adds the mask to the scores in place, where its fake kernel makes larger ones."""
+    return enlarges_scores(attn_mask, query, key)
+
+
+# spec: aten.upsample_nearest1d.vec
+def refuses_upsample_nearest1d_vec(
+    input=None, size=None, scale_factor=None, mode=None, align_corners=None, recompute_scale_factor=None, antialias=None
+):  # type: ignore[no-untyped-def]
+    """Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not."""
+    return (
+        not is_exact_scale(scale_factor)
+        and not recompute_scale_factor
+        and mode not in ("nearest-exact", "area")
+        and has_symbolic_sizes(input)
+    )
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_batch_norm.default: native_batch_norm,
     torch.ops.aten.cudnn_batch_norm.default: cudnn_batch_norm,
@@ -367,8 +409,18 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 }
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
+    torch.nn.functional.scaled_dot_product_attention: scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
 }
-"""Functions that programs call, replaced where a graph calls them."""
+"""Functions that programs call, replaced where a graph calls them; what replaces them takes the recorder first."""
+
+FOLLOWED: frozenset[Any] = frozenset(
+    [
+        torch.nn.functional.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention.default,
+    ]
+)
+"""Those of them that autograd follows into what replaces them."""
 
 CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     # With a weight of another dtype the statistics have its dtype.
@@ -923,6 +975,26 @@ REFUSALS: dict[Any, Refusal] = {
 
 REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
     torch.nn.functional.linear: (refuses_linear, "It adds the bias in place, to a result of its own sizes and dtype."),
+    torch.nn.functional.scaled_dot_product_attention: (
+        refuses_scaled_dot_product_attention,
+        "It adds the mask to the scores in place, where its fake kernel makes larger ones.",
+    ),
+    torch.nn.functional.interpolate: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
+    torch.nn.functional.upsample: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
+    torch.nn.functional.upsample_nearest: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
+    torch.nn.functional.upsample_bilinear: (
+        refuses_upsample_nearest1d_vec,
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+    ),
 }
 """Functions that programs call, with what they do that their kernels do not do to fake tensors, and where."""
 

@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "scan": (("shape", "scan", "dim", "at"), ("dtype", "with")),
     "scatter": (("base", "over", "at", "into"), ("raises", "mode", "when", "with", "finish")),
     "composite": (("body",), ("raises", "why")),
-    "extern": (("why",), ("out", "row_bytes", "product", "any_strides")),
+    "extern": (("why",), ("out", "row_bytes", "product", "any_strides", "opaque")),
     "decomposed": ((), ()),
 }
 """Kind → keys that it needs, keys that it may have (beside `COMMON`)."""
@@ -231,6 +231,7 @@ class Checker:
             row_bytes=int(entry.get("row_bytes") or 0),
             product=self.factors(),
             any_strides=bool(entry.get("any_strides")),
+            opaque=self.opaque(),
             require=requirements(entry),
         )
 
@@ -246,6 +247,15 @@ class Checker:
             if set(wanted) <= set(names):
                 found.append((schema.id, tuple(map(names.index, wanted))))
         return tuple(found)
+
+    def opaque(self) -> tuple[int, ...]:
+        """Positions of the results that only the operator's own gradient can read."""
+        found = tuple(int(n) for n in self.entry.get("opaque") or ())
+        for schema in self.schemas:
+            for k, n in enumerate(found):
+                if n >= len(schema.returns):
+                    self.error(("opaque", k), f"'{schema.id}' has no result {n}, but {len(schema.returns)} results")
+        return found
 
     def out_variants(self) -> tuple[tuple[str, str], ...]:
         """For the overloads whose eager kernel has an `out` that names one that writes its result into a given tensor: that one."""

@@ -27,7 +27,7 @@ class Device:
 
 
 PROCESSOR = Device({"is_on_gpu": False, "rows_in_registers": False})
-GPU = Device({"is_on_gpu": True, "pays_as_loops": False}, routines=frozenset(), modes=frozenset({"sum"}))
+GPU = Device({"is_on_gpu": True, "pays_as_loops": False}, routines=frozenset(), modes=frozenset({"set", "sum"}))
 
 
 def native_on(device: Device, entries: Iterable[OpEntry]) -> frozenset[str]:

@@ -90,5 +90,6 @@ class OpEntry:
     row_bytes: int = 0
     product: tuple[tuple[str, tuple[int, ...]], ...] = ()
     any_strides: bool = False
+    opaque: tuple[int, ...] = ()
     require: tuple[Requirement, ...] = ()
     no_edges: str = ""

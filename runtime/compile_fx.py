@@ -40,6 +40,7 @@ from .graphs.recording import Recorder
 from .ir.text import dump
 from .lower.control import Control
 from .lower.graph import lower
+from .lower.known import truth
 from .observe import counters
 from .observe.watch import Watch
 from .realize import Artifacts, Compiled, EagerProgram, realize
@@ -135,7 +136,8 @@ def _compile(
     try:
         watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)))
         with watch.stage("trace"):
-            traced = trace(gm, example_inputs, training=wants_grad(gm, example_inputs), random=cfg.random)
+            trains = wants_grad(gm, example_inputs)
+            traced = trace(gm, example_inputs, training=trains, random=cfg.random, truth=truth)
         settle()
         watch.text("functional_graph.py", lambda: str(traced.graph.code))
         call, artifacts, inside = compile_traced(traced, cfg, watch)

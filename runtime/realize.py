@@ -98,7 +98,8 @@ def realize(
     artifacts.program = lowered.program
     with watch.stage("load"):
         try:
-            module = load_wrapper(entry.path / "wrapper.py", name=f"opforge_{digest[:16]}")
+            wrapper = entry.read("wrapper.py")
+            module = load_wrapper(entry.file("wrapper.py"), name=f"opforge_{digest[:16]}", contents=wrapper)
             kernels = target.load(entry)
         except ResourceError:
             # The target knows by now which configuration of a kernel it does not take, and makes the graph with the next one.
@@ -120,12 +121,10 @@ def realize(
 
 
 def _stored(entry: Entry, target: Target) -> Artifacts | None:
-    """What readers see of an entry of the cache; None where another process has removed it meanwhile."""
+    """What readers see of an entry of the cache; None where another process has removed or changed it meanwhile."""
     try:
-        cpp, wrapper = (
-            entry.file(name).read_text(encoding="utf-8") for name in (f"kernels.{target.suffix}", "wrapper.py")
-        )
-    except FileNotFoundError:
+        cpp, wrapper = (entry.read(name).decode() for name in (f"kernels.{target.suffix}", "wrapper.py"))
+    except OSError:
         return None
     meta = entry.meta
     return Artifacts(cpp, wrapper, "", meta["kernels"], meta["externs"], meta["arena_bytes"], cached=True)

@@ -98,6 +98,7 @@ __all__ = [
     "empty_strided_cuda",
     "enable_python_dispatcher",
     "frame_source",
+    "function_of_numbers",
     "in_dual_level",
     "in_transform",
     "is_traceable_wrapper_subclass",
@@ -151,8 +152,13 @@ def python_source(expr: object) -> str:
     """A size expression (sympy, with torch's functions) as Python source over its symbols; uses `math` at most. [2.11, 2.13]"""
     from torch.utils._sympy.printers import PythonPrinter
 
-    text: str = PythonPrinter().doprint(expr)
-    return text
+    text: str = PythonPrinter().doprint(expr).replace("torch.sym_float(", "float(")  # the source is of plain numbers
+    return text.replace("torch._sym_sqrt(", "math.sqrt(").replace("OpaqueUnaryFn_", "math.")
+
+
+def function_of_numbers(name: str) -> Any:
+    """The function that `math` has as `name`, for symbolic numbers too; None where torch has none. [2.11, 2.13]"""
+    return getattr(torch, f"_sym_{name}", None)
 
 
 def number_read_from(value: object) -> Any:
@@ -161,7 +167,8 @@ def number_read_from(value: object) -> Any:
     if not isinstance(found, torch.SymFloat) or not (symbol := found.node._expr).is_symbol:
         return None
     sources = {type(s).__name__ for s in found.node.shape_env.var_to_sources.get(symbol, ())}
-    return None if "CallMethodItemSource" in sources else found
+    # What the program itself reads from a tensor comes from that call, or from no place that Dynamo knows.
+    return found if sources and "CallMethodItemSource" not in sources else None
 
 
 #: The name of what `start_anew` raises: its class is loaded with Dynamo only. [2.11, 2.13]
@@ -390,18 +397,14 @@ def keep_item(own: object, fake: object) -> None:
 
 
 def known(condition: object) -> bool:
-    """Whether a condition on sizes (bool or SymBool) holds for all sizes that the graph is made for, as far as is known; adds no guard.
-    [2.11, 2.13]
-    """
+    """Whether a condition on sizes (bool or SymBool) is known to hold for all sizes of the graph; adds no guard. [2.11, 2.13]"""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)  # type: ignore[arg-type]
 
 
 def decided(size: object) -> int | None:
-    """The number, 0 or 1, that guards say a size is that is as yet an expression of symbols (a broadcast or a slice was decided by it), or None;
-    adds no guard. [2.11, 2.13]
-    """
+    """The number, 0 or 1, that guards say an expression of symbols is (a broadcast was decided by it), or None; adds no guard. [2.11, 2.13]"""
     n = size_hint(size, -1)
     # Only then can they; and the question is not cheap.
     return n if n in (0, 1) and known(size == n) else None
@@ -415,9 +418,7 @@ def known_equal(a: object, b: object) -> bool:
 
 
 def dimension_of_none(sizes: Sequence[object]) -> int | None:
-    """The dimension that must be 0 because guards say that there are no elements and that no other one is; None if that is not known. Adds no
-    guard. [2.11, 2.13]
-    """
+    """The dimension that guards say is the only one of 0 elements; None if that is not known. Adds no guard. [2.11, 2.13]"""
     without = [k for k, n in enumerate(sizes) if size_hint(n, 1) == 0]
     if len(without) != 1 or type(sizes[without[0]]) is int:
         return None

@@ -15,7 +15,7 @@ from .config import Config, current
 from .dispatch.joint import Gradients
 from .dispatch.operators import op_info
 from .dispatch.overlap import is_dense
-from .dispatch.regions import Layout
+from .dispatch.regions import Layout, is_strided
 from .dispatch.trace import Traced
 from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
 from .execute.given import saved_inputs
@@ -66,6 +66,10 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
     parts = cut()
     while len(tangents) > 1 and _keep_made_from_inputs(traced.graph, parts, gradients):
         parts = cut()
+    symbolic = _is_symbolic(parts.backward)
+    if len(tangents) > 1 and symbolic and not all(is_strided(g) for g in _gradients(parts.backward)):
+        # There, a result without a gradient counts as one that got zeros, whose rows eager leaves out.
+        raise UnsupportedError("a sparse gradient of several results, with sizes that are symbols")
     returned, kept, saved = _trim(parts, results)
     inside = {k for r in gradients.wrapped_results for k in r.dense}
     read = {*gradients.tangents, *gradients.watched_results, *inside, *(k for where, k in saved if where == "output")}
@@ -88,7 +92,7 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
         tuple(tangent_strides(t) for t in tangents),
         gradients,
         len(tangents) > 1 and not gradients.wrapped_results,
-        _is_symbolic(parts.backward),
+        symbolic,
         tangents_with(parts.backward) if len(tangents) > 1 else (),
         saved_inputs(saved, [n.meta["val"] for n in returned[results:]]),
         frozenset(traced.static_arguments),
@@ -116,6 +120,12 @@ def _keep_made_from_inputs(joint: fx.GraphModule, parts: Partition | Cut, gradie
             elif node.name in known and not known[node.name].meta.keys() & {"must_save", "recompute"}:
                 marked = known[node.name].meta["must_save"] = True
     return marked
+
+
+def _gradients(backward: fx.GraphModule) -> list[Any]:
+    """The fake values of what a backward returns."""
+    (output,) = (n for n in backward.graph.nodes if n.op == "output")
+    return [n.meta["val"] if isinstance(n, fx.Node) else n for n in output.args[0]]
 
 
 def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], list[tuple[str, int]]]:
@@ -161,7 +171,9 @@ def _is_symbolic(graph: fx.GraphModule) -> bool:
 
 def _is_dynamic(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and any(type(n) is not int for n in (*value.shape, *value.stride()))
+    return isinstance(value, torch.Tensor) and any(
+        type(n) is not int for n in (*value.shape, *(value.stride() if is_strided(value) else ()))
+    )
 
 
 def kept_for_backward(halves: Halves, static: Collection[int]) -> set[int]:

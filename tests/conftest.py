@@ -23,6 +23,10 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="opforge-test-cache-", ignore_cleanup_errors=True)
         os.environ["OPFORGE_CACHE_DIR"] = folder.name
         config.add_cleanup(folder.cleanup)
+    if "OPFORGE_TEST_LANES" in os.environ:
+        from tests.support.lanes import set_lanes
+
+        set_lanes()
     try:
         from hypothesis import settings
     except ImportError:

@@ -168,13 +168,13 @@ def make_llama_train(device: torch.device, tiny: bool) -> Built:
 
 
 class LastHidden(nn.Module):
-    """Token ids [B, T] and mask [B, T] to the encoder's [B, T, H]."""
+    """Token ids [B, T] and mask [B, T], or none, to the encoder's [B, T, H]."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         return self.encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
 
 
@@ -189,6 +189,61 @@ def make_bert(device: torch.device, tiny: bool) -> Built:
     lengths = torch.linspace(length // 2, length, batch, device=device).long()
     mask = (torch.arange(length, device=device)[None, :] < lengths[:, None]).long()
     return model.to(BF16), (ids(device, 30000, batch, length), mask)
+
+
+@program("bert_whole", "BERT-base, 32 x 256 tokens, no padding, bf16")
+def make_bert_whole(device: torch.device, tiny: bool) -> Built:
+    """The library makes a mask that is all true where it is compiled, and none where it runs eagerly."""
+    model, (tokens, _) = make_bert(device, tiny)
+    return model, (tokens, None)
+
+
+@program("vit_b16", "transformers' ViT-B/16, 12 layers of 768, 32 x 3 x 224 x 224, bf16")
+def make_vit_b16(device: torch.device, tiny: bool) -> Built:
+    from transformers import ViTConfig, ViTModel
+
+    size: dict[str, Any] = (
+        {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
+        if tiny
+        else {}
+    )
+    with device:
+        model = FirstResult(ViTModel(ViTConfig(num_hidden_layers=2 if tiny else 12, **size), add_pooling_layer=False))
+    images = torch.randn(*((2, 3, 32, 32) if tiny else (32, 3, 224, 224)), device=device, dtype=BF16)
+    return model.to(BF16).eval(), (images,)
+
+
+@program("wav2vec2", "transformers' wav2vec 2.0 base, 12 layers of 768, 8 x 10 s, bf16")
+def make_wav2vec2(device: torch.device, tiny: bool) -> Built:
+    from transformers import Wav2Vec2Config, Wav2Vec2Model
+
+    size: dict[str, Any] = (
+        {
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "conv_dim": (32,) * 7,
+            "num_conv_pos_embeddings": 16,
+            "num_conv_pos_embedding_groups": 2,
+        }
+        if tiny
+        else {}
+    )
+    with device:
+        model = FirstResult(Wav2Vec2Model(Wav2Vec2Config(num_hidden_layers=2 if tiny else 12, **size)))
+    sounds = torch.randn(*((2, 4000) if tiny else (8, 160000)), device=device, dtype=BF16)
+    return model.to(BF16).eval(), (sounds,)
+
+
+class FirstResult(nn.Module):
+    """An encoder's last hidden state."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x).last_hidden_state
 
 
 class ViT(nn.Module):

@@ -4,7 +4,7 @@
 # mypy: ignore-errors
 
 """Sorts, selections and running extremes of rows that fit into registers. Of equal elements the one that comes first counts as the lesser: an
-order that is stable, and the same on every run.
+order that is stable, and the same on every run. Short sorts that need not be stable leave equal elements where eager's kernel leaves them.
 
 All work on one integer for each element, whose high bits order the values and whose low bits are where the element is. NaN is greater than all
 numbers, zeros of both signs are equal. Results are read again by their places, so they are the elements themselves, bit for bit.
@@ -71,6 +71,31 @@ def pick(rows, step, values, value_step, places, place_step, found, there):
 
 
 @triton.jit
+def exchanged(both, n, free: tl.constexpr, stride: tl.constexpr, run: tl.constexpr):
+    """One step of the network below: compares elements that are `stride` apart; every other run of `run` elements is sorted downwards."""
+    rows: tl.constexpr = both.shape[0]
+    shift: tl.constexpr = free if 32 <= (1 << free) else 32
+    at = tl.reshape(tl.broadcast_to(tl.arange(0, 32)[None, :], [rows, 32]), [rows, 16 // stride, 2, stride])
+    mine = tl.reshape(both, [rows, 16 // stride, 2, stride])
+    other = mine ^ tl.xor_sum(mine, 2, keep_dims=True)
+    second = (at & stride) != 0
+    a, b = tl.where(second, other, mine), tl.where(second, mine, other)
+    in_order = ((a >> shift) < (b >> shift)) & (place_in(a, free, 32) < n) | (place_in(b, free, 32) >= n)
+    return tl.reshape(tl.where(in_order == ((at & run) != 0), other, mine), [rows, 32])
+
+
+@triton.jit
+def unstable(both, n, free: tl.constexpr):
+    """Up to 32 elements as eager sorts them where the order need not be stable, since gradients depend on where equal elements end: by a
+    bitonic network that looks at values alone, and that exchanges equal ones where it sorts upwards.
+    """
+    for power in tl.static_range(1, 6):
+        for less in tl.static_range(1, power + 1):
+            both = exchanged(both, n, free, 1 << (power - less), 1 << power)
+    return both
+
+
+@triton.jit
 def sort(
     rows,
     step,
@@ -84,12 +109,14 @@ def sort(
     descending: tl.constexpr,
     stable: tl.constexpr,
 ):
-    """Elements in order, and where each comes from."""
-    at, x = elements(rows, step, live, n, RBLOCK)
+    """Elements in order, and where each comes from. Equal elements stay in their order, or are where eager has them (`unstable`)."""
+    network: tl.constexpr = not stable and RBLOCK <= 32
+    WIDE: tl.constexpr = 32 if network else RBLOCK
+    at, x = elements(rows, step, live, n, WIDE)
     free: tl.constexpr = 13 if x.dtype == tl.float16 else 32 - x.dtype.primitive_bitwidth
-    both = joined(tl.where(at < n, ordered(x, descending), LAST), at, free, RBLOCK)
-    found = place_in(tl.sort(both, 1), free, RBLOCK)
-    pick(rows, step, values, value_step, places, place_step, found, live[:, None] & (at < n))
+    both = joined(tl.where(at < n, ordered(x, descending), LAST), at, free, WIDE)
+    both = unstable(both, n, free) if network else tl.sort(both, 1)
+    pick(rows, step, values, value_step, places, place_step, place_in(both, free, WIDE), live[:, None] & (at < n))
 
 
 @triton.jit

@@ -775,7 +775,7 @@ EXTERN: dict[str, str] = {
     "aten._cudnn_ctc_loss.Tensor": "a call of a library, chosen by torch for its device",
     "aten._cudnn_ctc_loss.default": "a call of a library, chosen by torch for its device",
     "aten._cudnn_init_dropout_state.default": "a call of a library, chosen by torch for its device",
-    "aten._cudnn_rnn.default": "a call of a library, chosen by torch for its device",
+    "aten._cudnn_rnn.default": "a library call is faster than loops",
     "aten._cudnn_rnn_backward.default": "a call of a library, chosen by torch for its device",
     "aten._cudnn_rnn_flatten_weight.default": "a call of a library, chosen by torch for its device",
     "aten._cummax_helper.default": "a graph holds no writes; one that needs such a call runs eagerly",
@@ -1175,7 +1175,7 @@ EXTERN: dict[str, str] = {
     "aten.miopen_ctc_loss.Tensor": "a call of a library, chosen by torch for its device",
     "aten.miopen_ctc_loss.default": "a call of a library, chosen by torch for its device",
     "aten.miopen_depthwise_convolution.default": "a call of a library, chosen by torch for its device",
-    "aten.miopen_rnn.default": "a call of a library, chosen by torch for its device",
+    "aten.miopen_rnn.default": "a library call is faster than loops",
     "aten.miopen_rnn_backward.default": "a call of a library, chosen by torch for its device",
     "aten.mkldnn_adaptive_avg_pool2d.default": "a call of a library, chosen by torch for its device",
     "aten.mkldnn_adaptive_avg_pool2d_backward.default": "a call of a library, chosen by torch for its device",
@@ -1416,6 +1416,11 @@ ANY_STRIDES: set[str] = {
     "aten.baddbmm.default",
     "aten.bmm.default",
     "aten.mm.default",
+}
+OPAQUE: dict[str, tuple[int, ...]] = {
+    "aten._cudnn_rnn.default": (3,),
+    "aten.miopen_rnn.default": (3,),
+    "aten.mkldnn_rnn_layer.default": (3,),
 }
 UNSPECIFIED: frozenset[str] = frozenset(
     {
@@ -2387,7 +2392,7 @@ OPS: dict[str, OpInfo] = {
             "aten.view_copy.dtype",
         ),
     ),
-    "aten._cslt_compress, aten._cslt_sparse_mm, aten._cslt_sparse_mm_search, aten._cudnn_attention_backward, aten._cudnn_attention_forward, aten._cudnn_ctc_loss, aten._cudnn_init_dropout_state, aten._cudnn_rnn, aten._cudnn_rnn_backward, aten._cudnn_rnn_flatten_weight, aten._fused_sdp_choice, aten._lstm_mps, aten._mkldnn_reshape, aten._mkldnn_transpose, aten._mps_convolution, aten._mps_convolution_transpose, aten._nnpack_spatial_convolution, aten._scaled_dot_product_cudnn_attention_backward, aten._triton_multi_head_attention, aten._triton_scaled_dot_attention, aten._use_cudnn_ctc_loss, aten._use_miopen_ctc_loss, aten.cudnn_affine_grid_generator, aten.cudnn_affine_grid_generator_backward, aten.cudnn_convolution, aten.cudnn_convolution_add_relu, aten.cudnn_convolution_relu, aten.cudnn_convolution_transpose, aten.cudnn_grid_sampler, aten.cudnn_grid_sampler_backward, aten.lstm_mps_backward, aten.miopen_batch_norm, aten.miopen_batch_norm_backward, aten.miopen_convolution, aten.miopen_convolution_add_relu, aten.miopen_convolution_relu, aten.miopen_convolution_transpose, aten.miopen_ctc_loss, aten.miopen_depthwise_convolution, aten.miopen_rnn, aten.miopen_rnn_backward, aten.mkldnn_adaptive_avg_pool2d, aten.mkldnn_adaptive_avg_pool2d_backward, aten.mkldnn_linear, aten.mkldnn_linear_backward, aten.mkldnn_linear_backward_input, aten.mkldnn_linear_backward_weights, aten.mkldnn_max_pool2d, aten.mkldnn_max_pool2d_backward, aten.mkldnn_max_pool3d, aten.mkldnn_max_pool3d_backward, aten.mkldnn_reorder_conv2d_weight, aten.mkldnn_reorder_conv3d_weight, aten.mkldnn_rnn_layer_backward, aten.mps_convolution_backward, aten.mps_convolution_transpose_backward, aten.to_mkldnn": OpInfo(
+    "aten._cslt_compress, aten._cslt_sparse_mm, aten._cslt_sparse_mm_search, aten._cudnn_attention_backward, aten._cudnn_attention_forward, aten._cudnn_ctc_loss, aten._cudnn_init_dropout_state, aten._cudnn_rnn_backward, aten._cudnn_rnn_flatten_weight, aten._fused_sdp_choice, aten._lstm_mps, aten._mkldnn_reshape, aten._mkldnn_transpose, aten._mps_convolution, aten._mps_convolution_transpose, aten._nnpack_spatial_convolution, aten._scaled_dot_product_cudnn_attention_backward, aten._triton_multi_head_attention, aten._triton_scaled_dot_attention, aten._use_cudnn_ctc_loss, aten._use_miopen_ctc_loss, aten.cudnn_affine_grid_generator, aten.cudnn_affine_grid_generator_backward, aten.cudnn_convolution, aten.cudnn_convolution_add_relu, aten.cudnn_convolution_relu, aten.cudnn_convolution_transpose, aten.cudnn_grid_sampler, aten.cudnn_grid_sampler_backward, aten.lstm_mps_backward, aten.miopen_batch_norm, aten.miopen_batch_norm_backward, aten.miopen_convolution, aten.miopen_convolution_add_relu, aten.miopen_convolution_relu, aten.miopen_convolution_transpose, aten.miopen_ctc_loss, aten.miopen_depthwise_convolution, aten.miopen_rnn_backward, aten.mkldnn_adaptive_avg_pool2d, aten.mkldnn_adaptive_avg_pool2d_backward, aten.mkldnn_linear, aten.mkldnn_linear_backward, aten.mkldnn_linear_backward_input, aten.mkldnn_linear_backward_weights, aten.mkldnn_max_pool2d, aten.mkldnn_max_pool2d_backward, aten.mkldnn_max_pool3d, aten.mkldnn_max_pool3d_backward, aten.mkldnn_reorder_conv2d_weight, aten.mkldnn_reorder_conv3d_weight, aten.mkldnn_rnn_layer_backward, aten.mps_convolution_backward, aten.mps_convolution_transpose_backward, aten.to_mkldnn": OpInfo(
         "extern",
         "Calls of cuDNN, MIOpen, oneDNN, NNPACK, FBGEMM, MPS and the rest of the libraries",
         "extern_backends",
@@ -2400,7 +2405,6 @@ OPS: dict[str, OpInfo] = {
             "aten._cudnn_ctc_loss.Tensor",
             "aten._cudnn_ctc_loss.default",
             "aten._cudnn_init_dropout_state.default",
-            "aten._cudnn_rnn.default",
             "aten._cudnn_rnn_backward.default",
             "aten._cudnn_rnn_flatten_weight.default",
             "aten._fused_sdp_choice.default",
@@ -2435,7 +2439,6 @@ OPS: dict[str, OpInfo] = {
             "aten.miopen_ctc_loss.Tensor",
             "aten.miopen_ctc_loss.default",
             "aten.miopen_depthwise_convolution.default",
-            "aten.miopen_rnn.default",
             "aten.miopen_rnn_backward.default",
             "aten.mkldnn_adaptive_avg_pool2d.default",
             "aten.mkldnn_adaptive_avg_pool2d_backward.default",
@@ -3061,7 +3064,7 @@ OPS: dict[str, OpInfo] = {
             "aten._test_string_default.default",
         ),
     ),
-    "aten._thnn_fused_lstm_cell, aten._thnn_fused_gru_cell, aten.mkldnn_rnn_layer, aten.lstm.input, aten.gru.input": OpInfo(
+    "aten._thnn_fused_lstm_cell, aten._thnn_fused_gru_cell, aten.lstm.input, aten.gru.input": OpInfo(
         "extern",
         "Recurrent layers",
         "extern",
@@ -3070,7 +3073,6 @@ OPS: dict[str, OpInfo] = {
             "aten._thnn_fused_lstm_cell.default",
             "aten.gru.input",
             "aten.lstm.input",
-            "aten.mkldnn_rnn_layer.default",
         ),
     ),
     "aten._to_copy": OpInfo("pointwise", "The same values in another dtype", "compare", ("aten._to_copy.default",)),
@@ -4004,6 +4006,12 @@ OPS: dict[str, OpInfo] = {
     "aten.minimum": OpInfo("pointwise", "The lesser one; NaN if one is NaN", "arithmetic", ("aten.minimum.default",)),
     "aten.mish": OpInfo("pointwise", "x * tanh(softplus(x))", "activation", ("aten.mish.default",)),
     "aten.mish_backward": OpInfo("pointwise", "Gradient of mish", "activation", ("aten.mish_backward.default",)),
+    "aten.mkldnn_rnn_layer, aten._cudnn_rnn, aten.miopen_rnn": OpInfo(
+        "extern",
+        "Layers of a library that keep a workspace for their gradients",
+        "extern",
+        ("aten._cudnn_rnn.default", "aten.miopen_rnn.default", "aten.mkldnn_rnn_layer.default"),
+    ),
     "aten.mm.default": OpInfo("reduction", "Matrix product", "product", ("aten.mm.default",)),
     "aten.mm.dtype, aten.bmm.dtype, aten.addmm.dtype, aten.baddbmm.dtype, aten._int_mm, aten._addmm_activation, aten.linear, aten.matmul": OpInfo(
         "extern",

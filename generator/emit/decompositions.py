@@ -12,8 +12,11 @@ from ..render import header, literal, render
 from .operators import Printer, function_name, overload_of, parameters_of, printed
 
 SPEC = "specs/decompositions.yaml"
-HELPERS = ("bound", "is_from_end")
 LAYOUTS = ("elementwise", "is_empty", "is_row_major", "row_major", "size", "suggested")
+OF_RECORDER = ("is_all_true", "is_lower_triangle", "draws_anew")
+CONDITIONS = ("enlarges_scores", "has_symbolic_sizes", "is_exact_scale")
+"""Helpers of conditions on the calls of a function."""
+HELPERS = ("bound", "is_from_end", "masks_scores", *OF_RECORDER)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class DecompositionSpec:
     when: str
     cases: tuple[tuple[str, str], ...]
     called: str = ""  # the function that programs call, where that is what is replaced
+    followed: bool = False  # autograd follows what replaces it
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class CorrectionSpec:
 class RefusalSpec:
     """Calls that a fake kernel accepts by mistake: `rules` holds positions of arguments under the names that the specs give them, `fills` is
     the view whose sizes the second argument must have, `wide` takes float32 beside a first argument of half precision, `always` stands for
-    every call. Calls of `called` are refused `when` a condition over its `parameters` holds.
+    every call. Calls of the functions `called` are refused `when` a condition over its `parameters` holds.
     """
 
     op: str
@@ -53,7 +57,7 @@ class RefusalSpec:
     rules: tuple[tuple[str, tuple[int, ...]], ...]
     fills: str = ""
     wide: bool = False
-    called: str = ""
+    called: tuple[str, ...] = ()
     function: str = ""
     parameters: str = ""
     when: str = ""
@@ -160,10 +164,16 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
             entry.pos("function" if "function" in entry else "when"), "expected both 'function' and 'when', or none"
         )
         return None
+    if "parameters" in entry and "function" not in entry:
+        diags.error(entry.pos("parameters"), "expected 'function' beside 'parameters'")
+        return None
     parameters, arguments = parameters_of(schema)
+    taken = set(arguments.values())
+    if "parameters" in entry:
+        parameters, taken = ", ".join(f"{name}=None" for name in entry["parameters"]), set(entry["parameters"])
     when = ""
     if "when" in entry:
-        printer = Printer(model, set(arguments.values()), "{op}({args})")
+        printer = Printer(model, taken, "{op}({args})", CONDITIONS)
         when = printed(entry, ("when",), str(entry["when"]), printer, diags) or ""
     return RefusalSpec(
         entry.id,
@@ -171,7 +181,7 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
         rules,
         entry.get("fills", ""),
         entry.get("wide", False),
-        entry.get("function", ""),
+        (called,) if isinstance(called := entry.get("function", ()), str) else tuple(called),
         "refuses_" + function_name(entry.id),
         parameters,
         when,
@@ -251,7 +261,10 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
         if schema is None:
             continue
         parameters, names = parameters_of(schema)
-        printer = Printer(model, set(names.values()), "{op}({args})", HELPERS)
+        if entry.get("followed") and "function" not in entry:
+            diags.error(entry.pos("followed"), "'followed' is about calls of a 'function', which is missing")
+            continue
+        printer = Printer(model, set(names.values()), "{op}({args})", HELPERS, OF_RECORDER)
         when = printed(entry, ("when",), str(entry.get("when", "True")), printer, diags)
         cases = _cases(entry, ("body",), entry["body"], printer, diags)
         out.append(
@@ -263,6 +276,7 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
                 when or "True",
                 cases,
                 entry.get("function", ""),
+                bool(entry.get("followed", False)),
             )
         )
     return tuple(out)

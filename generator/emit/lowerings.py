@@ -220,6 +220,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
     rows: dict[str, int] = {}
     products: dict[str, tuple[int, ...]] = {}
     any_strides: dict[str, None] = {}
+    opaque: dict[str, tuple[int, ...]] = {}
     unspecified: dict[str, None] = {}
     complex_: dict[str, bool] = {}
     for e in entries:
@@ -233,6 +234,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         rows |= {s.id: e.row_bytes for s in e.schemas if e.row_bytes}
         products |= dict(e.product)
         any_strides |= dict.fromkeys(s.id for s in e.schemas if e.any_strides)
+        opaque |= {s.id: e.opaque for s in e.schemas if e.opaque}
         unspecified |= dict.fromkeys(s.id for s in e.schemas if e.unspecified)
         complex_ |= {w.schema.id: True for w in e.lowerings if e.complex}
     return {
@@ -243,6 +245,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
         "rows": rows,
         "products": products,
         "any_strides": any_strides,
+        "opaque": opaque,
         "unspecified": unspecified,
         "complex": complex_,
     }
@@ -279,6 +282,9 @@ def _table(families: dict[str, list[OpEntry]]) -> str:
         "}",
         "ANY_STRIDES: set[str] = {",
         *(f"    {literal(k)}," for k in sorted(t["any_strides"])),
+        "}",
+        "OPAQUE: dict[str, tuple[int, ...]] = {",
+        *(f"    {literal(k)}: {literal(v)}," for k, v in sorted(t["opaque"].items())),
         "}",
         "UNSPECIFIED: frozenset[str] = frozenset({",
         *(f"    {literal(k)}," for k in sorted(t["unspecified"])),

@@ -62,8 +62,16 @@ def function_name(op: str) -> str:
 class Printer:
     """Prints an expression whose calls are aten operators; `operator` says how a call of one is written."""
 
-    def __init__(self, model: Model, names: set[str], operator: str, helpers: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: Model,
+        names: set[str],
+        operator: str,
+        helpers: tuple[str, ...] = (),
+        of_recorder: tuple[str, ...] = ("reshape",),
+    ) -> None:
         self.model, self.names, self.operator, self.helpers = model, names, operator, helpers
+        self.of_recorder = of_recorder  # helpers that take the recorder first
 
     def show(self, node: ast.expr) -> str:
         match node:
@@ -91,8 +99,11 @@ class Printer:
                 return f"*{self.show(value)}"
             case ast.Call(func=func, args=args, keywords=keywords):
                 return self.call(ast.unparse(func), func.col_offset, args, keywords)
-            case ast.BoolOp(op=op, values=values):
-                return f"({(' and ' if isinstance(op, ast.And) else ' or ').join(map(self.show, values))})"
+            case ast.BoolOp(values=values):
+                word = "and" if isinstance(node.op, ast.And) else "or"
+                return f" {word} ".join(map(self.inner, values))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return f"not {self.inner(operand)}"
             case ast.Compare() | ast.UnaryOp():
                 for inner in ast.walk(node):
                     if isinstance(inner, ast.Name) and inner.id not in self.helpers:
@@ -100,10 +111,15 @@ class Printer:
                 return ast.unparse(node)
         raise _Fault(f"'{ast.unparse(node)}' may not stand here", node.col_offset)
 
+    def inner(self, node: ast.expr) -> str:
+        """An operand of `and`, `or` and `not`."""
+        shown = self.show(node)
+        return f"({shown})" if isinstance(node, ast.BoolOp) else shown
+
     def call(self, name: str, offset: int, args: list[ast.expr], keywords: list[ast.keyword]) -> str:
         shown = [self.show(a) for a in args]
         if name in self.helpers:
-            return f"{name}({', '.join(['b', *shown] if name == 'reshape' else shown)})"
+            return f"{name}({', '.join(['b', *shown] if name in self.of_recorder else shown)})"
         packet, _, overload = name.partition(".")
         found = self.model.torch.get(f"aten.{packet}.{overload or 'default'}")
         if not found:

@@ -24,7 +24,7 @@ from .command import Finished, end_all, run_command
 from .scratch import keep_source, scratch_dir
 from .toolchain import Toolchain, find_toolchain
 
-__all__ = ["Source", "compile_cpp", "compile_many", "compiler_id", "complaints", "job_count"]
+__all__ = ["Source", "compile_cpp", "compile_library", "compile_many", "compiler_id", "complaints", "job_count"]
 
 _COMPLAINT = re.compile(r"\berror\b|undefined reference|unrecognized|No space left", re.IGNORECASE)
 
@@ -53,10 +53,25 @@ def compiler_id(cfg: Config) -> str:
 
 
 def compile_cpp(source: str, *, name: str, cfg: Config) -> Path:
-    """The shared library of one C++ source, from the cache or freshly compiled.
+    """The path of the shared library of one C++ source, from the cache or freshly compiled.
 
     Raises `BuildError` when there is no compiler, or when it fails: with its output, the command, and the kept source.
     """
+    entry, library = compiled(source, name=name, cfg=cfg)
+    return entry.file(library)
+
+
+def compile_library(source: str, *, name: str, cfg: Config) -> bytes:
+    """As `compile_cpp`, the contents of the library, verified."""
+    entry, library = compiled(source, name=name, cfg=cfg)
+    try:
+        return entry.read(library)
+    except OSError as error:
+        raise BuildError(f"the compiled kernel {name!r} cannot be read: {error}") from error
+
+
+def compiled(source: str, *, name: str, cfg: Config) -> tuple[cache.Entry, str]:
+    """As `compile_cpp`, the entry of the cache that has the library, and its name there."""
     tools = find_toolchain(cfg)
     stem = _file_stem(name)
     digest = cache.key({"kind": "cpp", "name": stem, "source": source, **tools.identity()})
@@ -64,12 +79,12 @@ def compile_cpp(source: str, *, name: str, cfg: Config) -> Path:
     try:
         store = cache.Cache.current(cfg)
         if (entry := store.get(digest)) is not None:
-            return entry.file(library)
+            return entry, library
         with store.lock(digest):
             # Whoever held the lock before us has probably made it.
             if (entry := store.get(digest)) is None:
                 entry = _build(source, stem, digest, tools, cfg, store)
-        return entry.file(library)
+        return entry, library
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled kernel {name!r}: {error}") from error
 

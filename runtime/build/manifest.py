@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -42,18 +43,39 @@ class DamagedEntryError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """A verified cache entry: its key, its folder, the names of its files, and what its maker noted (JSON values)."""
+    """A verified cache entry: its key, its folder, the names of its files, what its maker noted (JSON values), and for each file the
+    digest and the size that the manifest lists.
+    """
 
     key: str
     path: Path
     files: tuple[str, ...]
     meta: Mapping[str, Any]
+    listed: Mapping[str, Mapping[str, Any]]
 
     def file(self, name: str) -> Path:
         """The path of one of the entry's files. Raises `KeyError` when the entry has no such file."""
         if name not in self.files:
             raise KeyError(f"cache entry {self.key} has no file {name!r}; it has {', '.join(self.files)}")
         return self.path / name
+
+    def open(self, name: str) -> int:
+        """A descriptor of one of the files, whose contents have been verified through it: what is read or mapped from it is what was checked,
+        whatever has happened to the name. Raises `KeyError` as `file` does, and `OSError` where the file is not what it must be.
+        """
+        path = self.file(name)
+        try:
+            return _open_checked(path, self.listed[name])[0]
+        except DamagedEntryError as error:
+            raise OSError(errno.EIO, str(error), str(path)) from error
+
+    def read(self, name: str) -> bytes:
+        """The contents of one of the files, verified. Raises as `open` does."""
+        path = self.file(name)
+        try:
+            return _checked(path, self.listed[name])
+        except DamagedEntryError as error:
+            raise OSError(errno.EIO, str(error), str(path)) from error
 
 
 def write_entry(folder: Path, key: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> int:
@@ -96,10 +118,10 @@ def read_entry(folder: Path, key: str) -> Entry | None:
         manifest = _read_manifest(folder / MANIFEST, key)
         names = tuple(manifest["files"])
         for name in names:
-            _check_file(folder / name, manifest["files"][name])
+            _checked(folder / name, manifest["files"][name])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedEntryError(f"{type(error).__name__}: {error}") from error
-    return Entry(key, folder, names, manifest["meta"])
+    return Entry(key, folder, names, manifest["meta"], manifest["files"])
 
 
 def check_private(path: Path, is_kind: Any) -> None:
@@ -107,7 +129,10 @@ def check_private(path: Path, is_kind: Any) -> None:
 
     Raises `DamagedEntryError`, or `OSError` when it cannot be looked at. Links are not followed.
     """
-    info = os.lstat(path)
+    _check_owner(path, os.lstat(path), is_kind)
+
+
+def _check_owner(path: Path, info: os.stat_result, is_kind: Any) -> None:
     if not is_kind(info.st_mode):
         raise DamagedEntryError(f"{path} is not a plain file or folder")
     if hasattr(os, "geteuid") and info.st_uid != os.geteuid():
@@ -179,8 +204,9 @@ def sync_dir(path: Path) -> None:
 
 
 def _read_manifest(path: Path, key: str) -> dict[str, Any]:
-    check_private(path, stat.S_ISREG)
-    manifest = json.loads(path.read_bytes())
+    descriptor = _open_private(path)
+    with open(descriptor, "rb") as file:
+        manifest = json.loads(file.read())
     if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest(manifest):
         raise DamagedEntryError(f"{path} does not have the digest that it states")
     if manifest["format"] != FORMAT or manifest["key"] != key:
@@ -188,13 +214,44 @@ def _read_manifest(path: Path, key: str) -> dict[str, Any]:
     return manifest
 
 
-def _check_file(path: Path, listed: Mapping[str, Any]) -> None:
+def _open_private(path: Path) -> int:
+    """A descriptor of a plain file that is ours and that nobody else can write, checked after it was opened. Raises as `check_private` does."""
+    # Neither a link is followed, nor is a pipe waited for.
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DamagedEntryError(f"{path} is not a plain file or folder") from error
+        raise
+    try:
+        _check_owner(path, os.fstat(descriptor), stat.S_ISREG)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _open_checked(path: Path, listed: Mapping[str, Any]) -> tuple[int, bytes]:
+    """The descriptor of a file with the contents that the manifest lists, and these, read through it."""
     if not _FILE_NAME.fullmatch(path.name):
         raise DamagedEntryError(f"{path.name!r} is no plain file name")
-    check_private(path, stat.S_ISREG)
-    data = path.read_bytes()
-    if len(data) != listed["bytes"] or hashlib.sha256(data).hexdigest() != listed["sha256"]:
-        raise DamagedEntryError(f"{path} has {len(data)} bytes and not the content that the manifest lists")
+    descriptor = _open_private(path)
+    try:
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read()
+        if len(data) != listed["bytes"] or hashlib.sha256(data).hexdigest() != listed["sha256"]:
+            raise DamagedEntryError(f"{path} has {len(data)} bytes and not the content that the manifest lists")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, data
+
+
+def _checked(path: Path, listed: Mapping[str, Any]) -> bytes:
+    descriptor, data = _open_checked(path, listed)
+    os.close(descriptor)
+    return data
 
 
 def _digest(body: Mapping[str, Any]) -> str:

@@ -30,6 +30,13 @@ __all__ = ["Toolchain", "chosen_target", "find_toolchain", "host_target", "openm
 _V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _NEEDS = {"avx2": _V3, "avx512": _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}}
 
+# Variables by which compilers and linkers find headers, libraries and parts of themselves, or change what they make: "Environment Variables
+# Affecting GCC" in GCC's manual, "Environment" in those of ld and clang, and Apple's.
+_SHAPING = (
+    "CCC_OVERRIDE_OPTIONS", "COMPILER_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "GCC_COMPARE_DEBUG", "GCC_EXEC_PREFIX",
+    "GNUTARGET", "LDEMULATION", "LD_RUN_PATH", "LIBRARY_PATH", "MACOSX_DEPLOYMENT_TARGET", "SDKROOT", "SOURCE_DATE_EPOCH",
+)  # fmt: skip
+
 _CANDIDATES = ("g++", "clang++", "c++")
 
 _ASAN_NAME = re.compile(r".*/libasan\.so[.0-9]*")
@@ -55,6 +62,7 @@ class Toolchain:
             "flags": " ".join(self.compile_flags),
             # The folder of the OpenMP library does not reach the artifact, only its name does.
             "link": " ".join(Path(flag).name if os.path.isabs(flag) else flag for flag in self.link_flags),
+            "environment": "\n".join(f"{name}={os.environ[name]}" for name in _SHAPING if name in os.environ),
             "machine": platform.machine() if self._is_portable() else _host_cpu(),
         }
 

@@ -55,7 +55,7 @@ _SHAPING = (
 """What kernels import, and what compiles them."""
 _ENDED = "ended"  # what is said of a worker that ended by itself, without an answer
 
-Run = Callable[[Job, Config, "set[Worker]"], Binary | BuildError]
+Run = Callable[[Job, Config, "Busy"], Binary | BuildError]
 
 
 def compile_kernels(
@@ -76,7 +76,7 @@ def compile_kernels(
                 on_done()
         missing = {d: job for d, job in zip(digests, jobs, strict=True) if d not in made}
         run = _how(len(missing))
-        busy: set[Worker] = set()
+        busy = Busy()
 
         def one(item: tuple[str, Job]) -> tuple[str, Binary | BuildError]:
             digest, job = item
@@ -159,9 +159,14 @@ def compiler_identity() -> dict[str, str]:
         version = importlib.import_module("triton").__version__
     return {
         "compiler": f"triton {version}",
-        "assembler": os.environ.get("TRITON_PTXAS_PATH", ""),
+        "environment": "\n".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if _shapes(name)),
         "prelude": hashlib.sha256(b"".join(p.read_bytes() for p in _SHAPING)).hexdigest(),
     }
+
+
+def _shapes(name: str) -> bool:
+    """Whether a variable of the environment may change what Triton makes: its assembler, its libraries, its switches."""
+    return name.startswith("TRITON_") and name not in ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_INTERPRET")
 
 
 def job_name(job: Job) -> str:
@@ -186,7 +191,7 @@ def _plain(job: Job) -> str:
 
 
 def _read(entry: Entry) -> Binary:
-    return Binary(entry.file("kernel.cubin").read_bytes(), dict(entry.meta))
+    return Binary(entry.read("kernel.cubin"), dict(entry.meta))
 
 
 def _workers(cfg: Config) -> int:
@@ -200,30 +205,35 @@ def _how(count: int) -> Run:
 
 
 def _each(
-    f: Callable[[Any], tuple[str, Binary | BuildError]], items: list[Any], threads: int, busy: set[Worker]
+    f: Callable[[Any], tuple[str, Binary | BuildError]], items: list[Any], threads: int, busy: Busy
 ) -> dict[str, Binary | BuildError]:
-    if len(items) <= 1 or threads <= 1:
-        return dict(map(f, items))
-    # Threads suffice: they wait for the processes that do the work.
-    with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="opforge-triton") as executor:
-        futures = [executor.submit(f, item) for item in items]
-        try:
-            return dict(future.result() for future in futures)
-        except BaseException:  # Ctrl-C: nobody waits for what is being compiled
-            executor.shutdown(wait=False, cancel_futures=True)
-            for worker in list(busy):
-                worker.end()
-            raise
+    try:
+        if len(items) <= 1 or threads <= 1:
+            return dict(map(f, items))
+        # Threads suffice: they wait for the processes that do the work.
+        with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="opforge-triton") as executor:
+            futures = [executor.submit(f, item) for item in items]
+            try:
+                return dict(future.result() for future in futures)
+            except BaseException:  # nobody waits for what is being compiled
+                executor.shutdown(wait=False, cancel_futures=True)
+                busy.stop()
+                raise
+    except Exception:
+        raise
+    except BaseException:  # Ctrl-C: the workers that wait have nothing to wait for either
+        _pool().close()
+        raise
 
 
-def _here(job: Job, cfg: Config, _: set[Worker]) -> Binary | BuildError:
+def _here(job: Job, cfg: Config, _: Busy) -> Binary | BuildError:
     try:
         return compile_job(job, _folder())
     except BuildError as error:
         return _failure(job, cfg, f"Triton does not compile {job.name}: {error}")
 
 
-def _elsewhere(job: Job, cfg: Config, busy: set[Worker]) -> Binary | BuildError:
+def _elsewhere(job: Job, cfg: Config, busy: Busy) -> Binary | BuildError:
     pool = _pool()
     worker = pool.take()
     answer = _asked(worker, job, cfg, busy)
@@ -238,7 +248,7 @@ def _elsewhere(job: Job, cfg: Config, busy: set[Worker]) -> Binary | BuildError:
     return Binary(base64.b64decode(answer["cubin"]), answer["meta"])
 
 
-def _asked(worker: Worker, job: Job, cfg: Config, busy: set[Worker]) -> dict[str, Any] | str:
+def _asked(worker: Worker, job: Job, cfg: Config, busy: Busy) -> dict[str, Any] | str:
     """The worker's answer, or what has happened to it instead: then it has ended."""
     busy.add(worker)
     answer: dict[str, Any] | str = "was stopped"
@@ -265,6 +275,34 @@ def _folder() -> Path:
     folder = scratch_dir() / "triton"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+class Busy:
+    """The workers that compile for one call; after `stop` there are none."""
+
+    def __init__(self) -> None:
+        self.workers: set[Worker] = set()
+        self.stopped = False
+        self.lock = threading.Lock()
+
+    def add(self, worker: Worker) -> None:
+        """It is about to compile. After `stop` it is ended at once: a thread may have taken it while the others were being ended."""
+        with self.lock:
+            self.workers.add(worker)
+            if self.stopped:
+                worker.end()
+
+    def discard(self, worker: Worker) -> None:
+        """It has answered."""
+        with self.lock:
+            self.workers.discard(worker)
+
+    def stop(self) -> None:
+        """End them, and every one that is still to come."""
+        with self.lock:
+            self.stopped = True
+            for worker in self.workers:
+                worker.end()
 
 
 class Worker:

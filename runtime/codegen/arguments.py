@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ..ir.nodes import contiguous_strides
 from ..schedule.memory import home
 from ..schedule.plan import Kernel, Plan
+from .python_text import number, shape_text
 from .routines import Routine
-from .wrapper import number, shape_text
 
 ALIGNED = "arena", "own"  # memory of the graph's own
 

@@ -448,21 +448,28 @@ class RowWriter(Writer):
             text = f"splat<{ctype}>({text})"
         buffer = s.source.buffer
         if buffer in self.tile_shapes and self.choice.mode == "outer":
+            assert s.mask is None, "a scratch tile is defined whole (the plan's checker refuses anything else)"
+            assert s.source.mode == "set", "a scratch tile is defined once"
             self._store_in_tile(s, buffer, text)
             return
         where = self._where(s)
         c = self.step(s.where)
         n = f", {self.count}" if self.count is not None else ""
-        if s.source.mode != "set":
-            old = f"loadu({buffer} + {where}{n})"
-            text = self.tables.combine(s.source.mode, s.value.dtype, old, text, True)
-        mask = None
+        live = f"lane_mask({self.count})" if self.count is not None else "all_lanes()"
         if s.mask is not None:
             mtext, mvec = self.value(s.mask)
-            mask = mtext if mvec else f"splat<bool>({mtext})"
-        if mask is not None or c is None or c != 1:
-            live = f"lane_mask({self.count})" if self.count is not None else "all_lanes()"
-            live = f"({live} & {mask})" if mask is not None else live
-            self.line(f"scatter({buffer}, {self.index_vector(s.where)}, {text}, {live});")
-        else:
+            live = f"({live} & {mtext if mvec else f'splat<bool>({mtext})'})"
+        near = c is not None and c == 1
+        if s.source.mode != "set":
+            # The old value is read where the new one is stored, and nowhere else.
+            if near:
+                old = (
+                    f"load_where({buffer} + {where}, {live})" if s.mask is not None else f"loadu({buffer} + {where}{n})"
+                )
+            else:
+                old = f"gather({buffer}, {self.index_vector(s.where)}, {live})"
+            text = self.tables.combine(s.source.mode, s.value.dtype, old, text, True)
+        if near and s.mask is None:
             self.line(f"storeu({buffer} + {where}, {text}{n});")
+        else:
+            self.line(f"scatter({buffer}, {self.index_vector(s.where)}, {text}, {live});")

@@ -8,9 +8,9 @@ from ...errors import UnsupportedError
 from ..ir.index import Expr, product
 from ..ir.nodes import Buffer, Size
 from ..ir.quote import comment_text
+from .python_text import number
 from .routines import Routine
 from .triton_blocks import Blocks
-from .wrapper import number
 
 ELEMENTS = 1024  # of a block: eight for each thread of four warps
 ACROSS = 16  # rows of a block at least, where those are neighbours in memory

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import ITEMSIZE, Buffer
 from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Phase, Reduce, Scan
+from ..schedule.plan import Kernel, Phase, Reduce, Store
 from .triton_tiles import changed, roots
 
 EDGE = 64  # points along a side
@@ -24,7 +24,7 @@ def squared(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
     """The kernel with a part of one loop as inner loop and another as the fastest outer one, or None where that gains nothing."""
     if kernel.serial or kernel.scratch or any(p.inner for p in kernel.phases):
         return None
-    if any(isinstance(st, (Reduce, Scan)) or st.mode != "set" for p in kernel.phases for st in p.body):
+    if any(not isinstance(st, Store) or st.mode != "set" or st.atomic for p in kernel.phases for st in p.body):
         return None
     if not all(isinstance(v.extent, int) for v in kernel.outer):
         return None

@@ -4,63 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ...errors import UnsupportedError
-from ..ir.index import Expr, Quotient, Sym, expr
-from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides
+from ...generated.ops import OPAQUE
+from ..ir.index import Expr, Sym, expr
+from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides, refs
 from ..ir.pairs import outside
 from ..ir.quote import comment_text, python_string
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
+from .python_text import Names, number, shape_text
 from .routines import Routine, cpp_routine, routine_call, routines_of
 
 NO_PROGRAMS: Mapping[str, Size] = MappingProxyType({})
 NO_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 MAX_ARGUMENTS = 1024
 """What ctypes passes on."""
-
-
-@dataclass
-class Names:
-    """Python names of the buffers while the wrapper runs, and constants made once when the module is loaded."""
-
-    constants: dict[str, str] = field(default_factory=dict)
-    workspace: dict[str, str] = field(default_factory=dict)
-
-    def constant(self, stem: str, text: str) -> str:
-        for name, known in self.constants.items():
-            if known == text:
-                return name
-        name = f"{stem}_{len(self.constants)}"
-        self.constants[name] = text
-        return name
-
-
-def number(e: Size) -> str:
-    """A size as Python source; size symbols are local variables."""
-    if isinstance(e, int):
-        return str(e)
-    out = []
-    for monomial, c in e.terms:
-        factors = [_factor(a) for a in monomial]
-        if c != 1 or not factors:
-            factors.insert(0, str(c))
-        out.append("*".join(factors))
-    return " + ".join(out) or "0"
-
-
-def _factor(a: object) -> str:
-    if isinstance(a, Sym):
-        return a.name
-    assert isinstance(a, Quotient), a
-    return f"(({number(a.num)}) {a.kind} ({number(a.den)}))"
-
-
-def shape_text(shape: tuple[Size, ...]) -> str:
-    return "(" + ", ".join(number(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
 
 
 class WrapperWriter:
@@ -350,13 +311,19 @@ class WrapperWriter:
             self.body.append(f"{target}({', '.join(args)}){_comment(call)}")
             self._learn(call)
             return
-        target = call.target if call.compiled else self.names.constant("op", f"overload({call.target!r})")
+        opaque = self._opaque(call)
+        how = "keeping_workspace" if opaque else "overload"
+        self.imports.extend([how] if opaque else [])
+        target = call.target if call.compiled else self.names.constant("op", f"{how}({call.target!r})")
         names = [b.name for b in call.outs] or [s.symbol for s in call.learns if not s.source]
         left = f"{names[0]}" if call.single and names else _unpacked(call)
         result = f"{left} = " if names else ""
         self.body.append(f"{result}{target}({', '.join(args)}){_comment(call)}")
         self._learn(call)
         for b in call.outs:
+            if b.stride is None and b.name in self.read and _keeps_arguments(call):
+                # A sparse tensor keeps the tensors that it is made of, and memory of the arena is used again.
+                self.body.append(f"{b.name} = {b.name}.clone()")
             # Of several results one may be None where tracing has a tensor.
             if b.stride is not None and b.name in self.plan.layouts and b.name in self.read:
                 seen = outside(b)
@@ -366,12 +333,19 @@ class WrapperWriter:
                 # Of results whose sizes data makes fake kernels often know no strides; the caller sees eager's.
                 exact = ", True" if call.learns and any(o.buffer == b.name for o in self.plan.outputs) else ""
                 missing = "" if call.single else f"{b.name} is None or "
+                told = f"{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}"
+                unfit = f"{b.name} is None" if b.name in opaque else f"{missing}{told}"
                 self.body.append(
-                    f"if {missing}{b.name}.stride() != {stride} or {b.name}.shape != {shape} or {b.name}.dtype is not {dtype}: "
-                    f"{b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r}{exact})"
+                    f"if {unfit}: {b.name} = conform({b.name}, {dtype}, {shape}, {stride}, {call.target!r}{exact})"
                 )
                 if b.paired:
                     self.body.append(self._as_real(b.name))
+
+    def _opaque(self, call: Extern) -> set[str]:
+        """Results that are read and of which tracing does not know the sizes."""
+        places = call.places or range(len(call.outs))
+        hidden = OPAQUE.get(call.target, ())
+        return {b.name for b, k in zip(call.outs, places, strict=True) if k in hidden and b.name in self.read}
 
     def _as_real(self, name: str) -> str:
         self.imports.append("as_real")
@@ -381,10 +355,20 @@ class WrapperWriter:
         """A tensor as eager kernels and callers know it. Memory of the graph's own begins where parts may lie beside each other."""
         if not x.paired:
             return text
-        if isinstance(x, ViewOf) and self._kind(home(self.plan, x.buffer)) == "own" and _is_beside(x):
+        if (
+            isinstance(x, ViewOf)
+            and x.laid is None
+            and self._kind(home(self.plan, x.buffer)) == "own"
+            and _is_beside(x)
+        ):
             return f"torch.view_as_complex({text})"
         self.imports.append("as_complex")
         return f"as_complex({text})"
+
+    def _laid(self, x: ViewOf, stride: tuple[Size, ...]) -> str:
+        self.imports.append("laid_out")
+        dtype = self.names.constant("dtype", f"torch.{self.plan.layouts[x.buffer].dtype}")
+        return f"laid_out({self._view(x)}, {dtype}, {shape_text(stride)})"
 
     def _writing(self, step: ExternStep) -> None:
         """A call that writes into its arguments: into memory of their results, with the contents from before where these are elsewhere."""
@@ -411,7 +395,7 @@ class WrapperWriter:
 
     def _argument(self, x: object) -> str:
         if isinstance(x, ViewOf):
-            return self._outside(self._view(x), x)
+            return self._outside(self._view(x) if x.laid is None else self._laid(x, x.laid), x)
         if isinstance(x, Ref):
             return self._outside(self._tensor(x.buffer), x)
         if isinstance(x, Expr):
@@ -454,6 +438,11 @@ def _is_beside(v: ViewOf) -> bool:
 def _is_symbol(n: Size, symbol: str) -> bool:
     atom = n.atom if isinstance(n, Expr) else None
     return isinstance(atom, Sym) and atom.name == symbol
+
+
+def _keeps_arguments(call: Extern) -> bool:
+    """Whether a result without strides (sparse) is made of tensors that have them."""
+    return any(r.stride is not None for r in refs((call.args, tuple(v for _, v in call.kwargs))))
 
 
 def _comment(call: Extern) -> str:

@@ -17,7 +17,7 @@ from ...generated.decompositions import CORRECTIONS, REFUSALS, Correction, Refus
 from ...generated.dispatch_tables import ROLES
 from .elementwise import strides_like
 from .overlap import can_view, overlaps_itself
-from .regions import Layout, expressions
+from .regions import Layout, expressions, is_strided
 from .support import elementwise, row_major, suggested
 
 HALF = (torch.float16, torch.bfloat16)
@@ -25,6 +25,8 @@ HALF = (torch.float16, torch.bfloat16)
 
 def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """The fake results of `op`: dtypes, sizes and strides as the eager kernel gives them."""
+    if op is ROLES["add"] and not all(map(is_strided, args)):
+        return _sum_of_gradients(fake_mode, *args)
     out = fake_mode.dispatch(op, types, args, kwargs)
     rules = CORRECTIONS.get(op)
     if rules is None:
@@ -39,6 +41,16 @@ def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any
             ):
                 results[k] = _corrected(fake_mode, results[k], rule, args, kwargs)
     return results[0] if isinstance(out, torch.Tensor) else tuple(results)  # its type may be a named tuple
+
+
+def _sum_of_gradients(fake_mode: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The fake sum of two gradients of one shape, of which one or both are sparse (kernels for fake tensors want sizes that are numbers)."""
+    dense = next((t for t in (a, b) if is_strided(t)), None)
+    if dense is not None:
+        with fake_mode:
+            return torch.empty_like(dense)
+    detached: torch.Tensor = fake_mode.dispatch(ROLES["detach"], (type(a),), (a,), {})
+    return detached
 
 
 def run_writing(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> Any:
@@ -120,6 +132,8 @@ def _corrected_strides(t: torch.Tensor, rule: Correction, args: Any, kwargs: Any
         return rule.like(*args, **kwargs).stride()
     match rule.layout:
         case "elementwise":
+            if not any(isinstance(a, torch.Tensor) for a in laid):
+                return t.stride()
             like = elementwise(*laid)
             return like.stride() if like.ndim == t.ndim else t.stride()  # a loss may be reduced
         case "preserved":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.decompositions import CONTROL, FUNCTIONS, INLINED, REFUSED_FUNCTIONS, UNFOLDED
+from ...generated.decompositions import CONTROL, FOLLOWED, FUNCTIONS, INLINED, REFUSED_FUNCTIONS, UNFOLDED
 from ..torch_compat import (
     HigherOrderOperator,
     TorchFunctionMode,
@@ -59,7 +60,7 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
 
                 env[node] = call_control(recorder, node.target, load(node.args), load(node.kwargs))
             case "call_function":
-                env[node] = call(node.target, load(node.args), load(node.kwargs))
+                env[node] = call(recorder, node.target, load(node.args), load(node.kwargs))
             case "call_method":
                 this, *rest = load(node.args)
                 env[node] = getattr(this, str(node.target))(*rest, **load(node.kwargs))
@@ -87,21 +88,27 @@ def _unfolded(op: Any, args: Any, kwargs: Any) -> Any:
 class Called(TorchFunctionMode):
     """What `run_graph` does with functions that the spec replaces or refuses, for a program that is no graph."""
 
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return call(func, args, kwargs or {})
+        return call(self.recorder, func, args, kwargs or {})
 
 
-def call(function: Any, args: Any, kwargs: Any) -> Any:
-    """A call of a program, by what the spec says of it. What replaces it runs below autograd, where operators are not taken apart: the
-    recorder sees them whole.
+def call(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+    """A call of a program, by what the spec says of it. What replaces it runs below autograd, where operators are not taken apart, so that the
+    recorder sees them whole; or autograd follows it, if the spec says so.
     """
+    if function is torch.sym_float and isinstance(args[0], torch.SymBool):
+        return torch.sym_ite(args[0], 1.0, 0.0)  # torch's own expression of it has no value once the bool is known
     if function in REFUSED_FUNCTIONS:
         refuses, reason = REFUSED_FUNCTIONS[function]
         if refuses(*args, **kwargs):
             raise UnsupportedError(f"{function.__name__}: {reason}")
     if function in FUNCTIONS:
-        with below_autograd():
-            result = FUNCTIONS[function](*args, **kwargs)
+        with contextlib.nullcontext() if function in FOLLOWED else below_autograd():
+            result = FUNCTIONS[function](recorder, *args, **kwargs)
         if result is not NotImplemented:
             return result
     return function(*args, **kwargs) if kwargs.get("out") is None else _with_out(function, args, kwargs)

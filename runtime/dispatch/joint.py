@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from ...errors import UnsupportedError
 from ...generated.schemas import InputAliasInfo, MutationType
 from ..torch_compat import running_node
 from .border import Border, WrappedGradient, WrappedResult, read_symbols
+from .hook_order import leaves_in_order
 from .inputs import Inputs
 from .merge import Entered
 from .metadata import Found
@@ -51,6 +53,7 @@ class Gradients:
     once       whether eager's backward reads what its forward saved: it runs once, unless the graph is retained.
     read_for   for graph inputs and results that eager's backward reads, as ("input" or "output", position), the tangents for which it does,
                as bits: where none of them is given, it does not mind that they were written to. {} where there is one tangent.
+    leaves     graph inputs that are leaves, in the order in which eager reaches them (and runs their hooks); () where there are fewer than two.
     """
 
     tangents: tuple[int, ...]
@@ -71,6 +74,12 @@ class Gradients:
     unreached: tuple[int, ...] = ()
     once: bool = False
     read_for: dict[tuple[str, int], int] = field(default_factory=dict)
+    leaves: tuple[int, ...] = ()
+
+    def reached_by_some(self) -> tuple[int, ...]:
+        """Graph inputs that get no gradient from some of the tangents."""
+        whole = (1 << (len(self.tangents) + len(self.wrapped_results))) - 1
+        return tuple(k for k, way in zip(self.inputs, self.reached, strict=False) if way & whole != whole)
 
 
 def differentiate(
@@ -101,6 +110,7 @@ def differentiate(
     ways_in = Ways(results) if several else None
     reached = ways_in.to([e for _, e in [*wanted, *edges]]) if ways_in else ()
     once = _runs_once(results, saved)
+    leaves = leaves_in_order([get_gradient_edge(t) for t in results], [e for _, e in wanted])
     recorder.origin, recorder.backward = None, True
     saved.tangents_of = ways_in.nodes if ways_in else {}
     kept = _kept(recorder, inputs, entered, found, tangents)
@@ -204,6 +214,7 @@ def differentiate(
         unreached,
         once,
         read_for,
+        tuple(wanted[k][0] for k in leaves if wanted[k][0] < first_base) if len(leaves) > 1 else (),
     ), nodes
 
 
@@ -211,7 +222,7 @@ class Ways:
     """From which of some results autograd finds a way to its nodes and their gradient edges. `nodes`: for each node the results, as bits."""
 
     def __init__(self, results: Sequence[torch.Tensor]) -> None:
-        roots = [torch.autograd.graph.get_gradient_edge(t) for t in results]
+        roots = [get_gradient_edge(t) for t in results]
         order: list[Any] = []
         seen: set[Any] = set()
         stack = [(e.node, False) for e in roots]

@@ -8,7 +8,6 @@ import torch
 
 from ...errors import UnsupportedError
 from ..torch_compat import auto_functionalized, can_auto_functionalize, pytree
-from .control import is_simple
 from .fakes import run_fake
 from .operators import OpInfo, tensors_of
 from .recorder import Recorder
@@ -16,7 +15,8 @@ from .recorder import Recorder
 
 def record_write(recorder: Recorder, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
     """What the operator returns; the tensors that it writes, also in lists, have the contents of their copies from then on. Raises
-    `UnsupportedError` where it returns what it was given, and for a list with None in it.
+    `UnsupportedError` where it returns what it was given, and for a list with None in it. Copies have the strides of what they are copies
+    of, so those of a column or a diagonal have gaps.
     """
     op = info.op
     given = {name: info.argument(k, args, kwargs) for k, name in enumerate(info.arg_names)}
@@ -26,8 +26,10 @@ def record_write(recorder: Recorder, info: OpInfo, types: Any, args: Any, kwargs
     tensors = [t for a in written for t in tensors_of(a)]
     if not can_auto_functionalize(op) or any(t is None for a in written if isinstance(a, (list, tuple)) for t in a):
         raise UnsupportedError(f"{op} writes to its arguments and has no functional overload{recorder.where()}")
-    if not all(t.layout == torch.strided and is_simple(t) and not (t.is_conj() or t.is_neg()) for t in tensors):
-        raise UnsupportedError(f"{op} writes to a tensor with gaps{recorder.where()}, and has no functional overload")
+    if not all(t.layout == torch.strided and not (t.is_conj() or t.is_neg()) for t in tensors):
+        raise UnsupportedError(
+            f"{op} writes to a tensor that is sparse, or lazily conjugated{recorder.where()}, and has no functional overload"
+        )
     nodes = {name: recorder.nodes(v) for name, v in given.items() if name in passed}
     out = run_fake(recorder.fake_mode, op, types, args, kwargs)
     results = list(out) if isinstance(out, (tuple, list)) else [out]

@@ -143,7 +143,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         else:
             return self._number(info, out, args, kwargs)
         for t in values:
-            if isinstance(t, torch.Tensor) and self.regions.key(t) in self.regions.by_storage:
+            if isinstance(t, torch.Tensor) and self.regions.shares(t):
                 return self._undeclared_alias(info, out, t, args, kwargs)
         node = self.call(info.op, self.nodes(args), self.nodes(kwargs), out, keep=info.keep)
         self._track(out, node)

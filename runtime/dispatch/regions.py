@@ -19,6 +19,11 @@ from torch import fx
 _HAS_NAMES: Callable[[torch.Tensor], bool] | None = getattr(torch.Tensor, "has_names", None)
 
 
+def is_strided(value: Any) -> bool:
+    """Whether a value is no tensor, or one with strides."""
+    return not isinstance(value, torch.Tensor) or value.layout is torch.strided
+
+
 def beyond_strides(t: torch.Tensor) -> str:
     """What an eager kernel knows of a tensor besides elements at strides, which is all that is traced; "" where there is nothing."""
     if t.layout is not torch.strided:
@@ -125,6 +130,13 @@ class Region:
         return expressions((self.storage.nbytes(),)) != expressions((self.bytes,))
 
 
+class _NoStorage:
+    """In the place of the storage of a sparse tensor."""
+
+    def nbytes(self) -> int:
+        return 0
+
+
 @dataclass(eq=False, slots=True)
 class Value:
     """See the module. `layout` is the tensor's place in its storage in eager; `step` is None for a pure alias."""
@@ -176,11 +188,17 @@ class Regions:
     values: dict[int, tuple[torch.Tensor, Value]] = field(default_factory=dict)
 
     def key(self, t: torch.Tensor) -> int:
-        """The identity of a tensor's storage. Raises NotImplementedError where it has none."""
+        """The identity of a tensor's storage. Raises NotImplementedError where it has none, but for sparse tensors that were added."""
+        if t.layout is torch.sparse_coo and (known := self.get(t)) is not None:
+            return known.region.key
         try:
             return t.untyped_storage()._cdata
         except NotImplementedError as error:
             raise NotImplementedError(f"a tensor {beyond_strides(t)}" if beyond_strides(t) else str(error)) from error
+
+    def shares(self, t: torch.Tensor) -> bool:
+        """Whether a new tensor lies in a storage that is known already."""
+        return t.layout is not torch.sparse_coo and self.key(t) in self.by_storage
 
     def get(self, t: torch.Tensor) -> Value | None:
         """The value of a tensor object of the program."""
@@ -193,11 +211,14 @@ class Regions:
         self.values[id(t)] = (t, value)
 
     def add(self, t: torch.Tensor, node: fx.Node, inputs: tuple[int, ...] = ()) -> Value:
-        """A new region whose whole is the tensor `t`."""
-        storage = t.untyped_storage()
-        region = Region(storage._cdata, storage, inputs)
+        """A new region whose whole is the tensor `t`; a sparse one is a region by itself, which nothing views."""
+        if t.layout is torch.sparse_coo:
+            region, layout = Region(-1 - id(t), _NoStorage()), Layout(t.dtype, tuple(t.shape), (), 0)
+        else:
+            storage = t.untyped_storage()
+            region, layout = Region(storage._cdata, storage, inputs), Layout.of(t)
         self.by_storage.setdefault(region.key, []).append(region)
-        value = Value(region, node, Layout.of(t))
+        value = Value(region, node, layout)
         self.set(t, value)
         return value
 

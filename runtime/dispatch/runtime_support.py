@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..torch_compat import disable_autocast, pytree, refuses_writes
+from .hook_order import is_hooked
 
 
 def reinterpreted(
@@ -45,6 +46,7 @@ def increment_shared_version(tensors: Sequence[torch.Tensor]) -> None:
 NAMESPACE: dict[str, Any] = {
     "as_strided": torch.as_strided,
     "enable_grad": torch.enable_grad,
+    "is_hooked": is_hooked,
     "is_inference_mode_enabled": torch.is_inference_mode_enabled,
     "increment_shared_version": increment_shared_version,
     "increment_version": torch.autograd.graph.increment_version,

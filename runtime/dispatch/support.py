@@ -53,6 +53,19 @@ def is_from_end(start: Any, end: Any, of: torch.Tensor | Sequence[Any]) -> bool:
     return symbolic and any(x is not None and bool(x < 0) for x in (start, end))
 
 
+def has_symbolic_sizes(x: torch.Tensor) -> bool:
+    """Whether a size of a tensor is a symbol."""
+    return any(isinstance(n, torch.SymInt) for n in x.shape)
+
+
+def is_exact_scale(x: Any) -> bool:
+    """Whether a size times a factor, rounded down, is the size itself or twice the size only where the factor is 1 or 2: it is an integer, or less
+    than 1. `x` is a factor, a list of factors, or None.
+    """
+    factors = x if isinstance(x, (list, tuple)) else [x]
+    return all(f is None or (isinstance(f, (int, float)) and (f % 1 == 0 or f < 1)) for f in factors)
+
+
 def inverse_permutation(dims: Sequence[int]) -> list[int]:
     """The permutation that undoes `dims` (negative dimensions count from the end)."""
     out = [0] * len(dims)

@@ -18,6 +18,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
+from ..torch_compat import function_of_numbers
 
 _BINARY: dict[str, Callable[..., Any]] = {
     "Add": operator.add,
@@ -50,8 +51,12 @@ _UNARY: dict[str, Callable[..., Any]] = {
     "FloorToInt": math.floor,
     "CeilToInt": math.ceil,
     "RoundToInt": round,
+    "Abs": operator.abs,
     "Not": torch.sym_not,
 }
+
+_OF_MATH = "OpaqueUnaryFn_"
+"""How torch's names of the functions of `math` begin."""
 
 
 class Symbols:
@@ -140,15 +145,18 @@ class Symbols:
             rest = others[0][0] if others[0][1] == sympy.true else expr.func(*others)
             parts = (self._expr(condition, torch.SymBool), self._expr(value, kind), self._expr(rest, kind))
             return self._call(torch.sym_ite, parts, expr, kind)
-        if name == "CeilToInt" or name in _UNARY:
-            return self._call(_UNARY[name], (self._expr(expr.args[0], torch.SymFloat),), expr, kind)
+        if (function := _UNARY.get(name) or function_of_numbers(name.removeprefix(_OF_MATH))) is not None:
+            return self._call(function, (self._expr(expr.args[0], torch.SymFloat),), expr, kind)
+        if name == "RoundDecimal":
+            number, digits = expr.args
+            return self._call(round, (self._expr(number, torch.SymFloat), int(digits)), expr, kind)
         target = _BINARY.get(name)
         if target is None:
             raise UnsupportedError(
                 f"the size expression {expr} uses {name}, which a graph cannot compute; mark the dimension static"
             )
         # Fold from the left: sums and products of sympy have any number of terms, in an order that does not vary.
-        inner = kind if kind is not torch.SymBool else torch.SymInt
+        inner = kind if kind is not torch.SymBool else torch.SymFloat  # of integers: SymInt, as `_expr` sees to
         terms = [self._expr(a, inner) for a in expr.args]
         result, done = terms[0], expr.args[0]
         for argument, term in zip(expr.args[1:], terms[1:], strict=True):

@@ -33,6 +33,7 @@ from .dead import finish
 from .inputs import Inputs, Lift, lifted_attributes, sources_of
 from .interpret import Called, call, run_graph
 from .joint import Gradients, Saved, differentiate
+from .known import Truth
 from .lifted import LiftedModule
 from .merge import enter_inputs
 from .metadata import Found, analyze
@@ -112,12 +113,13 @@ def trace(
     recorder_type: type[Recorder] = Recorder,
     random: str = "eager",
     may_train: bool = True,
+    truth: Callable[..., Truth] | None = None,
 ) -> Traced:
     """Trace `gm` for inputs like `example_inputs` (positional arguments: real or fake tensors, numbers, size symbols,
     and containers of them). For `training`, autograd follows the program and its gradients are traced too; so it does,
     where it `may_train`, if the program turns grad mode on. `random` is the setting of that name: `philox` makes random
-    operators of ones with an explicit seed. Raises `UnsupportedError`, with the user's line, for what cannot be
-    expressed; eager runs that, and raises its own errors.
+    operators of ones with an explicit seed. `truth` says where masks let scores through (`GraphWriter`). Raises
+    `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
     """
     if in_dual_level():
         raise UnsupportedError("forward-mode automatic differentiation (dual_level) is on")
@@ -129,7 +131,9 @@ def trace(
     merged: list[frozenset[int]] = []
     for _ in range(2 * len(given) + 3):
         try:
-            return _trace_once(gm, calling, given, lifted, copies, merged, training, may_train, recorder_type, random)
+            return _trace_once(
+                gm, calling, given, lifted, copies, merged, training, may_train, recorder_type, random, truth
+            )
         except Restart as again:
             copies |= again.copy
             training |= again.training
@@ -159,6 +163,7 @@ def _trace_once(
     may_train: bool,
     recorder_type: type[Recorder],
     random: str,
+    truth: Callable[..., Truth] | None,
 ) -> Traced:
     autocast = torch.is_autocast_enabled("cpu") or (torch.cuda.is_available() and torch.is_autocast_enabled("cuda"))
     border = Border(given)
@@ -166,6 +171,7 @@ def _trace_once(
     inputs.merged = merged
     recorder = recorder_type(inputs.fake_mode, inputs.overlaps)
     recorder.draws = Draws(recorder) if random == "philox" else None
+    recorder.truth = truth
     if not torch.is_inference_mode_enabled():
         recorder.frozen = frozenset(
             i for i, t in enumerate(border.given) if isinstance(t, torch.Tensor) and t.is_inference()
@@ -296,7 +302,7 @@ def _run(
     if isinstance(gm, fx.GraphModule):
         graph = gm.graph  # of an exported program, it takes its arguments apart and puts its results together itself
         return graph.process_outputs(run_graph(gm, graph.process_inputs(*args), attributes, recorder))
-    with Called():
+    with Called(recorder):
         if isinstance(gm, torch.nn.Module):
             return torch.func.functional_call(gm, attributes, tuple(args), tie_weights=True)
         return gm(*args)

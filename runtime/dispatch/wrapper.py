@@ -133,6 +133,11 @@ class _Writer:
         if self.traced.gradients is not None:
             # Dynamo compiles outside of inference mode, and guards on grad mode alone.
             lines += ["if is_inference_mode_enabled():", "    return program(*args)"]
+            # Autograd sees one node, which every result reaches: it would run the hooks of inputs that eager does not reach.
+            some = [k for k in self.traced.gradients.reached_by_some() if k < len(self.meta.graph_inputs)]
+            if some:
+                hooked = ", ".join(self.input(self.meta.graph_inputs[k]) for k in some)
+                lines += [f"if is_hooked({hooked}):", "    return program(*args)"]
         pointers: dict[int, str] = {}
 
         def pointer(i: int) -> str:

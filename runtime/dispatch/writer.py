@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import fx
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ..torch_compat import running_node
+from .known import Truth
 from .operators import op_info
-from .regions import Regions, Value
+from .regions import Regions, Value, beyond_strides, is_strided
 from .source import source_of
 from .subclasses import is_wrapper
 from .symbols import Symbols
@@ -27,12 +29,14 @@ class GraphWriter:
     kept     nodes that dead-code elimination leaves alone.
     makers   the node that made a tensor object, by the object's id.
     backward whether the program's gradients are being computed: nodes say so in their metadata.
+    truth    says where a mask, of a node of a graph with these constants, lets scores through; None: nothing is known. `truths` are its answers.
     region   the checkpointed region that runs now (`checkpoint.py`), of `region_count` so far; nodes say so in their metadata.
     """
 
     backward = False
     region: int | None = None
     region_count = 0
+    truth: Callable[[fx.Node, Mapping[str, torch.Tensor]], Truth] | None = None
 
     def __init__(self, fake_mode: Any) -> None:
         super().__init__()
@@ -44,12 +48,15 @@ class GraphWriter:
         self.origin: fx.Node | None = None
         self.kept: set[fx.Node] = set()
         self.makers: dict[int, fx.Node] = {}
+        self.truths: dict[fx.Node, Truth] = {}
 
     def call(self, op: Any, args: Any, kwargs: Any, val: Any, *, keep: bool = False) -> fx.Node:
         """A call node with the fake value `val` and the origin's metadata; `keep` saves it from dead-code
         elimination.
         """
         node = self.graph.create_node("call_function", op, args, kwargs)
+        if op is not ROLES["add"] and any(not is_strided(n.meta.get("val")) for n in node.all_input_nodes):
+            raise UnsupportedError(f"{op} takes a sparse gradient{self.where()}")
         meta = node.meta
         meta["val"] = val
         self.makers[id(val)] = node
@@ -106,6 +113,12 @@ class GraphWriter:
         if t.requires_grad:
             # That is for autograd to say, above; a few of torch's fake kernels copy it from an operand.
             t.requires_grad = False
+        if not is_strided(t):
+            # Autograd makes them of tables that are looked up with `sparse=True`, and adds them up: nothing else is known of them.
+            if t.layout is not torch.sparse_coo or not self.backward:
+                raise UnsupportedError(f"a tensor {beyond_strides(t)}{self.where()}")
+            self.regions.add(t, node)
+            return
         self.regions.add(t, node)
         self._bind_unbacked(t, node)
 

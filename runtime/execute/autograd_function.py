@@ -25,6 +25,7 @@ from ..dispatch.regions import Layout
 from ..dispatch.subclasses import Names, coerced, dense_tangent
 from ..torch_compat import in_transform, is_zerotensor, no_modes, saving_is_hooked
 from .batched import backward_by_rows
+from .delivery import in_order, redirected
 from .given import Described, as_described, as_given, as_kept, described
 from .support import LAZY, restride
 
@@ -200,6 +201,7 @@ def bind_halves(
     }
     names = Names()
     source = _source(halves, names)
+    namespace["redirected"] = redirected
     namespace |= names.values
     exec(compile(source, "<opforge autograd function>", "exec"), namespace)
     function = namespace["Compiled"]
@@ -207,7 +209,7 @@ def bind_halves(
         # The backward may run inside of a compiled function that calls `backward()`: Dynamo would trace it.
         function.backward = staticmethod(torch.compiler.disable(function.backward))
     apply: Compiled = function.apply
-    return apply
+    return in_order(apply, halves.gradients.leaves) if halves.gradients.leaves else apply
 
 
 def emit_function(halves: Halves) -> str:
@@ -223,6 +225,9 @@ def _forward(halves: Halves, values: Names) -> list[str]:
     names = [f"x{k}" for k in range(halves.arguments)]
     lines = [f"out = forward_graph({', '.join(names)})"]
     names += [f"v{k}" for k in range(halves.gradients.wrappers)]
+    if halves.gradients.leaves:
+        names.append("*ways")
+        lines.append("ctx.ways = bool(ways)")
     if halves.partial:
         lines.append("ctx.set_materialize_grads(False)")
         if halves.symbolic:
@@ -298,7 +303,8 @@ def _backward(halves: Halves, values: Names) -> list[str]:
             shape = f", ctx.shapes[{n}]" if halves.symbolic else ""
             lines += [f"if g{k} is None:", f"    missing |= {1 << n}", f"    g{k} = partial.zeros({n}{shape})"]
         lines += [f"if missing == {(1 << len(halves.tangents)) - 1}:"]
-        lines += [f"    return {_tuple(['None'] * len(arguments_in_all))}"]
+        nothing = _tuple(["None"] * len(arguments_in_all))
+        lines += [f"    return {_redirected(nothing, halves)}"]
         lines += checks
         lines.append("backward_graph = partial.ready(missing) if missing else backward_ready()")
     else:
@@ -354,12 +360,17 @@ def _backward(halves: Halves, values: Names) -> list[str]:
     for g in halves.gradients.wrapped_gradients:
         returned[g.argument] = f"d{g.argument}"
         lines += values.wrap(f"d{g.argument}", g.made, iter([f"out[{d}]" for d in g.dense]))
-    lines.append(f"return {_tuple(returned)}")
+    lines.append(f"return {_redirected(_tuple(returned), halves)}")
     return [
         "    @staticmethod",
         f"    def backward({', '.join(['ctx', *gradients])}):",
         *(f"        {line}" for line in lines),
     ]
+
+
+def _redirected(gradients: str, halves: Halves) -> str:
+    leaves = halves.gradients.leaves
+    return f"redirected({gradients}, {leaves}) if ctx.ways else {gradients}" if leaves else gradients
 
 
 def _tuple(parts: Sequence[str]) -> str:

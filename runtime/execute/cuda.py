@@ -11,7 +11,18 @@ import torch
 
 from ..torch_compat import cuda_stream, empty_strided_cuda
 from . import support
-from .support import as_complex, as_real, conform, out_of_range, overload, own_complex, reinterpret, unmet
+from .support import (
+    as_complex,
+    as_real,
+    conform,
+    laid_out,
+    out_of_range,
+    overload,
+    own_complex,
+    reinterpret,
+    restride,
+    unmet,
+)
 
 empty_strided = empty_strided_cuda
 
@@ -62,10 +73,12 @@ __all__ = [
     "as_real",
     "conform",
     "empty_strided",
+    "laid_out",
     "our_recording",
     "out_of_range",
     "overload",
     "own_complex",
     "reinterpret",
+    "restride",
     "unmet",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import hashlib
+import itertools
+import os
 import re
 import threading
 import types
@@ -12,11 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import BuildError
-from ..build.compiler import compile_cpp
+from ..build.compiler import compiled
+from ..build.manifest import Entry
 from ..build.scratch import scratch_dir, warn_once
 from ..config import Config
 
-__all__ = ["build_library", "load_library", "load_wrapper"]
+__all__ = ["build_library", "load_file", "load_library", "load_wrapper"]
 
 _MAPS_OF_A_LIBRARY = 16  # about five, and some for what allocates memory meanwhile
 
@@ -30,27 +33,62 @@ def build_library(source: str, *, name: str, cfg: Config) -> ctypes.CDLL:
     A library from the cache that the system refuses to load (a folder mounted noexec, a library it was linked with is
     gone) gives one warning and is compiled again for this process. Raises `BuildError`.
     """
-    path = compile_cpp(source, name=name, cfg=cfg)
+    entry, file = compiled(source, name=name, cfg=cfg)
     try:
-        return load_library(path)
+        return load_file(entry, file)
     except BuildError as error:
         if not cfg.cache:
             raise
-        warn_once("load", path, f"{error}; it is compiled again, for this process only")
-        return load_library(compile_cpp(source, name=name, cfg=dataclasses.replace(cfg, cache=False)))
+        warn_once("load", entry.file(file), f"{error}; it is compiled again, for this process only")
+        return load_file(*compiled(source, name=name, cfg=dataclasses.replace(cfg, cache=False)))
 
 
-def load_library(path: Path | str) -> ctypes.CDLL:
-    """The shared library at `path`, loaded once per process. Raises `BuildError` when it cannot be loaded."""
+def load_file(entry: Entry, file: str) -> ctypes.CDLL:
+    """A shared library of the cache, loaded once per process: opened, verified, and loaded from what was opened, so that nobody can put
+    another file in its place in between. Raises `BuildError` when it is not what the cache has noted, or cannot be loaded.
+    """
+    path = entry.file(file)
+    if (known := _libraries.get(str(path))) is not None:
+        return known
+    try:
+        descriptor = entry.open(file)
+    except OSError as error:
+        raise BuildError(f"the compiled kernel {path} cannot be loaded: {error}") from error
+    try:
+        return load_library(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_library(path: Path | str, descriptor: int | None = None) -> ctypes.CDLL:
+    """The shared library at `path`, loaded once per process; from `descriptor` where the system can (Linux). Raises `BuildError` when it
+    cannot be loaded.
+    """
     name = str(path)
     with _lock:
         library = _libraries.get(name)
         if library is None:
             try:
-                library = _libraries[name] = ctypes.CDLL(name)
+                library = _libraries[name] = ctypes.CDLL(name if descriptor is None else _opened(name, descriptor))
             except OSError as error:
                 raise BuildError(f"the compiled kernel {name} cannot be loaded: {error}{_why_unmapped()}") from error
         return library
+
+
+_numbers = itertools.count(1)
+
+
+def _opened(name: str, descriptor: int) -> str:
+    """What the loader opens for the open file; `name` where the system has no names for descriptors.
+
+    The loader takes a name that it has seen for the library that it had then, and numbers of descriptors come again: so each name is spelled
+    in a way of its own, by empty steps between the folder and the number.
+    """
+    folder = "/proc/self/fd"
+    if not os.path.exists(f"{folder}/{descriptor}"):
+        return name
+    steps = "".join("./" if bit == "1" else "/" for bit in f"{next(_numbers):b}")
+    return f"{folder}/{steps}{descriptor}"
 
 
 def _why_unmapped() -> str:
@@ -69,16 +107,21 @@ def _why_unmapped() -> str:
 
 
 def load_wrapper(
-    path_or_source: Path | str, name: str, namespace: Mapping[str, object] | None = None
+    path_or_source: Path | str,
+    name: str,
+    namespace: Mapping[str, object] | None = None,
+    contents: bytes | None = None,
 ) -> types.ModuleType:
     """Runs generated Python source as a module called `name`, with the globals in `namespace` set before it runs.
 
-    A `Path` is the file to load; a `str` is source text, which is written to this process's scratch folder first, so
-    that tracebacks, debuggers and `inspect` show its lines. Writes no bytecode and does not touch `sys.modules`. What
-    the source raises is not caught; `OSError` when the file cannot be read or written.
+    A `Path` is the file to load (`contents`: what is in it, where that is known already). A `str` is source text, which
+    is written to this process's scratch folder first, so that tracebacks, debuggers and `inspect` show its lines. Writes
+    no bytecode and does not touch `sys.modules`. What the source raises is not caught; `OSError` when the file cannot be
+    read or written.
     """
     if isinstance(path_or_source, Path):
-        path, source = path_or_source, path_or_source.read_text(encoding="utf-8")
+        path, data = path_or_source, path_or_source.read_bytes() if contents is None else contents
+        source = data.decode()
     else:
         source = path_or_source
         path = _wrapper_file(source, name)

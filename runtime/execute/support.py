@@ -13,8 +13,8 @@ from ...errors import MetadataError
 from .. import config
 from ..build.scratch import warn_once
 from ..philox import KERNELS
+from ..torch_compat import below_autograd, is_wrapper_type, is_zerotensor
 from ..torch_compat import empty_strided_cpu as empty_strided
-from ..torch_compat import is_wrapper_type, is_zerotensor
 from ..torch_compat import reinterpret_tensor as reinterpret
 
 Place = tuple[torch.device, int]
@@ -123,6 +123,17 @@ def overload(name: str) -> Any:
     return call
 
 
+def keeping_workspace(name: str) -> Any:
+    """As `overload`, in grad mode: only there the kernel returns what its own gradient reads."""
+    found = overload(name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with below_autograd(), torch.enable_grad():
+            return found(*args, **kwargs)
+
+    return call
+
+
 def dense(t: Any, op: str) -> Any:
     """A result of `op` without a wrapper around it: one that is still under way is waited for. Raises `MetadataError` for other tensor
     subclasses that wrap tensors: they have no memory whose address generated code could read.
@@ -227,6 +238,8 @@ __all__ = [
     "as_real",
     "conform",
     "empty_strided",
+    "keeping_workspace",
+    "laid_out",
     "out_of_range",
     "overload",
     "own_complex",

@@ -27,11 +27,12 @@ def is_number(x: Any) -> bool:
 
 
 def rank(x: Any) -> int:
-    return int(value(x).dim())
+    return len(shape(x))
 
 
 def shape(x: Any) -> list[Any]:
-    return list(value(x).shape)
+    """The sizes of a tensor; a number has no dimensions."""
+    return list(value(x).shape) if is_tensor(x) else []
 
 
 def size(x: Any, dim: int) -> Any:
@@ -43,19 +44,20 @@ def dtype(x: Any) -> torch.dtype:
 
 
 def is_float(x: Any) -> bool:
-    return bool(dtype(x).is_floating_point)
+    """Whether it is a tensor of a floating dtype. A Python number that an operator takes in the place of a tensor is none of any dtype."""
+    return is_tensor(x) and dtype(x).is_floating_point
 
 
 def is_int(x: Any) -> bool:
-    return not dtype(x).is_floating_point and not dtype(x).is_complex and dtype(x) != torch.bool
+    return is_tensor(x) and not dtype(x).is_floating_point and not dtype(x).is_complex and dtype(x) != torch.bool
 
 
 def is_bool(x: Any) -> bool:
-    return dtype(x) == torch.bool
+    return is_tensor(x) and dtype(x) == torch.bool
 
 
 def same_dtype(x: Any, y: Any) -> bool:
-    return dtype(x) == dtype(y)
+    return is_tensor(x) and is_tensor(y) and bool(dtype(x) == dtype(y))
 
 
 def same_shape(x: Any, y: Any) -> bool:
@@ -68,9 +70,16 @@ def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def same_type(x: Any, y: Any) -> bool:
-    """Shape, dtype, device and strides agree: one can stand for the other."""
+    """Shape, dtype, device and strides of two tensors agree: one can stand for the other."""
     a, b = value(x), value(y)
-    return same_sizes(a.shape, b.shape) and a.dtype == b.dtype and a.device == b.device and same_layout(a, b)
+    return (
+        is_tensor(x)
+        and is_tensor(y)
+        and same_sizes(a.shape, b.shape)
+        and a.dtype == b.dtype
+        and a.device == b.device
+        and same_layout(a, b)
+    )
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -101,7 +110,7 @@ def is_small(x: Any, most: int) -> bool:
 
 
 def is_half(x: Any) -> bool:
-    return dtype(x) in (torch.float16, torch.bfloat16)
+    return is_tensor(x) and dtype(x) in (torch.float16, torch.bfloat16)
 
 
 def is_few(n: Any, most: int) -> bool:

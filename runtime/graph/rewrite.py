@@ -16,6 +16,7 @@ import torch
 from ...errors import OpforgeError
 from ..dispatch.effects import must_run
 from ..dispatch.operators import makes_new, reads_storage
+from ..dispatch.regions import is_strided
 from . import predicates
 from .alike import Alike
 from .patterns import Rule, head, match
@@ -87,6 +88,11 @@ class Builder:
         return node
 
 
+def _has_strides(value: Any) -> bool:
+    """Whether what a rule has found is no sparse tensor: rules know elements at strides."""
+    return not isinstance(value, torch.fx.Node) or is_strided(value.meta.get("val"))
+
+
 def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, device: str | None = None) -> Report:
     """Apply `rules` (by what `head` gives for their first node) to the graph in place. `device`: what its values are taken to be on (default:
     where they are).
@@ -106,7 +112,9 @@ def rewrite(gm: torch.fx.GraphModule, rules: Mapping[str, Sequence[Rule]], *, de
                 if rule.device and rule.device != on:
                     continue
                 found: dict[str, Any] = {"out": current, "device": on}
-                if not match(rule.match, current, found) or not rule.when(found):
+                if not match(rule.match, current, found) or not all(map(_has_strides, found.values())):
+                    continue
+                if not rule.when(found):
                     continue
                 matches = [found] if rule.each is None else alike.of(rule, found)
                 if not (done := _replace(graph, rule, matches, report)):

@@ -9,6 +9,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ..build.scratch import warn_once
+from ..dispatch.regions import is_strided
 from ..dispatch.source import source_of
 from ..observe import counters
 from ..torch_compat import HigherOrderOperator, pytree
@@ -33,6 +34,8 @@ def why_not(graph: fx.GraphModule, device: str) -> str:
         for value in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor) and value.device.type != device:
                 return f"{node.name} is on the device {value.device}{_at(node)}"
+            if not is_strided(value):
+                return f"{node.name} is a sparse tensor{_at(node)}"
         if node.op == "placeholder":
             told |= _symbols(node)
         elif node.op == "call_function" and not _symbols(node) <= told:

@@ -377,6 +377,7 @@ class Scatter:
     mode: str  # "set" or a reduction name
     domain: tuple[Var, ...]
     mask: Node | None = None
+    unordered: bool = False  # mode "set": of several values for one element any one may stay
 
 
 @dataclass(frozen=True)
@@ -396,7 +397,8 @@ class Ref:
 class Extern:
     """A call of an eager kernel. `args`/`kwargs` may hold `Ref`s at any depth (lists and tuples); other leaves are plain data or sizes.
 
-    outs    one Buffer per tensor result (with the strides that the kernel gives its results).
+    outs    one Buffer per tensor result (with the strides that the kernel gives its results; a sparse tensor has none, and only calls and
+            the caller read it).
     target  registered name of the overload, `namespace.name.overload`; "" where nothing is called, but sizes are computed and checked.
     places  of `outs` among the kernel's results, where others (numbers, None) lie between or after them.
     writes  it writes into so many of its first arguments and returns nothing: `outs` are these afterwards. What was None had no contents.

@@ -80,7 +80,8 @@ def dump_nest(nest: Nest, buffers: Mapping[str, str]) -> list[str]:
     if scatter is not None:
         mask = "" if scatter.mask is None else f" if {body.node(scatter.mask)}"
         index = ", ".join(body.expr(e) for e in scatter.index)
-        lines.append(f"  into {scatter.base}[{index}] {scatter.mode} over {_loops(scatter.domain)}{mask}")
+        any_ = " unordered" if scatter.unordered else ""
+        lines.append(f"  into {scatter.base}[{index}] {scatter.mode}{any_} over {_loops(scatter.domain)}{mask}")
     lines.append(f"  value {body.node(nest.body)}")
     return lines
 
@@ -313,6 +314,7 @@ class _NestReader:
             # The index uses the loops declared after it: read those first.
             r.skip_brackets()
             mode = r.name()
+            unordered = bool(r.take("unordered"))
             r.expect("over")
             domain = tuple(self._loops(r))
             after = r.position
@@ -320,7 +322,7 @@ class _NestReader:
             index = r.indices()
             r.position = after
             mask = r.node() if r.take("if") else None
-            self.fields["scatter"] = Scatter(base, index, mode, domain, mask)
+            self.fields["scatter"] = Scatter(base, index, mode, domain, mask, unordered)
         elif r.peek() == "value" and r.peek(1) != "=":
             r.expect("value")
             body = r.node()

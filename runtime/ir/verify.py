@@ -28,6 +28,7 @@ class _Verifier:
         self.symbols = set(program.symbols) - learned_by(program.items)
         self.where = "program"
         self.typed: set[Node] = set()
+        self.sparse: set[str] = set()
 
     def fail(self, message: str) -> None:
         raise IRError(f"{self.where}: {message}")
@@ -107,7 +108,7 @@ class _Verifier:
         self.learn(call)
         for out in call.outs:
             if out.stride is None:
-                self.fail(f"result {out.name!r} has no strides")
+                self.sparse.add(out.name)
             self.define(out, opaque=True)
 
     def written(self, call: Extern) -> None:
@@ -239,6 +240,8 @@ class _Verifier:
 
     def load(self, n: Node, loops: set[Var]) -> None:
         b = self.read(n.attr.buffer)
+        if b.name in self.sparse:
+            self.fail(f"{n} reads an element of a tensor without strides")
         if n.dtype != b.dtype:
             self.fail(f"{n} is read as {n.dtype}, the buffer is {b.dtype}")
         if len(n.attr.index) != len(b.shape):

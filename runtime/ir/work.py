@@ -7,7 +7,7 @@ from math import inf
 
 from ...generated.scalars import SCALARS
 from .index import Expr
-from .nodes import Extern, Nest, Node
+from .nodes import Extern, Nest, Node, Scatter
 
 
 def is_pointwise(item: Nest | Extern) -> bool:
@@ -22,6 +22,11 @@ def points_of(nest: Nest) -> int | Expr:
     for v in nest.scatter.domain if nest.scatter is not None else (*nest.loop_vars, *nest.rvars):
         total = total * v.extent
     return total
+
+
+def in_any_order(scatter: Scatter) -> bool:
+    """Whether an indexed update may go through its points in any order."""
+    return scatter.mode != "set" or scatter.unordered
 
 
 def cost(op: str) -> float:
@@ -54,4 +59,4 @@ def nodes_cost(nodes: Iterable[Node], costs: Callable[[str], float], enough: flo
     return total
 
 
-__all__ = ["cost", "is_pointwise", "node_cost", "nodes_cost", "points_of"]
+__all__ = ["cost", "in_any_order", "is_pointwise", "node_cost", "nodes_cost", "points_of"]

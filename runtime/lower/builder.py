@@ -104,6 +104,7 @@ class Builder:
     checks  positions that data brings are checked where nothing proves them in range; `place` goes into the errors.
     device  where the program will run: eager's kernels for a GPU give some results another dtype.
     atomic  dtypes of which indexed sums have a form, where no other indexed update has one; None: all have.
+    unordered  where several values are set at one position, any one may stay: so are eager's kernels for a GPU.
     products  multiply-adds up to which a product that a library has is computed in loops.
     complex_  overloads whose lowerings take complex tensors.
     """
@@ -117,6 +118,7 @@ class Builder:
         atomic: Container[str] | None = None,
         products: int = 0,
         complex_: Container[str] | None = None,
+        unordered: bool = False,
     ) -> None:
         if lowerings is None or operators is None:
             from ...generated import ops
@@ -129,7 +131,7 @@ class Builder:
         self.prefix = "t"
         self.origin = ""
         self.checks, self.place, self.device, self.atomic = checks, "", device, atomic
-        self.products = products
+        self.products, self.unordered = products, unordered
         self.row_major: dict[str, bool] = {}  # of arguments, as they were traced
         self.may_be_empty: Collection[str] = ()  # size symbols that come from data
         self._shapes: dict[str, tuple[Size, ...]] = {}  # of what is read, where sizes may be 0
@@ -387,7 +389,8 @@ class Builder:
         if mode in ("sum", "prod") and kind != base.dtype and not _few(r, base):
             wide = self.scatter(self.to(base, kind), r, s.to_dtype(value, base.dtype), into, mode, when)
             return self.to(wide, base.dtype)
-        if self.atomic is not None and not (mode == "sum" and part_dtype(base.dtype) in self.atomic):
+        unordered = self.unordered and mode == "set"
+        if self.atomic is not None and not (unordered or (mode == "sum" and part_dtype(base.dtype) in self.atomic)):
             raise UnsupportedError(
                 f"an indexed update by {mode!r} of {base.dtype} has no atomic form that gives eager's values"
             )
@@ -402,7 +405,7 @@ class Builder:
         index = tuple(map(expr, into))
         if when is not None:  # a position that is skipped is no error
             index = tuple(e.subst({}, lambda v: indirect(masked(v.node, when), v.lo, v.hi)) for e in index)
-        scatter = Scatter(base.name, index, mode, domain, when)
+        scatter = Scatter(base.name, index, mode, domain, when, unordered)
         name = self.fresh(self.prefix)
         nest = Nest(name, shape, value.dtype, self.grid(shape), value, scatter=scatter, origin=self.origin)
         return self._add(nest, base.shape)

@@ -19,7 +19,7 @@ from ..dispatch.overlap import is_row_major
 from ..dispatch.regions import Layout
 from ..dispatch.user_kernels import Launch
 from ..observe.counters import count_extern
-from ..torch_compat import HigherOrderOperator, OpOverload, auto_functionalized, by_operators, python_source
+from ..torch_compat import HigherOrderOperator, OpOverload, auto_functionalized, python_source
 from .sizes import Opaque
 
 if TYPE_CHECKING:
@@ -107,7 +107,22 @@ def _call_on_copies(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> lis
 
 
 def _run_on_copies(op: OpOverload, **kwargs: Any) -> tuple[Any, ...]:
-    return tuple(_flat(by_operators(auto_functionalized)(op, **kwargs)))
+    written = [a.name for a in op._schema.arguments if a.is_write]
+    copies = {name: _copied(kwargs[name]) for name in written if name in kwargs}
+    returned = op(**{**kwargs, **copies})
+    results = returned if isinstance(returned, tuple) else (returned,)
+    return tuple(_flat((*results, *(copies.get(name) for name in written))))
+
+
+def _copied(value: Any) -> Any:
+    """Copies of a tensor, or of those in a list, with the same strides; gaps are copied too, and nothing before or behind."""
+    if isinstance(value, (list, tuple)):
+        return [_copied(t) for t in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    reach = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
+    memory = value.as_strided((reach,), (1,), value.storage_offset()).clone()
+    return memory.as_strided(value.shape, value.stride())
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:

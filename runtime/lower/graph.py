@@ -17,7 +17,7 @@ from ..dispatch.operators import makes_new, op_info, reads_storage
 from ..dispatch.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
-from ..ir.nodes import DTYPES, Buffer, Nest, Output, Program, Ref, Size
+from ..ir.nodes import DTYPES, Buffer, Extern, Nest, Output, Program, Ref, Size
 from ..ir.pairs import PART, inside
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
@@ -71,11 +71,20 @@ def lower(
     return _Lowerer(gm, device, checks, products).run(mutations)
 
 
+def elements_of(gm: fx.GraphModule, device: str) -> tuple[str, list[Nest | Extern]]:
+    """The buffer of the one tensor that a functional graph returns, which may be a view, and the items that make it. Raises as `lower`."""
+    lowerer = _Lowerer(gm, device, checks=True, products=0)
+    lowerer.nodes()
+    (result,) = gm.graph.output_node().all_input_nodes
+    return lowerer.env[result].name, lowerer.b.items
+
+
 class _Lowerer:
     def __init__(self, gm: fx.GraphModule, device: str, checks: bool, products: int) -> None:
         self.gm, self.device = gm, device
         atomic = None if device == "cpu" else _atomic()
-        self.b = Builder(checks=checks, device=device, atomic=atomic, products=products)
+        unordered = atomic is not None and not torch.are_deterministic_algorithms_enabled()
+        self.b = Builder(checks=checks, device=device, atomic=atomic, products=products, unordered=unordered)
         self.sizes = Sizes()
         self.numbers = Numbers(self.b, self.sizes, device)
         self.b.may_be_empty = self.sizes.from_data.may_be_zero
@@ -87,7 +96,17 @@ class _Lowerer:
         self.calls: list[Call] = []
 
     def run(self, mutations: Mapping[int, int]) -> Lowered:
-        outputs: tuple[Output, ...] = ()
+        self.nodes()
+        outputs = tuple(self.output(a) for a in leaves(self.gm.graph.output_node().args[0]))
+        self.sizes.from_data.settle(self.b.items)
+        updates = tuple((str(self.placeholders[i]), str(outputs[k].buffer)) for i, k in mutations.items())
+        outputs = tuple(Output(None) if k in mutations.values() else o for k, o in enumerate(outputs))
+        program = Program(tuple(self.inputs), self.b.items, outputs, updates, self.sizes.names)
+        controls, calls = tuple(self.controls), tuple(self.calls)
+        return Lowered(program, tuple(self.constants), tuple(self.placeholders), controls, calls)
+
+    def nodes(self) -> None:
+        """Lower all nodes before the output."""
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
                 self.sizes.from_data.given(node.meta.get("val"))
@@ -98,16 +117,8 @@ class _Lowerer:
                 self.constant(node)
             elif node.op == "call_function":
                 self.call(node)
-            elif node.op == "output":
-                outputs = tuple(self.output(a) for a in leaves(node.args[0]))
-            else:
+            elif node.op != "output":
                 raise UnsupportedError(f"graph node {node.name} is a {node.op}")
-        self.sizes.from_data.settle(self.b.items)
-        updates = tuple((str(self.placeholders[i]), str(outputs[k].buffer)) for i, k in mutations.items())
-        outputs = tuple(Output(None) if k in mutations.values() else o for k, o in enumerate(outputs))
-        program = Program(tuple(self.inputs), self.b.items, outputs, updates, self.sizes.names)
-        controls, calls = tuple(self.controls), tuple(self.calls)
-        return Lowered(program, tuple(self.constants), tuple(self.placeholders), controls, calls)
 
     # -- leaves of the graph -------------------------------------------------------------------------------------------
     def placeholder(self, node: fx.Node) -> None:
@@ -118,7 +129,7 @@ class _Lowerer:
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             self.env[node] = self.sizes.argument(val)
             self.placeholders.append(self.env[node])
-        elif isinstance(val, torch.SymFloat):
+        elif isinstance(val, (torch.SymFloat, torch.SymBool)):
             self.b.begin(node.name, "number")
             self.env[node], symbol = self.numbers.given(node.name, val)
             self.placeholders.append(symbol)
@@ -196,8 +207,7 @@ class _Lowerer:
         elif val is None or isinstance(val, (bool, float, str)):
             self.env[node] = val
         elif isinstance(val, (torch.SymFloat, torch.SymBool)):
-            found = self.changing(node, val)
-            self.env[node] = Opaque.number(val) if found is None else found
+            self.env[node] = self.changing(node, val)
         else:
             self.env[node] = self.tensor_call(node, val)
 
@@ -215,12 +225,18 @@ class _Lowerer:
             self.b.extern([], name, args, kwargs, True, effect=True, learns=(learned,))
         return self.sizes.index(val)
 
-    def changing(self, node: fx.Node, val: Any) -> Number | None:
-        """A float that may differ from call to call."""
-        if isinstance(val, torch.SymBool):
-            return None
+    def changing(self, node: fx.Node, val: Any) -> Number | Opaque:
+        """A float or bool that may differ from call to call."""
         if not isinstance(node.target, OpOverload):
-            return self.numbers.computed(node.target, tuple(map(self.argument, node.args)))
+            try:
+                args = tuple(map(self.argument, node.args))
+                self.b.begin(node.name, "number")
+                found = self.numbers.computed(node.target, args) if isinstance(val, torch.SymFloat) else None
+                return self.numbers.in_python(node.name, val) if found is None else found
+            except UnsupportedError:
+                return Opaque.number(val)
+        if isinstance(val, torch.SymBool):
+            return Opaque.number(val)
         (read,) = node.all_input_nodes
         tensor, here = self.env[read], self.loopable(read.meta["val"])
         self.b.begin(node.name, origin_of(str(node.target), node))
@@ -419,7 +435,7 @@ class _Lowerer:
         """An eager kernel that reads its argument's storage by strides of its own needs the very layout that eager would have."""
         if not reads_storage(node.target):
             return
-        for a in node.all_input_nodes:
+        for a in node.all_input_nodes[:1]:  # what it puts there is read by its sizes
             fake = a.meta.get("val")
             if isinstance(fake, torch.Tensor) and not is_laid_out_by_rows(fake):
                 raise UnsupportedError(f"{node.target} reads the storage of a tensor that is not contiguous")
@@ -464,4 +480,4 @@ def _atomic() -> tuple[str, ...]:
     return (*ATOMIC_INTEGERS, "float16", "bfloat16", "float32", "float64")
 
 
-__all__ = ["Lowered", "lower"]
+__all__ = ["Lowered", "elements_of", "lower"]

@@ -86,7 +86,7 @@ class Number:
 
 def _double(x: Any) -> Node | None:
     if isinstance(x, Number):
-        return x.node
+        return None if isinstance(x, Truth) else x.node
     if isinstance(x, Expr):
         return Node("to_dtype", (index_node(x),), "float64")
     return const(float(x), "float64") if isinstance(x, (int, float)) else None
@@ -99,6 +99,13 @@ def _computed(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     return Number(function(left, right))
 
 
+class Truth(Number):
+    """A bool of which only the kernels know the value: `node`, an elem of bool without coordinates. It counts as a Python bool in promotion."""
+
+    __slots__ = ()
+    dtype = "bool"
+
+
 class Numbers:
     """Those of one graph, by torch's expression of each. `device`: where the graph runs."""
 
@@ -109,19 +116,23 @@ class Numbers:
         ] = {}  # of those that are read from a tensor: by which call, from what
         self._named: dict[sympy.Expr, Expr] = {}  # of those that the wrapper has as Python numbers
 
-    def given(self, name: str, val: torch.SymFloat) -> tuple[Number, Expr]:
+    def given(self, name: str, val: torch.SymFloat | torch.SymBool) -> tuple[Number, Expr]:
         """A number that the graph is called with, and the wrapper's name for it."""
         symbol = self._name(val.node.expr, name)
-        return self._in_memory(name, symbol), symbol
+        return self._in_memory(name, symbol, val), symbol
 
     def read(self, name: str, val: torch.SymFloat, target: str, tensor: Tensor, argument: Any, here: bool) -> Number:
         """What `target` reads from a tensor of one element, `argument` in calls of kernels. `here`: our kernels can read it too."""
         e = val.node.expr
         self._calls[e] = target, argument
         if not here:
-            return self._in_memory(name, self.argument(val))
+            return self.in_python(name, val)
         node = self.b.at(tensor, [0 for _ in tensor.shape])
         return Number(node if node.dtype == "float64" else Node("to_dtype", (node,), "float64"))
+
+    def in_python(self, name: str, val: torch.SymFloat | torch.SymBool) -> Number:
+        """A number that Python has, or computes of sizes and others. Raises `UnsupportedError` where it cannot."""
+        return self._in_memory(name, self.argument(val), val)
 
     @staticmethod
     def computed(function: Any, args: tuple[Any, ...]) -> Number | None:
@@ -163,16 +174,17 @@ class Numbers:
         found = self._named[e] = self.sizes.symbols[name] = sym(f"{name}{SIGNED}", 1)
         return found
 
-    def _in_memory(self, name: str, symbol: Expr) -> Number:
+    def _in_memory(self, name: str, symbol: Expr, val: torch.SymFloat | torch.SymBool) -> Number:
         """The number in a tensor that kernels read."""
-        made = Buffer(self.b.fresh(name), (), "float64", ())
-        options = (("dtype", torch.float64), ("device", torch.device(self.device)))
+        kind, dtype = (Truth, torch.bool) if isinstance(val, torch.SymBool) else (Number, torch.float64)
+        made = Buffer(self.b.fresh(name), (), str(dtype).removeprefix("torch."), ())
+        options = (("dtype", dtype), ("device", torch.device(self.device)))
         (tensor,) = self.b.extern([made], str(ROLES["zeros"]), ([], symbol), options, True)
-        return Number(self.b.at(tensor, []))
+        return kind(self.b.at(tensor, []))
 
 
 def _text(symbol: Expr) -> str:
     return symbol.atom.name  # type: ignore[union-attr]
 
 
-__all__ = ["Number", "Numbers"]
+__all__ = ["Number", "Numbers", "Truth"]

@@ -17,7 +17,7 @@ from ..ir.index import Expr
 from ..ir.nodes import DTYPES, FLOATS, INTS, ITEMSIZE, Node, const, index_node
 from ..ir.pairs import PART, pair, parts
 from .dtypes import float_of, opmath, promote_types
-from .number import Number
+from .number import Number, Truth
 from .scalar_fold import ON_NUMBERS, as_dtype, fold
 
 _ACCEPTED = {
@@ -111,7 +111,7 @@ def _unified(entry: Scalar, accepts: str, values: list[Any]) -> list[Node]:
             dtype = "float32"
         elif type(v) is int and (dtype is None or dtype == "bool"):
             dtype = "int64"
-        elif type(v) is bool and dtype is None:
+        elif type(v) in (bool, Truth) and dtype is None:
             dtype = "bool"
     assert dtype is not None
     if dtype not in _ACCEPTED[accepts]:
@@ -140,6 +140,8 @@ def _maker(entry: Scalar) -> Callable[..., Any]:
             raise TypeError(f"{name} takes {len(classes)} arguments, not {len(args)}")
         if not any(isinstance(a, (Node, Expr)) for a in args):
             if any(isinstance(a, Number) for a in args):
+                if not any(type(a) in (float, Number) for a in args):
+                    raise UnsupportedError(f"{name} of a bool that changes between calls")  # no integer of that kind
                 return Number(to_dtype(build(*(a.node if isinstance(a, Number) else a for a in args)), "float64"))
             return _on_numbers(name, args)
         if any(isinstance(a, complex) or (isinstance(a, Node) and a.op == "pair") for a in args):

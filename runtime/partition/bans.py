@@ -80,7 +80,7 @@ def _weights(f: Facts, *, plain: bool) -> list[int]:
         kind = f.kind[v]
         if plain:
             rate = IN_MEMORY
-        elif kind is OpClass.VIEW or f.raw[v] or f.lent[v]:
+        elif kind is OpClass.VIEW or f.raw[v] or f.lent[v] or f.gaps[v]:
             rate = COPIED
         elif kind >= OpClass.HEAVY or kind is OpClass.PART or _read_later(f, v):
             rate = IN_MEMORY

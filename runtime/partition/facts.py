@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..dispatch.overlap import is_dense, is_row_major
+from ..dispatch.regions import Layout
 from ..torch_compat import size_hint
 from .classes import OpClass, class_of
 
@@ -27,6 +29,15 @@ def bytes_of(value: Any) -> int:
     return 8 if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)) else 0
 
 
+def has_gaps(node: fx.Node) -> bool:
+    """Whether the elements of a result lie apart, or several at one place: an operator wrote into a copy of a column."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    layout = Layout.of(value)
+    return not (is_row_major(layout) or is_dense(layout))
+
+
 @dataclass
 class Facts:
     """One joint graph. All lists are indexed by node number; the output node has none.
@@ -42,6 +53,7 @@ class Facts:
     output      whether it is an output of the forward that may be kept as it is.
     lent        whether it is an output of the forward that its caller may write to before the backward.
     raw         whether it is an input that is overwritten after the forward.
+    gaps        whether it is a result, no view, with gaps between its elements: a copy without them is kept.
     """
 
     nodes: list[fx.Node]
@@ -62,6 +74,7 @@ class Facts:
     output: list[bool]
     lent: list[bool]
     raw: list[bool]
+    gaps: list[bool]
     outputs: list[int | None]
     gradients: list[int | None]
     output_args: list[Any]
@@ -141,6 +154,7 @@ def gather(
         output=[False] * len(nodes),
         lent=[False] * len(nodes),
         raw=[False] * len(nodes),
+        gaps=[k is not OpClass.VIEW and has_gaps(n) for k, n in zip(kind, nodes, strict=True)],
         outputs=[index[o] if isinstance(o, fx.Node) else None for o in outs],  # type: ignore[union-attr]
         gradients=[index[g] if isinstance(g, fx.Node) else None for g in grads],  # type: ignore[union-attr]
         output_args=list(outs),  # type: ignore[arg-type]

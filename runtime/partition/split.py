@@ -83,9 +83,9 @@ def _copy(graph: fx.Graph, f: Facts, v: int, made: dict[int, fx.Node]) -> fx.Nod
 
 
 def _own(graph: fx.Graph, f: Facts, v: int, node: fx.Node) -> fx.Node:
-    """A saved tensor is memory of its own: not a part of something larger, and not an input or output that is overwritten later."""
+    """A saved tensor is memory of its own, without gaps: not a part of something larger, and no input or output that is overwritten later."""
     alias = f.kind[v] is OpClass.VIEW and f.root[v] != v and not f.output[v]
-    return _clone(graph, node) if alias or f.raw[f.root[v]] or f.lent[v] else node
+    return _clone(graph, node) if alias or f.raw[f.root[v]] or f.lent[v] or f.gaps[v] else node
 
 
 def _origins(f: Facts, saved: list[int], nodes: list[fx.Node]) -> tuple[tuple[str, int], ...]:

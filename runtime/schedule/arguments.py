@@ -81,15 +81,21 @@ def extern_step(
         stride = given.stride if given.stride is not None else contiguous_strides(given.shape)
         if not exact or x.stride is None or tuple(stride) == tuple(x.stride):
             return x if view is None else replace(view, paired=x.paired)
-        if not same_strides(given.shape, stride, x.stride):
+        if view is None:
+            view = ViewOf(x.buffer, given.shape, stride, given.offset)
+        if same_strides(given.shape, stride, x.stride):
+            return replace(view, stride=x.stride, paired=x.paired)
+        if not (is_packed(given.shape, x.stride) or _is_injective(given.shape, x.stride)):
             raise UnsupportedError(
                 f"{call.target} takes an argument with strides {list(x.stride)} over memory that no kernel lays out so"
             )
-        if view is None:
-            view = ViewOf(x.buffer, given.shape, x.stride, given.offset)
-        return replace(view, stride=x.stride, paired=x.paired)
+        return replace(view, paired=x.paired, laid=x.stride)
 
-    args = tuple(place(a) for a in call.args)
+    written = call.args[: call.writes]  # these are laid out as the results
+    args = (
+        *(as_views.get(a.buffer, a) if isinstance(a, Ref) else a for a in written),
+        *map(place, call.args[call.writes :]),
+    )
     kwargs = tuple((k, place(v)) for k, v in call.kwargs)
     # Memory can be planned only for a result whose size is known before.
     planned = call.writes or (out_variants(call) and not call.learns)

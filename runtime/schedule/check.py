@@ -15,6 +15,7 @@ from ..ir.facts import equal, flat, plausibly_equal
 from ..ir.index import Expr, expr
 from ..ir.learned import learned_by, symbols_of
 from ..ir.nodes import ITEMSIZE, Extern, Node, Output, Program, Ref, Size, contiguous_strides, coordinates, load
+from .check_errors import ErrorOrder
 from .check_kernel import KernelCheck
 from .check_loops import element
 from .check_memory import Memory
@@ -27,8 +28,9 @@ def check(program: Program, plan: Plan) -> None:
     """Raise PlanError, naming the buffer and the step, unless `plan` computes `program`.
 
     Proved: every read finds its buffer completely written and not overwritten since (arena reuse, in-place updates, aliased inputs, freed
-    memory); every stored value equals the program's definition; kernels are free of races between loop points; extern calls get
-    the arguments that the program gives them; mutated inputs and outputs hold their values at the end, other inputs are as they were.
+    memory); an error finds the inputs as they were, or as eager has them then; every stored value equals the program's definition; kernels
+    are free of races between loop points; extern calls get the arguments that the program gives them; mutated inputs and outputs hold
+    their values at the end, other inputs are as they were.
     """
     _Checker(program, plan).run()
 
@@ -52,6 +54,7 @@ class _Checker:
     def run(self) -> None:
         if tuple(b.name for b in self.plan.inputs) != tuple(b.name for b in self.program.inputs):
             self.fail("its inputs are not the program's")
+        errors = ErrorOrder(self.program, self.plan, self.memory, self.fail)
         for k, step in enumerate(self.plan.steps):
             if isinstance(step, KernelStep):
                 self.where = f"step {k} (kernel {step.kernel.name!r})"
@@ -62,6 +65,7 @@ class _Checker:
             else:
                 self.where = f"step {k} (copy into {step.target!r})"
                 self.copy(step)
+            errors.step(step)
             for name in self.plan.frees.get(k, ()):
                 self.memory.free(name, self.where)
         self.where = "end"

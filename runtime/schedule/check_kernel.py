@@ -470,7 +470,7 @@ class KernelCheck:
         loops = (*self.kernel.outer, *inner)
         always = const(True, "bool")
         mask = always if st.mask is None else self._renamed(st.mask)
-        ordered = scatter.mode == "set"
+        ordered = scatter.mode == "set" and not scatter.unordered
         ok = False
         for ma, mb in loop_matches(loops, scatter.domain, ordered=ordered):
             left, right = (lambda n, m=ma: rebuild(n, keep, m)), (lambda n, m=mb: rebuild(n, keep, m))

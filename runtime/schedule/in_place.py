@@ -56,10 +56,11 @@ def _may_raise(item: Nest | Extern) -> bool:
 
 
 def write_in_place(
-    steps: list[Step], program: Program, layouts: dict[str, Buffer], held: Collection[str]
+    steps: list[Step], program: Program, layouts: dict[str, Buffer], held: Collection[str], done: Collection[str] = ()
 ) -> dict[str, str]:
     """For the mutations of `program` that need no copy: the buffer with the new contents → the input that it is stored into. The statements of
     their kernels in `steps` are put into an order in which each element is read before it is written. `held`: buffers that are returned.
+    `done`: those that are in an input's memory already.
     """
     writer = {name: k for k, step in enumerate(steps) for name in step_writes(step)}
     last_read = {name: k for k, step in enumerate(steps) for name in step_reads(step)}
@@ -72,6 +73,8 @@ def write_in_place(
     found: dict[str, str] = {}
     for target, source in program.mutations:
         k = writer.get(source, -1)
+        if source in done:
+            continue
         if k >= 0 and _writes(steps[k]):
             chain = _written_one_after_another(steps, target, source, writer, layouts)
             read = {name: last_read.get(name, -1) for name in (target, *chain[:-1])}

@@ -188,12 +188,18 @@ def inline(
                 )
                 and (not _may_fault(item.body, faulty) or any(_visits_all(c, item) for c in points.get(item.name, [])))
                 and not holds.too_much(item)
+                and not _is_repeated(item, points.get(item.name, []), extern_reads - pinned)
                 and not (recompute and (traffic.widens(item) or _is_shared(item, points.get(item.name, []), views)))
             ):
                 values.bodies[item.name] = item
                 continue
         left.append(item)
     return left, views
+
+
+def _is_repeated(nest: Nest, readers: list[Nest], read: set[str]) -> bool:
+    """Whether an eager kernel reads a view that repeats the value (a mask of all heads): strides over the value are less memory than the view's."""
+    return any(c.name in read and is_view(c) and _more(points_of(c), points_of(nest)) for c in readers)
 
 
 def _over_memory(original: Nest, view: Nest, views: Inliner, staged: list[Nest | Extern], based: set[str]) -> Nest:

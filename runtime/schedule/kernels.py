@@ -192,6 +192,15 @@ def build_update(
     return copy, update
 
 
+def kernel_of(
+    name: str, outer: tuple[Var, ...], body: tuple[Statement, ...], layouts: dict[str, Buffer], of_: Kernel
+) -> Kernel:
+    """A kernel of independent points that computes a part of what the kernel `of_` would."""
+    group = Group(0, outer)
+    made = _finish(group, name, (Phase((), body),), [], layouts, serial=False)
+    return replace(made, defines=of_.defines, origins=of_.origins)
+
+
 def _finish(
     group: Group,
     name: str,

@@ -121,13 +121,15 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class ViewOf:
-    """An argument of an extern: a strided view of a buffer (elements), `paired` where the kernel takes it as a complex tensor."""
+    """An argument of an extern: a strided view of a buffer (elements), `paired` where the kernel takes it as a complex tensor. `laid`: the
+    kernel gets a copy of it with these strides, which no view of the buffer has (gaps, or one element in several places)."""
 
     buffer: str
     shape: tuple[Size, ...]
     stride: tuple[Size, ...]
     offset: Size
     paired: bool = False
+    laid: tuple[Size, ...] | None = None
 
 
 @dataclass(frozen=True)

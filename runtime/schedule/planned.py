@@ -58,8 +58,8 @@ def row_bytes(call: Extern) -> int:
 
 
 def any_strides(call: Extern) -> bool:
-    """Whether its kernel reads arguments of whatever strides as well: its entry says so."""
-    return call.target in ANY_STRIDES and not is_paired(call)
+    """Whether its kernel reads arguments of whatever strides as well: its entry says so. A routine reads them where they lie."""
+    return routine_of(call) is not None or (call.target in ANY_STRIDES and not is_paired(call))
 
 
 def factors(call: Extern) -> tuple[int, ...] | None:

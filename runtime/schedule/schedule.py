@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..ir.learned import learned_by
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Size, contiguous_strides, refs
 from ..ir.quote import identifier
-from ..ir.work import is_pointwise
+from ..ir.work import in_any_order, is_pointwise
 from .arguments import bases, exact_strides, extern_step, same_strides, stored_strides, with_gaps
 from .attention import join_products
 from .folds import fold_columns
@@ -26,6 +26,7 @@ from .plan import CopyStep, KernelStep, Plan, Step, ViewOf
 from .products import Choose, fuse_products
 from .rows import wide_rows
 from .small import join_small
+from .updates import update_in_place, updated_inputs, without_copies
 
 
 def schedule(
@@ -56,7 +57,7 @@ def schedule(
     factors       which arguments of an extern call it multiplies, if it is a product of matrices that a kernel may compute, likewise.
     choose        which products gain by a kernel that also computes what is beside them.
     """
-    program = separate_outputs(program)
+    program = without_copies(separate_outputs(program))
     exact = exact_strides(program.items, any_strides)
     gaps = with_gaps(program, exact)
     items, views = inline(program, costs, recompute, gaps)
@@ -85,6 +86,7 @@ def schedule(
             outputs_of[o.buffer] = outputs_of.get(o.buffer, 0) + 1
     out_bases: set[str] = set()
     last = computed_last(program, items)
+    inside = updated_inputs(program)
     moved = set(map(id, last))
     fills = _fills(program, items) if programs else {}
     for it in [*(it for it in items if id(it) not in moved), *last]:
@@ -114,6 +116,8 @@ def schedule(
             stride = stored_strides(it.shape, wanted_strides, exact.get(it.name))
             if stride == contiguous_strides(it.shape):
                 stride = wide.get(it.name, stride)
+            if it.name in inside:
+                stride = layouts[inside[it.name]].stride or stride
             layouts[it.name] = Buffer(it.name, it.shape, it.dtype, stride)
             if it.name in fills:
                 continue
@@ -142,7 +146,7 @@ def schedule(
         name = _kernel_name(counter, group)
         counter += 1
         scatter = group.members[0].scatter
-        if programs and scatter is not None and scatter.mode != "set":
+        if programs and scatter is not None and in_any_order(scatter):
             steps += [KernelStep(k) for k in build_update(group, name, layouts, fills)]
             continue
         kernel = build_kernel(
@@ -168,8 +172,8 @@ def schedule(
             body = fuse_products(body, layouts, read_later, factors, costs, choose)
     if frugal:
         body = least_memory(body, layouts, read_later)
-    steps = [*body, *end]
-    stored = write_in_place(steps, program, layouts, held)
+    steps, updated = update_in_place([*body, *end], program, layouts, held)
+    stored = updated | write_in_place(steps, program, layouts, held, updated)
     steps += [CopyStep(target, source) for target, source in program.mutations if source not in stored]
     plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)
     plan_memory(plan, stored, frugal=frugal, arena=arena)
@@ -188,7 +192,7 @@ def _fills(program: Program, items: list[Nest | Extern]) -> dict[str, Nest]:
     updated = {
         it.scatter.base
         for it in items
-        if isinstance(it, Nest) and it.scatter is not None and it.scatter.mode != "set" and read[it.scatter.base] == 1
+        if isinstance(it, Nest) and it.scatter is not None and in_any_order(it.scatter) and read[it.scatter.base] == 1
     }
     updated -= {o.buffer for o in program.outputs} | {source for _, source in program.mutations}
     return {

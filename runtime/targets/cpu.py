@@ -12,12 +12,12 @@ import torch
 
 from ...errors import ConfigError
 from ...generated.targets import CPU_TARGETS, CpuTarget
-from ..build.compiler import compile_cpp, compiler_id
+from ..build.compiler import compile_library, compiler_id
 from ..build.manifest import Entry
 from ..build.toolchain import chosen_target, host_target, runs_here
 from ..codegen.unit import PRELUDE, WIDTH_CHECK, Unit, render_unit, with_includes
 from ..config import Config
-from ..execute.load import load_library
+from ..execute.load import load_file
 from ..graphs.recording import Recorder
 from ..ir.nodes import Program
 from ..observe.watch import Watch
@@ -76,7 +76,7 @@ class Cpu:
             watch.progress.kernels(0, count)
             with watch.stage("build"):
                 source = with_includes(rendered.source, PRELUDE) + WIDTH_CHECK.format(lanes=cpu_target(self.cfg).lanes)
-                files["kernels.so"] = compile_cpp(source, name="kernels", cfg=self.cfg)
+                files["kernels.so"] = compile_library(source, name="kernels", cfg=self.cfg)
             watch.progress.kernels(count, count)
         symbols = {
             k.name: [rendered.symbols[k.name], rendered.arity[k.name], len(k.symbols), bool(kernel_checks(k))]
@@ -91,7 +91,7 @@ class Cpu:
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
         if not entry.meta["symbols"]:
             return {}
-        library = load_library(entry.path / "kernels.so")
+        library = load_file(entry, "kernels.so")
         functions: dict[str, Any] = {}
         for name, (symbol, pointers, sizes, checked) in entry.meta["symbols"].items():
             function = functions[name] = library[symbol]

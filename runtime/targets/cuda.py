@@ -200,8 +200,8 @@ class Cuda:
             ):
                 # At once: what this device does not take is known before the graph runs.
                 if (first := binaries.get(symbol)) is None:
-                    first = binaries[symbol] = _first(entry.path / f"{symbol}.cubin", meta)
-                other = functools.partial(_unaligned, entry.path, symbol, how)
+                    first = binaries[symbol] = _first(entry.read(f"{symbol}.cubin"), meta)
+                other = functools.partial(_unaligned, entry, symbol, how)
                 if kind == TABLE:
                     fill = loaded[FILL_NAME]
                     loaded[name] = table_launcher(first, other, symbol, fill, numbers, self.index, meta["written"])
@@ -261,21 +261,21 @@ _refused: dict[str, str] = {}
 """Configurations of kernels that ask for more than the device has, as it turned out when they were loaded: `job_name`, and what the device says."""
 
 
-def _first(file: Path, meta: Mapping[str, Any]) -> Loaded:
+def _first(binary: bytes, meta: Mapping[str, Any]) -> Loaded:
     """The function of a binary. Raises `ResourceError` after it has noted that another configuration is to be taken from now on."""
     try:
-        return _loaded(file.read_bytes(), meta)
+        return _loaded(binary, meta)
     except ResourceError as error:
         _refused[meta["job"]] = str(error)
         counters.count_retry(first_line(error))
         raise
 
 
-def _unaligned(folder: Path, symbol: str, how: Sequence[Any]) -> Loaded:
+def _unaligned(entry: Entry, symbol: str, how: Sequence[Any]) -> Loaded:
     """Compiled when it is first needed: an input that begins at an odd address. Raises `BuildError`."""
     pointers, sizes, xblock, rblock, warps = how
     try:
-        source = (folder / f"{symbol}.py").read_text(encoding="utf-8")
+        source = entry.read(f"{symbol}.py").decode()
     except OSError as error:  # somebody has emptied the cache
         raise BuildError(f"the source of {symbol} is gone: {error}") from error
     kernel = TritonKernel(symbol, source, tuple(pointers), sizes, xblock, rblock, warps)

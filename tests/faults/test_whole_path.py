@@ -23,6 +23,7 @@ from opforge.runtime import compile_fx as engine
 from opforge.runtime.build import cache as cache_module
 from opforge.runtime.build import manifest as manifest_module
 from opforge.runtime.build import scratch
+from opforge.runtime.build.cache import Entry
 from opforge.runtime.targets import cpu
 
 ROOT = Path(__file__).parent.parent.parent
@@ -181,16 +182,43 @@ def test_damaged_graph_is_made_again(tmp_path: Path, damage: Callable[[Path], No
 
 def test_library_that_does_not_load_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a folder that is mounted noexec."""
-    load = cpu.load_library
+    load = cpu.load_file
 
-    def refused(path: Path) -> Any:
-        if path.is_relative_to(tmp_path / "cache"):
-            raise BuildError(f"the compiled kernel {path} cannot be loaded: failed to map segment")
-        return load(path)
+    def refused(entry: Entry, file: str) -> Any:
+        if entry.path.is_relative_to(tmp_path / "cache"):
+            raise BuildError(f"the compiled kernel {entry.path} cannot be loaded: failed to map segment")
+        return load(entry, file)
 
-    monkeypatch.setattr(cpu, "load_library", refused)
+    monkeypatch.setattr(cpu, "load_file", refused)
     (only,), stats = run(tmp_path)
     assert "failed to map segment; it is compiled again, for this process only" in only
+    assert (stats["graphs"], stats["fallbacks"]) == (2, {})
+
+
+@pytest.mark.parametrize("file", ["kernels.so", "wrapper.py"])
+def test_what_is_changed_after_the_check_is_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Another file takes the place of one of an entry that has been verified already."""
+    find = cache_module.Cache.get
+    changed: list[Path] = []
+
+    def found(self: cache_module.Cache, key: str) -> Entry | None:
+        entry = find(self, key)
+        if (
+            entry is not None
+            and "wrapper.py" in entry.files
+            and not changed
+            and self.root.is_relative_to(tmp_path / "cache")
+        ):
+            changed.append(entry.file(file))
+            _replaced(changed[0], b"import os; os._exit(3)\n")
+        return entry
+
+    monkeypatch.setattr(cache_module.Cache, "get", found)
+    messages, stats = run(tmp_path)
+    assert len(changed) == 1
+    assert all("compiled again" in m or "made again" in m for m in messages)
     assert (stats["graphs"], stats["fallbacks"]) == (2, {})
 
 

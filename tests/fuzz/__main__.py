@@ -1,7 +1,8 @@
 """`python -m tests.fuzz`: random programs beside eager, in worker processes; failures are made small and printed as files that run.
 
-python -m tests.fuzz --programs 10000        the nightly run (`make fuzz`)
-python -m tests.fuzz --seed 1234             one program: its file, and how it comes out
+python -m tests.fuzz --programs 10000               the nightly run (`make fuzz`)
+python -m tests.fuzz --family norms --family raw    some families alone
+python -m tests.fuzz --family norms --seed 1234     one program: its file, and how it comes out
 """
 
 from __future__ import annotations
@@ -13,18 +14,36 @@ import time
 from pathlib import Path
 
 from .check import check, quick_builds
-from .generate import generate
+from .families import FAMILIES, program_of
 from .program import runnable
 from .shrink import shrink
-from .workers import Summary, run_all
+from .workers import Range, Summary, run_all
 
 
 def main() -> int:
     """Exit status 1 where a program differs from eager."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", type=int, default=1000, help="how many programs (default %(default)s)")
+    families = "\n".join(f"  {f.name:12} {f.doc}" for f in FAMILIES.values())
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz",
+        description=__doc__.splitlines()[0],
+        epilog=f"families:\n{families}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--family",
+        action="append",
+        choices=[*FAMILIES],
+        metavar="NAME",
+        help="a family of programs (repeatable; default: all, or 'aliasing' with --seed)",
+    )
+    parser.add_argument(
+        "--programs",
+        type=int,
+        default=1000,
+        help="how many programs, in equal parts of each family (default %(default)s)",
+    )
     parser.add_argument("--first", type=int, default=0, help="seed of the first (default %(default)s)")
-    parser.add_argument("--seed", type=int, help="only the program of this seed, printed as a file")
+    parser.add_argument("--seed", type=int, help="only the program of this seed and family, printed as a file")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default %(default)s)")
     parser.add_argument(
         "--shrink", type=float, default=60.0, help="seconds to make a failure smaller (default %(default)s)"
@@ -34,16 +53,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="opforge-fuzz-", ignore_cleanup_errors=True) as folder:
         if options.seed is not None:
             with quick_builds(Path(folder)):
-                return _one(options.seed, options.shrink)
+                return _one((options.family or ["aliasing"])[0], options.seed, options.shrink)
         summary = Summary()
         start = time.monotonic()
-        run_all(range(options.first, options.first + options.programs), options, Path(folder), summary)
+        chosen = options.family or [*FAMILIES]
+        each = -(-options.programs // len(chosen))
+        ranges = [Range(family, range(options.first, options.first + each)) for family in chosen]
+        run_all(ranges, options, Path(folder), summary)
         print(summary.text(time.monotonic() - start))
         return 1 if summary.failures else 0
 
 
-def _one(seed: int, seconds: float) -> int:
-    program = generate(seed)
+def _one(family: str, seed: int, seconds: float) -> int:
+    program = program_of(family, seed)
     print(runnable(program, []))
     outcome = check(program)
     if not outcome.different:

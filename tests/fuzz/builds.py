@@ -12,8 +12,10 @@ from typing import Any
 
 import opforge
 from opforge.errors import BuildError
+from opforge.runtime.build.cache import Entry
 from opforge.runtime.codegen.unit import KERNELS
 from opforge.runtime.config import Config
+from opforge.runtime.execute.load import build_library
 from opforge.runtime.targets import cpu as engine
 
 _SYMBOL = re.compile(r'extern "C" [^(]*\(\([^)]*\)\)\) \w+ (\w+)\(')
@@ -68,24 +70,25 @@ class _Function:
 
 @dataclass
 class Batch:
-    """Stands for the engine's `compile_cpp` and `load_library`: files in `folder` that name a unit, and lazy kernels."""
+    """Stands for the engine's `compile_library` and `load_file`: what is kept as a library names a unit, and its kernels are lazy."""
 
-    folder: Path
     units: list[_Unit] = field(default_factory=list)
     waiting: list[_Unit] = field(default_factory=list)
 
-    def compile_cpp(self, source: str, *, name: str, cfg: Config) -> Path:
-        """A file that names the unit; `build` compiles it."""
+    def compile_library(self, source: str, *, name: str, cfg: Config) -> bytes:
+        """The name of the unit; `build` compiles it."""
         unit = _Unit(source, cfg, f"u{len(self.units)}_")
         self.units.append(unit)
         self.waiting.append(unit)
-        path = self.folder / f"{unit.prefix}{name}.so"
-        path.write_text(str(len(self.units) - 1))
-        return path
+        return str(len(self.units) - 1).encode()
 
-    def load_library(self, path: Path) -> dict[str, _Function]:
+    def load_file(self, entry: Entry, file: str) -> dict[str, _Function]:
+        """The kernels by name of the unit that an entry of the cache names."""
+        return self.kernels(entry.read(file))
+
+    def kernels(self, unit_name: bytes) -> dict[str, _Function]:
         """The unit's kernels by name."""
-        unit = self.units[int(path.read_text())]
+        unit = self.units[int(unit_name)]
         return {symbol: _Function(self, unit, symbol) for symbol in _SYMBOL.findall(unit.source)}
 
     def build(self) -> None:
@@ -104,24 +107,23 @@ class Batch:
     def _build(self, units: list[_Unit], head: str) -> None:
         routines = "".join(dict.fromkeys(text for u in units for text in u.routines()))
         source = head + routines + "".join(u.text(head) for u in units)
-        path = _compile_cpp(source, name="kernels", cfg=units[0].cfg)
-        library = _load_library(path)
+        library = build_library(source, name="kernels", cfg=units[0].cfg)
         for unit in units:
             unit.library = library
 
 
-_compile_cpp, _load_library = engine.compile_cpp, engine.load_library
+_compile_library, _load_file = engine.compile_library, engine.load_file
 
 
 @contextlib.contextmanager
 def together(folder: Path) -> Iterator[None]:
     """Kernels are compiled when the first of them is called, with all others that wait."""
     folder.mkdir(exist_ok=True)
-    batch = Batch(folder)
-    engine.compile_cpp, engine.load_library = batch.compile_cpp, batch.load_library  # type: ignore[assignment]
+    batch = Batch()
+    engine.compile_library, engine.load_file = batch.compile_library, batch.load_file  # type: ignore[assignment]
     try:
         # A cache of its own: files that name units mean nothing to others.
         with opforge.config.patch({"cache_dir": str(folder / "cache")}):
             yield
     finally:
-        engine.compile_cpp, engine.load_library = _compile_cpp, _load_library
+        engine.compile_library, engine.load_file = _compile_library, _load_file

@@ -340,5 +340,3 @@ GROUPS = {
     "metadata": (METADATA, 1, 0),
 }
 """Group → its templates, its weight, and how many names a step of it defines."""
-
-ENTRIES = {name: tuple(text.strip().splitlines()) for name, (text, _, _) in GROUPS.items()}

@@ -18,11 +18,11 @@ import torch
 import opforge
 from opforge.runtime.build.toolchain import find_toolchain
 from opforge.runtime.targets import cpu as engine
+from opforge.testing.noise import Noise
 from tests.support.matrix import symbolic
 
 from .exact import exactly
 from .judge import differences
-from .noise import Noise
 from .observe import Direct, Sight, default_dtype, is_foretold, on_fakes, see
 from .program import Functions, Program
 
@@ -36,6 +36,7 @@ class Outcome:
     raised     stages at which eager raises.
     kernels, externs  how many kernels were compiled, and how many operators ran by eager kernels.
     fake_strides  strides differ, as torch's fake tensors say.
+    graphs, eager_graphs  how many graphs there were, and how many of them ran eagerly as a whole.
     """
 
     different: list[tuple[str, str]] = field(default_factory=list)
@@ -45,6 +46,8 @@ class Outcome:
     externs: int = 0
     backward: bool = False
     fake_strides: bool = False
+    graphs: int = 0
+    eager_graphs: int = 0
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -93,9 +96,9 @@ def finish(prepared: Prepared) -> Outcome:
     """Call it and compare with eager."""
     outcome = prepared.outcome
     with _noted(outcome):
-        for size in prepared.program.sizes if prepared.call is not None else ():
+        for number, size in enumerate(prepared.program.sizes if prepared.call is not None else ()):
             if prepared.fits(size):
-                _compare(prepared.program, prepared.functions, size, prepared.call, outcome)
+                _compare(prepared.program, prepared.functions, size, prepared.call, outcome, number)
             if outcome.different:
                 break
     if "BuildError" in outcome.eager:
@@ -117,13 +120,16 @@ def _noted(outcome: Outcome) -> Iterator[None]:
     stats = opforge.stats()
     outcome.kernels += stats["kernels"]
     outcome.externs += sum(stats["externs"].values())
+    left = sum(stats["fallbacks"].values())
+    outcome.graphs += stats["graphs"] + left
+    outcome.eager_graphs += left
     outcome.eager = outcome.eager or next(iter(stats["fallbacks"]), "")
 
 
 def _compile(program: Program, functions: Functions) -> tuple[Callable[..., Any], Callable[[tuple[int, int]], bool]]:
     """The compiled program, and whether it may be called for given sizes (Dynamo compiles again where it may not)."""
     if program.path == "dynamo":
-        return torch.compile(functions.program, backend="opforge", dynamic=program.dynamic), lambda _: True
+        return torch.compile(functions.program, backend="opforge", dynamic=program.dynamic_argument), lambda _: True
     arguments, _ = functions.make(*program.sizes[0])
     fits: Callable[[tuple[int, int]], bool] = lambda _: True  # noqa: E731
     if program.dynamic:
@@ -136,40 +142,45 @@ def _compile(program: Program, functions: Functions) -> tuple[Callable[..., Any]
 
 
 def _compare(
-    program: Program, functions: Functions, size: tuple[int, int], call: Callable[..., Any], outcome: Outcome
+    program: Program,
+    functions: Functions,
+    size: tuple[int, int],
+    call: Callable[..., Any],
+    outcome: Outcome,
+    number: int,
 ) -> None:
-    eager = see(program, functions, size)
+    eager = see(program, functions, size, number=number)
     outcome.raised += tuple(eager.raised)
     outcome.backward |= any(name.startswith("gradient") for name in eager.facts)
-    ours = see(program, functions, size, call)
+    ours = see(program, functions, size, call, number=number)
     found = differences(
         eager,
         ours,
-        lambda dtype: in_dtype(dtype, program, size),
-        lambda seed: see(program, functions, size, around=lambda: Noise(seed)),
+        lambda dtype: in_dtype(dtype, program, size, number),
+        lambda seed: see(program, functions, size, around=lambda: Noise(seed), number=number),
     )
     if any(kind == "strides" for kind, _ in found):
-        told = see(program, functions, size, on_fakes(functions.program), only_strides=True)
+        told = see(program, functions, size, on_fakes(functions.program), only_strides=True, number=number)
         known = [f for f in found if f[0] == "strides" and is_foretold(f[1].partition(": eager ")[0], ours, told)]
         outcome.fake_strides |= bool(known)
         found = [f for f in found if f not in known]
     if found and program.path == "dynamo":
         # What Dynamo itself does to the program is not ours.
         torch._dynamo.reset()
-        captured = torch.compile(functions.program, backend="eager", dynamic=program.dynamic)
-        base = see(program, functions, size, captured)
-        same = differences(eager, base, lambda dtype: in_dtype(dtype, program, size), lambda _: Sight())
+        captured = torch.compile(functions.program, backend="eager", dynamic=program.dynamic_argument)
+        base = see(program, functions, size, captured, number=number)
+        same = differences(eager, base, lambda dtype: in_dtype(dtype, program, size, number), lambda _: Sight())
         found = [f for f in found if f[0] not in {kind for kind, _ in same}]
     outcome.different += found
 
 
-def in_dtype(dtype: str, program: Program, size: tuple[int, int]) -> Sight:
+def in_dtype(dtype: str, program: Program, size: tuple[int, int], number: int = 0) -> Sight:
     """The program with every floating dtype replaced by one; float64 is evaluated in more than itself where its operators allow it."""
     with default_dtype(dtype):
         functions = program.functions(dtype)
         if dtype != "float64":
-            return see(program, functions, size)
-        return exactly(lambda around: see(program, functions, size, around=around))
+            return see(program, functions, size, number=number)
+        return exactly(lambda around: see(program, functions, size, around=around, number=number))
 
 
 @contextlib.contextmanager

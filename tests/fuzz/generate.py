@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .catalog import ENTRIES, GROUPS
-from .program import GRID, Program, Step
+from .catalog import GROUPS
+from .program import GRID, PARTS, Program, Step, names
 
 Env = dict[str, Any]
 
@@ -50,15 +50,21 @@ _AFTER = (
     "{r}.view(-1)[:1].mul_(3)",
 )
 _LIMIT = 1000.0
-_ELEMENTS = 3000
 
 
 @dataclass
 class Draft:
-    """A program in the making; `envs` hold its values, one for each pair of sizes."""
+    """A program in the making; `envs` hold its values, one for each call. `groups` are the templates of its steps, `numbers` those of its
+    numbers, `elements` is how many a tensor may have, and `before` sets the program's `state`.
+    """
 
     rng: random.Random
     sizes: tuple[tuple[int, int], ...]
+    groups: dict[str, tuple[str, int, int]] = field(default_factory=lambda: GROUPS)
+    numbers: tuple[str, ...] = ()
+    elements: int = 3000
+    refused: float = 0.004
+    before: list[Step] = field(default_factory=list)
     inputs: list[Step] = field(default_factory=list)
     leaves: list[str] = field(default_factory=list)
     args: list[str] = field(default_factory=list)
@@ -69,12 +75,17 @@ class Draft:
 
     def begin(self) -> None:
         """Values of the inputs, and of all steps so far."""
-        self.envs = [_env(n, m) for n, m in self.sizes]
+        self.envs = [_env(n, m, call) for call, (n, m) in enumerate(self.sizes)]
         for env in self.envs:
-            for step in self.inputs:
+            for step in (*self.inputs, *self.before):
                 _run(step, env, "enable_grad")
             for step in self.steps:
                 _run(step, env, self.mode)
+
+    def draw_steps(self, count: int) -> None:
+        """Add steps until there are `count`, or none fits."""
+        while len(self.steps) < count and _draw_step(self):
+            pass
 
     def names(self, fits: Callable[[torch.Tensor], bool] = lambda _: True) -> list[str]:
         """Tensors that the program knows; those of which `fits` holds."""
@@ -102,8 +113,7 @@ def _generate(seed: int, rng: random.Random) -> Program:
     _draw_inputs(draft)
     draft.begin()
     wanted = rng.choice((2, 3, 4, 5, 6, 8, 10, 14))
-    while len(draft.steps) < wanted and _draw_step(draft):
-        pass
+    draft.draw_steps(wanted)
     results = _draw_results(draft)
     return Program(
         seed,
@@ -178,40 +188,46 @@ def _draw_base(draft: Draft, float_: bool) -> str:
 def _draw_step(draft: Draft) -> bool:
     """Add a step; False where the program ends: with a step that eager refuses, or for want of any that fits."""
     rng = draft.rng
-    groups = list(GROUPS)
+    groups = list(draft.groups)
     for _ in range(40):
-        group = rng.choices(groups, [GROUPS[g][1] for g in groups])[0]
+        entries, _, count = draft.groups[rng.choices(groups, [draft.groups[g][1] for g in groups])[0]]
         try:
-            text = _Filling(draft).fill(rng.choice(ENTRIES[group]))
+            text = Filling(draft).fill(rng.choice(entries.strip().splitlines()))
         except LookupError:
             continue
-        outs = tuple(draft.fresh("v") for _ in range(GROUPS[group][2]))
-        mode = rng.choices(("", "no_grad", "enable_grad"), (93, 6, 1))[0]
+        outs = tuple(draft.fresh("v") for _ in range(count))
+        mode = rng.choices(("", "no_grad", "enable_grad"), (93, 6, 1))[0] if draft.refused else ""
         step = Step(text, outs, mode)
-        try:
-            for env in draft.envs:
-                _run(step, env, draft.mode)
-        except Exception:  # noqa: BLE001 - whatever eager raises, the compiled program has to raise too
-            if rng.random() < 0.004:
-                draft.steps.append(step)
-                return False
-            if not outs or len(draft.envs) > 1:
-                draft.begin()
-            continue
-        touched = outs or tuple(step.uses())
-        if "as_strided(" in text and not all(_inside(env[name], env, step) for env in draft.envs for name in outs):
-            for env in draft.envs:
-                for name in outs:
-                    del env[name]
-            continue
-        if all(_tame(env[name]) for env in draft.envs for name in touched):
-            draft.steps.append(step)
+        fits = try_step(draft, step)
+        if fits:
             return True
+        if fits is None and rng.random() < draft.refused:
+            draft.steps.append(step)
+            return False
+    return False
+
+
+def try_step(draft: Draft, step: Step) -> bool | None:
+    """Add the step if eager runs it and its values are tame. False where they are not, None where eager refuses it."""
+    try:
         for env in draft.envs:
-            for name in outs:
-                del env[name]
-        if not outs:
+            _run(step, env, draft.mode)
+    except Exception:  # noqa: BLE001 - whatever eager raises, the compiled program has to raise too
+        if not step.outs or len(draft.envs) > 1:
             draft.begin()
+        return None
+    touched = step.outs or tuple(step.uses())
+    inside = "as_strided(" not in step.text or all(
+        _inside(env[name], env, step) for env in draft.envs for name in step.outs
+    )
+    if inside and all(_tame(env[name], draft.elements) for env in draft.envs for name in touched):
+        draft.steps.append(step)
+        return True
+    for env in draft.envs:
+        for name in step.outs:
+            del env[name]
+    if inside and not step.outs:
+        draft.begin()
     return False
 
 
@@ -237,7 +253,7 @@ def _draw_after(rng: random.Random, args: list[str], results: int) -> list[Step]
 
 
 @dataclass
-class _Filling:
+class Filling:
     """One template being filled. Raises LookupError where the program has no operand that fits."""
 
     draft: Draft
@@ -249,10 +265,14 @@ class _Filling:
 
     def _draw(self, slot: str) -> str:
         rng, kind = self.draft.rng, slot.rstrip("'")
+        if kind == "N":
+            return self._number(3)
         if kind == "c":
             return rng.choice(_NUMBERS)
         if kind == "dt":
             value = f"torch.{rng.choice(_CASTS)}"
+        elif kind == "z":
+            return self._size()
         elif kind in "tfighb":
             value = self._operand(kind)
             self.first = self.first or value
@@ -262,6 +282,24 @@ class _Filling:
             value = self._of_first(kind, self.draft.envs[0][self.first])
         self.known[slot] = value
         return value
+
+    def _size(self) -> str:
+        """A size of a tensor that the program was given."""
+        given = [a for a in self.draft.args if isinstance(self.draft.envs[0].get(a), torch.Tensor)]
+        sized = [(a, d) for a in given for d in range(self.draft.envs[0][a].dim())]
+        if not sized:
+            raise LookupError("z")
+        name, dim = self.draft.rng.choice(sized)
+        return self.draft.rng.choice((f"{name}.shape[{dim}]", f"{name}.size({dim})"))
+
+    def _number(self, depth: int) -> str:
+        """An expression of the program's numbers."""
+        rng = self.draft.rng
+        if not depth or (depth < 3 and rng.random() < 0.4):
+            simple = [text for text in self.draft.numbers if "{N}" not in text]
+            return self.fill(rng.choice(simple))
+        text = rng.choice(self.draft.numbers)
+        return self.fill(re.sub(r"\{N\}", lambda _: self._number(depth - 1), text))
 
     def _of_first(self, kind: str, t: torch.Tensor) -> str:
         rng = self.draft.rng
@@ -304,9 +342,9 @@ def _broadcasts(envs: list[Env], a: str, b: str) -> bool:
     )
 
 
-def _env(n: int, m: int) -> Env:
-    env: Env = {"torch": torch, "F": torch.nn.functional, "n": n, "m": m, "FLOAT": None}
-    exec(GRID, env)
+def _env(n: int, m: int, call: int) -> Env:
+    env: Env = {**names(), "n": n, "m": m, "call": call, "FLOAT": None}
+    exec(GRID + PARTS, env)
     return env
 
 
@@ -335,10 +373,10 @@ def _end(t: torch.Tensor) -> int:
     return int(t.storage_offset()) + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
-def _tame(value: Any) -> bool:
+def _tame(value: Any, elements: int) -> bool:
     """Small, finite, dense; and no number that a cast between dtypes might wrap."""
     if not isinstance(value, torch.Tensor):
         return isinstance(value, (int, float))
-    if value.layout is not torch.strided or value.numel() > _ELEMENTS or value.dim() > 5 or value.is_complex():
+    if value.layout is not torch.strided or value.numel() > elements or value.dim() > 5 or value.is_complex():
         return False
     return value.numel() == 0 or bool(value.detach().double().abs().max() < _LIMIT)

@@ -34,13 +34,17 @@ def see(
     call: Callable[..., Any] | None = None,
     around: Callable[[], Any] = contextlib.nullcontext,
     only_strides: bool = False,
+    number: int = 0,
 ) -> Sight:
     """Call `call` (or the program itself) on fresh inputs, do the steps after it, and take gradients; `around` is entered meanwhile.
-    `only_strides` looks at the strides of the results only.
+    `only_strides` looks at the strides of the results only. `number` is that of the call, by which the program's `state` is set.
     """
     torch.manual_seed(program.seed)
     sight = Sight()
     args, leaves = functions.make(*size)
+    modules = [a for a in args if isinstance(a, torch.nn.Module)]
+    leaves = [*leaves, *(p for module in modules for p in module.parameters())]
+    functions.before(number)
     versions = [version_of(t) for t in args]
     with warnings.catch_warnings(), around():
         warnings.simplefilter("ignore")
@@ -57,6 +61,7 @@ def see(
             return sight
         with torch.no_grad():
             look(sight, "", args, results, versions)
+            _look_at_objects(sight, modules, functions.state)
         distinct = list({id(a): a for a in args}.values())
         for k, step in enumerate(functions.after(*_by_name(program, args), *results)):
             try:
@@ -67,7 +72,7 @@ def see(
         if program.after:
             with torch.no_grad():
                 look(sight, "afterwards ", args, results, versions)
-        tensors = [*[r for r in results if isinstance(r, torch.Tensor)], *distinct]
+        tensors = [t for t in (*results, *distinct) if isinstance(t, torch.Tensor)]
         _gradients(sight, program, tensors, leaves)
     return sight
 
@@ -102,6 +107,18 @@ def look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], v
     sight.facts[f"{when}same objects"] = same
     sight.facts[f"{when}shared memory"] = shared
     sight.facts[f"{when}views of each other"] = bases
+
+
+def _look_at_objects(sight: Sight, modules: Sequence[torch.nn.Module], state: Any) -> None:
+    """What a call leaves in the buffers of modules, and in the attributes of the program's `state`."""
+    named = [(f"buffer {k}.{name}", b) for k, module in enumerate(modules) for name, b in module.named_buffers()]
+    named += [(f"state.{name}", value) for name, value in vars(state).items()] if state is not None else []
+    for name, value in named:
+        if isinstance(value, torch.Tensor):
+            sight.facts[f"{name}: dtype, size"] = (value.dtype, tuple(value.shape))
+            sight.values[name] = value.detach().clone()
+        elif isinstance(value, (bool, int, float, str)):
+            sight.facts[f"{name}: value"] = value
 
 
 def strides(t: torch.Tensor) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-NAME = re.compile(r"\b[pxvr]\d+\b")
+NAME = re.compile(r"\b[pxvrkw]\d+\b")
 _FLOATS = re.compile(r"torch\.(float64|float32|float16|bfloat16)\b")
 
 GRID = '''\
@@ -24,6 +25,23 @@ def grid(shape, dtype, seed, step=8.0):
     t = (torch.randint(-bound, bound + 1, shape, generator=g).double() / step).to(getattr(torch, dtype))
     return t.to(FLOAT) if FLOAT else t
 '''
+
+PARTS = '''\
+class State:
+    """Python attributes that the caller sets before each call."""
+
+
+def fill(module, seed):
+    """The module with fixed numbers as its parameters."""
+    with torch.no_grad():
+        for k, p in enumerate(module.parameters()):
+            p.copy_(grid(tuple(p.shape), "float64", seed + k) / 4)
+    return module.to(FLOAT) if FLOAT else module
+
+
+state = State()
+'''
+"""What programs of ordinary families know besides."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,9 @@ class Program:
     sizes    (n, m) of each call; two for dynamic shapes.
     path     "direct" (compile_fx of the callable) or "dynamo" (torch.compile).
     mode     the grad mode of the call: "enable_grad", "no_grad", "inference_mode".
+    family   which generator made it (`families.py`); the seed is one of that family.
+    before   set attributes of `state` before each call, by its number `call`; the program may read and write them.
+    dynamo_shapes  the argument `dynamic` of torch.compile, where it is not told by `sizes`.
     """
 
     seed: int
@@ -66,11 +87,29 @@ class Program:
     sizes: tuple[tuple[int, int], ...] = ((4, 6),)
     path: str = "direct"
     mode: str = "enable_grad"
+    family: str = "aliasing"
+    before: tuple[Step, ...] = ()
+    dynamo_shapes: str = "by sizes"
 
     @property
     def dynamic(self) -> bool:
-        """Whether sizes are symbols."""
-        return len(self.sizes) > 1
+        """Whether sizes change between calls."""
+        return len(set(self.sizes)) > 1
+
+    @property
+    def dynamic_argument(self) -> bool | None:
+        """The argument `dynamic` of torch.compile."""
+        return {"by sizes": self.dynamic, "automatic": None, "dynamic": True, "static": False}[self.dynamo_shapes]
+
+    @property
+    def name(self) -> str:
+        """Family and seed, which make the program again."""
+        return f"{self.family}:{self.seed}"
+
+    @property
+    def options(self) -> str:
+        """The options of `python -m tests.fuzz` that make the program again."""
+        return (f"--family {self.family} " if self.ordinary else "") + f"--seed {self.seed}"
 
     def valid(self) -> bool:
         """Whether every name is defined before it is used."""
@@ -90,7 +129,9 @@ class Program:
         return not set(self.results) - known and all(step.uses() <= outside for step in self.after)
 
     def source(self, dtype: str = "") -> str:
-        """The functions `make(n, m)`, `program(*args)` and `steps_after(*args, *results)`; with every floating dtype replaced by `dtype`."""
+        """The functions `make(n, m)`, `before(call)`, `program(*args)` and `steps_after(*args, *results)`; with every floating dtype replaced
+        by `dtype`.
+        """
         made = [*blocks(self.inputs), f"return [{', '.join(self.args)}], [{', '.join(self.leaves)}]"]
         arguments = list(dict.fromkeys(self.args))
         given = [a if a not in self.args[:k] else f"_{k}" for k, a in enumerate(self.args)]
@@ -101,6 +142,7 @@ class Program:
         seen = [*arguments, *(f"r{k}" for k in range(len(self.results)))]
         text = (
             f"def make(n, m):\n{_indent(made)}\n\n"
+            f"{self._before()}"
             f"def program({', '.join(given)}):\n{_indent(body)}\n\n"
             f"def steps_after({', '.join(seen)}):\n{_indent([_later(s) for s in self.after] or ['yield from ()'])}"
         )
@@ -108,13 +150,24 @@ class Program:
 
     def functions(self, dtype: str = "") -> Functions:
         """The program's functions, compiled from its source."""
-        namespace: dict[str, Any] = {
-            "torch": torch,
-            "F": torch.nn.functional,
-            "FLOAT": getattr(torch, dtype or "_", None),
-        }
-        exec(compile(GRID + self.source(dtype), f"<fuzz {self.seed}>", "exec"), namespace)
-        return Functions(namespace["make"], namespace["program"], namespace["steps_after"])
+        namespace = {**names(), "FLOAT": getattr(torch, dtype or "_", None)}
+        text = GRID + (PARTS if self.ordinary else "") + self.source(dtype)
+        exec(compile(text, f"<fuzz {self.name}>", "exec"), namespace)
+        return Functions(
+            namespace["make"],
+            namespace["program"],
+            namespace["steps_after"],
+            namespace.get("before", lambda call: None),
+            namespace.get("state"),
+        )
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether it is what people write, not a hostile mixture of aliases and writes."""
+        return self.family != "aliasing"
+
+    def _before(self) -> str:
+        return f"def before(call):\n{_indent(blocks(self.before))}\n\n" if self.before else ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +177,13 @@ class Functions:
     make: Callable[[int, int], tuple[list[torch.Tensor], list[torch.Tensor]]]
     program: Callable[..., tuple[Any, ...]]
     after: Callable[..., Iterable[Callable[[], Any]]] = field(repr=False)
+    before: Callable[[int], None] = lambda call: None
+    state: Any = None
+
+
+def names() -> dict[str, Any]:
+    """The modules that every program knows by name."""
+    return {"torch": torch, "F": torch.nn.functional, "nn": torch.nn, "math": math}
 
 
 def blocks(steps: Sequence[Step]) -> list[str]:
@@ -142,21 +202,27 @@ def runnable(program: Program, found: Sequence[str]) -> str:
     """A file that shows the program, eager and compiled."""
     comments = "".join(f"#   {line[:300]}\n" for line in found)
     run = (
-        f'compiled = torch.compile(program, backend="opforge", dynamic={program.dynamic})'
+        f'compiled = torch.compile(program, backend="opforge", dynamic={program.dynamic_argument})'
         if program.path == "dynamo"
         else "class Direct(torch.nn.Module):\n    def forward(self, *args):\n        return program(*args)\n\n\n"
         "compiled = None"
     )
     given = "symbolic(args)[0]" if program.dynamic else "args"
-    symbolic = "from tests.support.matrix import symbolic\n" if program.dynamic and program.path == "direct" else ""
+    imports = "from tests.support.matrix import symbolic\n" if program.dynamic and program.path == "direct" else ""
+    if program.family == "raw":
+        imports += "import tests.fuzz.raw\n"
+    set_state = "        before(call)\n" if program.before else ""
+    parts = f"\n\n{PARTS}" if program.ordinary else ""
     return (
-        f"# Reproduce: python -m tests.fuzz --seed {program.seed}\n{comments}"
+        f"# Reproduce: python -m tests.fuzz {program.options}\n{comments}"
         f"# path {program.path}, sizes {program.sizes}, called under {program.mode}\n"
-        f"import torch\nimport torch.nn.functional as F\n\nimport opforge\n{symbolic}\n"
-        f'opforge.config.configure({{"debug.verify": True}})\nFLOAT = None\n\n\n{GRID}\n\n{program.source()}\n\n'
-        f"{run}\nfor n, m in {list(program.sizes)}:\n"
+        f"import math\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\nimport opforge\n{imports}\n"
+        f'opforge.config.configure({{"debug.verify": True}})\nFLOAT = None\n\n\n{GRID}{parts}\n\n{program.source()}\n\n'
+        f"{run}\nfor call, (n, m) in enumerate({list(program.sizes)}):\n"
         "    for name in ('eager', 'opforge'):\n"
-        "        args, leaves = make(n, m)\n"
+        f"        args, leaves = make(n, m)\n{set_state}"
+        "        modules = [a for a in args if isinstance(a, nn.Module)]\n"
+        "        leaves = [*leaves, *(p for module in modules for p in module.parameters())]\n"
         f"        run = program if name == 'eager' else compiled or opforge.compile_fx(Direct(), {given})\n"
         "        try:\n"
         f"            with torch.{program.mode}():\n                results = run(*args)\n"

@@ -32,10 +32,10 @@ def shrink(program: Program, outcome: Outcome, seconds: float = 60.0) -> tuple[P
 def candidates(program: Program) -> Iterator[Program]:
     """Programs that are a bit smaller, the boldest first."""
     replace: Callable[..., Program] = lambda **kw: dataclasses.replace(program, **kw)  # noqa: E731
-    if program.path == "dynamo":
+    if program.path == "dynamo" and not program.ordinary:
         yield replace(path="direct")
-    if len(program.sizes) > 1:
-        yield replace(sizes=program.sizes[:1])
+    for calls in range(1, len(program.sizes)):
+        yield replace(sizes=program.sizes[:calls])
     steps = program.steps
     for width in (len(steps) // 2, len(steps) // 4, 1):
         for k in range(len(steps), 0, -width) if width else ():

@@ -13,16 +13,18 @@ import torch.nn.functional as F
 import opforge
 from opforge.errors import BuildError
 from opforge.runtime.targets import cpu as engine
+from opforge.testing.noise import Noise
 
 from .builds import Batch, together
 from .check import Outcome, check, check_all, in_dtype
 from .exact import Exact
+from .families import FAMILIES, ORDINARY, program_of
 from .generate import generate
 from .judge import differences
-from .noise import Noise
 from .observe import Sight, see
 from .program import Program, Step, runnable
 from .shrink import shrink
+from .workers import Summary
 
 PROGRAMS, CHUNK = 300, 10
 FIRST = 1_000_000
@@ -40,6 +42,66 @@ def test_programs(first: int, quick: None, tmp_path: Path) -> None:
         if outcome.different:
             small, found = shrink(program, outcome, 30)
             pytest.fail(runnable(small, [f"{kind}: {text}" for kind, text in found.different]), pytrace=False)
+
+
+@pytest.mark.parametrize("family", ORDINARY)
+def test_programs_of_ordinary_families(family: str, quick: None) -> None:
+    """Some programs of each family; they go through Dynamo, so they take a second or two each."""
+    for seed in range(FIRST, FIRST + 4):
+        program = program_of(family, seed)
+        outcome = check(program)
+        assert not outcome.different, runnable(program, [f"{kind}: {text}" for kind, text in outcome.different])
+
+
+@pytest.mark.parametrize("family", ORDINARY)
+def test_programs_of_families_are_valid(family: str) -> None:
+    programs = [program_of(family, seed) for seed in range(6)]
+    assert all(p.valid() and p.steps and p.results for p in programs)
+    assert programs == [program_of(family, seed) for seed in range(6)]
+    assert len({p.source() for p in programs}) == 6
+
+
+def test_the_hostile_family_is_what_it_was() -> None:
+    assert program_of("aliasing", 7) == generate(7)
+    assert [f for f in FAMILIES if not FAMILIES[f].ordinary] == ["aliasing"]
+
+
+def test_state_is_compared(quick: None) -> None:
+    """An attribute that the program writes, and a buffer of a module, are part of what a caller sees."""
+    program = Program(
+        0,
+        (Step('grid((n, m), "float32", 1)', ("p1",)), Step("fill(nn.BatchNorm1d(6), 3)", ("w1",))),
+        (),
+        ("p1", "w1"),
+        (Step('state.__setattr__("count", state.count + 1)'), Step("w1(p1) * state.count", ("v1",))),
+        ("v1",),
+        sizes=((4, 6), (4, 6)),
+        path="dynamo",
+        family="attributes",
+        before=(Step("state.count = call"),),
+        dynamo_shapes="automatic",
+    )
+    assert not check(program).different
+    functions = program.functions()
+    eager = see(program, functions, (4, 6), number=1)
+    forgets = see(program, functions, (4, 6), lambda x, w: [x], number=1)
+    assert (eager.facts["state.count: value"], forgets.facts["state.count: value"]) == (2, 1)
+    batches = "buffer 0.num_batches_tracked"
+    assert (int(eager.values[batches]), int(forgets.values[batches])) == (1, 0)
+    assert not torch.equal(eager.values["buffer 0.running_mean"], forgets.values["buffer 0.running_mean"])
+
+
+def test_the_summary_counts_by_family() -> None:
+    summary = Summary()
+    report = {"seed": 3, "kinds": [], "eager": "", "backward": False, "externs": 0, "dynamic": False, "raised": []}
+    report |= {"fake_strides": False, "path": "dynamo", "graphs": 4, "eager_graphs": 1}
+    summary.add({**report, "family": "norms"})
+    summary.add({**report, "family": "raw", "kinds": ["value"]})
+    summary.add({**report, "family": "raw", "raised": ["in backward"]})
+    assert summary.families["norms"].eager_share == 0.25
+    assert (summary.families["raw"].programs, summary.families["raw"].differences) == (2, 1)
+    assert summary.families["raw"].graphs == 4
+    assert "raw:3: value" in summary.text(1.0)
 
 
 if KNOWN:  # else there is nothing to test, and pytest would count a skip
@@ -83,16 +145,16 @@ def test_a_planted_fault_is_found_and_made_small(quick: None, monkeypatch: pytes
     assert small.results == ("v1",)
 
 
-def test_kernels_built_together_are_told_apart(quick: None, tmp_path: Path) -> None:
+def test_kernels_built_together_are_told_apart(quick: None) -> None:
     """Units with the same names do not meet, and one that does not compile fails alone."""
-    batch = Batch(tmp_path)
+    batch = Batch()
     head = engine.PRELUDE.read_text()
     kernel = 'extern "C" __attribute__((visibility("default"))) int k0_add(const int x) {{ return x + {}; }}\n'
     cfg = opforge.config.current()
     calls = []
     for text in ("1", "2", "nothing"):
-        path = batch.compile_cpp(head + kernel.format(text), name="kernels", cfg=cfg)
-        calls.append(batch.load_library(path)["k0_add"])
+        unit = batch.compile_library(head + kernel.format(text), name="kernels", cfg=cfg)
+        calls.append(batch.kernels(unit)["k0_add"])
         calls[-1].argtypes, calls[-1].restype = [ctypes.c_int], ctypes.c_int
     assert (calls[0](5), calls[1](5)) == (6, 7)
     with pytest.raises(BuildError, match="nothing"):

@@ -8,8 +8,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from tests.support.lanes import set_lanes
+
 from .check import Outcome, check, quick_builds, reason
-from .generate import generate
+from .families import program_of
 from .program import Program, runnable
 from .shrink import shrink
 
@@ -22,12 +24,15 @@ def report(program: Program, outcome: Outcome, seconds: float) -> dict[str, Any]
         small, found = shrink(program, outcome, seconds) if seconds else (program, outcome)
         text = runnable(small, [f"{kind}: {line}" for kind, line in found.different])
     return {
+        "family": program.family,
         "seed": program.seed,
         "kinds": kinds,
         "text": text,
         "eager": reason(outcome.eager) if outcome.eager else "",
         "backward": outcome.backward,
         "externs": outcome.externs,
+        "graphs": outcome.graphs,
+        "eager_graphs": outcome.eager_graphs,
         "dynamic": program.dynamic,
         "fake_strides": outcome.fake_strides,
         "path": program.path,
@@ -36,12 +41,14 @@ def report(program: Program, outcome: Outcome, seconds: float) -> dict[str, Any]
 
 
 def main() -> None:
-    """`worker FIRST END FOLDER SECONDS`"""
-    first, end, folder, seconds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
+    """`worker FAMILY FIRST END FOLDER SECONDS`"""
+    family, first, end = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    folder, seconds = Path(sys.argv[4]), float(sys.argv[5])
     warnings.simplefilter("ignore")
+    set_lanes()
     with quick_builds(folder):
         for seed in range(first, end):
-            program = generate(seed)
+            program = program_of(family, seed)
             print(json.dumps(report(program, check(program), seconds)), flush=True)
 
 

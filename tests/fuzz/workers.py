@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,40 @@ ENVIRONMENT = {
 _PROGRAMS_PER_PROCESS = 400
 
 
+@dataclass(frozen=True)
+class Range:
+    """Seeds of one family that one process is given."""
+
+    family: str
+    seeds: range
+
+
+@dataclass
+class FamilyCounts:
+    """What came of the programs of one family. Graphs are those of programs that eager does not refuse."""
+
+    programs: int = 0
+    differences: int = 0
+    graphs: int = 0
+    eager_graphs: int = 0
+
+    @property
+    def eager_share(self) -> float:
+        """The share of graphs that ran eagerly as a whole."""
+        return self.eager_graphs / max(self.graphs, 1)
+
+
 @dataclass
 class Summary:
     """Counts over all programs."""
 
     programs: int = 0
+    families: dict[str, FamilyCounts] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     raised: Counter[str] = field(default_factory=Counter)
-    failures: list[tuple[int, str]] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, report: dict[str, Any]) -> None:
         """One program's report, as a worker made it."""
@@ -48,29 +72,40 @@ class Summary:
         self.counts["through Dynamo"] += report["path"] == "dynamo"
         self.counts["with other strides, as torch's fake tensors say"] += report["fake_strides"]
         self.raised.update(report["raised"])
+        counts = self.families.setdefault(report["family"], FamilyCounts())
+        counts.programs += 1
+        counts.differences += bool(report["kinds"])
+        if not report["raised"]:  # a program that eager refuses is not an ordinary one
+            counts.graphs += report["graphs"]
+            counts.eager_graphs += report["eager_graphs"]
         if report["eager"]:
-            self.reasons[report["eager"]] += 1
+            self.reasons[f"{report['family']}: {report['eager']}"] += 1
         if report["kinds"]:
             self.kinds[report["kinds"][0]] += 1
-            self.failures.append((report["seed"], report["kinds"][0]))
+            self.failures.append((f"{report['family']}:{report['seed']}", report["kinds"][0]))
 
     def text(self, seconds: float) -> str:
         """The summary."""
         lines = [f"{self.programs} programs in {seconds:.0f} s: {len(self.failures)} differ from eager"]
+        lines.append(f"  {'family':12} {'programs':>9} {'differ':>7} {'graphs':>7} {'eager':>6}")
+        for name, c in self.families.items():
+            lines.append(f"  {name:12} {c.programs:9} {c.differences:7} {c.graphs:7} {c.eager_share:6.1%}")
         lines += [f"  {n:6} {name} ({n / max(self.programs, 1):.1%})" for name, n in self.counts.most_common()]
         lines += [f"  {n:6} refused by eager: {name}" for name, n in self.raised.most_common()]
-        lines += [f"  {n:6} left to eager: {name}" for name, n in self.reasons.most_common(12)]
+        lines += [f"  {n:6} left to eager: {name}" for name, n in self.reasons.most_common(24)]
         lines += [f"  {n:6} DIFFERENT: {name}" for name, n in self.kinds.most_common()]
-        lines += [f"  seed {seed}: {kind}" for seed, kind in self.failures[:40]]
+        lines += [f"  {program}: {kind}" for program, kind in self.failures[:40]]
         return "\n".join(lines)
 
 
-def run_all(seeds: range, options: Any, folder: Path, summary: Summary) -> None:
+def run_all(ranges: Sequence[Range], options: Any, folder: Path, summary: Summary) -> None:
     """Run all seeds in `options.jobs` processes; prints progress and failures."""
-    todo: queue.Queue[range] = queue.Queue()
-    size = max(1, min(_PROGRAMS_PER_PROCESS, len(seeds) // options.jobs + 1))
-    for k in range(0, len(seeds), size):
-        todo.put(seeds[k : k + size])
+    todo: queue.Queue[Range] = queue.Queue()
+    total = sum(len(r.seeds) for r in ranges)
+    size = max(1, min(_PROGRAMS_PER_PROCESS, total // options.jobs + 1))
+    for r in ranges:
+        for k in range(0, len(r.seeds), size):
+            todo.put(Range(r.family, r.seeds[k : k + size]))
     reports: queue.Queue[dict[str, Any] | None] = queue.Queue()
     threads = [
         threading.Thread(target=_serve, args=(todo, reports, folder, options.shrink), daemon=True)
@@ -85,13 +120,14 @@ def run_all(seeds: range, options: Any, folder: Path, summary: Summary) -> None:
             print(report["text"], flush=True)
             if options.failures is not None:
                 options.failures.mkdir(parents=True, exist_ok=True)
-                (options.failures / f"seed_{report['seed']}.py").write_text(report["text"])
+                (options.failures / f"{report['family']}_{report['seed']}.py").write_text(report["text"])
         now = time.monotonic()
         if now - shown > 20:
             shown, rate = now, summary.programs / (now - start)
-            left = (len(seeds) - summary.programs) / rate
+            left = (total - summary.programs) / rate
             print(
-                f"# {summary.programs} of {len(seeds)}, {len(summary.failures)} differ, {left:.0f} s left", flush=True
+                f"# {report['family']}: {summary.programs} of {total}, {len(summary.failures)} differ, {left:.0f} s left",
+                flush=True,
             )
 
 
@@ -104,21 +140,23 @@ def _until_done(reports: queue.Queue[dict[str, Any] | None], count: int) -> Iter
             yield report
 
 
-def _serve(todo: queue.Queue[range], reports: queue.Queue[Any], folder: Path, shrink: float) -> None:
+def _serve(todo: queue.Queue[Range], reports: queue.Queue[Any], folder: Path, shrink: float) -> None:
     try:
         while True:
-            seeds = todo.get_nowait()
+            given = todo.get_nowait()
+            seeds = given.seeds
             while seeds:
-                seeds = _run_process(seeds, reports, folder, shrink)
+                seeds = _run_process(given.family, seeds, reports, folder, shrink)
     except queue.Empty:
         pass
     finally:
         reports.put(None)
 
 
-def _run_process(seeds: range, reports: queue.Queue[Any], folder: Path, shrink: float) -> range:
-    """Run seeds in one process; returns those that are left after one that ended it."""
-    command = [sys.executable, "-m", "tests.fuzz.worker", str(seeds.start), str(seeds.stop), str(folder), str(shrink)]
+def _run_process(family: str, seeds: range, reports: queue.Queue[Any], folder: Path, shrink: float) -> range:
+    """Run seeds of a family in one process; returns those that are left after one that ended it."""
+    words = [family, str(seeds.start), str(seeds.stop), str(folder), str(shrink)]
+    command = [sys.executable, "-m", "tests.fuzz.worker", *words]
     environment = {**os.environ, **ENVIRONMENT}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     errors: list[str] = []
@@ -135,24 +173,27 @@ def _run_process(seeds: range, reports: queue.Queue[Any], folder: Path, shrink: 
     if seed < seeds.stop:
         kind = "hang" if status == -9 else "crash"
         text = (
-            f"# Reproduce: python -m tests.fuzz --seed {seed}\n# {kind}: exit status {status}\n{''.join(errors[-12:])}"
+            f"# Reproduce: python -m tests.fuzz --family {family} --seed {seed}\n"
+            f"# {kind}: exit status {status}\n{''.join(errors[-12:])}"
         )
-        reports.put(_lost(seed, kind, text))
+        reports.put(_lost(family, seed, kind, text))
         seed += 1
     return range(seed, seeds.stop)
 
 
-def _lost(seed: int, kind: str, text: str) -> dict[str, Any]:
+def _lost(family: str, seed: int, kind: str, text: str) -> dict[str, Any]:
     nothing = {
         "eager": "",
         "backward": False,
         "externs": 0,
+        "graphs": 0,
+        "eager_graphs": 0,
         "dynamic": False,
         "fake_strides": False,
         "path": "",
         "raised": [],
     }
-    return {"seed": seed, "kinds": [kind], "text": text, **nothing}
+    return {"family": family, "seed": seed, "kinds": [kind], "text": text, **nothing}
 
 
 def lines_of(process: subprocess.Popen[str], limit: float) -> Iterable[str]:

@@ -37,6 +37,16 @@ def test_equal_to_a_stable_sort(dtype: str, shape: tuple[int, ...], dim: int) ->
     same(program, expected, x, f"{dtype} {shape} {dim}")
 
 
+@pytest.mark.parametrize("n", [2, 5, 16, 31, 32, 33, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_elements_are_where_eager_has_them(dtype: str, n: int) -> None:
+    """A sort that need not be stable, of rows and columns."""
+    torch.manual_seed(0)
+    x = numbers(getattr(torch, dtype), (50, n)).cuda()
+    program = lambda x: (*x.sort(1), *x.sort(1, descending=True), *x.t().sort(0), x.argsort(1))  # noqa: E731
+    same(program, program, x, f"{dtype} {n}")
+
+
 @pytest.mark.parametrize(("dtype", "n"), [("float32", 256), ("float16", 1024)])
 def test_the_longest_rows(dtype: str, n: int) -> None:
     x = numbers(getattr(torch, dtype), (7, n)).cuda()

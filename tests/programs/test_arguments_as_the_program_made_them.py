@@ -26,6 +26,12 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "a dimension of size 1": lambda x: x.t().unsqueeze(1),
     "channels last": lambda x: x.reshape(1, 2, 2, 3).contiguous(memory_format=torch.channels_last),
     "clone that keeps the layout": lambda x: x.clone(),
+    "a column of a value": lambda x: (x * 2)[:, 1],
+    "a diagonal of a value": lambda x: (x * 2).diagonal(),
+    "every other row of a value": lambda x: (x * 2)[::2, 1:3],
+    "a value, expanded": lambda x: (x * 2)[:, :1].expand(-1, 3),
+    "memory with gaps": lambda x: torch.empty_strided((3, 2), (8, 3)).copy_(x[:, :2]),
+    "parts of complex values": lambda x: torch.complex(x, x + 1).imag,
 }
 
 
@@ -61,7 +67,8 @@ def _(x: Tensor) -> Tensor:
 
 
 def dense(x: Tensor) -> bool:
-    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) == x.numel()
+    reach = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return reach == x.numel() and 0 not in x.stride()
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +96,36 @@ def test_a_custom_operator_sees_the_strides_that_eager_has(name: str, turned: bo
     check(PROGRAMS[name], x.t().contiguous().t() if turned else x, dynamic=False)
 
 
+def test_an_operator_of_a_complex_column() -> None:
+    @torch.library.custom_op("opforge_strides::real_of", mutates_args=())
+    def real_of(z: Tensor) -> Tensor:
+        SEEN.append(z.stride())
+        return z.real.clone()
+
+    @real_of.register_fake
+    def _(z: Tensor) -> Tensor:
+        return z.new_empty(z.shape, dtype=torch.float32)
+
+    def f(x: Tensor) -> Tensor:
+        return real_of(torch.complex(x, x + 1)[:, 2]) * 2
+
+    x = torch.arange(12.0).reshape(3, 4)
+    want = f(x)
+    torch.testing.assert_close(torch.compile(f, backend="opforge", fullgraph=True)(x), want, rtol=0, atol=0)
+    assert SEEN == [(4,), (4,)]
+
+
 @pytest.mark.parametrize(
-    "name", ["contiguous", "contiguous of a slice", "transpose", "contiguous of a transposed value"]
+    "name",
+    [
+        "contiguous",
+        "contiguous of a slice",
+        "transpose",
+        "contiguous of a transposed value",
+        "a column of a value",
+        "a diagonal of a value",
+        "a value, expanded",
+    ],
 )
 def test_the_same_where_sizes_are_symbols(name: str) -> None:
     check(PROGRAMS[name], torch.arange(12.0).reshape(4, 3).t(), dynamic=True)

@@ -10,10 +10,10 @@ import torch
 import opforge
 from opforge.generated.ops import ANY_STRIDES
 from opforge.runtime.dispatch.elementwise import Operand, elementwise_strides
+from opforge.testing.op_check import Op, _exists
 from tests.generated.test_ops import OPS
 from tests.support.layout_check import differences, first_case, place
 from tests.support.layouts import in_other_layouts, laid_out
-from tests.support.op_check import Op, _exists
 
 ELSEWHERE = ("prims.cbrt.default", "prims.isfinite.default", "prims.frexp.default", "prims.collapse_view.default")
 """Eager runs them by compositions in Python, which lay dimensions of size 1 out in ways of their own; only torch's decompositions call them."""

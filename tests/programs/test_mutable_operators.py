@@ -171,3 +171,82 @@ def test_a_list_with_none_in_it_is_left_to_eager() -> None:
             assert torch.equal(torch.compile(program, backend="opforge")(x), torch.full((3,), 3.0))
         (reason,) = opforge.stats()["fallbacks"]
         assert "add_all" in reason
+
+
+SEEN: list[tuple[int, ...]] = []
+
+
+@torch.library.custom_op("opforge_test::number", mutates_args={"out"})
+def number(out: Tensor, first: float) -> None:
+    """Counts from `first` in the elements of `out`."""
+    SEEN.append(out.stride())
+    out.copy_((torch.arange(out.numel()) + first).view(out.shape))
+
+
+def _diagonal(x: Tensor, w: Tensor) -> Any:
+    y = x * 2
+    number(y.diagonal(), 1.0)
+    return y * w
+
+
+def _column(x: Tensor, w: Tensor) -> Any:
+    y = x * 2
+    number(y[:, 1], 1.0)
+    return y[:, 1] * w[:, 0]
+
+
+def _steps(x: Tensor, w: Tensor) -> Any:
+    y = x * 2
+    v = y[::2, 1:3]
+    number(v, 1.0)
+    z = v.sin()
+    number(v.t(), 3.0)
+    return z * w[::2, 1:3], v
+
+
+def _input_in_places(x: Tensor, w: Tensor) -> Any:
+    number(x[::2, 1], 1.0)
+    number(x[0, ::2], 2.0)
+    number(x.diagonal(), 5.0)
+    return x[:, 1].clone() * w[:, 0], x[:, 1]
+
+
+def _windows(x: Tensor, w: Tensor) -> Any:
+    y = x + 1
+    v = y.unfold(1, 2, 2)
+    number(v, 1.0)
+    return y * w, v * 2
+
+
+def _complex_parts(x: Tensor, w: Tensor) -> Any:
+    z = torch.complex(x, x + 1)
+    number(torch.view_as_real(z)[..., 1], 2.0)
+    number(z.real[:, 0], 5.0)
+    return torch.view_as_real(z) * w[..., None]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize(
+    "program",
+    [_diagonal, _column, _steps, _input_in_places, _windows, _complex_parts],
+    ids=lambda p: p.__name__.strip("_"),
+)
+def test_views_with_gaps_are_written(program: Callable[..., Any], dynamic: bool) -> None:
+    """The operator gets a copy with the strides of the view; what autograd keeps of it has no gaps."""
+    torch._dynamo.reset()
+    with opforge.config.patch(strict=True):
+        compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=dynamic)
+        for n in (4, 6) if dynamic else (4,):
+            memory = torch.rand(3 * n, n)
+            results = []
+            for f in (compiled, program):
+                SEEN.clear()
+                x, w = memory.clone()[n : 2 * n], torch.full((n, n), 2.0).requires_grad_()
+                out = f(x, w)
+                first, *rest = out if isinstance(out, tuple) else (out,)
+                first.sum().backward()
+                results.append(([first.detach(), *rest, x, w.grad], list(SEEN)))
+            (ours, strides), (theirs, expected) = results
+            torch.testing.assert_close(ours, theirs)
+            assert [t.stride() for t in ours] == [t.stride() for t in theirs]
+            assert strides == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_a_write_beside_what_is_read(distance: int) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("factor", [0.9, 1.2, 1.3, 1.5, 2.0, 2.1])
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.2, 1.3, 1.5, 2.0, 2.1])
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
 def test_sizes_that_a_factor_leaves_alone(mode: str, factor: float, dynamic: bool) -> None:
     """Eager's kernels for a processor copy where sizes are equal, and halve positions where one is twice the other, whatever the factor is."""
@@ -115,3 +116,128 @@ def test_sizes_that_a_factor_leaves_alone(mode: str, factor: float, dynamic: boo
             (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
             assert leaf.grad is not None
         torch.testing.assert_close(ours.grad, eager.grad)
+
+
+@pytest.mark.parametrize(
+    ("program", "compiled_for_all"),
+    [
+        (lambda x: F.interpolate(x, None, 1.5), False),
+        (lambda x: F.interpolate(x, scale_factor=(1.5,), mode="linear"), False),
+        (lambda x: F.upsample(x, scale_factor=1.5, mode="linear"), False),
+        (lambda x: F.upsample_nearest(x, scale_factor=1.5), False),
+        (lambda x: F.interpolate(x, scale_factor=(0.5,), mode="linear"), True),
+        (lambda x: F.interpolate(x, scale_factor=1.5, mode="nearest-exact"), True),
+        (lambda x: F.interpolate(x, scale_factor=1.5, recompute_scale_factor=True), True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*upsample")
+def test_factors_with_sizes_that_change(program: Callable[[Tensor], Tensor], compiled_for_all: bool) -> None:
+    """The eager kernels treat sizes that are equal, and those that are twice as large, in a way of their own: torch's decomposition for symbolic
+    sizes does not, so a factor that may lead there leaves the graph to eager.
+    """
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    compiled = torch.compile(program, backend="opforge", dynamic=True)
+    for n in (4, 5, 7):
+        torch.testing.assert_close(compiled(drawn(2, 3, n)), program(drawn(2, 3, n)))
+    reasons = list(opforge.stats()["fallbacks"])
+    assert bool(reasons) is not compiled_for_all
+    assert compiled_for_all or "torch's decomposition for symbolic sizes does not" in reasons[0]
+
+
+VALUES: dict[str, Callable[[Tensor], Any]] = {
+    "scale of attention": lambda x: torch.softmax(x @ x.mT / math.sqrt(x.size(-1) * x.size(0)), -1) @ x,
+    "functions of math": lambda x: x * math.cos(x.shape[0]) + math.tanh(x.shape[0] / 7) - math.log2(x.shape[0]),
+    "rounded": lambda x: x.sin() * round(x.shape[0] * 0.5, 2),
+    "rounded to an integer": lambda x: (x.long() * round(x.shape[0] * 0.7), x * math.floor(x.shape[0] / 3)),
+    "least of floats": lambda x: x * min(1.0, x.shape[0] / 5) + max(0.25, 1 / x.shape[0]),
+    "comparison of a size": lambda x: (x * (x.shape[0] > 5), x.long() + (x.shape[0] > 5)),
+    "comparison of a float": lambda x: x + (math.sqrt(x.shape[0]) >= 2.3),
+    "filled by a comparison": lambda x: torch.full((x.shape[0],), x.shape[0] >= 5),
+    "a comparison as a float": lambda x: x + float(x.shape[0] > 1) * float(x.shape[0] > 100),
+    "a bool by a factor": lambda x: torch.add(x.long(), x.shape[0] > 5, alpha=2),
+    "powers": lambda x: x * 0.9 ** x.shape[0] + x.shape[0] ** 0.25,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_number_of_a_size_is_a_value(name: str) -> None:
+    """Values and dtypes as eager has them, in one graph for all sizes."""
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    program = VALUES[name]
+    compiled = torch.compile(program, backend="opforge", dynamic=True, fullgraph=True)
+    for x in ROWS[:2] + ROWS[3:]:
+        torch.testing.assert_close(compiled(x), program(x))
+    assert opforge.stats()["fallbacks"] == {}
+    assert opforge.stats()["graphs"] == 1
+
+
+def test_a_number_of_a_size_in_a_training_step() -> None:
+    """The backward has the scale, and the bool, of its forward."""
+    torch._dynamo.reset()
+    opforge.reset_stats()
+
+    def program(x: Tensor) -> Tensor:
+        return (x.sin() / math.sqrt(x.shape[0])).cos() * (x.shape[0] > 5)
+
+    compiled = torch.compile(program, backend="opforge", dynamic=True, fullgraph=True)
+    for x in ROWS:
+        ours, eager = (x.clone().requires_grad_() for _ in range(2))
+        found, expected = compiled(ours), program(eager)
+        torch.testing.assert_close(found, expected)
+        found.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(ours.grad, eager.grad)
+    assert opforge.stats()["fallbacks"] == {}
+
+
+def test_a_counter_of_steps_is_a_value() -> None:
+    """A schedule in Python: what it makes of its counter is a number of the graph."""
+    torch._dynamo.reset()
+    opforge.reset_stats()
+
+    def update(w: Tensor, step: int) -> Tensor:
+        rate = 0.5 * (1 + math.cos(math.pi * step / 100)) * 0.9**step * min(1.0, step / 4)
+        return w - rate * w.cos()
+
+    compiled = torch.compile(update, backend="opforge", fullgraph=True)
+    w = drawn(8, 3)
+    for step in range(1, 8):
+        torch.testing.assert_close(compiled(w, step), update(w, step))
+    assert opforge.stats()["fallbacks"] == {}
+    assert opforge.stats()["graphs"] <= 3
+
+
+def test_an_integer_made_of_an_item() -> None:
+    """An error that nobody can act on came out of Dynamo: a number that the program reads from a tensor is no Python float that Dynamo passes."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, t: x * int(t.item()), backend="opforge")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for value in (3.5, -2.25):
+            assert torch.equal(compiled(ROWS[0], torch.tensor(value)), ROWS[0] * int(value))
+
+
+def torch_of(name: str) -> Any:
+    """A function of torch that takes numbers in the place of tensors, which its signature does not say."""
+    return getattr(torch, name)
+
+
+OF_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
+    "floor of a quotient": lambda x: x * torch_of("div")(-7, 2, rounding_mode="floor"),
+    "truncated quotient": lambda x: x * torch_of("div")(-7, 2, rounding_mode="trunc"),
+    "quotients": lambda x: (x * torch_of("true_divide")(7, 2), torch_of("div")(7, 4) + x, torch_of("floor_divide")(-7, 2) - x),
+    "sums and products": lambda x: (x * torch_of("add")(3, 1), x + torch_of("mul")(2, 3.0), x - torch_of("sub")(3, 0), x * torch_of("mul")(5, 1)),
+    "remainder": lambda x: x * torch_of("remainder")(-7, 4),
+    "a number and a tensor": lambda x: (torch_of("mul")(1, x.long()), torch_of("add")(0, x.half()), torch_of("div")(1, x), torch_of("sub")(2, x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_an_operator_takes_numbers_for_tensors(name: str) -> None:
+    """Rewrites ask about tensors: a number in the place of one was an internal error."""
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    program, x = OF_NUMBERS[name], drawn(5, 3)
+    torch.testing.assert_close(torch.compile(program, backend="opforge", fullgraph=True)(x), program(x))
+    assert opforge.stats()["fallbacks"] == {}

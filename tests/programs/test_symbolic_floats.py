@@ -57,6 +57,7 @@ ONE_GRAPH: dict[str, Program] = {
     "returned": lambda x, a: (x * a, a * 2),
     "written": lambda x, a: x.clone().mul_(a).add_(a),
     "one element": lambda x, a: x.sum() * a + a,
+    "bounds of the absolute value": lambda x, a: F.hardtanh(x, -abs(a) - 1, abs(a) + 1),
 }  # fmt: skip
 
 
@@ -108,7 +109,6 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 A_GRAPH_EACH: dict[str, Program] = {
     "dropout": lambda x, a: F.dropout(x * 0, abs(a) / 10),
-    "a bound that a gradient looks at": lambda x, a: F.hardtanh(x, -abs(a) - 1, abs(a) + 1),
     "log": lambda x, a: (a + 5) ** x,
     "attention": lambda x, a: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], scale=a),
     "whole number": lambda x, a: x * int(a * 10),

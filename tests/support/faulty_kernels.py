@@ -35,13 +35,13 @@ def _program(x: torch.Tensor) -> torch.Tensor:
 
 
 def _run(find: str, replacement: str) -> None:
-    compile_cpp: Callable[..., Path] = cpu.compile_cpp
+    compile_library: Callable[..., bytes] = cpu.compile_library
 
-    def faulty(source: str, **kwargs: object) -> Path:
+    def faulty(source: str, **kwargs: object) -> bytes:
         assert find in source, source[-3000:]
-        return compile_cpp(source.replace(find, replacement, 1) if find else source, **kwargs)
+        return compile_library(source.replace(find, replacement, 1) if find else source, **kwargs)
 
-    cpu.compile_cpp = faulty  # type: ignore[assignment]
+    cpu.compile_library = faulty  # type: ignore[assignment]
     x = torch.randn(37)
     with opforge.config.patch({"strict": True, "opt_level": "0", "target": "avx2", "cache": False}):
         found = torch.compile(_program, backend="opforge")(x)

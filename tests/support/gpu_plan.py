@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from opforge.generated.rewrites import RULES
+from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
-from opforge.runtime.lower.graph import lower
+from opforge.runtime.lower.graph import _atomic, _Lowerer
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import Plan
@@ -23,15 +24,21 @@ PROCESSORS = 132
 
 
 def planned(
-    fn: Callable[..., Any], inputs: Sequence[Tensor], processors: int = PROCESSORS, choose: Choose | None = None
+    fn: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    processors: int = PROCESSORS,
+    choose: Choose | None = None,
+    writes: bool = False,
 ) -> Plan:
     """The checked plan of a function, with the rewrites for a GPU. With few processors, few long rows are not cut into parts. `choose`: which
-    products are computed with what is beside them.
+    products are computed with what is beside them. With `writes` the graph itself gives inputs their new contents.
     """
     with torch.no_grad():
         traced = trace(fn, list(inputs))
     rewrite(traced.graph, RULES, device="cuda")
-    program = prepared(separate_outputs(lower(traced.graph).program), processors)
+    lowerer = _Lowerer(traced.graph, "cpu", True, 0)
+    lowerer.b.atomic, lowerer.b.unordered = _atomic(), True
+    program = prepared(separate_outputs(lowerer.run(written_inside(traced) if writes else {}).program), processors)
     plan = scheduled(program, Config(), processors, choose=choose)
     check(program, plan)
     return plan

@@ -8,9 +8,9 @@ import torch
 
 from opforge.errors import UnsupportedError
 from opforge.runtime.dispatch.trace import trace
+from opforge.testing.op_check import _REJECTED, Case, Op, _cases
 
 from .layouts import in_other_layouts, tensors_of
-from .op_check import _REJECTED, Case, Op, _cases
 
 Place = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 

@@ -17,6 +17,9 @@ NAMES = [
     "llama",
     "llama_train",
     "bert",
+    "bert_whole",
+    "vit_b16",
+    "wav2vec2",
     "vit",
     "resnet50",
     "resnet50_train",
@@ -53,7 +56,7 @@ def test_a_name_that_no_program_has_is_refused(capsys: pytest.CaptureFixture[str
     from programs.gpu_models import PROGRAMS
 
     programs = list(PROGRAMS.values())
-    assert [p.name for p in chosen(programs, "vit, adamw")] == ["vit", "adamw"]
+    assert [p.name for p in chosen(programs, "vit, adamw")] == ["vit_b16", "vit", "adamw"]
     assert chosen(programs, None) == programs
     with pytest.raises(typer.Exit) as end:
         chosen(programs, "smal_mlp")

@@ -261,6 +261,21 @@ def test_words_of_the_compiler_are_in_every_key():
     assert build_library(source, name="words", cfg=plain).number() == 0
 
 
+def test_environment_of_the_compiler_is_in_every_key(tmp_path, monkeypatch, cfg):
+    """A header that CPATH named was still in the library when it named another one."""
+    source = '#include <answer.h>\nextern "C" __attribute__((visibility("default"))) int number() { return ANSWER; }\n'
+    plain = compiler.compiler_id(cfg)
+    for folder, answer in (("one", 1), ("two", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "answer.h").write_text(f"#define ANSWER {answer}\n")
+        monkeypatch.setenv("CPATH", str(tmp_path / folder))
+        assert build_library(source, name="k", cfg=cfg).number() == answer
+    monkeypatch.delenv("CPATH")
+    assert compiler.compiler_id(cfg) == plain
+    with pytest.raises(BuildError, match=r"answer\.h"):
+        build_library(source, name="k", cfg=cfg)
+
+
 def test_flags_that_choose_instructions_make_code_for_this_machine_alone():
     named = find_toolchain(Config(target="scalar"))
     flagged = find_toolchain(Config(target="scalar", cxx_flags="-march=native"))
@@ -296,7 +311,7 @@ def test_every_target_of_the_setting_is_in_the_targets_spec():
 @pytest.mark.parametrize("missing", ["avx512f", "avx2"])
 def test_a_target_that_this_machine_cannot_run_is_refused(missing, monkeypatch):
     flags = sorted(toolchain._NEEDS["avx512"] - {missing})
-    monkeypatch.setattr(toolchain.Path, "read_text", lambda self: "flags\t\t: " + " ".join(flags))
+    monkeypatch.setattr(toolchain.Path, "read_text", lambda self, **_: "flags\t\t: " + " ".join(flags))
     monkeypatch.setattr(toolchain, "host_target", lambda: "scalar")
     toolchain.runs_here.cache_clear()
     try:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import traceback
 
 import pytest
 
 from opforge.errors import BuildError
-from opforge.runtime.build.compiler import compile_cpp
+from opforge.runtime.build.compiler import compile_cpp, compiled
 from opforge.runtime.config import Config
-from opforge.runtime.execute.load import build_library, load_library, load_wrapper
+from opforge.runtime.execute.load import build_library, load_file, load_library, load_wrapper
 
 NUMBER = 'extern "C" __attribute__((visibility("default"))) int number() { return 7; }\n'
 
@@ -22,6 +23,55 @@ def test_library_is_loaded_once(tmp_path):
     assert load_library(path) is load_library(str(path))
     assert build_library(NUMBER, name="k", cfg=cfg) is load_library(path)
     assert load_library(path).number() == 7
+
+
+def _other(number):
+    return NUMBER.replace("7", str(number))
+
+
+def test_library_is_loaded_from_what_was_verified(tmp_path):
+    """Whatever has the name by then."""
+    cfg = Config(cache_dir=str(tmp_path), opt_level="0")
+    entry, file = compiled(NUMBER, name="k", cfg=cfg)
+    other = compile_cpp(_other(8), name="k", cfg=cfg).read_bytes()
+    descriptor = entry.open(file)
+    try:
+        entry.file(file).unlink()
+        entry.file(file).write_bytes(other)
+        assert load_library(entry.file(file), descriptor).number() == 7
+    finally:
+        os.close(descriptor)
+
+
+def test_libraries_of_one_descriptor_are_told_apart(tmp_path):
+    """The loader knows libraries by the names that it was given, and numbers of descriptors come again."""
+    cfg = Config(cache_dir=str(tmp_path), opt_level="0")
+    found = [load_file(*compiled(_other(n), name="k", cfg=cfg)) for n in range(20)]
+    assert [library.number() for library in found] == [*range(20)]
+    assert len({library._name.rsplit("/", 1)[1] for library in found}) == 1, "this is about one descriptor"
+
+
+def test_file_that_was_changed_is_not_loaded(tmp_path):
+    cfg = Config(cache_dir=str(tmp_path), opt_level="0")
+    entry, file = compiled(NUMBER, name="k", cfg=cfg)
+    with entry.file(file).open("ab") as library:
+        library.write(b"more")
+    with pytest.raises(BuildError, match="not the content that the manifest lists"):
+        load_file(entry, file)
+
+
+def test_links_and_pipes_are_not_opened(tmp_path):
+    cfg = Config(cache_dir=str(tmp_path), opt_level="0")
+    entry, file = compiled(NUMBER, name="k", cfg=cfg)
+    path, elsewhere = entry.file(file), tmp_path / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    with pytest.raises(OSError, match="is not a plain file"):
+        entry.read(file)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="is not a plain file"):
+        entry.read(file)
 
 
 def test_library_that_is_none(tmp_path):

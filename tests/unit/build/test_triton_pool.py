@@ -167,9 +167,10 @@ def test_no_process_can_be_started(pool: Pool, cfg: Config, monkeypatch: pytest.
 
 
 def test_interrupt_ends_what_runs(pool: Pool, cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool.start(2)
+    pool.start(3)
     for worker in pool.waiting:
         died(worker, "time.sleep(100)")
+    processes = [worker.process for worker in pool.waiting]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -182,6 +183,18 @@ def test_interrupt_ends_what_runs(pool: Pool, cfg: Config, monkeypatch: pytest.M
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - start < 10
     assert pool.waiting == []
+    assert [process.returncode for process in processes] == [-signal.SIGKILL] * 3, "also the one that waited"
+
+
+def test_worker_that_is_taken_while_the_others_are_ended(pool: Pool, cfg: Config) -> None:
+    pool.start(1)
+    (worker,) = pool.waiting
+    busy = triton_pool.Busy()
+    busy.stop()
+    found = triton_pool._elsewhere(job(), cfg, busy)
+    assert isinstance(found, BuildError)
+    assert "was killed by signal SIGKILL" in str(found)
+    assert worker.process.returncode == -signal.SIGKILL
 
 
 PARENT = """

@@ -62,3 +62,29 @@ def test_scratch_is_read_under_the_condition(name: str, lanes: int) -> None:
         assert re.search(r"\? loadu\(tile_|load_where\(tile_", line), line
     if name == "under a condition of each lane":
         assert "lane_mask(live) &" in loads[1], "lanes past the end read nothing"
+
+
+UPDATES: dict[str, Callable[[Any, Any], Any]] = {
+    "columns": lambda row, column: s.ge(column, 3),
+    "a row's columns": lambda row, column: s.logical_and(s.ge(column, 3), s.gt(column, row)),
+}
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("lanes", [1, 4, 8, 16])
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_reads_old_values_under_its_condition(name: str, lanes: int, step: int) -> None:
+    """The old value was read for whole vectors, before the first element too; and from neighbours where the new one goes to every second place."""
+
+    def update(b: Any, x: Any, y: Any) -> Any:
+        i = b.grid(y.shape, "i")
+        condition = UPDATES[name](index_node(i[0]), index_node(i[1]))
+        return b.scatter(x, i, b.at(y, i), [i[0], (i[1] - 3) * step], "sum", condition)
+
+    x, y = torch.randn(5, 37 * step), torch.randn(5, 40)
+    ran = run(update, [x, y], lanes=lanes)
+    agree(ran)
+    (kernel,) = ran.plan.kernels()
+    assert f"loadu({kernel.writes[0]} + " not in ran.source
+    if step == 1 and lanes > 1:
+        assert f"load_where({kernel.writes[0]} + " in ran.source, "this is about vectors"

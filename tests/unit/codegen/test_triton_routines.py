@@ -51,6 +51,14 @@ def test_kernels_compile(dtype: str, tmp_path: Path) -> None:
         compile_job(job_of(kernel, 90), tmp_path)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_short_sorts_as_eager_has_them_compile(dtype: str, tmp_path: Path) -> None:
+    unit = render_triton(plan(lambda x: (x.sort(1), x.sort(0)), 20, 5, dtype=getattr(torch, dtype)))
+    assert len(unit.kernels) == 2
+    for kernel in unit.kernels.values():
+        compile_job(job_of(kernel, 90), tmp_path)
+
+
 def test_the_longest_rows_compile(tmp_path: Path) -> None:
     unit = render_triton(plan(lambda x: (x.sort(), x.topk(600), x.cummin(0)), 4096, 1024, dtype=torch.float16))
     for kernel in unit.kernels.values():

@@ -115,7 +115,13 @@ def test_a_way_leads_around_the_routine(name: str, base: Model, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("mode", "native", "left"),
-    [("sum", True, set()), ("set", False, set()), ('\'"sum" if rank(self) == 2 else "set"\'', True, {"sum"})],
+    [
+        ("sum", True, set()),
+        ("set", True, set()),
+        ("'\"max\"'", False, set()),
+        ('\'"sum" if rank(self) == 2 else "set"\'', True, set()),
+        ('\'"sum" if rank(self) == 2 else "max"\'', True, {"sum"}),
+    ],
 )
 def test_updates(mode: str, native: bool, left: set[str], base: Model, tmp_path: Path) -> None:
     text = f"""\
@@ -156,5 +162,5 @@ def test_the_page_names_the_targets_of_an_entry() -> None:
     assert (targets["aten.exp"], targets["aten.median.dim"], targets["aten.max_unpool2d"]) == (
         "C++, Triton",
         "C++",
-        "C++",
+        "C++, Triton",
     )

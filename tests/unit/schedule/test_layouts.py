@@ -15,7 +15,7 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.schedule.plan import ExternStep, Plan, ViewOf
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 
@@ -67,3 +67,18 @@ def test_sums_of_parts_share_a_kernel() -> None:
     assert sums.sums
     xblock, rblock, warps = blocks(sums)
     assert xblock * rblock == 2048 * warps  # each warp that has to meet costs more than what it adds up
+
+
+def test_a_view_that_repeats_a_value_is_strides_over_it() -> None:
+    """A mask of all heads and all queries, which a library reads: it is stored once for each key."""
+
+    def fn(q: Tensor, kept: Tensor) -> Tensor:
+        mask = torch.where(kept, 0.0, -torch.inf)[:, None, None].expand(-1, 4, 16, -1)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, attn_mask=mask)[0]
+
+    plan = planned(fn, torch.randn(2, 4, 16, 8), torch.ones(2, 16, dtype=torch.bool))
+    assert [s.buffer for k in plan.kernels() for p in k.phases for s in p.body] != []
+    (call,) = (step for step in plan.steps if isinstance(step, ExternStep))
+    (view,) = (a for _, a in call.kwargs if isinstance(a, ViewOf))
+    assert view.stride[1:] == (0, 0, 1)
+    assert plan.layouts[view.buffer].shape == (2, 16)

@@ -1,0 +1,87 @@
+"""In which order eager's engine reaches the leaves of a program: the order of their hooks, which bucketed reducers and optimizers see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Item = tuple[int, Any]
+
+
+def is_hooked(*tensors: torch.Tensor) -> bool:
+    """Whether one of these tensors has a hook that autograd runs when their gradient arrives."""
+    return any(t._backward_hooks or t._post_accumulate_grad_hooks for t in tensors)
+
+
+def leaves_in_order(results: Sequence[Any], edges: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of those gradient `edges` that end in leaves, in the order in which autograd's engine, started from the gradient edges
+    `results`, would accumulate their gradients on one thread. Edges that it does not reach are left out.
+
+    The engine (torch/csrc/autograd/engine.cpp) takes the ready node with the highest sequence number; a node is ready when everything that
+    uses its result has run. Leaves have the highest number of all, so each gets its gradient right after its first use in the forward.
+    """
+    leaves = {e.node: k for k, e in enumerate(edges) if hasattr(e.node, "variable")}
+    ends = {e.node for e in edges}
+    waits: dict[Any, int] = {}
+    stack = [e.node for e in results]
+    seen = set(stack)
+    for node in stack:
+        waits[node] = waits.get(node, 0) + 1
+    while stack:
+        for after in _after(stack.pop(), ends):
+            waits[after] = waits.get(after, 0) + 1
+            if after not in seen:
+                seen.add(after)
+                stack.append(after)
+    ready: list[Item] = []
+    found: list[int] = []
+
+    def arrive(nodes: Sequence[Any]) -> None:
+        for node in nodes:
+            waits[node] -= 1
+            if not waits[node]:
+                _push(ready, (node._sequence_nr(), node))
+
+    arrive([e.node for e in results])
+    while ready:
+        _, node = _pop(ready)
+        if node in leaves:
+            found.append(leaves[node])
+        arrive(_after(node, ends))
+    return tuple(found)
+
+
+def _after(node: Any, ends: set[Any]) -> list[Any]:
+    return [] if node in ends else [after for after, _ in node.next_functions if after is not None]
+
+
+# The engine's queue is a C++ `std::priority_queue`. In which order it gives out equal elements (several leaves of one operator) follows from
+# how libstdc++ keeps its heap, which these two functions do in the same way.
+
+
+def _push(heap: list[Item], item: Item, hole: int | None = None) -> None:
+    if hole is None:
+        hole = len(heap)
+        heap.append(item)
+    while hole and heap[(hole - 1) // 2][0] < item[0]:
+        heap[hole] = heap[(hole - 1) // 2]
+        hole = (hole - 1) // 2
+    heap[hole] = item
+
+
+def _pop(heap: list[Item]) -> Item:
+    first, last = heap[0], heap.pop()
+    if not heap:
+        return first
+    hole, child = 0, 2
+    while child < len(heap):
+        if heap[child][0] < heap[child - 1][0]:
+            child -= 1
+        heap[hole], hole = heap[child], child
+        child = 2 * child + 2
+    if child == len(heap):
+        heap[hole], hole = heap[child - 1], child - 1
+    _push(heap, last, hole)
+    return first

@@ -1,0 +1,114 @@
+"""Where the specs hold expressions and choices, and the wrong variants of each."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from opforge.generator.load import Entry
+from opforge.generator.model import Model
+
+from .mutate import changes, normal
+
+KeyPath = tuple[str | int, ...]
+
+NO_EXPRESSIONS = {
+    "ops": ("op", "doc", "kind", "symbol", "complex", "test_dtypes", "tests", "no_edges", "unspecified", "why", "out", "operands", "promoted",
+            "row_bytes", "product", "any_strides", "raises", "bad", "says"),
+    "rewrites": ("rule", "doc", "device", "test"),
+    "decompositions": ("doc", "function", "control"),
+}  # fmt: skip
+"""Keys whose values are no expressions."""
+CHOICES: Mapping[str, Sequence[str]] = {
+    "reduce": ("sum", "prod", "max", "min", "any", "all"),
+    "promote": ("default", "float", "bool", "first", "none"),
+    "scan": ("sum", "prod", "max", "min"),
+}
+"""Keys whose value is one of a few words."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong variant of one entry: the value at `path` is `new` in place of `old`."""
+
+    kind: str
+    file: str
+    entry: str
+    path: KeyPath
+    what: str
+    old: str
+    new: str
+
+    @property
+    def key(self) -> str:
+        """A name that stays the same while entry and change do."""
+        text = "\0".join((self.kind, self.entry, repr(self.path), self.old, self.new))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def of(self, entry: Entry) -> Entry:
+        """The entry with the change."""
+        data = copy.deepcopy(entry.data)
+        inner: Any = data
+        for part in self.path[:-1]:
+            inner = inner[part]
+        inner[self.path[-1]] = self.new
+        return replace(entry, data=data)
+
+    def show(self) -> str:
+        """Entry, place and change on one line, with what stands around the change."""
+        where = ".".join(str(p) for p in self.path)
+        old, new = _difference(normal(self.old), self.new)
+        return f"{self.entry} {where} ({self.what}): `{old}` → `{new}`"
+
+
+_AROUND = 40
+
+
+def _difference(old: str, new: str) -> tuple[str, str]:
+    """The parts of two texts that differ, with some characters around them."""
+    old, new = " ".join(old.split()), " ".join(new.split())
+    start = next((k for k, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    most = min(len(old), len(new)) - start
+    end = next((k for k in range(most) if old[-1 - k] != new[-1 - k]), most)
+    first = max(0, start - _AROUND)
+    left, right = "…" if first else "", "…" if end > _AROUND else ""
+    shown = [t[first : len(t) - max(0, end - _AROUND)] for t in (old, new)]
+    return f"{left}{shown[0]}{right}", f"{left}{shown[1]}{right}"
+
+
+def mutants(model: Model, kind: str) -> Iterator[Mutant]:
+    """Every mutant of the specs of one kind, entry by entry."""
+    commutative = {e.id for e in model.entries("scalars") if e.get("commutative")}
+    for entry in model.entries(kind):
+        yield from mutants_of(entry, kind, commutative)
+
+
+def mutants_of(entry: Entry, kind: str, commutative: set[str]) -> Iterator[Mutant]:
+    """Every mutant of one entry."""
+    for path, text in _strings(entry.data, ()):
+        keys = [p for p in path if isinstance(p, str)]
+        if any(k in NO_EXPRESSIONS[kind] for k in keys):
+            continue
+        name = keys[-1]
+        given = (kind, entry.source.name, entry.id, path)
+        if name in CHOICES and text in CHOICES[name]:
+            for other in CHOICES[name]:
+                if other != text:
+                    yield Mutant(*given, "choice", text, other)
+            continue
+        for change in changes(text, commutative, body="\n" in text or text.startswith("return ")):
+            yield Mutant(*given, change.what, text, change.text)
+
+
+def _strings(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _strings(inner, (*path, key))
+    elif isinstance(value, list):
+        for k, inner in enumerate(value):
+            yield from _strings(inner, (*path, k))
