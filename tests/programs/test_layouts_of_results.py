@@ -10,9 +10,9 @@ import torch
 import opforge
 from opforge.generated.ops import ANY_STRIDES
 from opforge.runtime.dispatch.elementwise import Operand, elementwise_strides
-from opforge.testing.op_check import Op, _exists
+from opforge.testing.op_check import Op
 from tests.generated.test_ops import OPS
-from tests.support.layout_check import differences, first_case, place
+from tests.support.layout_check import differences, first_case, is_registered, place
 from tests.support.layouts import in_other_layouts, laid_out
 
 ELSEWHERE = ("prims.cbrt.default", "prims.isfinite.default", "prims.frexp.default", "prims.collapse_view.default")
@@ -24,7 +24,7 @@ def test_traced_layouts_are_those_of_eager(op: Op) -> None:
     cases = [
         c
         for overload in op.overloads
-        if overload not in ELSEWHERE and _exists(overload) and (c := first_case(op, overload)) is not None
+        if overload not in ELSEWHERE and is_registered(overload) and (c := first_case(op, overload)) is not None
     ]
     with torch.no_grad():
         found = [text for case in cases for text in differences(case)]

@@ -51,3 +51,9 @@ def differences(case: Case) -> list[str]:
             given = [(list(t.shape), t.stride()) for t in tensors_of([args, kwargs])]
             found.append(f"{case.overload} ({label}) of {given}: {told[-1]}, eager {expected}")
     return found
+
+
+def is_registered(overload: str) -> bool:
+    """Whether this version of torch has the overload."""
+    namespace, packet, name = overload.split(".")
+    return hasattr(getattr(getattr(torch.ops, namespace), packet, None), name)
