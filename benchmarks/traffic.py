@@ -148,6 +148,8 @@ def measured(program: BoundProgram, show: bool) -> dict[str, Any]:
     unit = render_triton(plan)
     if show:
         print(plan_text(plan) + "\n" + unit.source)
+    # A kernel that runs in a function with others is launched under the name of that.
+    functions = {name: function for function, names in unit.groups.items() for name in names}
     buffers: Counter[str] = Counter()
     kernels: list[dict[str, Any]] = []
     repeated = 0
@@ -159,9 +161,10 @@ def measured(program: BoundProgram, show: bool) -> dict[str, Any]:
         if not isinstance(step, KernelStep):
             continue
         k = step.kernel
-        shape, group = launch(k, plan.layouts), unit.grouped.get(k.name)
-        called = k.name if group is None else group.name
+        shape, called = launch(k, plan.layouts), functions.get(k.name, k.name)
         one, programs = unit.kernels[unit.symbols[called]], unit.programs[called]
+        if called in unit.chained and k.name != unit.chained[called][0]:
+            programs = 1  # the last program of the first kernel runs it
         assert isinstance(programs, int)
         reads, writes, again = traffic(k, plan.layouts, shape)
         buffers.update(reads)

@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 import torch
 
 from ..runtime.dispatch.known import draws_anew, enlarges_scores, is_all_true, is_lower_triangle, masks_scores
-from ..runtime.dispatch.support import bound, has_symbolic_sizes, is_exact_scale, is_from_end
+from ..runtime.dispatch.support import (
+    bound,
+    elementwise,
+    has_symbolic_sizes,
+    is_empty,
+    is_exact_scale,
+    is_from_end,
+    is_row_major,
+    row_major,
+    size,
+    suggested,
+)
 
 
 class Refusal(NamedTuple):
@@ -37,6 +48,29 @@ class Refusal(NamedTuple):
     """Or all but the first are float32, and that one is of half precision."""
     always: bool = False
     """Every call is refused."""
+
+
+class Correction(NamedTuple):
+    """What the eager kernel says of one result, in the place of its fake kernel; numbers are positions of arguments."""
+
+    result: int
+    dtype_of: tuple[int, ...] = ()
+    """It has the dtype of the first of these that is a tensor."""
+    wide: bool = False
+    """Float32 where that is half precision."""
+    layout: str = ""
+    """`suggested` by an argument (channels-last or contiguous), that of an `elementwise` operator on arguments, `preserved` as a copy of an
+    argument preserves its strides, `contiguous`, or "" where it is not corrected so."""
+    laid: tuple[int, ...] = ()
+    """The arguments that say the layout."""
+    given: str = ""
+    """Only where this argument is passed, by its name."""
+    positions: bool = False
+    """It is int64."""
+    everywhere: bool = False
+    """On every device, and not on the processor alone."""
+    like: Callable[..., torch.Tensor] | None = None
+    """Makes a tensor with the layout of the result from the arguments of the call."""
 
 
 class Control(NamedTuple):
@@ -199,6 +233,133 @@ def prims_imag(self):  # type: ignore[no-untyped-def]
     return torch.ops.aten.select.int(torch.ops.aten.view_as_real.default(self), -1, 1)
 
 
+# spec: aten.roll.default
+def roll(self, shifts, dims=()):  # type: ignore[no-untyped-def]
+    """It rolls one dimension after the other, and each says the layout of the next."""
+    if not (dims[1:]):
+        return NotImplemented
+    return torch.ops.aten.roll.default(torch.ops.aten.roll.default(self, shifts[:1], dims[:1]), shifts[1:], dims[1:])
+
+
+# spec: aten._native_batch_norm_legit_functional.default
+def laid_out_native_batch_norm_legit_functional_0(
+    input, weight, bias, running_mean, running_var, training, momentum, eps
+):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype."""
+    if is_row_major(input):
+        return row_major(input)
+    return suggested(input)
+
+
+# spec: aten._native_batch_norm_legit.default
+def laid_out_native_batch_norm_legit_0(input, weight, bias, running_mean, running_var, training, momentum, eps):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype."""
+    if is_row_major(input):
+        return row_major(input)
+    return suggested(input)
+
+
+# spec: aten._native_batch_norm_legit.no_stats
+def laid_out_native_batch_norm_legit_no_stats_0(input, weight, bias, training, momentum, eps):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype."""
+    if is_row_major(input):
+        return row_major(input)
+    return suggested(input)
+
+
+# spec: aten._native_batch_norm_legit_no_training.default
+def laid_out_native_batch_norm_legit_no_training_0(input, weight, bias, running_mean, running_var, momentum, eps):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype."""
+    if is_row_major(input):
+        return row_major(input)
+    return suggested(input)
+
+
+# spec: aten.native_batch_norm.default
+def laid_out_native_batch_norm_0(input, weight, bias, running_mean, running_var, training, momentum, eps):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype."""
+    if is_row_major(input):
+        return row_major(input)
+    return suggested(input)
+
+
+# spec: aten.native_batch_norm_backward.default
+def laid_out_native_batch_norm_backward_0(
+    grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. The gradient of the input is contiguous or channels-last."""
+    if is_row_major(input):
+        return row_major(input)
+    return suggested(input)
+
+
+# spec: aten._weight_norm_interface.default
+def laid_out_weight_norm_interface_1(v, g, dim=0):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. The result is contiguous, and the norms of half-precision weights are float32."""
+    return g
+
+
+# spec: aten.soft_margin_loss_backward.default
+def laid_out_soft_margin_loss_backward_0(grad_output, self, target, reduction):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. It is the product of the target and of an exponential of the product of both."""
+    return elementwise(target, elementwise(elementwise(target), self))
+
+
+# spec: aten.addr.default
+def laid_out_addr_0(self, vec1, vec2, *, beta=1, alpha=1):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. It is elementwise over the product of the vectors."""
+    return elementwise(self, torch.ops.aten.unsqueeze.default(vec1, 1), vec2)
+
+
+# spec: aten.floor_divide.Scalar
+def laid_out_floor_divide_Scalar_0(self, other):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. It is elementwise, and the number is an operand."""
+    return elementwise(self, other)
+
+
+# spec: aten.rrelu_with_noise_backward.default
+def laid_out_rrelu_with_noise_backward_0(grad_output, self, noise, lower, upper, training, self_is_result):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. It is the product of the noise and the gradient, or that of leaky_relu."""
+    if training and upper - lower > 1e-06:
+        return elementwise(noise, grad_output)
+    return elementwise(self, grad_output)
+
+
+# spec: aten._batch_norm_with_update_functional.default
+def laid_out_batch_norm_with_update_functional_0(input, weight, bias, running_mean, running_var, momentum, eps):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. A result is contiguous or channels-last."""
+    if is_row_major(input):
+        return row_major(input)
+    return suggested(input)
+
+
+# spec: aten.rot90.default
+def laid_out_rot90_0(
+    self,
+    k=1,
+    dims=(
+        0,
+        1,
+    ),
+):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. It turns the two dimensions of what flip gives, or copies."""
+    if k % 2 != 0:
+        return torch.ops.aten.transpose.int(torch.ops.aten.clone.default(self), dims[0], dims[1])
+    if k % 4 != 0:
+        return torch.ops.aten.clone.default(self)
+    return row_major(self)
+
+
+# spec: aten.roll.default
+def laid_out_roll_0(self, shifts, dims=()):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. It joins two slices, and is channels-last if both of them are, which one without elements is not."""
+    if is_empty(self):
+        return torch.ops.aten.clone.default(self)
+    if dims and shifts[0] % size(self, dims[0]) != 0:
+        return suggested(self)
+    return row_major(self)
+
+
 # spec: aten.linear.default
 def refuses_linear(input, weight, bias=None):  # type: ignore[no-untyped-def]
     """It adds the bias in place, to a result of its own sizes and dtype."""
@@ -244,6 +405,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.prims.conj.default: prims_conj,
     torch.ops.prims.real.default: prims_real,
     torch.ops.prims.imag.default: prims_imag,
+    torch.ops.aten.roll.default: roll,
 }
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
@@ -260,124 +422,298 @@ FOLLOWED: frozenset[Any] = frozenset(
 )
 """Those of them that autograd follows into what replaces them."""
 
-CORRECTIONS: dict[Any, tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...], str, bool], ...]] = {
+CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     # With a weight of another dtype the statistics have its dtype.
     torch.ops.aten.native_layer_norm.default: (
-        (1, (2, 3), False, "", (), "", False),
-        (2, (2, 3), False, "", (), "", False),
+        Correction(result=1, dtype_of=(2, 3)),
+        Correction(result=2, dtype_of=(2, 3)),
     ),
     # With a weight of another dtype the statistics have its dtype.
     torch.ops.aten.native_group_norm.default: (
-        (1, (1, 2), False, "", (), "", False),
-        (2, (1, 2), False, "", (), "", False),
+        Correction(result=1, dtype_of=(1, 2)),
+        Correction(result=2, dtype_of=(1, 2)),
     ),
     # The logarithms of the sums are float64 where the operands are (torch 2.11).
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: ((1, (0,), True, "", (), "", False),),
-    # The gradient of the input has its dtype.
-    torch.ops.aten.native_group_norm_backward.default: ((0, (1,), False, "", (), "", False),),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: (
+        Correction(result=1, dtype_of=(0,), wide=True),
+    ),
+    # The gradient of the input has its dtype, and is contiguous or channels-last.
+    torch.ops.aten.native_group_norm_backward.default: (
+        Correction(result=0, dtype_of=(1,), layout="suggested", laid=(1,)),
+    ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit_functional.default: (
-        (0, (), False, "suggested", (0,), "", False),
-        (1, (1, 2, 3), False, "", (), "", False),
-        (2, (1, 2, 3), False, "", (), "", False),
-        (3, (3,), False, "", (), "", False),
-        (4, (4,), False, "", (), "", False),
+        Correction(result=0, like=laid_out_native_batch_norm_legit_functional_0),
+        Correction(result=1, dtype_of=(1, 2, 3)),
+        Correction(result=2, dtype_of=(1, 2, 3)),
+        Correction(result=3, dtype_of=(3,), layout="preserved", laid=(3,)),
+        Correction(result=4, dtype_of=(4,), layout="preserved", laid=(4,)),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit.default: (
-        (0, (), False, "suggested", (0,), "", False),
-        (1, (1, 2, 3), False, "", (), "", False),
-        (2, (1, 2, 3), False, "", (), "", False),
+        Correction(result=0, like=laid_out_native_batch_norm_legit_0),
+        Correction(result=1, dtype_of=(1, 2, 3)),
+        Correction(result=2, dtype_of=(1, 2, 3)),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit.no_stats: (
-        (0, (), False, "suggested", (0,), "", False),
-        (1, (1, 2), False, "", (), "", False),
-        (2, (1, 2), False, "", (), "", False),
+        Correction(result=0, like=laid_out_native_batch_norm_legit_no_stats_0),
+        Correction(result=1, dtype_of=(1, 2)),
+        Correction(result=2, dtype_of=(1, 2)),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten._native_batch_norm_legit_no_training.default: (
-        (0, (), False, "suggested", (0,), "", False),
-        (1, (1, 2, 3), False, "", (), "", False),
-        (2, (1, 2, 3), False, "", (), "", False),
+        Correction(result=0, like=laid_out_native_batch_norm_legit_no_training_0),
+        Correction(result=1, dtype_of=(1, 2, 3)),
+        Correction(result=2, dtype_of=(1, 2, 3)),
     ),
     # A result is contiguous or channels-last; with a weight of another dtype the statistics have its dtype.
     torch.ops.aten.native_batch_norm.default: (
-        (0, (), False, "suggested", (0,), "", False),
-        (1, (1, 2, 3), False, "", (), "", False),
-        (2, (1, 2, 3), False, "", (), "", False),
+        Correction(result=0, like=laid_out_native_batch_norm_0),
+        Correction(result=1, dtype_of=(1, 2, 3)),
+        Correction(result=2, dtype_of=(1, 2, 3)),
     ),
     # The gradient of the input is contiguous or channels-last.
-    torch.ops.aten.native_batch_norm_backward.default: ((0, (), False, "suggested", (1,), "", False),),
+    torch.ops.aten.native_batch_norm_backward.default: (
+        Correction(result=0, like=laid_out_native_batch_norm_backward_0),
+    ),
     # The result is channels-last where the operand is.
-    torch.ops.aten.channel_shuffle.default: ((0, (), False, "suggested", (0,), "", False),),
+    torch.ops.aten.channel_shuffle.default: (Correction(result=0, layout="suggested", laid=(0,)),),
     # The result is channels-last where the operand is.
-    torch.ops.aten.native_channel_shuffle.default: ((0, (), False, "suggested", (0,), "", False),),
+    torch.ops.aten.native_channel_shuffle.default: (Correction(result=0, layout="suggested", laid=(0,)),),
     # The result is contiguous, and the norms of half-precision weights are float32.
     torch.ops.aten._weight_norm_interface.default: (
-        (0, (), False, "contiguous", (), "", False),
-        (1, (1,), True, "", (), "", False),
+        Correction(result=0, layout="contiguous", laid=()),
+        Correction(result=1, dtype_of=(1,), wide=True, like=laid_out_weight_norm_interface_1),
     ),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.floor_divide.default: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.floor_divide.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.div.Tensor_mode: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.div.Tensor_mode: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # With a factor, its fake kernel lays the result out as contiguous.
-    torch.ops.aten.add.Tensor: ((0, (), False, "elementwise", (0, 1), "alpha", False),),
+    torch.ops.aten.add.Tensor: (Correction(result=0, layout="elementwise", laid=(0, 1), given="alpha"),),
     # With a factor, its fake kernel lays the result out as contiguous.
-    torch.ops.aten.sub.Tensor: ((0, (), False, "elementwise", (0, 1), "alpha", False),),
+    torch.ops.aten.sub.Tensor: (Correction(result=0, layout="elementwise", laid=(0, 1), given="alpha"),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.copysign.Tensor: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.copysign.Tensor: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.xlogy.Tensor: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.xlogy.Tensor: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.special_xlog1py.default: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.special_xlog1py.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.logit_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.logit_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.hardsigmoid_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.hardsigmoid_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.hardswish_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.hardswish_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.hardtanh_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.hardtanh_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.softplus_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.softplus_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is laid out as the operand.
-    torch.ops.aten.max_unpool2d.default: ((0, (), False, "suggested", (0,), "", False),),
+    torch.ops.aten.max_unpool2d.default: (Correction(result=0, layout="suggested", laid=(0,)),),
     # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.native_dropout_backward.default: ((0, (), False, "elementwise", (0, 1), "", False),),
+    torch.ops.aten.native_dropout_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # Without a reduction it is laid out as the operand.
-    torch.ops.aten.binary_cross_entropy.default: ((0, (), False, "elementwise", (0,), "", False),),
+    torch.ops.aten.binary_cross_entropy.default: (Correction(result=0, layout="preserved", laid=(0,)),),
     # The gradient is laid out as the operand.
-    torch.ops.aten.binary_cross_entropy_backward.default: ((0, (), False, "elementwise", (1,), "", False),),
+    torch.ops.aten.binary_cross_entropy_backward.default: (Correction(result=0, layout="preserved", laid=(1,)),),
     # The gradient is contiguous.
-    torch.ops.aten.mse_loss_backward.default: ((0, (), False, "contiguous", (), "", False),),
+    torch.ops.aten.mse_loss_backward.default: (Correction(result=0, layout="contiguous", laid=()),),
     # The gradient is contiguous.
-    torch.ops.aten.smooth_l1_loss_backward.default: ((0, (), False, "contiguous", (), "", False),),
+    torch.ops.aten.smooth_l1_loss_backward.default: (Correction(result=0, layout="contiguous", laid=()),),
     # The gradient is contiguous.
-    torch.ops.aten.huber_loss_backward.default: ((0, (), False, "contiguous", (), "", False),),
+    torch.ops.aten.huber_loss_backward.default: (Correction(result=0, layout="contiguous", laid=()),),
     # The gradient is contiguous.
-    torch.ops.aten._log_softmax_backward_data.default: ((0, (), False, "contiguous", (), "", False),),
+    torch.ops.aten._log_softmax_backward_data.default: (Correction(result=0, layout="contiguous", laid=()),),
     # The results are contiguous.
     torch.ops.aten.log_sigmoid_forward.default: (
-        (0, (), False, "contiguous", (), "", False),
-        (1, (), False, "contiguous", (), "", False),
+        Correction(result=0, layout="contiguous", laid=()),
+        Correction(result=1, layout="contiguous", laid=()),
     ),
     # The result is contiguous.
-    torch.ops.aten.pow.Scalar: ((0, (), False, "contiguous", (), "", False),),
+    torch.ops.aten.pow.Scalar: (Correction(result=0, layout="contiguous", laid=()),),
     # The result is contiguous.
-    torch.ops.aten.isin.Tensor_Tensor: ((0, (), False, "contiguous", (), "", False),),
+    torch.ops.aten.isin.Tensor_Tensor: (Correction(result=0, layout="contiguous", laid=()),),
     # The result is contiguous.
-    torch.ops.aten.isin.Tensor_Scalar: ((0, (), False, "contiguous", (), "", False),),
+    torch.ops.aten.isin.Tensor_Scalar: (Correction(result=0, layout="contiguous", laid=()),),
     # Of no elements its fake kernel gives positions and counts the dtype of the operand.
-    torch.ops.aten.unique_consecutive.default: ((1, (), False, "", (), "", True), (2, (), False, "", (), "", True)),
+    torch.ops.aten.unique_consecutive.default: (
+        Correction(result=1, positions=True),
+        Correction(result=2, positions=True),
+    ),
     # Of no elements its fake kernel gives positions and counts the dtype of the operand.
-    torch.ops.aten.unique_dim.default: ((1, (), False, "", (), "", True), (2, (), False, "", (), "", True)),
+    torch.ops.aten.unique_dim.default: (
+        Correction(result=1, positions=True),
+        Correction(result=2, positions=True),
+    ),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.ones_like.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.zeros_like.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.full_like.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.empty_like.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.rand_like.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.randn_like.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.randint_like.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.randint_like.low_dtype: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.flip.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.index_fill.int_Scalar: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.index_fill.int_Tensor: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.sort.default: (
+        Correction(result=0, layout="preserved", laid=(0,), everywhere=True),
+        Correction(result=1, layout="preserved", laid=(0,), everywhere=True),
+    ),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.sort.stable: (
+        Correction(result=0, layout="preserved", laid=(0,), everywhere=True),
+        Correction(result=1, layout="preserved", laid=(0,), everywhere=True),
+    ),
+    # It writes into a tensor that keeps the strides of the operand.
+    torch.ops.aten.hardtanh.default: (Correction(result=0, layout="preserved", laid=(0,)),),
+    # It writes into a tensor that keeps the strides of the operand.
+    torch.ops.aten.nan_to_num.default: (Correction(result=0, layout="preserved", laid=(0,)),),
+    # It writes into a tensor that keeps the strides of the operand.
+    torch.ops.aten.deg2rad.default: (Correction(result=0, layout="preserved", laid=(0,)),),
+    # It writes into a tensor that keeps the strides of the operand.
+    torch.ops.aten.rad2deg.default: (Correction(result=0, layout="preserved", laid=(0,)),),
+    # Its operands stand in another order than its arguments.
+    torch.ops.aten.threshold_backward.default: (
+        Correction(result=0, layout="elementwise", laid=(1, 0), everywhere=True),
+    ),
+    # The exponent is no operand.
+    torch.ops.aten.pow.Tensor_Scalar: (Correction(result=0, layout="elementwise", laid=(0,), everywhere=True),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.elu_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 5), everywhere=True),),
+    # The result is contiguous.
+    torch.ops.aten.masked_fill.Scalar: (Correction(result=0, layout="contiguous", laid=()),),
+    # The result is contiguous.
+    torch.ops.aten.masked_fill.Tensor: (Correction(result=0, layout="contiguous", laid=()),),
+    # The gradient of the input is contiguous.
+    torch.ops.aten.native_layer_norm_backward.default: (Correction(result=0, layout="contiguous", laid=()),),
+    # The gradient is channels-last where the operand is.
+    torch.ops.aten.reflection_pad3d_backward.default: (Correction(result=0, layout="suggested", laid=(1,)),),
+    # The gradient is channels-last where the operand is.
+    torch.ops.aten.replication_pad3d_backward.default: (Correction(result=0, layout="suggested", laid=(1,)),),
+    # The gradient keeps the strides of the operand.
+    torch.ops.aten.nll_loss2d_backward.default: (Correction(result=0, layout="preserved", laid=(1,)),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.fill.Scalar: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.fill.Tensor: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.zero.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten._prelu_kernel.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # Its operands stand in another order than its arguments.
+    torch.ops.aten._prelu_kernel_backward.default: (
+        Correction(result=0, layout="elementwise", laid=(1, 2, 0)),
+        Correction(result=1, layout="elementwise", laid=(1, 2, 0)),
+    ),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.hardswish.default: (Correction(result=0, layout="elementwise", laid=(0,)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.mish_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.complex.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
+    # It is elementwise, so its first operand says the layout.
+    torch.ops.aten.polar.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
+    # It is the product of the target and of an exponential of the product of both.
+    torch.ops.aten.soft_margin_loss_backward.default: (
+        Correction(result=0, like=laid_out_soft_margin_loss_backward_0),
+    ),
+    # Its operands stand in another order than its arguments.
+    torch.ops.aten.leaky_relu_backward.default: (Correction(result=0, layout="elementwise", laid=(1, 0)),),
+    # The result is contiguous.
+    torch.ops.aten.tril.default: (Correction(result=0, layout="contiguous", laid=()),),
+    # The result is contiguous.
+    torch.ops.aten.triu.default: (Correction(result=0, layout="contiguous", laid=()),),
+    # It is elementwise over the product of the vectors.
+    torch.ops.aten.addr.default: (Correction(result=0, like=laid_out_addr_0),),
+    # It is elementwise, and the number is an operand.
+    torch.ops.aten.floor_divide.Scalar: (Correction(result=0, like=laid_out_floor_divide_Scalar_0),),
+    # It is the product of the noise and the gradient, or that of leaky_relu.
+    torch.ops.aten.rrelu_with_noise_backward.default: (
+        Correction(result=0, like=laid_out_rrelu_with_noise_backward_0),
+    ),
+    # A result is contiguous or channels-last.
+    torch.ops.aten._batch_norm_with_update_functional.default: (
+        Correction(result=0, like=laid_out_batch_norm_with_update_functional_0),
+        Correction(result=4, layout="preserved", laid=(3,)),
+        Correction(result=5, layout="preserved", laid=(4,)),
+    ),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.index_put.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten._unsafe_index_put.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten._unsafe_masked_index_put_accumulate.default: (
+        Correction(result=0, layout="preserved", laid=(0,), everywhere=True),
+    ),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.index_add.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten.index_copy.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # The result is contiguous.
+    torch.ops.aten.one_hot.default: (Correction(result=0, layout="contiguous", laid=()),),
+    # The result is contiguous.
+    torch.ops.aten._log_softmax.default: (Correction(result=0, layout="contiguous", laid=()),),
+    # The result is contiguous.
+    torch.ops.aten.renorm.default: (Correction(result=0, layout="contiguous", laid=()),),
+    # Without a reduction it is elementwise.
+    torch.ops.aten.mse_loss.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
+    # The result is channels-last where the operand is, also without a batch.
+    torch.ops.aten.reflection_pad3d.default: (Correction(result=0, layout="suggested", laid=(0,)),),
+    # The result is channels-last where the operand is, also without a batch.
+    torch.ops.aten.replication_pad3d.default: (Correction(result=0, layout="suggested", laid=(0,)),),
+    # The results are contiguous.
+    torch.ops.aten._foreach_pow.ScalarAndTensor: (Correction(result=-1, layout="contiguous", laid=()),),
+    # The result is channels-last where the operand is, also with one channel.
+    torch.ops.aten._upsample_nearest_exact2d.default: (Correction(result=0, layout="suggested", laid=(0,)),),
+    # The result is channels-last where the operand is, also with one channel.
+    torch.ops.aten.upsample_bicubic2d.default: (Correction(result=0, layout="suggested", laid=(0,)),),
+    # The result is channels-last where the operand is, also with one channel.
+    torch.ops.aten.upsample_bilinear2d.default: (Correction(result=0, layout="suggested", laid=(0,)),),
+    # The result is channels-last where the operand is, also with one channel.
+    torch.ops.aten.upsample_nearest2d.default: (Correction(result=0, layout="suggested", laid=(0,)),),
+    # The result is channels-last where the operand is, also with one channel.
+    torch.ops.aten.upsample_trilinear3d.default: (Correction(result=0, layout="suggested", laid=(0,)),),
+    # The result is channels-last where the operand is, also with one channel.
+    torch.ops.aten._upsample_nearest_exact3d.default: (Correction(result=0, layout="suggested", laid=(0,)),),
+    # The result is channels-last where the operand is, also with one channel.
+    torch.ops.aten.upsample_nearest3d.default: (Correction(result=0, layout="suggested", laid=(0,)),),
+    # The result is contiguous.
+    torch.ops.aten.diag_embed.default: (Correction(result=0, layout="contiguous", laid=()),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.prims.fill.default: (Correction(result=0, layout="preserved", laid=(0,)),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.prims.rev.default: (Correction(result=0, layout="preserved", laid=(0,)),),
+    # It turns the two dimensions of what flip gives, or copies.
+    torch.ops.aten.rot90.default: (Correction(result=0, like=laid_out_rot90_0),),
+    # The gradient keeps the strides of the one that is given.
+    torch.ops.aten.log_sigmoid_backward.default: (Correction(result=0, layout="preserved", laid=(0,)),),
+    # The weight is no operand.
+    torch.ops.aten.lerp.Scalar: (Correction(result=0, layout="elementwise", laid=(0, 1), everywhere=True),),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.prims.convert_element_type.default: (
+        Correction(result=0, layout="preserved", laid=(0,), everywhere=True),
+    ),
+    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
+    torch.ops.aten._conj_physical.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # It joins two slices, and is channels-last if both of them are, which one without elements is not.
+    torch.ops.aten.roll.default: (Correction(result=0, like=laid_out_roll_0),),
 }
-"""Results of which the fake kernel has the dtype (that of the first of some arguments; float32 for half precision?) or the layout wrong, by
-position. The layout is `suggested` by an argument (channels-last or contiguous), that of an `elementwise` operator on arguments, or
-`contiguous`. The last is an argument: only where that is passed, by its name.
-"""
+"""Results of which the fake kernel has the dtype or the layout wrong."""
 
 REFUSALS: dict[Any, Refusal] = {
     torch.ops.aten.bitwise_and.Tensor: Refusal(

@@ -40,6 +40,8 @@ def user_module(path: Path, imports: Sequence[str] = ()) -> str:
         "    ops.EXTERN.update(EXTERN)",
         "    ops.COMPLEX.difference_update(LOWERINGS)",
         "    ops.COMPLEX.update(COMPLEX)",
+        "    ops.ANY_STRIDES.difference_update(LOWERINGS, EXTERN)",
+        "    ops.ANY_STRIDES.update(ANY_STRIDES)",
     ]
     text = generate_module(path, user_schemas(path, imports)) + "\n".join(lines) + "\n"
     return format_files({"module.py": text})["module.py"]

@@ -26,7 +26,8 @@ _base = cache(load_model)
 
 
 def generate_module(path: str | Path, schemas: TorchSchemas | None = None) -> str:
-    """The Python module that a user's spec file becomes: its lowering functions and the tables `LOWERINGS`, `EXTERN` and `COMPLEX`.
+    """The Python module that a user's spec file becomes: its lowering functions and the tables `LOWERINGS`, `EXTERN`,
+    `COMPLEX` and `ANY_STRIDES`.
 
     `schemas` are torch's with the user's own operators; by default those that are registered in this process.
     Raises `SpecError` with every mistake of the file.
@@ -40,9 +41,10 @@ def generate_module(path: str | Path, schemas: TorchSchemas | None = None) -> st
     )
     text += "\n\nLOWERINGS = {" + "".join(f"\n    {literal(k)}: {v}," for k, v in sorted(lowerings.items())) + "\n}\n"
     text += f"EXTERN: dict[str, str] = {literal(dict(sorted(extern.items())))}\n"
-    text += (
-        f"COMPLEX: set[str] = set({literal(sorted(w.schema.id for e in entries if e.complex for w in e.lowerings))})\n"
-    )
+    complex_ = sorted(w.schema.id for e in entries if e.complex for w in e.lowerings)
+    any_strides = sorted(s.id for e in entries if e.any_strides for s in e.schemas)
+    text += f"COMPLEX: set[str] = set({literal(complex_)})\n"
+    text += f"ANY_STRIDES: set[str] = set({literal(any_strides)})\n"
     return format_files({"module.py": text})["module.py"]
 
 
@@ -56,6 +58,8 @@ def load_user_specs(path: str | Path) -> list[str]:
     ops.EXTERN.update(module.EXTERN)
     ops.COMPLEX.difference_update(module.LOWERINGS)
     ops.COMPLEX.update(module.COMPLEX)
+    ops.ANY_STRIDES.difference_update(module.LOWERINGS, module.EXTERN)
+    ops.ANY_STRIDES.update(module.ANY_STRIDES)
     return sorted(module.LOWERINGS)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import BuildError, ResourceError, UnsupportedError
-from ..generated.ops import OUT
+from ..generated.ops import ANY_STRIDES, OUT
 from . import config
 from .build.cache import Cache, Entry, key
 from .build.scratch import warn_once
@@ -21,7 +21,7 @@ from .codegen.wrapper import render_wrapper
 from .config import Config
 from .execute.load import load_wrapper
 from .ir.index import Expr, Sym
-from .ir.nodes import Program
+from .ir.nodes import Extern, Program
 from .ir.text import dump
 from .ir.verify import verify
 from .lower.graph import Lowered
@@ -228,10 +228,13 @@ def code_digest(package: Path = _PACKAGE) -> str:
 
 
 def cache_parts(lowered: Lowered, cfg: Config, target: Target) -> dict[str, str]:
+    calls = {it.target for it in lowered.program.items if isinstance(it, Extern)}
     return {
         "program": dump(lowered.program) + repr(parameters(lowered)),
         "config": config.key(cfg),
         "opforge": code_digest(),
+        # A user's own spec file may say so of operators, too, which is no part of the code.
+        "any_strides": repr(sorted(calls & ANY_STRIDES)),
         "torch": torch.__version__,
         **target.parts(),
     }

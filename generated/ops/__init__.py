@@ -1411,14 +1411,12 @@ PRODUCTS: dict[str, tuple[int, ...]] = {
     "aten.bmm.default": (0, 1),
     "aten.mm.default": (0, 1),
 }
-ANY_STRIDES: frozenset[str] = frozenset(
-    {
-        "aten.addmm.default",
-        "aten.baddbmm.default",
-        "aten.bmm.default",
-        "aten.mm.default",
-    }
-)
+ANY_STRIDES: set[str] = {
+    "aten.addmm.default",
+    "aten.baddbmm.default",
+    "aten.bmm.default",
+    "aten.mm.default",
+}
 OPAQUE: dict[str, tuple[int, ...]] = {
     "aten._cudnn_rnn.default": (3,),
     "aten.miopen_rnn.default": (3,),

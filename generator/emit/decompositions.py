@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..diagnostics import Diagnostics, did_you_mean
 from ..load import Document, Entry
 from ..model import Model
-from ..render import header, render
+from ..render import header, literal, render
 from .operators import Printer, function_name, overload_of, parameters_of, printed
 
 SPEC = "specs/decompositions.yaml"
+LAYOUTS = ("elementwise", "is_empty", "is_row_major", "row_major", "size", "suggested")
 OF_RECORDER = ("is_all_true", "is_lower_triangle", "draws_anew")
 CONDITIONS = ("enlarges_scores", "has_symbolic_sizes", "is_exact_scale")
 """Helpers of conditions on the calls of a function."""
@@ -33,13 +35,14 @@ class DecompositionSpec:
 
 @dataclass(frozen=True)
 class CorrectionSpec:
-    """What a fake kernel says wrongly: (result, arguments that have its dtype, whether it is float32 for half precision, what its
-    layout follows and the arguments that say it, the argument that must be passed for that, whether it is int64).
+    """What a fake kernel says wrongly, as arguments of a `Correction` for each result, and the functions that make tensors laid out as
+    results: name, parameters, and cases of a condition and such a tensor.
     """
 
     op: str
     doc: str
-    rules: tuple[tuple[int, tuple[int, ...], bool, str, tuple[int, ...], str, bool], ...]
+    rules: tuple[tuple[tuple[str, str], ...], ...]
+    functions: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -198,24 +201,57 @@ def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpe
     if schema is None:
         return None
     names = [a.name for a in schema.args]
-    rules = []
+    rules: list[tuple[tuple[str, str], ...]] = []
+    functions: list[tuple[str, str, tuple[tuple[str, str], ...]]] = []
     for k, rule in enumerate(entry["results"]):
         named: list[tuple[tuple[str | int, ...], str]] = [
             ((key, j), n) for key in ("dtype_of", "elementwise_of") for j, n in enumerate(rule.get(key, ()))
         ]
-        named += [((key,), rule[key]) for key in ("layout_of", "given") if key in rule]
+        named += [((key,), rule[key]) for key in ("layout_of", "preserved_of", "given") if key in rule]
         for path, name in named:
             if not _known_argument(entry, ("results", k, *path), name, names, diags):
                 return None
-        typed = tuple(names.index(n) for n in rule.get("dtype_of", ()))
-        layout = "suggested" if "layout_of" in rule else "elementwise" if "elementwise_of" in rule else ""
-        layout = "contiguous" if rule.get("contiguous") else layout
-        laid = tuple(
-            names.index(n) for n in rule.get("elementwise_of", [rule["layout_of"]] if "layout_of" in rule else ())
-        )
-        positions = bool(rule.get("positions", False))
-        rules.append((rule["result"], typed, rule.get("wide", False), layout, laid, rule.get("given", ""), positions))
-    return CorrectionSpec(entry.id, entry["doc"], tuple(rules))
+        values: dict[str, object] = {"result": rule["result"]}
+        if "dtype_of" in rule:
+            values["dtype_of"] = tuple(names.index(n) for n in rule["dtype_of"])
+        for key, layout in _LAYOUT_OF.items():
+            if key in rule:
+                laid = rule[key] if isinstance(rule[key], list) else [rule[key]] if isinstance(rule[key], str) else []
+                values |= {"layout": layout, "laid": tuple(names.index(n) for n in laid)}
+        values |= {key: rule[key] for key in ("wide", "given", "positions", "everywhere") if rule.get(key)}
+        shown = {key: literal(v) for key, v in values.items()}
+        if "like" in rule:
+            function = f"laid_out_{function_name(entry.id)}_{rule['result']}"
+            parameters, arguments = parameters_of(schema)
+            printer = Printer(model, set(arguments.values()), "{op}({args})", LAYOUTS)
+            functions.append(
+                (function, parameters, _cases(entry, ("results", k, "like"), rule["like"], printer, diags))
+            )
+            shown["like"] = function
+        rules.append(tuple(shown.items()))
+    return CorrectionSpec(entry.id, entry["doc"], tuple(rules), tuple(functions))
+
+
+_LAYOUT_OF = {
+    "layout_of": "suggested",
+    "elementwise_of": "elementwise",
+    "preserved_of": "preserved",
+    "contiguous": "contiguous",
+}
+"""Keys of a corrected result that say its layout, and what a `Correction` calls it."""
+
+
+def _cases(
+    entry: Entry, path: tuple[str | int, ...], body: Any, printer: Printer, diags: Diagnostics
+) -> tuple[tuple[str, str], ...]:
+    """Conditions ("" where there is none) and values of a body, as source."""
+    cases = []
+    for k, case in enumerate(body if isinstance(body, list) else [{"is": body}]):
+        at = (*path, k) if isinstance(body, list) else ()
+        condition = printed(entry, (*at, "if"), str(case["if"]), printer, diags) if "if" in case else ""
+        value = printed(entry, (*at, "is") if at else path, case["is"], printer, diags)
+        cases.append((condition or "", value or ""))
+    return tuple(cases)
 
 
 def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics) -> tuple[DecompositionSpec, ...]:
@@ -230,13 +266,7 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
             continue
         printer = Printer(model, set(names.values()), "{op}({args})", HELPERS, OF_RECORDER)
         when = printed(entry, ("when",), str(entry.get("when", "True")), printer, diags)
-        body = entry["body"]
-        cases = []
-        for k, case in enumerate(body if isinstance(body, list) else [{"is": body}]):
-            at: tuple[str | int, ...] = ("body", k) if isinstance(body, list) else ()
-            condition = printed(entry, (*at, "if"), str(case["if"]), printer, diags) if "if" in case else ""
-            value = printed(entry, (*at, "is") if at else ("body",), case["is"], printer, diags)
-            cases.append((condition or "", value or ""))
+        cases = _cases(entry, ("body",), entry["body"], printer, diags)
         out.append(
             DecompositionSpec(
                 entry.id,
@@ -244,7 +274,7 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
                 function_name(entry.id),
                 parameters,
                 when or "True",
-                tuple(cases),
+                cases,
                 entry.get("function", ""),
                 bool(entry.get("followed", False)),
             )

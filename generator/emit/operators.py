@@ -83,11 +83,12 @@ class Printer:
                 return name
             case ast.Constant():
                 return literal(node.value)
-            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult(), left=left, right=right):
-                sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}[type(node.op)]
+            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Mod(), left=left, right=right):
+                sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Mod: "%"}[type(node.op)]
                 return f"({self.show(left)} {sign} {self.show(right)})"
-            case ast.Subscript(value=value, slice=ast.Slice(lower=None, upper=ast.expr() as upper, step=None)):
-                return f"{self.show(value)}[:{self.show(upper)}]"
+            case ast.Subscript(value=value, slice=ast.Slice(lower=lower, upper=upper, step=None)):
+                first, last = ("" if bound is None else self.show(bound) for bound in (lower, upper))
+                return f"{self.show(value)}[{first}:{last}]"
             case ast.Subscript(value=value, slice=index):
                 return f"{self.show(value)}[{self.show(index)}]"
             case ast.List(elts=elts):

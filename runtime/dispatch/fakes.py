@@ -6,16 +6,19 @@ other memory.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...errors import UnsupportedError
-from ...generated.decompositions import CORRECTIONS, REFUSALS, Refusal
+from ...generated.decompositions import CORRECTIONS, REFUSALS, Correction, Refusal
 from ...generated.dispatch_tables import ROLES
+from .elementwise import strides_like
 from .overlap import can_view, overlaps_itself
 from .regions import Layout, expressions, is_strided
+from .support import elementwise, row_major, suggested
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -27,16 +30,16 @@ def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any
     out = fake_mode.dispatch(op, types, args, kwargs)
     rules = CORRECTIONS.get(op)
     if rules is None:
-        return out
+        return _laid_out(fake_mode, op, out, args, kwargs) if torch.Tag.pointwise in op.tags else out
     results = [out] if isinstance(out, torch.Tensor) else list(out)
-    for position, typed, wide, layout, laid, given, positions in rules:
-        t = results[position]
-        if positions and isinstance(t, torch.Tensor):
-            if t.dtype != torch.int64:
-                with fake_mode:
-                    results[position] = t.to(torch.int64)
-        elif isinstance(t, torch.Tensor) and t.device.type == "cpu" and (not given or given in kwargs):
-            results[position] = _corrected(fake_mode, t, args, typed, wide, layout, [args[k] for k in laid])
+    for rule in rules:
+        if rule.given and rule.given not in kwargs:
+            continue
+        for k in range(len(results)) if rule.result < 0 else (rule.result,):
+            if isinstance(results[k], torch.Tensor) and (
+                rule.everywhere or rule.positions or results[k].device.type == "cpu"
+            ):
+                results[k] = _corrected(fake_mode, results[k], rule, args, kwargs)
     return results[0] if isinstance(out, torch.Tensor) else tuple(results)  # its type may be a named tuple
 
 
@@ -110,51 +113,65 @@ def _clause(doc: str) -> str:
     return doc[:1].lower() + doc[1:].rstrip(".")
 
 
-def _corrected(
-    fake_mode: Any, t: torch.Tensor, args: Any, typed: tuple[int, ...], wide: bool, layout: str, laid: list[Any]
-) -> torch.Tensor:
-    """`t`, or one with the dtype of the first argument at `typed` that is a tensor (float32 for half precision if `wide`), laid out as
-    `layout` says of the arguments `laid`.
-    """
-    models = (args[k] for k in typed if k < len(args) and isinstance(args[k], torch.Tensor))
-    dtype = next((m.dtype for m in models), t.dtype)
-    if wide and dtype in HALF:
+def _corrected(fake_mode: Any, t: torch.Tensor, rule: Correction, args: Any, kwargs: Any) -> torch.Tensor:
+    """`t`, or a tensor of the dtype and the layout that `rule` says."""
+    models = (args[k] for k in rule.dtype_of if k < len(args) and isinstance(args[k], torch.Tensor))
+    dtype = torch.int64 if rule.positions else next((m.dtype for m in models), t.dtype)
+    if rule.wide and dtype in HALF:
         dtype = torch.float32
     with fake_mode:
-        strides = t.stride()
-        if layout == "elementwise":
-            like = _elementwise(laid)
-            strides = (
-                like.stride() if isinstance(like, torch.Tensor) and like.ndim == t.ndim else strides
-            )  # a loss may be reduced
-        elif layout:
-            wanted = _suggested(laid[0]) if layout == "suggested" else torch.contiguous_format
-            strides = torch.empty(t.shape, device=t.device, memory_format=wanted).stride()
+        strides = _corrected_strides(t, rule, args, kwargs)
         if dtype == t.dtype and expressions(strides) == expressions(t.stride()):
             return t
         return torch.empty_strided(t.shape, strides, dtype=dtype, device=t.device)
 
 
-def _elementwise(operands: list[Any]) -> Any:
-    """A tensor laid out as the result of an elementwise operator on them: torch's own kernels agree about a sum. A number where all are."""
-    return torch.empty_like(operands[0]) if len(operands) == 1 else operands[0] + operands[1]
+def _corrected_strides(t: torch.Tensor, rule: Correction, args: Any, kwargs: Any) -> Sequence[Any]:
+    laid = [args[k] for k in rule.laid]
+    if rule.like is not None:
+        return rule.like(*args, **kwargs).stride()
+    match rule.layout:
+        case "elementwise":
+            if not any(isinstance(a, torch.Tensor) for a in laid):
+                return t.stride()
+            like = elementwise(*laid)
+            return like.stride() if like.ndim == t.ndim else t.stride()  # a loss may be reduced
+        case "preserved":
+            asked = kwargs.get("memory_format") not in (None, torch.preserve_format)
+            return t.stride() if asked else ROLES["clone"](laid[0]).stride()
+        case "suggested":
+            return suggested(laid[0], t.shape).stride()
+        case "contiguous":
+            return row_major(t).stride()
+    return t.stride()
 
 
-def _suggested(t: torch.Tensor) -> torch.memory_format:
-    """Channels-last if the strides order the dimensions so (sizes of 1 included), else contiguous."""
-    for rank, order, answer in (
-        (4, (1, 3, 2, 0), torch.channels_last),
-        (5, (1, 4, 3, 2, 0), torch.channels_last_3d),
+def _laid_out(fake_mode: Any, op: Any, out: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operator that torch calls elementwise, with the strides of its kernel."""
+    known = _operand_names(op)
+    if known is None or not isinstance(out, torch.Tensor):
+        return out
+    given = [args[k] if k < len(args) else kwargs.get(name) for k, name in known]
+    # A number is a tensor without dimensions to the kernel, also where it has an overload of its own.
+    found = strides_like(tuple(out.shape), [*given, 0] if "scalar" in op._overloadname.lower() else given)
+    if found is None or found == out.stride():
+        return out
+    storage = out.untyped_storage()._cdata
+    if any(isinstance(a, torch.Tensor) and a.untyped_storage()._cdata == storage for a in given):
+        return out
+    with fake_mode:
+        return torch.empty_strided(out.shape, found, dtype=out.dtype, device=out.device)
+
+
+@functools.cache
+def _operand_names(op: Any) -> tuple[tuple[int, str], ...] | None:
+    """Positions and names of the tensors among an operator's arguments; None where it takes lists of them, or is told the
+    layout.
+    """
+    types = [str(a.type) for a in op._schema.arguments]
+    if any("List" in t and "Tensor" in t for t in types) or any(
+        a.name == "memory_format" for a in op._schema.arguments
     ):
-        if t.ndim == rank and t.stride(1) != 0 and _ascending(t, order):
-            return answer
-    return torch.contiguous_format
-
-
-def _ascending(t: torch.Tensor, order: tuple[int, ...]) -> bool:
-    least: Any = 0
-    for d in order:
-        if t.shape[d] == 0 or t.stride(d) < least or (d == 0 and least == t.stride(1)):
-            return False
-        least = t.stride(d) * t.shape[d] if t.shape[d] > 1 else t.stride(d)
-    return True
+        return None
+    found = tuple((k, a.name) for k, a in enumerate(op._schema.arguments) if "Tensor" in types[k])
+    return found or None

@@ -36,7 +36,7 @@ from .history import (
 from .inputs import Inputs, is_static
 from .merge import Entered
 from .numbers import limited_numbers, literal
-from .overlap import is_dense
+from .overlap import begins_inside, is_dense
 from .recorder import Recorder
 from .regions import Layout, Value
 
@@ -264,10 +264,9 @@ class _Analysis:
                 continue
             region = value.region
             in_input = self._input_region(value)
-            # Only a view of its base has strides with gaps or repetition, as eager's result has.
-            shared = not in_input and (
-                len(members.get(region.key, ())) > 1 or self._made_without_grad(t) or not is_dense(value.layout)
-            )
+            # Only a view of its base has strides with gaps or repetition, or an offset, as eager's result has.
+            alone = is_dense(value.layout) and not begins_inside(value.layout, value.root.layout)
+            shared = not in_input and (len(members.get(region.key, ())) > 1 or self._made_without_grad(t) or not alone)
             base = whole.get(region.key) if shared else None
             replaced = k >= len(self.result)
             kind = output_type(

@@ -38,6 +38,12 @@ def inside(part: Layout, whole: Layout) -> bool:
     return first <= lo and hi <= end
 
 
+def begins_inside(part: Layout, whole: Layout) -> bool:
+    """Whether the first element of `part` is known not to be that of `whole`, in one storage."""
+    first = (layout.offset * layout.dtype.itemsize for layout in (part, whole))
+    return len(set(expressions(tuple(first)))) > 1
+
+
 def covers(whole: Layout, part: Layout) -> bool:
     """Whether `whole` has every element that `part` names, as far as their known sizes and strides say."""
     if whole.key() == part.key():

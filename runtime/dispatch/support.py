@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import overlap
+from .elementwise import strides_like
+from .regions import Layout
+
 
 def reshape(b: Any, node: fx.Node, size: Sequence[Any]) -> fx.Node:
     """`node` with another shape of as many elements."""
@@ -68,3 +72,60 @@ def inverse_permutation(dims: Sequence[int]) -> list[int]:
     for k, d in enumerate(dims):
         out[d % len(dims)] = k
     return out
+
+
+def is_empty(t: torch.Tensor) -> bool:
+    """Whether a tensor is known to have no elements."""
+    return any(type(n) is int and n == 0 for n in t.shape)
+
+
+def size(t: torch.Tensor, dim: int) -> Any:
+    """A size of a tensor."""
+    return t.shape[dim]
+
+
+def row_major(t: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of the same sizes, dtype and device."""
+    return torch.empty(t.shape, dtype=t.dtype, device=t.device)
+
+
+def is_row_major(t: torch.Tensor) -> bool:
+    """Whether a tensor is known to be contiguous; decided on expressions, which adds no guard."""
+    return overlap.is_row_major(Layout.of(t))
+
+
+def elementwise(*operands: Any) -> torch.Tensor:
+    """A tensor laid out as the result of an elementwise operator on tensors and numbers."""
+    tensors = [t for t in operands if isinstance(t, torch.Tensor)]
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    strides = strides_like(tuple(shape), operands)
+    if strides is not None:
+        return torch.empty_strided(shape, strides, dtype=tensors[0].dtype, device=tensors[0].device)
+    # Of sizes that are symbols torch's own kernels agree about a sum.
+    return torch.empty_like(tensors[0]) if len(operands) == 1 else tensors[0] + operands[1]
+
+
+def suggested(t: torch.Tensor, shape: Sequence[Any] | None = None) -> torch.Tensor:
+    """A tensor that is channels-last if `t` is, else contiguous; of the sizes of `t`, or of `shape`."""
+    shape = t.shape if shape is None else shape
+    return torch.empty(shape, dtype=t.dtype, device=t.device, memory_format=_memory_format(t))
+
+
+def _memory_format(t: torch.Tensor) -> torch.memory_format:
+    """Channels-last if the strides order the dimensions so (sizes of 1 included), else contiguous."""
+    for rank, order, answer in (
+        (4, (1, 3, 2, 0), torch.channels_last),
+        (5, (1, 4, 3, 2, 0), torch.channels_last_3d),
+    ):
+        if t.ndim == rank and t.stride(1) != 0 and _ascending(t, order):
+            return answer
+    return torch.contiguous_format
+
+
+def _ascending(t: torch.Tensor, order: tuple[int, ...]) -> bool:
+    least: Any = 0
+    for d in order:
+        if t.shape[d] == 0 or t.stride(d) < least or (d == 0 and least == t.stride(1)):
+            return False
+        least = t.stride(d) * t.shape[d] if t.shape[d] > 1 else t.stride(d)
+    return True

@@ -343,23 +343,25 @@ class _Lowerer:
                 raise kind(f"lowered to {r} where {DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
 
     def lay_out(self, result: Any, val: Any, mark: int, read: Container[int]) -> None:
-        """Note the strides that eager gives the results, where they are dense but not row-major."""
+        """Note the strides that eager gives the results, where they are dense but not row-major; routines give dimensions of size 1 theirs, too."""
         for i, (r, v) in enumerate(zip(leaves(result), leaves(val), strict=True)):
             if (
                 i not in read
                 or not isinstance(v, torch.Tensor)
                 or v.ndim < 2
-                or is_laid_out_by_rows(v)
-                or not is_dense(v)
+                or not (is_laid_out_by_rows(v) or is_dense(v))
             ):
                 continue
+            rows = is_laid_out_by_rows(v)
             for k in range(len(self.b.items) - 1, mark - 1, -1):
-                item, stride = self.b.items[k], r.strides(self.sizes.strides(v.stride()))
+                item = self.b.items[k]
                 if isinstance(item, Nest):
                     if item.name == r.name:
-                        self.b.items[k] = replace(item, stride=stride)
+                        if not rows:
+                            self.b.items[k] = replace(item, stride=r.strides(self.sizes.strides(v.stride())))
                         break
                 elif any(out.name == r.name for out in item.outs):  # of a routine
+                    stride = r.strides(self.sizes.strides(v.stride()))
                     outs = tuple(replace(out, stride=stride) if out.name == r.name else out for out in item.outs)
                     self.b.items[k] = replace(item, outs=outs)
                     break
@@ -406,9 +408,8 @@ class _Lowerer:
         if isinstance(a, fx.Node):
             fake = a.meta.get("val")
             if isinstance(fake, torch.Tensor) and isinstance(self.env[a], Tensor) and fake.layout == torch.strided:
-                stride = self.sizes.strides(fake.stride())
                 t = self.env[a]
-                return Ref(t.name, t.strides(stride), t.is_paired)
+                return Ref(t.name, t.strides(self.sizes.strides(fake.stride())), t.is_paired)
             value = self.argument(a)
             return self.numbers.argument(a.meta["val"]) if isinstance(value, Number) else refs_to(value)
         if isinstance(a, (list, tuple)):

@@ -122,11 +122,12 @@ def eliminate_dead(program: Program) -> list[Nest | Extern]:
 
 
 def inline(
-    program: Program, costs: Callable[[str], float], recompute: float = 0
+    program: Program, costs: Callable[[str], float], recompute: float = 0, strided: Container[str] = ()
 ) -> tuple[list[Nest | Extern], Inliner]:
     """Return the items left, with substituted bodies, and the inliner (it knows the views that externs and outputs refer to).
 
     recompute  a value of this cost or less is computed by each of its readers where that moves fewer bytes than storing and reading it.
+    strided    arguments of library calls with gaps or repeated elements: what such a view shows is stored, so that strides can express it.
     """
     items = eliminate_dead(program)
     pinned = {o.buffer for o in program.outputs if o.buffer is not None} | {src for _, src in program.mutations}
@@ -139,10 +140,13 @@ def inline(
     shapes = program.shapes()
     views = Inliner(shapes)
     staged: list[Nest | Extern] = []
+    based: set[str] = set()  # what arguments of library calls are views of
     for item in items:
         if isinstance(item, Nest):
-            item = views.apply(item)
+            original, item = item, views.apply(item)
             if is_view(item) and item.name not in scatter_bases and item.name not in checking:
+                if item.name in strided:
+                    item = _over_memory(original, item, views, staged, based)
                 views.bodies[item.name] = item
                 if item.name in pinned or item.name in extern_reads:
                     staged.append(item)  # realized later if strides cannot express it
@@ -161,7 +165,7 @@ def inline(
             for name in item.reads():
                 uses[name] = uses.get(name, 0) + 2
 
-    stored = {*views.bodies, *pinned, *extern_reads, *scatter_bases}
+    stored = {*views.bodies, *pinned, *extern_reads, *scatter_bases, *based}
     homes = _homes(staged, stored)
     holds = _Holds(staged, uses)
     factors = _factors(staged, points, stored)
@@ -196,6 +200,24 @@ def inline(
 def _is_repeated(nest: Nest, readers: list[Nest], read: set[str]) -> bool:
     """Whether an eager kernel reads a view that repeats the value (a mask of all heads): strides over the value are less memory than the view's."""
     return any(c.name in read and is_view(c) and _more(points_of(c), points_of(nest)) for c in readers)
+
+
+def _over_memory(original: Nest, view: Nest, views: Inliner, staged: list[Nest | Extern], based: set[str]) -> Nest:
+    """The view of a buffer that is `based`, which is to say stored: `view` itself, if it loads anything, else the `original` one of constants or
+    coordinates, which are then stored, too.
+    """
+    if view.body.op == "load":
+        based.add(view.body.attr.buffer)
+        return view
+    if original.body.op != "load" or original.body.args:
+        return view
+    source = original.body.attr.buffer
+    if source not in based:
+        based.add(source)
+        nest = views.bodies.pop(source)
+        if not any(it is nest for it in staged):
+            staged.append(nest)
+    return original
 
 
 def _is_shared(nest: Nest, readers: list[Nest], views: Inliner) -> bool:

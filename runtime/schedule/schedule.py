@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..ir.facts import is_packed
 from ..ir.learned import learned_by
-from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, refs
+from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Size, contiguous_strides, refs
 from ..ir.quote import identifier
 from ..ir.work import in_any_order, is_pointwise
+from .arguments import bases, exact_strides, extern_step, same_strides, stored_strides, with_gaps
 from .attention import join_products
 from .folds import fold_columns
 from .fuse import Fuser, Group
@@ -19,10 +19,10 @@ from .inline import inline, is_view
 from .kernels import build_kernel, build_update
 from .layouts import followed
 from .memory import plan_memory, step_parts, step_reads, step_writes, strided_view
-from .operands import Factors, view_of
+from .operands import Factors
 from .order import least_memory
 from .outputs import separate_outputs
-from .plan import CopyStep, ExternStep, KernelStep, Plan, Step, ViewOf
+from .plan import CopyStep, KernelStep, Plan, Step, ViewOf
 from .products import Choose, fuse_products
 from .rows import wide_rows
 from .small import join_small
@@ -58,7 +58,9 @@ def schedule(
     choose        which products gain by a kernel that also computes what is beside them.
     """
     program = without_copies(separate_outputs(program))
-    items, views = inline(program, costs, recompute)
+    exact = exact_strides(program.items, any_strides)
+    gaps = with_gaps(program, exact)
+    items, views = inline(program, costs, recompute, gaps)
     realized_views = set(views.bodies)
     # Which views must become memory: those that strides over a stored buffer cannot express. Decided after layouts; first, the groups.
     wanted = {o.buffer for o in program.outputs if o.buffer is not None} | {s for _, s in program.mutations}
@@ -72,7 +74,8 @@ def schedule(
             b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset
         )
     hints = _stride_hints(program, items)
-    exact = _exact_strides(items, any_strides)
+    for base in bases(items, views.bodies, gaps):
+        hints.setdefault(base.name, base.stride or contiguous_strides(base.shape))
     wide = wide_rows(program, items, views.bodies, row_bytes) if programs else {}
     alike = followed(program, [it for it in items if not _is_among(it, realized_views)], hints) if programs else {}
     as_views: dict[str, ViewOf] = {}
@@ -109,7 +112,8 @@ def schedule(
                 stride = b.stride if b.stride is not None else contiguous_strides(b.shape)
                 layouts[b.name] = Buffer(b.name, b.shape, b.dtype, wide.get(b.name, stride))
         else:
-            stride = _dense_or_contiguous(hints.get(it.name, alike.get(it.name, it.stride)), it.shape)
+            wanted_strides = hints.get(it.name, alike.get(it.name, it.stride))
+            stride = stored_strides(it.shape, wanted_strides, exact.get(it.name))
             if stride == contiguous_strides(it.shape):
                 stride = wide.get(it.name, stride)
             if it.name in inside:
@@ -134,8 +138,7 @@ def schedule(
         if tail and group is tail[0]:
             first = len(steps)
         if group.extern is not None:
-            exactly = None if any_strides(group.extern) else layouts
-            steps.append(_extern_step(group.extern, as_views, out_variants, exactly))
+            steps.append(extern_step(group.extern, as_views, layouts, out_variants, any_strides))
             continue
         mine = {m.name for m in group.members} & needed
         if not mine:
@@ -207,19 +210,9 @@ def _step_buffers(step: Step) -> tuple[str, ...]:
     return (*step_reads(step), *step_writes(step), *((step.target,) if isinstance(step, CopyStep) else ()))
 
 
-def _exact_strides(items: list[Nest | Extern], any_strides: Callable[[Extern], bool]) -> dict[str, tuple[Size, ...]]:
-    """Strides of what extern calls were traced with, but for the calls that take any. A kernel may read memory in order, as the program laid
-    it out for it (a contiguous copy), and the strides of its results may follow from those of its arguments. Compiled functions would copy
-    what has others.
-    """
-    calls = [it for it in items if isinstance(it, Extern) and not any_strides(it)]
-    found = (r for it in calls for r in refs((it.args, tuple(v for _, v in it.kwargs))))
-    return {r.buffer: r.stride for r in found if r.stride is not None}
-
-
 def _as_traced(view: ViewOf, traced: tuple[Size, ...] | None) -> bool:
     """Whether a view has the strides that an operator was traced with, where it cares."""
-    return traced is None or _same_strides(view.shape, view.stride, traced)
+    return traced is None or same_strides(view.shape, view.stride, traced)
 
 
 def _may_share(
@@ -247,7 +240,7 @@ def _may_share(
         or not same_size
     ):
         return False
-    if wanted is not None and not _same_strides(view.shape, view.stride, wanted):
+    if wanted is not None and not same_strides(view.shape, view.stride, wanted):
         return False
     if any(src == view.buffer for _, src in program.mutations):
         return False
@@ -260,16 +253,6 @@ def _numel(shape: tuple[Size, ...]) -> Size:
     for n in shape:
         total = total * n
     return total
-
-
-def _same_strides(shape: tuple[Size, ...], a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
-    return all(x == y for n, x, y in zip(shape, a, b, strict=True) if n != 1)
-
-
-def _dense_or_contiguous(stride: tuple[Size, ...] | None, shape: tuple[Size, ...]) -> tuple[Size, ...]:
-    """`stride` if it is a permutation of a contiguous layout, else the contiguous one."""
-    natural = contiguous_strides(shape)
-    return natural if stride is None or 0 in shape or not is_packed(shape, stride) else stride
 
 
 def _stride_hints(program: Program, items: list[Nest | Extern]) -> dict[str, tuple[Size, ...]]:
@@ -308,35 +291,6 @@ def _needed(program: Program, fuser: Fuser, as_views: dict[str, ViewOf]) -> set[
                 if n not in names:
                     needed.add(n)
     return needed
-
-
-def _extern_step(
-    call: Extern, as_views: dict[str, ViewOf], out_variants: Callable[[Extern], bool], layouts: dict[str, Buffer] | None
-) -> ExternStep:
-    """The call with views for arguments; where there are `layouts` of buffers, those are copied that have other
-    strides than the program gave them."""
-
-    def place(x: object) -> object:
-        if isinstance(x, Ref):
-            given = replace(as_views[x.buffer], paired=x.paired) if x.buffer in as_views else x
-            if layouts is None or x.stride is None:
-                return given
-            view = view_of(given, layouts)
-            same = 0 in view.shape or _same_strides(view.shape, view.stride, x.stride)
-            return given if same else replace(view, paired=x.paired, laid=x.stride)
-        if isinstance(x, (list, tuple)):
-            return type(x)(place(y) for y in x)
-        return x
-
-    written = call.args[: call.writes]  # these are laid out as the results
-    args = (
-        *(as_views.get(a.buffer, a) if isinstance(a, Ref) else a for a in written),
-        *map(place, call.args[call.writes :]),
-    )
-    kwargs = tuple((k, place(v)) for k, v in call.kwargs)
-    # Memory can be planned only for a result whose size is known before.
-    planned = call.writes or (out_variants(call) and not call.learns)
-    return ExternStep(call, args, kwargs, tuple(b.name for b in call.outs) if planned else ())
 
 
 def _kernel_name(number: int, group: Group) -> str:

@@ -35,6 +35,25 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "repeated rows": lambda x: (x[0] * 2).expand(3, 4),
+    "repeated columns": lambda x: (x * 2)[:, 1:2].expand(3, 4),
+    "a repeated number": lambda x: x.amax().expand(3, 4),
+    "repeated sums": lambda x: x.amax(0).expand(2, 3, 4),
+    "a repeated constant": lambda x: x.new_ones(1).expand(3, 4),
+    "a repeated choice": lambda x: torch.where(x > 5, 1.0, 0.0)[2].expand(2, 4),
+    "every other column": lambda x: (x * 2)[:, ::2],
+    "inside of a border": lambda x: torch.nn.functional.pad(x, (1, 1))[:, 1:-1],
+    "every other row of two": lambda x: torch.cat([x, x])[::2],
+    "windows that overlap": lambda x: (x[0] * 2).unfold(0, 3, 1),
+    "rows that overlap": lambda x: (x[0] * 2).as_strided((3, 2), (1, 1)),
+    "a dimension of size 1 that repeats": lambda x: (x[0] * 2).as_strided((1, 4), (0, 1)),
+    "a dimension of size 1 with an odd stride": lambda x: (x[0] * 2).as_strided((1, 4), (7, 1)),
+    "a copy of that": lambda x: x[0].as_strided((1, 4), (7, 1)).clone(),
+}
+"""Views of values that the program computes: they have no memory yet in which their strides could be expressed."""
+
+
 @torch.library.custom_op("opforge_strides::in_order", mutates_args=())
 def in_order(x: Tensor) -> Tensor:
     """The elements of a dense tensor as they lie in memory."""
@@ -110,6 +129,31 @@ def test_an_operator_of_a_complex_column() -> None:
 )
 def test_the_same_where_sizes_are_symbols(name: str) -> None:
     check(PROGRAMS[name], torch.arange(12.0).reshape(4, 3).t(), dynamic=True)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_views_of_computed_values_have_their_strides(name: str) -> None:
+    """They were packed."""
+    check(VALUES[name], torch.arange(12.0).reshape(3, 4), dynamic=False)
+
+
+@pytest.mark.parametrize("name", ["repeated rows", "every other column", "inside of a border"])
+def test_views_of_computed_values_of_symbolic_sizes(name: str) -> None:
+    program = VALUES[name] if name != "repeated rows" else lambda x: (x[0] * 2).expand(3, x.shape[1])
+    check(program, torch.arange(12.0).reshape(3, 4), dynamic=True)
+
+
+def test_a_repeated_value_is_read_by_others_too() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x[0] * 2).expand(3, 4)
+        return in_order(y), y + x
+
+    x = torch.arange(12.0).reshape(3, 4)
+    want, strides = f(x), list(SEEN)
+    SEEN.clear()
+    got = torch.compile(f, backend="opforge", fullgraph=True)(x)
+    assert strides == SEEN
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
 def test_a_view_and_its_copy_are_two_arguments() -> None:
