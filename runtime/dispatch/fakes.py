@@ -120,7 +120,7 @@ def _corrected(fake_mode: Any, t: torch.Tensor, rule: Correction, args: Any, kwa
     if rule.wide and dtype in HALF:
         dtype = torch.float32
     with fake_mode:
-        strides = _corrected_strides(t, rule, args, kwargs)
+        strides = tuple(_corrected_strides(t, rule, args, kwargs))
         if dtype == t.dtype and expressions(strides) == expressions(t.stride()):
             return t
         return torch.empty_strided(t.shape, strides, dtype=dtype, device=t.device)

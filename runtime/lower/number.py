@@ -15,7 +15,8 @@ import torch
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
-from ..ir.index import SIGNED, Expr, sym
+from ..ir.atoms import SIGNED
+from ..ir.index import Expr, sym
 from ..ir.learned import FUNCTIONS, Learned, names_in
 from ..ir.nodes import Buffer, Node, const, index_node
 from ..torch_compat import python_source
