@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ..runtime.dispatch.known import draws_anew, enlarges_scores, is_all_true, is_lower_triangle, masks_scores
-from ..runtime.dispatch.support import bound, has_symbolic_sizes, is_exact_scale, is_from_end
+from ..runtime.dispatch.support import (
+    block_sizes,
+    bound,
+    has_symbolic_sizes,
+    interleaved_sizes,
+    is_exact_scale,
+    is_from_end,
+)
 
 
 class Refusal(NamedTuple):
@@ -124,6 +131,18 @@ def scaled_dot_product_attention(
         return NotImplemented
     return torch.ops.aten.scaled_dot_product_attention.default(
         query, key, value, None, dropout_p, not is_all_true(b, attn_mask), scale=scale, enable_gqa=enable_gqa
+    )
+
+
+# spec: aten.kron.default
+def kron(self, other):  # type: ignore[no-untyped-def]
+    """Its kernel reads sizes as numbers; these are the calls that it makes."""
+    return torch.ops.aten._unsafe_view.default(
+        torch.ops.aten.mul.Tensor(
+            torch.ops.aten._unsafe_view.default(self, interleaved_sizes(self, other, 0)),
+            torch.ops.aten._unsafe_view.default(other, interleaved_sizes(other, self, 1)),
+        ),
+        block_sizes(self, other),
     )
 
 
@@ -245,6 +264,11 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.prims.real.default: prims_real,
     torch.ops.prims.imag.default: prims_imag,
 }
+COMPOSITES: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.kron.default: kron,
+}
+"""Operators of which torch runs this in the place of its own kernel where sizes may be symbols."""
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
     torch.nn.functional.scaled_dot_product_attention: scaled_dot_product_attention,
