@@ -145,6 +145,43 @@ def check(
     raise typer.Exit(2 if failed else 0)
 
 
+@app.command("test")
+def run_tests(
+    spec: Annotated[Path, typer.Argument(help="A spec file of your own, of operators.")],
+    imports: Imports = None,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reference",
+            metavar="OP=MODULE:FUNCTION",
+            help="What computes the right results of an operator (repeatable; default: the operator's own eager kernel).",
+        ),
+    ] = None,
+    entry: Annotated[
+        list[str] | None, typer.Option("--entry", metavar="OP", help="Test only this operator (repeatable).")
+    ] = None,
+) -> None:
+    """Test the operators of a spec file of your own as opforge's own are tested.
+
+    Every overload is compiled and compared with its eager kernel and a float64 run: over dtypes, shapes and layouts, with values drawn for
+    its parameters, or with the arguments that `tests` of its entry names; gradients too, where it has a formula. Exit code 1 when a result
+    is wrong or the eager kernel had to run, 2 for a mistake in the file.
+    """
+    from .testing.user_file import check_file
+
+    pairs = [text.partition("=") for text in reference or ()]
+    if wrong := [name for name, sign, _ in pairs if not sign]:
+        _stop(f"expected --reference OP=MODULE:FUNCTION, found '{wrong[0]}'")
+    failed = 0
+    for tested in check_file(spec, imports or (), {name: text for name, _, text in pairs}, entry or ()):
+        counts = f"{tested.cases} calls, {tested.gradients} of them with gradients, {tested.seconds:.1f} s"
+        print(f"{tested.id}: {counts}: {f'{len(tested.faults)} wrong' if tested.faults else 'right'}", flush=True)
+        for fault in tested.faults[:12]:
+            print(f"  {fault}")
+        failed += bool(tested.faults)
+    raise typer.Exit(1 if failed else 0)
+
+
 @app.command("new-op")
 def new_op(
     name: Annotated[str, typer.Argument(help="The operator: softplus, aten.sum.dim_IntList, my_lib.my_op.")],

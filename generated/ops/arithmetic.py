@@ -725,7 +725,12 @@ def logit(b, self, eps=None):
     (self,) = p.operands
     if eps is None:
         return p.result(s.log(self / (1 - self)))
-    return p.result(s.log(s.minimum(s.maximum(self, eps), 1 - eps) / (1 - s.minimum(s.maximum(self, eps), 1 - eps))))
+    return p.result(
+        s.log(
+            s.where(self < eps, eps, s.minimum(self, 1 - eps))
+            / (1 - s.where(self < eps, eps, s.minimum(self, 1 - eps)))
+        )
+    )
 
 
 # spec: aten.addr

@@ -37,7 +37,9 @@ def upsample_nearest1d(b, self, output_size, scales=None):
     )
     inner = shape(self)[2:]
     scales_ = [scales]
-    ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    ratio = [
+        m / o if scale is None or le(scale, 0) else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)
+    ]
     whole = [
         is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
         for m, o, scale in zip(inner, output_size, scales_)
@@ -69,7 +71,9 @@ def _upsample_nearest_exact1d(b, self, output_size, scales=None):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales]
-    ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    ratio = [
+        m / o if scale is None or le(scale, 0) else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)
+    ]
     whole = [
         is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
         for m, o, scale in zip(inner, output_size, scales_)
@@ -112,7 +116,9 @@ def upsample_nearest2d(b, self, output_size, scales_h=None, scales_w=None):
     )
     inner = shape(self)[2:]
     scales_ = [scales_h, scales_w]
-    ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    ratio = [
+        m / o if scale is None or le(scale, 0) else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)
+    ]
     whole = [
         is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
         for m, o, scale in zip(inner, output_size, scales_)
@@ -144,7 +150,9 @@ def _upsample_nearest_exact2d(b, self, output_size, scales_h=None, scales_w=None
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales_h, scales_w]
-    ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    ratio = [
+        m / o if scale is None or le(scale, 0) else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)
+    ]
     whole = [
         is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
         for m, o, scale in zip(inner, output_size, scales_)
@@ -187,7 +195,9 @@ def upsample_nearest3d(b, self, output_size, scales_d=None, scales_h=None, scale
     )
     inner = shape(self)[2:]
     scales_ = [scales_d, scales_h, scales_w]
-    ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    ratio = [
+        m / o if scale is None or le(scale, 0) else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)
+    ]
     whole = [
         is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
         for m, o, scale in zip(inner, output_size, scales_)
@@ -219,7 +229,9 @@ def _upsample_nearest_exact3d(b, self, output_size, scales_d=None, scales_h=None
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     inner = shape(self)[2:]
     scales_ = [scales_d, scales_h, scales_w]
-    ratio = [m / o if scale is None else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)]
+    ratio = [
+        m / o if scale is None or le(scale, 0) else 1.0 / scale for m, o, scale in zip(inner, output_size, scales_)
+    ]
     whole = [
         is_known(m) and is_known(o) and o % m == 0 and le(o // m, 8) and (scale is None or scale * m == o)
         for m, o, scale in zip(inner, output_size, scales_)
@@ -263,7 +275,9 @@ def upsample_linear1d(b, self, output_size, align_corners, scales=None):
     m = size(self, 2)
     n = output_size[0]
     kind = opmath(dtype(self))
-    ratio = (m - 1) / greatest(n - 1, 1) if align_corners else m / n if scales is None else 1.0 / scales
+    ratio = (
+        (m - 1) / greatest(n - 1, 1) if align_corners else m / n if scales is None or le(scales, 0) else 1.0 / scales
+    )
     out = shape(self)[:2] + output_size
     i = b.coords(out)
     x = to(value_of(i[2]), kind)
@@ -297,14 +311,14 @@ def upsample_bilinear2d(b, self, output_size, align_corners, scales_h=None, scal
         (h - 1) / greatest(output_size[0] - 1, 1)
         if align_corners
         else h / output_size[0]
-        if scales_h is None
+        if scales_h is None or le(scales_h, 0)
         else 1.0 / scales_h
     )
     ratio_w = (
         (w - 1) / greatest(output_size[1] - 1, 1)
         if align_corners
         else w / output_size[1]
-        if scales_w is None
+        if scales_w is None or le(scales_w, 0)
         else 1.0 / scales_w
     )
     kind = opmath(dtype(self))
@@ -349,7 +363,7 @@ def upsample_trilinear3d(b, self, output_size, align_corners, scales_d=None, sca
     inner = shape(self)[2:]
     kind = opmath(dtype(self))
     ratio = [
-        (m - 1) / greatest(n - 1, 1) if align_corners else m / n if scale is None else 1.0 / scale
+        (m - 1) / greatest(n - 1, 1) if align_corners else m / n if scale is None or le(scale, 0) else 1.0 / scale
         for m, n, scale in zip(inner, output_size, [scales_d, scales_h, scales_w])
     ]
     out = shape(self)[:2] + output_size
@@ -394,7 +408,7 @@ def upsample_bicubic2d(b, self, output_size, align_corners, scales_h=None, scale
     inner = shape(self)[2:]
     kind = opmath(dtype(self))
     ratio = [
-        (m - 1) / greatest(n - 1, 1) if align_corners else m / n if scale is None else 1.0 / scale
+        (m - 1) / greatest(n - 1, 1) if align_corners else m / n if scale is None or le(scale, 0) else 1.0 / scale
         for m, n, scale in zip(inner, output_size, [scales_h, scales_w])
     ]
     out = shape(self)[:2] + output_size

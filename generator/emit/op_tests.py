@@ -19,7 +19,7 @@ def emit(model: Model) -> dict[str, str]:
         "",
         "import pytest",
         "",
-        "from tests.support.op_check import Op, check_op",
+        "from opforge.testing.op_check import Op, check_op",
         "",
         "OPS = [",
         *(f"    {_op(e)}," for e in sorted(entries, key=lambda e: (e.family, e.id))),

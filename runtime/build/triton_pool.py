@@ -317,10 +317,10 @@ class Worker:
         # Its kernels are kept by opforge's cache, not by Triton's too.
         environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache")}
         environment.pop("TRITON_INTERPRET", None)
-        script = Path(__file__).with_name("triton_worker.py")
+        script, path = Path(__file__).with_name("triton_worker.py"), json.dumps([str(p) for p in sys.path])
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(script), str(_PACKAGE), str(folder), json.dumps([str(p) for p in sys.path])],
+                [sys.executable, "-P", str(script), str(_PACKAGE), str(folder), path, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -1,10 +1,10 @@
 """A process that compiles Triton kernels: run as a script, it reads one JSON line for each kernel and writes one JSON line back.
 
-    python -P triton_worker.py PACKAGE FOLDER SYS_PATH
+    python -P triton_worker.py PACKAGE FOLDER SYS_PATH PARENT
 
-PACKAGE is opforge's folder, FOLDER where sources go, SYS_PATH the parent's `sys.path` as JSON. It needs nothing of the parent's main module,
-so the parent may be anything: a script without a guard, a notebook, `python -c`. It ends with its input, when nothing has come for
-a while, and, whatever it is doing, when its parent has ended.
+PACKAGE is opforge's folder, FOLDER where sources go, SYS_PATH the parent's `sys.path` as JSON, PARENT its number (it may have ended before
+this process looks). It needs nothing of the parent's main module, so the parent may be anything: a script without a guard, a notebook,
+`python -c`. It ends with its input, when nothing has come for a while, and, whatever it is doing, when its parent has ended.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ IDLE_S = 120.0  # without work, after which a worker gives its memory back
 _LOOK_S = 1.0  # between two looks whether the parent is there
 
 
-def main(package: str, folder: str, path: str) -> None:
+def main(package: str, folder: str, path: str, parent: str) -> None:
     """Answer until the input ends."""
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     # What Triton and its tools print must not get between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

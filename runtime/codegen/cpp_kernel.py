@@ -11,17 +11,18 @@ Six shapes of code:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ..ir.index import product
+from ..ir.index import expr, product, size
 from ..ir.nodes import Buffer
 from ..ir.quote import comment_text
 from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel
 from .cpp import BLOCK, FAULT, MEMORY
+from .cpp_pieces import as_functions, from_start
 from .cpp_strips import StripWriter
 from .loops import FlatPhase, flatten
-from .split import split
+from .split import MAX_PIECES, split
 from .tables import CppTables
 
 SHORT = 64  # an inner loop of at most this many steps stays inside the lanes of an outer variable
@@ -34,20 +35,44 @@ def render_kernel(
 
     A kernel with checked positions returns an int: 0, or the number of the check that failed (`kernel_checks`).
     """
-    pieces = [
-        KernelWriter(fk, layouts, tables, lanes, threads, threshold) for fk in split(flatten(kernel, dict(layouts)))
-    ]
-    params = [f"const {MEMORY[layouts[b].dtype]}* {b}" for b in kernel.reads]
-    params += [f"{MEMORY[layouts[b].dtype]}* {b}" for b in kernel.writes]
-    params += [f"int64_t {s}" for s in kernel.symbols]
+    flat = split(flatten(kernel, dict(layouts)))
+    checked = bool(kernel_checks(kernel))
+    many = len(flat) > MAX_PIECES and not checked
+    pieces = [KernelWriter(from_start(fk) if many else fk, layouts, tables, lanes, threads, threshold) for fk in flat]
+    params = parameters(kernel, layouts)
     bodies = ["\n".join(piece.body()) for piece in pieces]
-    text = bodies[0] if len(bodies) == 1 else "\n".join(f"    {{\n{b}\n    }}" for b in bodies)
-    head = "".join(f"// {comment_text(o)}\n" for o in kernel.origins)
-    result = "void"
-    if kernel_checks(kernel):
-        result, text = "int", f"    int {FAULT} = 0;\n{text}\n    return {FAULT};"
-    head += f'extern "C" __attribute__((visibility("default"))) {result} {kernel.name}'
-    return f"{head}({', '.join(params)}) {{\n{text}\n}}\n"
+    functions = ""
+    if many:
+        starts = [
+            piece.size(size(expr(b.start) - a.start))
+            for piece, a, b in zip(pieces, [flat[0], *flat[:-1]], flat, strict=True)
+        ]
+        functions, text = as_functions(kernel.name, params, bodies, starts)
+    else:
+        text = bodies[0] if len(bodies) == 1 else "\n".join(f"    {{\n{b}\n    }}" for b in bodies)
+    head = functions + "".join(f"// {comment_text(o)}\n" for o in kernel.origins)
+    if checked:
+        text = f"    int {FAULT} = 0;\n{text}\n    return {FAULT};"
+    return f"{head}{_signature(kernel, layouts)} {{\n{text}\n}}\n"
+
+
+def parameters(kernel: Kernel, layouts: Mapping[str, Buffer]) -> dict[str, str]:
+    """The arguments of a kernel's function: C++ types by name."""
+    params = {b: f"const {MEMORY[layouts[b].dtype]}*" for b in kernel.reads}
+    params |= {b: f"{MEMORY[layouts[b].dtype]}*" for b in kernel.writes}
+    return params | dict.fromkeys(kernel.symbols, "int64_t")
+
+
+def _signature(kernel: Kernel, layouts: Mapping[str, Buffer]) -> str:
+    result = "int" if kernel_checks(kernel) else "void"
+    arguments = ", ".join(f"{kind} {name}" for name, kind in parameters(kernel, layouts).items())
+    return f'extern "C" __attribute__((visibility("default"))) {result} {kernel.name}({arguments})'
+
+
+def render_moved(kernel: Kernel, layouts: Mapping[str, Buffer], function: str, steps: Sequence[int]) -> str:
+    """A kernel that does what another `function` does with buffers that begin so many elements later."""
+    moved = [f"{b} + ({n})" if n else b for b, n in zip((*kernel.reads, *kernel.writes), steps, strict=True)]
+    return f"{_signature(kernel, layouts)} {{\n    return {function}({', '.join([*moved, *kernel.symbols])});\n}}\n"
 
 
 class KernelWriter(StripWriter):

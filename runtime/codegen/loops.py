@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..ir.index import Expr, Val, Var, expr, of
-from ..ir.nodes import Buffer, LoadAt, Node, contiguous_strides, indirect, rebuild, walk_all
+from ..ir.nodes import Buffer, LoadAt, Node, Size, contiguous_strides, indirect, rebuild, walk_all
 from ..schedule.memory import flat_index
 from ..schedule.plan import REDUCED, Kernel, Phase, Reduce, Scan, Statement, Store
 
@@ -28,9 +28,12 @@ class FlatPhase:
 
 @dataclass(frozen=True)
 class FlatKernel:
+    """`start`: of one of many pieces of a loop over a symbolic size, where it begins in that loop."""
+
     kernel: Kernel
     outer: tuple[Var, ...]
     phases: tuple[FlatPhase, ...]
+    start: Size = 0
 
     @property
     def reduces(self) -> bool:

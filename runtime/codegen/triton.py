@@ -53,6 +53,7 @@ from .triton_values import (
 _PRELUDE = "import opforge.generated.kernels.triton_prelude as tp"
 _IMPORTS = ("import triton", "import triton.language as tl", "", _PRELUDE, "", "")
 NO_HOMES: Mapping[str, str] = MappingProxyType({})
+ON_THEIR_WAY = 8  # rows of a gathering loop (not measured)
 _ATOMICS = {"sum": "add", "max": "max", "min": "min"}
 _ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
@@ -350,7 +351,10 @@ class _Renderer:
         self.lines += [f"{row.tiles} = ()" for row in self.v.rows.values() if row.first]
         count = self.v.bound(count)
         tiles = f"range(0, {count}, RBLOCK)"
-        if self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
+        if self.launch.gathers:
+            # A row is read where another load says: several at a time are on their way.
+            tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor={ON_THEIR_WAY})"
+        elif self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
             # Loads of the second tile are on their way while the first is worked on.
             tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor=2)"
         if self.v.rows:

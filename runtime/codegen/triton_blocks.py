@@ -32,7 +32,7 @@ def kind_of(shape: Launch) -> str:
         return "attention"
     if shape.product:
         return "product"
-    if shape.inner == 1:
+    if shape.inner == 1 or shape.gathers:
         return "points"
     if shape.square:
         return "square"
@@ -141,7 +141,8 @@ def _fits(found: Blocks, start: Blocks, shape: Launch, points: int) -> bool:
 
 def _extents(shape: Launch) -> tuple[int, int]:
     return (
-        shape.inner if isinstance(shape.inner, int) else UNKNOWN,
+        # One step of a gathering loop at a time: all threads of a row wait for its position.
+        1 if shape.gathers else shape.inner if isinstance(shape.inner, int) else UNKNOWN,
         shape.outer if isinstance(shape.outer, int) else UNKNOWN,
     )
 

@@ -58,7 +58,7 @@ def _cuts(body: tuple[Statement, ...], v: Var) -> list[int]:
         if n.op in ("lt", "le", "gt", "ge"):
             a, b = coordinate(n.args[0]), coordinate(n.args[1])
             cut = None if a is None or b is None else flip(a - b, v, n.op)
-            if cut is not None and 0 < cut < int(product((v.extent,))):
+            if isinstance(cut, int) and 0 < cut < int(product((v.extent,))):
                 found.add(cut)
     return sorted(found)
 

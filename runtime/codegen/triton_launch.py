@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 
-from ..ir.index import Expr, product
+from ..ir.index import Expr, Val, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
 from ..ir.work import cost, nodes_cost
 from ..schedule.memory import flat_index
@@ -22,6 +22,7 @@ from .triton_tiles import roots
 
 ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
 COLUMNS_AT_ONCE = 64  # so few are a tile of a few steps for each thread
+GATHERED = 64  # rows that are added up one after another: of more the sum would be less accurate than eager's
 LONG = 2 * ROWS  # that it may hold of one buffer's rows, where a loop would read them again
 WHOLE = 32  # steps, of which a piece of a row has a multiple
 
@@ -41,6 +42,7 @@ class Launch:
     loads   elements of one buffer that a point reads, at most.
     cost    of what is computed at a point, in additions.
     attention two products around a softmax: XBLOCK are rows, and RBLOCK the columns at a time; `product` is the elements of a row of operands.
+    gathers rows at places that the inner loop reads (sums of an embedding's rows): neighbours along the outer loops read one position.
     tile    its XBLOCK, RBLOCK and warps, where the plan says them.
     product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
     turns   rows of a product that begin at the same place of a vector share a block.
@@ -63,6 +65,7 @@ class Launch:
     product: int = 0
     turns: bool = False
     attention: bool = False
+    gathers: bool = False
     tile: tuple[int, int, int] | None = None
 
 
@@ -103,7 +106,10 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         # A loop that meets each element once waits for the memory less than a tile does whose sums wait for each other.
         persistent = persistent and _passes(kernel) > 1
     rows = [layouts[b].dtype for b in whole_rows(kernel) if b in layouts]
-    if not persistent:
+    gathering = columns and not kernel.walk and deep == 1 and largest <= GATHERED and gathers(kernel, layouts)
+    gathering = gathering and len(known) == len(inners)
+    persistent = persistent and not gathering
+    if not persistent and not gathering:
         deep = _passes(kernel)
         fits = len(known) == len(inners) and largest <= LONG and not columns
         persistent = fits and deep > 1 and _keeps_little(kernel, layouts)
@@ -133,6 +139,7 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         sums=sums,
         loads=max((n for counts in met_at_once for n in counts.values()), default=0),
         cost=max(map(_cost, kernel.phases), default=0),
+        gathers=gathering,
     )
 
 
@@ -188,6 +195,19 @@ def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
             weight = met if isinstance(met, int) else 1 << 30
             votes += weight * ((outer is not None and outer == 1) - (inner is not None and inner == 1))
     return votes > 0
+
+
+def gathers(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether a reduction reads rows at places that are data, one for each step, which the last outer loop, the one along a row, does not change."""
+    for phase in kernel.phases:
+        if not phase.inner or not all(isinstance(st, Reduce) for st in phase.body):
+            continue
+        for ld in _loads(phase):
+            place = flat_index(ld.attr.index, layouts[ld.attr.buffer]) if ld.attr.buffer in layouts else None
+            nodes = [a.node for a in place.atoms() if isinstance(a, Val)] if place is not None else []
+            if nodes and place is not None and place.coefficient(kernel.outer[-1]) == 1:
+                return any(n.mentions(phase.inner[-1]) for n in nodes)
+    return False
 
 
 def strided(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
@@ -254,4 +274,4 @@ def _largest(sizes: list[Size]) -> Size:
     return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
 
 
-__all__ = ["Launch", "across", "launch", "piece_of", "room", "row_reads", "strided", "wide"]
+__all__ = ["Launch", "across", "gathers", "launch", "piece_of", "room", "row_reads", "strided", "wide"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from ...generated.cpp_scalars import CPP
 from ...generated.scalars import SCALARS
 from ..ir.nodes import Size
 from ..schedule.plan import Plan
-from .cpp_kernel import render_kernel
+from .cpp_kernel import render_kernel, render_moved
 from .routines import cpp_routine, routines_of
+from .structure import Structure, structure
 from .tables import CppTables
 
 KERNELS = Path(__file__).resolve().parents[2] / "generated" / "kernels"
@@ -57,24 +58,39 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
     symbols: dict[str, str] = {}
     arity: dict[str, int] = {}
     texts: list[str] = []
+    alike: dict[Structure | None, str] = {}
+    made: dict[Hashable, tuple[str, tuple[int, ...]]] = {}
     for kernel in plan.kernels():
+        arity[kernel.name] = len(kernel.reads) + len(kernel.writes)
+        same = structure(kernel, plan.layouts)
+        if same in alike:
+            symbols[kernel.name] = alike[same]
+            continue
+        if same is not None and same.key in made:
+            function, starts = made[same.key]
+            steps = [there - here for there, here in zip(same.starts, starts, strict=True)]
+            texts.append(render_moved(kernel, plan.layouts, function, steps))
+            symbols[kernel.name] = alike[same] = kernel.name
+            continue
         text = _outlined(render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold))
         known = bodies.setdefault(
             anonymous(text, kernel.name, (*kernel.reads, *kernel.writes, *(b.name for b in kernel.scratch))),
             kernel.name,
         )
         symbols[kernel.name] = known
-        arity[kernel.name] = len(kernel.reads) + len(kernel.writes)
+        if same is not None:
+            alike[same] = known
+            made[same.key] = known, same.starts
         if known == kernel.name:
             texts.append(text)
     routines = routines_of(plan)
     sizes: dict[str, int] = {}
     for routine in routines:
-        made = cpp_routine(routine, plan.layouts)
+        code = cpp_routine(routine, plan.layouts)
         symbols[routine.name] = routine.name
         arity[routine.name] = len(routine.reads) + len(routine.writes)
-        sizes[routine.name] = len(made.sizes)
-        texts.append(made.text)
+        sizes[routine.name] = len(code.sizes)
+        texts.append(code.text)
     files = ["prelude", *sorted({f"routine_{routine.file}" for routine in routines})]
     head = "".join(f'#include "{name}.h"\n' for name in files) + "\n"
     calls = sorted({m[1] for text in texts for m in _OUTLINED.finditer(text)})

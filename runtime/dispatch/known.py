@@ -13,7 +13,8 @@ from .subclasses import is_wrapper
 
 @dataclass(frozen=True)
 class Truth:
-    """Where the elements of a boolean tensor are true, for all values of the inputs.
+    """Where the elements of a mask let scores through, for all values of the inputs: they are true there, or 0 if they are floating; elsewhere they
+    are false, or so low that nothing is left of a score.
 
     everywhere      all of them.
     lower_triangle  those whose last coordinate is at most the one before it, and no others; the last two dimensions have one size.
@@ -24,19 +25,19 @@ class Truth:
 
 
 def is_all_true(b: Any, mask: torch.Tensor) -> bool:
-    """Whether all elements of a boolean tensor are true, whatever the inputs are."""
+    """Whether all elements of a mask let scores through, whatever the inputs are."""
     return _truth(b, mask).everywhere
 
 
 def is_lower_triangle(b: Any, mask: torch.Tensor) -> bool:
-    """Whether just those elements of a boolean tensor are true that stand on the diagonal of its last two dimensions, which have one size, or
+    """Whether just those elements of a mask let scores through that stand on the diagonal of its last two dimensions, which have one size, or
     below.
     """
     return _truth(b, mask).lower_triangle
 
 
 def _truth(b: Any, mask: torch.Tensor) -> Truth:
-    if b.truth is None or mask.dtype != torch.bool or is_wrapper(mask) or b.regions.get(mask) is None:
+    if b.truth is None or mask.requires_grad or is_wrapper(mask) or b.regions.get(mask) is None:
         return Truth()
     with no_modes():
         node = b.current(b.value(mask))
@@ -47,9 +48,17 @@ def _truth(b: Any, mask: torch.Tensor) -> Truth:
 
 
 def masks_scores(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Whether a mask of two dimensions or more has none that the scores of queries [..., L, E] with keys [..., S, E] lack, and is on their device."""
+    """Whether a mask of two dimensions or more has none that the scores of queries [..., L, E] with keys [..., S, E] lack, is on their device,
+    and is boolean or of their dtype.
+    """
     scores = (*query.shape[:-1], key.shape[-2])
-    if mask.device != query.device or not 2 <= mask.ndim <= len(scores) or is_wrapper(query) or is_wrapper(key):
+    if (
+        mask.device != query.device
+        or mask.dtype not in (torch.bool, query.dtype)
+        or not 2 <= mask.ndim <= len(scores)
+        or is_wrapper(query)
+        or is_wrapper(key)
+    ):
         return False
     return all(known_equal(n, 1) or known_equal(n, m) for n, m in zip(mask.shape[::-1], scores[::-1], strict=False))
 

@@ -53,7 +53,8 @@ def constants_where_needed(gm: Any) -> Iterator[Callable[[], None]]:
 
 def limited_numbers(nodes: Iterable[fx.Node], symbols: Symbols) -> tuple[NumberInfo, ...]:
     """Numbers that operators take and the dtype of a result has no place for beyond some bound: some kernels compute in a wider dtype, others convert
-    the number and raise ("value cannot be converted … without overflow"). Raises `UnsupportedError` for one that inputs alone do not tell.
+    the number and raise ("value cannot be converted … without overflow"). And integers that 64 bits may have no place for. Raises
+    `UnsupportedError` for a float that inputs alone do not tell.
     """
     read: dict[sympy.Symbol, str] = {}
     found: dict[tuple[str, torch.dtype], NumberInfo] = {}
@@ -62,22 +63,35 @@ def limited_numbers(nodes: Iterable[fx.Node], symbols: Symbols) -> tuple[NumberI
             read[number.node.expr] = f"{{{node.name}}}.item()"
         if read and isinstance(node.target, OpOverload):
             dtypes = {t.dtype for t in pytree.tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)}
-            for number in _numbers(node):
+            for number in _numbers(node, torch.SymFloat, ("number",)):
                 source = _source(number, read, symbols) if not dtypes <= _WHOLE else ""
                 found.update({(source, dtype): _limits(source, dtype) for dtype in dtypes - _WHOLE})
+        if isinstance(node.target, OpOverload):
+            for number in _numbers(node, torch.SymInt, ("number", "Tensor")):
+                e = number.node.expr
+                if _may_be_large(e) and all(s in read or symbols.is_of_input(s) for s in e.free_symbols):
+                    source = _source(number, read, symbols)
+                    found[source, torch.int64] = _limits(source, torch.int64)
     return tuple(found.values())
+
+
+def _may_be_large(e: sympy.Expr) -> bool:
+    """Whether an integer may have no place in 64 bits although the sizes that it is made of have one: it is no sum of them."""
+    return not all(
+        len(t.free_symbols) <= 1 and t.as_coeff_Mul()[1].is_Symbol for t in sympy.Add.make_args(e) if t.free_symbols
+    )
 
 
 _WHOLE = frozenset((torch.bool, torch.float64, torch.complex128))
 """Dtypes that have a place for every number."""
 
 
-def _numbers(node: fx.Node) -> Iterator[torch.SymFloat]:
-    """The symbolic numbers that an operator takes as such."""
+def _numbers(node: fx.Node, kind: type, taken: tuple[str, ...]) -> Iterator[Any]:
+    """The symbolic numbers of a kind, SymFloat or SymInt, that an operator takes as arguments of these types."""
     for k, a in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         value = node.args[k] if k < len(node.args) else node.kwargs.get(a.name)
         number = value.meta.get("val") if isinstance(value, fx.Node) else None
-        if isinstance(number, torch.SymFloat) and "number" in str(a.type):
+        if isinstance(number, kind) and any(name in str(a.type) for name in taken):
             yield number
 
 

@@ -59,6 +59,18 @@ _OF_MATH = "OpaqueUnaryFn_"
 """How torch's names of the functions of `math` begin."""
 
 
+_TO_INTEGER = frozenset(("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt"))
+
+
+def _is_integer(expr: Any) -> bool:
+    """Whether an expression is an integer. Some of torch's functions say so of floats too: a remainder."""
+    if not expr.args or type(expr).__name__ in _TO_INTEGER or not expr.is_integer:
+        return bool(expr.is_integer)
+    if type(expr).__name__ == "Piecewise":
+        return all(_is_integer(value) for value, _ in expr.args)
+    return all(map(_is_integer, expr.args))
+
+
 class Symbols:
     """Nodes for symbolic expressions: `bind` says where a symbol can be read, `node` gives an expression's node."""
 
@@ -100,6 +112,10 @@ class Symbols:
         node: fx.Node = self._expr(symbol, torch.SymInt)
         return node
 
+    def is_of_input(self, symbol: sympy.Symbol) -> bool:
+        """Whether an input of the graph tells a symbol."""
+        return self.read_from_input(symbol) is not None
+
     def read_from_input(self, symbol: sympy.Symbol) -> str | None:
         """Python source that reads a symbol from an input of the graph, which stands by its name in braces; None if no input tells it."""
         node = self.nodes.get(symbol)
@@ -122,7 +138,7 @@ class Symbols:
             return bool(expr)
         if isinstance(expr, (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction)):
             kind = torch.SymBool
-        elif kind is torch.SymFloat and expr.is_integer:  # a part of it: `n / max(n - 1, 1)` divides integers
+        elif kind is torch.SymFloat and _is_integer(expr):  # a part of it: `n / max(n - 1, 1)` divides integers
             kind = torch.SymInt
         known = self.nodes.get(expr)
         if known is None:

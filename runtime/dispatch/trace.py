@@ -118,7 +118,7 @@ def trace(
     """Trace `gm` for inputs like `example_inputs` (positional arguments: real or fake tensors, numbers, size symbols,
     and containers of them). For `training`, autograd follows the program and its gradients are traced too; so it does,
     where it `may_train`, if the program turns grad mode on. `random` is the setting of that name: `philox` makes random
-    operators of ones with an explicit seed. `truth` says where boolean tensors are true (`GraphWriter`). Raises
+    operators of ones with an explicit seed. `truth` says where masks let scores through (`GraphWriter`). Raises
     `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
     """
     if in_dual_level():

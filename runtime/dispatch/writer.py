@@ -29,7 +29,7 @@ class GraphWriter:
     kept     nodes that dead-code elimination leaves alone.
     makers   the node that made a tensor object, by the object's id.
     backward whether the program's gradients are being computed: nodes say so in their metadata.
-    truth    says where a boolean tensor, of a node of a graph with these constants, is true; None: nothing is known. `truths` are its answers.
+    truth    says where a mask, of a node of a graph with these constants, lets scores through; None: nothing is known. `truths` are its answers.
     region   the checkpointed region that runs now (`checkpoint.py`), of `region_count` so far; nodes say so in their metadata.
     """
 

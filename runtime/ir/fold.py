@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .index import Expr, Val, bounds, expr, proves_less, proves_nonnegative
 from .nodes import LoadAt, Node, const, index_node, indirect
 
@@ -54,21 +56,37 @@ def compare(node: Node) -> bool | None:
     return True if yes else False if no else None
 
 
-def fold(root: Node, memo: dict[Node, Node] | None = None) -> Node:
-    """The same value with every decided comparison, and what hangs on it, removed. `memo`: what is known of other roots."""
+def compare_sizes(node: Node) -> bool | None:
+    """`compare`, also where it takes a proof over size symbols: slower, and worth it where a loop was cut at sums of sizes."""
+    decided = compare(node)
+    if decided is not None or node.op not in ("lt", "le", "gt", "ge"):
+        return decided
+    a, b = coordinate(node.args[0]), coordinate(node.args[1])
+    if a is None or b is None:
+        return None
+    if node.op in ("gt", "le"):  # a > b is b < a, and a <= b its contrary
+        a, b = b, a
+    less = True if proves_less(a, b) else False if proves_nonnegative(a - b) else None
+    return less if less is None or node.op in ("lt", "gt") else not less
+
+
+def fold(root: Node, memo: dict[Node, Node] | None = None, decide: Callable[[Node], bool | None] = compare) -> Node:
+    """The same value with every comparison that `decide` knows, and what hangs on it, removed. `memo`: what is known of other roots."""
     memo = {} if memo is None else memo
 
     def on_value(v: Val) -> Expr:
         return indirect(memo[v.node], v.lo, v.hi)
 
     for n in root.walk(memo.__contains__):
-        memo[n] = _fold_one(n, memo, on_value)
+        memo[n] = _fold_one(n, memo, on_value, decide)
         # Folded once is folded: a body that grows step by step is not walked again from its start.
         memo.setdefault(memo[n], memo[n])
     return memo[root]
 
 
-def _fold_one(n: Node, memo: dict[Node, Node], on_value) -> Node:  # type: ignore[no-untyped-def]
+def _fold_one(
+    n: Node, memo: dict[Node, Node], on_value: Callable[[Val], Expr], decide: Callable[[Node], bool | None]
+) -> Node:
     if n.op == "load":
         index = tuple(e.subst({}, on_value) for e in n.attr.index)
         args = tuple(memo[a] for a in n.args)
@@ -84,7 +102,7 @@ def _fold_one(n: Node, memo: dict[Node, Node], on_value) -> Node:  # type: ignor
     if new.op == "bounded":
         at = kept_in_range(new)
         return new if at is None else index_node(at)
-    decided = compare(new)
+    decided = decide(new)
     if decided is not None:
         return const(decided, "bool")
     if new.op == "where" and args[0].op == "const":
@@ -98,4 +116,4 @@ def _fold_one(n: Node, memo: dict[Node, Node], on_value) -> Node:  # type: ignor
     return new
 
 
-__all__ = ["compare", "coordinate", "fold", "kept_in_range"]
+__all__ = ["compare", "compare_sizes", "coordinate", "fold", "kept_in_range"]

@@ -11,139 +11,32 @@ from math import gcd, prod
 from typing import Any
 from weakref import WeakValueDictionary
 
-from .monomials import collect, divide_monomial, operand, print_expr, products, whole
-
-
-class Atom:
-    """What a monomial is made of. `text` is unique per atom and gives the stable order of terms; `pretty` is for readers."""
-
-    __slots__ = ("__weakref__", "text")
-    text: str
-
-    @property
-    def pretty(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        return self.pretty
-
-
-class Var(Atom):
-    """A loop variable: 0 <= var < extent."""
-
-    __slots__ = ("extent", "name")
-    name: str
-    extent: int | Expr
-
-    def __new__(cls, name: str, extent: int | Expr) -> Var:
-        # In brackets: `(i < n) - 1` and `(i < n - 1)` are two.
-        text = f"{name}:({extent.key})" if isinstance(extent, Expr) else f"{name}:{extent}"
-        found = _ATOMS.get(text)
-        if isinstance(found, Var):
-            return found
-        new = super().__new__(cls)
-        new.name, new.extent, new.text = name, extent, text
-        return _ATOMS.setdefault(text, new)  # type: ignore[return-value]
-
-    @property
-    def pretty(self) -> str:
-        return self.name
-
-
-SIGNED = "_signed"
-"""How the name of a symbol ends that may be negative."""
-
-
-class Sym(Atom):
-    """An integer known only at run time: a symbolic dimension, >= 0, or (its name ends in `_signed`) a number of either sign."""
-
-    __slots__ = ("hint", "name")
-    name: str
-    hint: int | None
-
-    def __new__(cls, name: str, hint: int | None = None) -> Sym:
-        found = _ATOMS.get(name)
-        if isinstance(found, Sym):
-            return found
-        new = super().__new__(cls)
-        new.name, new.hint, new.text = name, hint, name
-        return _ATOMS.setdefault(name, new)  # type: ignore[return-value]
-
-    @property
-    def signed(self) -> bool:
-        """Whether it may be negative."""
-        return self.name.endswith(SIGNED)
-
-
-class Quotient(Atom):
-    """`num // den` (kind "//") or `num % den` (kind "%") that could not be simplified away."""
-
-    __slots__ = ("den", "kind", "num")
-    kind: str
-    num: Expr
-    den: Expr
-
-    def __new__(cls, kind: str, num: Expr, den: Expr) -> Quotient:
-        text = f"(({num.key}) {kind} ({den.key}))"
-        found = _ATOMS.get(text)
-        if isinstance(found, Quotient):
-            return found
-        new = super().__new__(cls)
-        new.kind, new.num, new.den, new.text = kind, num, den, text
-        return _ATOMS.setdefault(text, new)  # type: ignore[return-value]
-
-    @property
-    def pretty(self) -> str:
-        return f"({operand(self.num)} {self.kind} {operand(self.den)})"
-
-
-class Val(Atom):
-    """The value of an integer scalar node used as an index (gather, scatter), promised to lie in lo..hi (inclusive)."""
-
-    __slots__ = ("hi", "lo", "node")
-    node: Any
-    lo: int | None
-    hi: int | None
-
-    def __new__(cls, node: Any, lo: int | None, hi: int | None) -> Val:
-        text = f"val({node.key},{lo},{hi})"
-        found = _ATOMS.get(text)
-        if isinstance(found, Val):
-            return found
-        new = super().__new__(cls)
-        new.node, new.lo, new.hi, new.text = node, lo, hi, text
-        return _ATOMS.setdefault(text, new)  # type: ignore[return-value]
-
-    @property
-    def pretty(self) -> str:
-        return f"at({self.node}, {self.lo}, {self.hi})"
-
-
-_ATOMS: WeakValueDictionary[str, Atom] = WeakValueDictionary()
-Monomial = tuple[Atom, ...]
+from .atoms import Atom, Monomial, Quotient, Sym, Val, Var
+from .monomials import collect, divide_monomial, print_expr, products, whole
 
 
 class Expr:
     """A sum of `coefficient * monomial`, kept sorted. Immutable; equal expressions are the same object."""
 
-    __slots__ = ("__weakref__", "_key", "_text", "terms")
+    __slots__ = ("__weakref__", "_atoms", "_hash", "_key", "_text", "is_const", "terms")
     _text: str | None
     _key: str | None
+    _atoms: frozenset[Atom] | None
+    _hash: int
     terms: tuple[tuple[Monomial, int], ...]
+    is_const: bool
 
     def __new__(cls, terms: tuple[tuple[Monomial, int], ...]) -> Expr:
         found = _EXPRS.get(terms)
         if found is not None:
             return found
         new = super().__new__(cls)
-        new.terms, new._text, new._key = terms, None, None
+        new.terms, new._text, new._key, new._atoms = terms, None, None, None
+        new.is_const = not terms or (len(terms) == 1 and not terms[0][0])
+        new._hash = hash(int(new)) if new.is_const else id(new)
         return _EXPRS.setdefault(terms, new)
 
     # -- shape of the expression ---------------------------------------------------------------------------------------
-    @property
-    def is_const(self) -> bool:
-        return not self.terms or (len(self.terms) == 1 and not self.terms[0][0])
-
     def __int__(self) -> int:
         if not self.is_const:
             raise TypeError(f"index expression {self} is not a constant")
@@ -198,6 +91,8 @@ class Expr:
         return expr(other) + (-self)
 
     def __mul__(self, other: int | Expr) -> Expr:
+        if isinstance(other, Expr) and (self is ONE or other is ONE):
+            return other if self is ONE else self
         return NotImplemented if hasattr(other, "dtype") else _sum(products(self.terms, expr(other).terms))
 
     __rmul__ = __mul__
@@ -220,10 +115,15 @@ class Expr:
         return self is other
 
     def __hash__(self) -> int:
-        return hash(int(self)) if self.is_const else id(self)
+        return self._hash
 
-    def atoms(self) -> set[Atom]:
+    def atoms(self) -> frozenset[Atom]:
         """Every atom that occurs, also inside quotients (not inside the nodes of `Val`)."""
+        if self._atoms is None:
+            self._atoms = self._find_atoms()
+        return self._atoms
+
+    def _find_atoms(self) -> frozenset[Atom]:
         found: set[Atom] = set()
         stack = [self]
         while stack:
@@ -233,10 +133,12 @@ class Expr:
                         found.add(a)
                         if isinstance(a, Quotient):
                             stack += (a.num, a.den)
-        return found
+        return frozenset(found)
 
     def coefficient(self, var: Atom) -> Expr | None:
         """The factor of `var` if the expression is affine in it (0 if absent), else None."""
+        if self.is_const:
+            return ZERO
         parts: list[tuple[Monomial, int]] = []
         for monomial, c in self.terms:
             if var in monomial:
@@ -370,6 +272,9 @@ def divmod_(a: Expr, b: Expr) -> tuple[Expr, Expr]:
 
 def recombine(e: Expr) -> Expr:
     """Put quotients and remainders of one division together: d*(x // d) + x % d becomes x, and x - d*(x // d) becomes x % d."""
+    quotients = _quotients(e)
+    if not quotients:
+        return e
     for monomial, c in e.terms:
         for a in monomial:
             if isinstance(a, Quotient):
@@ -382,9 +287,15 @@ def recombine(e: Expr) -> Expr:
                     shorter = e + part * (of(Quotient("%", a.num, a.den)) - a.num + a.den * of(a))
                 else:
                     continue
-                if len(shorter.terms) < len(e.terms):
+                left = _quotients(shorter)
+                if left < quotients or (left == quotients and len(shorter.terms) < len(e.terms)):
                     return recombine(shorter)
     return e
+
+
+def _quotients(e: Expr) -> int:
+    """How many quotients and remainders are factors of its terms."""
+    return sum(isinstance(a, Quotient) for monomial, _ in e.terms for a in monomial)
 
 
 def _reduce_quotient(a: Expr, b: Expr) -> tuple[Expr, Expr]:
@@ -469,6 +380,8 @@ def _subst(
 ) -> Expr:
     if e in memo:
         return memo[e]
+    if not any(a in mapping or (on_value is not None and isinstance(a, Val)) for a in e.atoms()):
+        return e
     changed = False
     parts: list[Expr] = []
     for monomial, c in e.terms:
@@ -496,3 +409,27 @@ def _subst_atom(
     if isinstance(a, Val) and on_value is not None:
         return on_value(a)
     return of(a)
+
+
+__all__ = [
+    "ONE",
+    "ZERO",
+    "Atom",
+    "Expr",
+    "Monomial",
+    "Quotient",
+    "Sym",
+    "Val",
+    "Var",
+    "bounds",
+    "divmod_",
+    "expr",
+    "of",
+    "product",
+    "proves_less",
+    "proves_nonnegative",
+    "recombine",
+    "size",
+    "sym",
+    "var",
+]

@@ -30,6 +30,9 @@ def products(
 
 def collect(terms: Iterable[tuple[Monomial, int]]) -> tuple[tuple[Monomial, int], ...]:
     """The terms of a sum in order, each monomial once."""
+    terms = tuple(terms)
+    if len(terms) < 2:
+        return terms if terms and terms[0][1] else ()
     total: dict[Monomial, int] = {}
     for m, c in terms:
         total[m] = total.get(m, 0) + c

@@ -30,11 +30,12 @@ class Node:
     dtype   of the result, as a string.
     """
 
-    __slots__ = ("__weakref__", "_atoms", "_key", "_loads", "_text", "args", "attr", "dtype", "op")
+    __slots__ = ("__weakref__", "_atoms", "_children", "_key", "_loads", "_text", "args", "attr", "dtype", "op")
     _key: str | None
     _text: str | None
     _atoms: frozenset[Var] | None
     _loads: tuple[Node, ...] | None
+    _children: tuple[Node, ...] | None
     op: str
     args: tuple[Node, ...]
     dtype: str
@@ -48,7 +49,7 @@ class Node:
             return found
         new = super().__new__(cls)
         new.op, new.args, new.dtype, new.attr = op, args, dtype, attr
-        new._key = new._text = new._atoms = new._loads = None
+        new._key = new._text = new._atoms = new._loads = new._children = None
         return _NODES.setdefault(key, new)
 
     @property
@@ -182,11 +183,10 @@ class Node:
 
     def children(self) -> tuple[Node, ...]:
         """Arguments, and the nodes used as indirect indices."""
-        if self.op == "load":
-            return self.args + tuple(v.node for e in self.attr.index for v in _values(e))
-        if self.op == "index":
-            return tuple(v.node for v in _values(self.attr))
-        return self.args
+        if self._children is None:
+            index = self.attr.index if self.op == "load" else (self.attr,) if self.op == "index" else ()
+            self._children = self.args + tuple(v.node for e in index for v in _values(e))
+        return self._children
 
     def vars(self) -> frozenset[Var]:
         """Loop variables that the value depends on."""
@@ -326,8 +326,11 @@ def walk_all(roots: Iterable[Node], skip: Callable[[Node], bool] | None = None) 
             if node in seen or (skip is not None and skip(node)):
                 continue
             seen.add(node)
+            if not (children := node.children()):
+                yield node
+                continue
             stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.children()) if a not in seen)
+            stack.extend([(a, False) for a in reversed(children) if a not in seen])
 
 
 @dataclass(frozen=True)

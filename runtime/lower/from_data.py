@@ -94,9 +94,18 @@ class FromData:
             raise UnsupportedError(f"the condition {e} is about sizes that nothing in the graph tells")
         self._demands.append((e, message))
 
-    def derive(self, e: sympy.Expr, name: str) -> None:
+    def derive(self, e: sympy.Expr, name: str, may_be_zero: bool) -> None:
         """Compute the symbol `name` from others as soon as these are known. Raises `UnsupportedError` where Python cannot say how."""
         self._derived.append((Learned(name, source=self._source(e)), e))
+        if any(s.name in self.sizes.floats or self._name(s) in self.unhinted for s in e.free_symbols):
+            self.unhinted.add(name)
+            if may_be_zero:
+                self.may_be_zero.add(name)
+
+    def limit(self, e: sympy.Expr) -> None:
+        """Raise an error unless an integer has a place in 64 bits."""
+        limits = sympy.And(e >= -(1 << 63), e < 1 << 63)
+        self._required.append((limits, f"the number {e} is too large for an integer of 64 bits"))
 
     def settle(self, items: list[Nest | Extern]) -> None:
         """Put into `items` what is computed and what must hold, each where its sizes are known."""
@@ -163,10 +172,10 @@ class FromData:
         return self._name(symbol)
 
     def _name(self, symbol: sympy.Symbol) -> str:
-        return self.sizes.symbols[symbol.name].text
+        return self.sizes.named(symbol).text
 
     def _all_known(self, e: sympy.Basic) -> bool:
-        return all(s.name in self.known for s in e.free_symbols)
+        return all(s.name in self.known or s.name in self.sizes.floats for s in e.free_symbols)
 
     def _is_size(self, e: sympy.Basic) -> bool:
         """Whether a condition says no more than that the size of a result is not negative."""
@@ -181,7 +190,8 @@ class FromData:
             self._require(sympy.Eq(symbol, now))
 
     def _source(self, e: sympy.Basic) -> str:
-        symbols = {s: sympy.Symbol(self._name(s), integer=True) for s in e.free_symbols}
+        kinds = {True: {"integer": True}, False: {"real": True}}
+        symbols = {s: sympy.Symbol(self._name(s), **kinds[bool(s.is_integer)]) for s in e.free_symbols}
         source = python_source(e.xreplace(symbols))
         if names_in(source) != {s.name for s in symbols.values()}:
             raise UnsupportedError(f"size expression {e} ({type(e).__name__}) has no index form")

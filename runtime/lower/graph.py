@@ -75,7 +75,8 @@ def elements_of(gm: fx.GraphModule, device: str) -> tuple[str, list[Nest | Exter
     """The buffer of the one tensor that a functional graph returns, which may be a view, and the items that make it. Raises as `lower`."""
     lowerer = _Lowerer(gm, device, checks=True, products=0)
     lowerer.nodes()
-    return lowerer.env[gm.graph.output_node().args[0]].name, lowerer.b.items
+    (result,) = gm.graph.output_node().all_input_nodes
+    return lowerer.env[result].name, lowerer.b.items
 
 
 class _Lowerer:
@@ -222,6 +223,9 @@ class _Lowerer:
             kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
             count_extern(name, EXTERN.get(name, "no lowering"))
             self.b.extern([], name, args, kwargs, True, effect=True, learns=(learned,))
+        elif isinstance(val, torch.SymInt):
+            self.b.begin(node.name, "number")
+            self.numbers.tell(val)
         return self.sizes.index(val)
 
     def changing(self, node: fx.Node, val: Any) -> Number | Opaque:
@@ -230,7 +234,7 @@ class _Lowerer:
             try:
                 args = tuple(map(self.argument, node.args))
                 self.b.begin(node.name, "number")
-                found = self.numbers.computed(node.target, args) if isinstance(val, torch.SymFloat) else None
+                found = self.numbers.computed(node.target, args, val) if isinstance(val, torch.SymFloat) else None
                 return self.numbers.in_python(node.name, val) if found is None else found
             except UnsupportedError:
                 return Opaque.number(val)

@@ -1,4 +1,4 @@
-"""What the operators that made a boolean tensor say of its elements: that all are true, or those of a lower triangle.
+"""What the operators that made a mask say of its elements: that all let scores through, or those of a lower triangle.
 
 The tensor's part of the graph is lowered, as it would be later, and its nests are substituted into each other. What is left is one expression
 over the coordinates, in which a load stands for what only data tells.
@@ -19,7 +19,7 @@ from ..dispatch.known import Truth
 from ..dispatch.operators import op_info
 from ..ir.fold import coordinate, fold
 from ..ir.index import Expr, proves_nonnegative
-from ..ir.nodes import Nest, Node, const, identity_mapping, rebuild
+from ..ir.nodes import FLOATS, Nest, Node, const, identity_mapping, rebuild
 from ..ir.work import is_pointwise
 from ..observe.counters import uncounted
 from ..torch_compat import OpOverload
@@ -27,6 +27,8 @@ from .graph import elements_of
 
 MOST = 64
 """Nodes that a mask is made by: a tensor of more is not looked at."""
+LOWEST = -1e38
+"""A number that no score makes good: minus infinity, and the least of bfloat16 and float32."""
 LONG = 512
 """Nodes of an expression that is put in the place of a load."""
 LARGE = 1 << 25
@@ -36,7 +38,9 @@ EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.in
 
 
 def truth(node: fx.Node, constants: Mapping[str, torch.Tensor]) -> Truth:
-    """Where the elements of the boolean tensor `node` are true, as far as its graph tells. `constants` are the graph's tensors by name."""
+    """Where the elements of the mask `node` let a score through, as far as its graph tells: where they are true, or 0 if they are floating.
+    `constants` are the graph's tensors by name.
+    """
     part = _part(node, constants)
     if part is None:
         return Truth()
@@ -52,8 +56,10 @@ def _by_expression(part: fx.GraphModule, node: fx.Node) -> Truth:
     except UnsupportedError:
         return Truth()
     nest = _expanded(items).get(name)
-    found = None if nest is None else Reader().conditions(nest.body)
-    if nest is None or found is None:
+    if nest is None:
+        return Truth()
+    found = Reader().passes(nest.body) if nest.dtype in FLOATS else Reader().conditions(nest.body)
+    if found is None:
         return Truth()
     vars_ = nest.vars
     triangle = vars_[-2] - vars_[-1] if len(vars_) > 1 and nest.shape[-2] == nest.shape[-1] else None
@@ -97,7 +103,8 @@ def _part(node: fx.Node, constants: Mapping[str, torch.Tensor]) -> fx.GraphModul
             return None
         if _is_readable(n):
             left += n.all_input_nodes
-    graph, env = fx.Graph(), {}
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
     for n in node.graph.nodes:
         if n.op == "placeholder" or n in needed:
             if n.op == "get_attr" or _is_readable(n):
@@ -150,6 +157,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.memo: dict[Node, Conditions] = {}
+        self.positions: dict[Node, Expr | None] = {}
 
     def conditions(self, node: Node) -> Conditions:
         if node not in self.memo:
@@ -200,8 +208,31 @@ class Reader:
             if left.dtype != "bool" or right.op != "const":
                 return None
             return self.conditions(left) if (op == "ne") != bool(right.attr) else self._negated(left)
-        a, b = _position(left), _position(right)
+        a, b = self.position(left), self.position(right)
         return None if a is None or b is None else _kept(_COMPARED[op](a, b))
+
+    def position(self, node: Node) -> Expr | None:
+        """The index expression that an int64 node is."""
+        if node not in self.positions:
+            found = coordinate(node) if node.dtype == "int64" else None
+            if node.op in _ARITHMETIC and node.dtype == "int64":
+                a, b = map(self.position, node.args)
+                found = None if a is None or b is None else _ARITHMETIC[node.op](a, b)
+            self.positions[node] = found
+        return self.positions[node]
+
+    def passes(self, node: Node) -> Conditions:
+        """The same of where a number that is added to a score lets it through: it is 0 there, and elsewhere so low that nothing is left."""
+        if node.op == "const":
+            return ALWAYS if node.attr == 0 else None
+        if node.op == "to_dtype" and node.args[0].dtype in FLOATS:
+            return self.passes(node.args[0])
+        if node.op != "where":
+            return None
+        choice, yes, no = node.args
+        if _hides(no):
+            return _both(self.conditions(choice), self.passes(yes))
+        return _both(self._negated(choice), self.passes(no)) if _hides(yes) else None
 
 
 def _both(a: Conditions, b: Conditions) -> Conditions:
@@ -212,20 +243,16 @@ def _either(a: Conditions, b: Conditions) -> Conditions:
     return ALWAYS if ALWAYS in (a, b) else a if a == b else None
 
 
-def _position(node: Node) -> Expr | None:
-    """The index expression that an int64 node is."""
-    if node.op in _ARITHMETIC and node.dtype == "int64":
-        a, b = map(_position, node.args)
-        return None if a is None or b is None else _ARITHMETIC[node.op](a, b)
-    return coordinate(node) if node.dtype == "int64" else None
-
-
 def _kept(e: Expr) -> frozenset[Expr]:
     return ALWAYS if proves_nonnegative(e) else frozenset([e])
 
 
 def _is_zero(node: Node) -> bool:
     return node.op == "const" and not node.attr
+
+
+def _hides(node: Node) -> bool:
+    return node.op == "const" and node.attr <= LOWEST
 
 
 _COMPARED: dict[str, Callable[[Expr, Expr], Expr]] = {

@@ -15,7 +15,8 @@ import torch
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
-from ..ir.index import SIGNED, Expr, sym
+from ..ir.atoms import SIGNED
+from ..ir.index import Expr, sym
 from ..ir.learned import FUNCTIONS, Learned, names_in
 from ..ir.nodes import Buffer, Node, const, index_node
 from ..torch_compat import python_source
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 _OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
-    f: f for f in (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
+    f: f for f in (operator.add, operator.sub, operator.mul, operator.truediv)
 }
+"""Where Python raises an error, a kernel would go on with an infinity: it divides only by what is never 0, and leaves powers to Python."""
 
 
 class Number:
@@ -135,12 +137,12 @@ class Numbers:
         return self._in_memory(name, self.argument(val), val)
 
     @staticmethod
-    def computed(function: Any, args: tuple[Any, ...]) -> Number | None:
-        """What the program computes of numbers and sizes; None where kernels cannot."""
+    def computed(function: Any, args: tuple[Any, ...], val: torch.SymFloat) -> Number | None:
+        """What the program computes of numbers and sizes, `val` while it was traced; None where kernels cannot."""
         if function is torch.sym_float and (node := _double(args[0])) is not None:
             return Number(node)
         known = _OPERATORS.get(function)
-        if known is None or len(args) != 2:
+        if known is None or len(args) != 2 or (known is operator.truediv and not _divides(args[1], val)):
             return None
         found = _computed(known, *args)
         return found if isinstance(found, Number) else None
@@ -163,6 +165,12 @@ class Numbers:
         self.b.extern([], "", (), (), True, effect=True, learns=(Learned(_text(symbol), source=source),))
         return symbol
 
+    def tell(self, val: torch.SymInt) -> None:
+        """Have Python know the numbers that an integer is made of, other than sizes. Raises `UnsupportedError` where it cannot."""
+        for symbol in val.node.expr.free_symbols:
+            if not symbol.is_integer and symbol.name not in self.sizes.floats:
+                self.sizes.floats[symbol.name] = self._part(symbol, val)
+
     def _part(self, symbol: sympy.Symbol, val: torch.SymFloat | torch.SymBool) -> Expr:
         if symbol in self._named or symbol in self._calls:
             return self.argument(val.node.shape_env.create_symfloatnode(symbol, hint=None))
@@ -181,6 +189,17 @@ class Numbers:
         options = (("dtype", dtype), ("device", torch.device(self.device)))
         (tensor,) = self.b.extern([made], str(ROLES["zeros"]), ([], symbol), options, True)
         return kind(self.b.at(tensor, []))
+
+
+def _divides(divisor: Any, val: torch.SymFloat) -> bool:
+    """Whether a number is known not to be 0, the divisor of the quotient `val`."""
+    if isinstance(divisor, (int, float)):
+        return divisor != 0
+    e = val.node.expr
+    if type(e).__name__ not in ("IntTrueDiv", "FloatTrueDiv"):
+        return False
+    bounds = val.node.shape_env.bound_sympy(e.args[1])
+    return bool(bounds.lower > 0 or bounds.upper < 0)
 
 
 def _text(symbol: Expr) -> str:

@@ -8,11 +8,12 @@ import sympy
 import torch
 
 from ...errors import UnsupportedError
-from ..ir.index import SIGNED, Expr, Sym, expr, sym
+from ..ir.atoms import SIGNED
+from ..ir.index import Expr, Sym, expr, sym
 from ..ir.index import size as canonical
 from ..ir.nodes import Size
 from ..torch_compat import decided, dimension_of_none, symbol_hint, symbol_range
-from .from_data import FromData
+from .from_data import LARGE, FromData
 
 
 class Sizes:
@@ -20,6 +21,9 @@ class Sizes:
 
     def __init__(self) -> None:
         self.symbols: dict[str, Expr] = {}
+        self.floats: dict[
+            str, Expr
+        ] = {}  # by torch's names: numbers that integers are made of, as the program has them
         self._memo: dict[sympy.Expr, Size] = {}
         self._hinted: set[str] = set()
         self._stride = False
@@ -49,8 +53,9 @@ class Sizes:
         return tuple(a.name for e in self.symbols.values() if isinstance(a := e.atom, Sym))
 
     def _note_symbols(self, value: torch.SymInt) -> None:
+        self._env = value.node.shape_env
         for symbol in value.node.expr.free_symbols:
-            if symbol.name not in self._hinted:
+            if symbol.name not in self._hinted and symbol.name not in self.floats:
                 self.note(value, symbol)
 
     def note(self, value: Any, symbol: sympy.Symbol) -> bool:
@@ -99,7 +104,9 @@ class Sizes:
         if isinstance(e, (int, sympy.Integer)):
             return int(e)
         if isinstance(e, sympy.Symbol):
-            return self.symbols[e.name]
+            if not e.is_integer:
+                raise UnsupportedError(f"a size is made of the float {e}, of which no function makes an integer")
+            return self.named(e)
         if isinstance(e, sympy.Add):
             total: Size = 0
             for a in e.args:
@@ -117,22 +124,31 @@ class Sizes:
             return result
         # Torch's own function classes have no public home; their names are stable.
         name = type(e).__name__
-        if name in ("FloorDiv", "CleanDiv"):
-            return expr(self.convert(e.args[0])) // self.convert(e.args[1])
-        if name in ("Mod", "PythonMod"):
-            return expr(self.convert(e.args[0])) % self.convert(e.args[1])
+        if name in ("FloorDiv", "CleanDiv", "Mod", "PythonMod") and self._env.bound_sympy(e.args[1]).lower >= 1:
+            number, divisor = expr(self.convert(e.args[0])), self.convert(e.args[1])
+            return number // divisor if name.endswith("Div") else number % divisor
         if name == "Max" and self._stride and len(e.args) == 2 and 1 in e.args:
             return self.convert(next(a for a in e.args if a != 1))  # the strides of an empty tensor are never used
         return self._derived(e)
 
     def _derived(self, e: sympy.Expr) -> Size:
-        """A symbol for what sums, products and quotients do not say, computed when the graph runs."""
-        nonnegative = bool(self._env.bound_sympy(e).lower >= 0)
-        hints = {s: a.hint for s in e.free_symbols if isinstance(a := self.symbols[s.name].atom, Sym)}
+        """A symbol for what sums, products and quotients do not say, and for quotients by what may be 0: Python computes it when the graph runs."""
+        least, most = (bounds := self._env.bound_sympy(e)).lower, bounds.upper
+        parts = {s: self.named(s) for s in e.free_symbols}
+        hints = {s: a.hint for s, part in parts.items() if isinstance(a := part.atom, Sym)}
         value = e.xreplace({s: sympy.Integer(h) for s, h in hints.items() if h is not None})
         key = f"size{sum(k.startswith('size') for k in self.symbols)}"
-        found = self._name(key, key, nonnegative, int(value) if value.is_Integer else None)
-        self.from_data.derive(e, found.text)
+        found = self._name(key, key, bool(least >= 0), int(value) if value.is_Integer else None)
+        self.from_data.derive(e, found.text, may_be_zero=not least >= 1)
+        if not (least >= -LARGE and most <= LARGE):
+            self.from_data.limit(e)
+        return found
+
+    def named(self, symbol: sympy.Symbol) -> Expr:
+        """What the program calls a symbol of torch. Raises `UnsupportedError` where nothing has told it by now."""
+        found = self.symbols.get(symbol.name) or self.floats.get(symbol.name)
+        if found is None:
+            raise UnsupportedError(f"a size is made of the number {symbol.name}, which nothing in the graph tells")
         return found
 
 

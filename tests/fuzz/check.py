@@ -18,11 +18,11 @@ import torch
 import opforge
 from opforge.runtime.build.toolchain import find_toolchain
 from opforge.runtime.targets import cpu as engine
+from opforge.testing.noise import Noise
 from tests.support.matrix import symbolic
 
 from .exact import exactly
 from .judge import differences
-from .noise import Noise
 from .observe import Direct, Sight, default_dtype, is_foretold, on_fakes, see
 from .program import Functions, Program
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from .observe import Sight
+from opforge.testing.noise import MANY_RUNS, NOISY_RUNS
 
-NOISY_RUNS, MANY_RUNS = 4, 16  # in some few runs a single sum may have luck every time
+from .observe import Sight
 
 
 def differences(

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import opforge
+from opforge.testing.noise import NOISY_RUNS, Noise
 
 from .check import check, in_dtype, see
-from .judge import NOISY_RUNS
-from .noise import Noise
 from .program import Program, Step
 
 

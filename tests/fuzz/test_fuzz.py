@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import opforge
 from opforge.errors import BuildError
 from opforge.runtime.targets import cpu as engine
+from opforge.testing.noise import Noise
 
 from .builds import Batch, together
 from .check import Outcome, check, check_all, in_dtype
@@ -20,7 +21,6 @@ from .exact import Exact
 from .families import FAMILIES, ORDINARY, program_of
 from .generate import generate
 from .judge import differences
-from .noise import Noise
 from .observe import Sight, see
 from .program import Program, Step, runnable
 from .shrink import shrink

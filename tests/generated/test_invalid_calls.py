@@ -599,6 +599,7 @@ POSITIONS = [
             'F(5, 6), -1, I(6, 9), F(5, 9), "mean", include_self=False',
             'F(5, 6), 0, I(5, 3), F(3, 6), "prod", include_self=False',
             'F(), 0, I(1, 1), F(), "mean"',
+            'S(9, 5, 6), 0, I(5, 3), S(9, 3, 6), "mean"',
         ),
     ),
     Positions(
@@ -668,6 +669,7 @@ POSITIONS = [
             'F(5, 6), 0, I(5, 3, 6), F(3, 6), "amin", include_self=False',
             'F(5, 6), 0, I(5, 3, 6), F(3, 6), "prod", include_self=False',
             'F(), 0, I(1), F(), "mean"',
+            'S(9, 5, 6), 0, I(5, 3, 6), S(9, 3, 6), "mean"',
         ),
     ),
     Positions("aten.take", ("aten.take.default",), ("F(5, 6), S(30, 2, 4)",)),

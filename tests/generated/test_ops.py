@@ -5,7 +5,7 @@
 
 import pytest
 
-from tests.support.op_check import Op, check_op
+from opforge.testing.op_check import Op, check_op
 
 OPS = [
     Op("aten._prelu_kernel", "pointwise", ("aten._prelu_kernel.default",)),
@@ -73,7 +73,7 @@ OPS = [
         "aten.softplus_backward",
         "pointwise",
         ("aten.softplus_backward.default",),
-        tests=("F(3, 5), F(3, 5), 1.0, 20.0",),
+        tests=("F(3, 5), F(3, 5), 1.0, 20.0", "F(3, 5), F(3, 5), 0.5, 1.0", "F(3, 5), F(3, 5), 1.5, -1.0"),
     ),
     Op("aten.softshrink", "pointwise", ("aten.softshrink.default",)),
     Op(
@@ -1240,6 +1240,7 @@ OPS = [
             'F(5, 6), -1, I(6, 9), F(5, 9), "mean", include_self=False',
             'F(5, 6), 0, I(5, 3), F(3, 6), "prod", include_self=False',
             'F(), 0, I(1, 1), F(), "mean"',
+            'S(9, 5, 6), 0, I(5, 3), S(9, 3, 6), "mean"',
         ),
     ),
     Op(
@@ -1336,6 +1337,7 @@ OPS = [
             'F(5, 6), 0, I(5, 3, 6), F(3, 6), "amin", include_self=False',
             'F(5, 6), 0, I(5, 3, 6), F(3, 6), "prod", include_self=False',
             'F(), 0, I(1), F(), "mean"',
+            'S(9, 5, 6), 0, I(5, 3, 6), S(9, 3, 6), "mean"',
         ),
     ),
     Op(
@@ -1495,7 +1497,12 @@ OPS = [
         "aten.binary_cross_entropy",
         "composite",
         ("aten.binary_cross_entropy.default",),
-        tests=("U(3, 5), U(3, 5)", "U(3, 5), U(3, 5), P(5), 0"),
+        tests=(
+            "U(3, 5), U(3, 5)",
+            "U(3, 5), U(3, 5), P(5), 0",
+            "C(0.0, 3, 5), U(3, 5)",
+            "C(1.0, 3, 5), U(3, 5), None, 0",
+        ),
     ),
     Op(
         "aten.binary_cross_entropy_with_logits",
@@ -1832,6 +1839,9 @@ OPS = [
             "F(2, 3, 4, 6, 4), [2, 2, 2]",
             "F(2, 3, 5, 6, 4), [3, 2, 2], [2, 2, 3], [1, 1, 0], True, False",
             "F(3, 5, 6, 4), [3, 3, 2], [2, 1, 1], [1, 1, 1], True, True",
+            "F(3, 5, 6, 4), [3], [2], [1]",
+            "F(2, 3, 6, 7, 8), [3, 2, 4], [2, 3, 1], [1, 0, 2], False, False",
+            "F(3, 5, 6, 4), [2, 3, 2], [1, 2, 3], [1, 1, 0], True, False, 5",
         ),
     ),
     Op(
@@ -1931,7 +1941,12 @@ OPS = [
         "aten.max_pool3d_with_indices",
         "composite",
         ("aten.max_pool3d_with_indices.default",),
-        tests=("F(2, 3, 4, 6, 4), [2, 2, 2]", "F(3, 5, 5, 6), [3], [2], [1]"),
+        tests=(
+            "F(2, 3, 4, 6, 4), [2, 2, 2]",
+            "F(3, 5, 5, 6), [3], [2], [1]",
+            "F(2, 3, 7, 6, 8), [3, 2, 3], [2, 3, 1], [1, 0, 1], [1, 2, 3]",
+            "F(3, 6, 7, 8), [3, 2, 2], [2, 3, 2], [1, 0, 1], [1], True",
+        ),
     ),
     Op(
         "aten.max_pool3d_with_indices_backward",

@@ -21,6 +21,7 @@ from opforge.generator.load import Document, Entry
 from opforge.generator.model import Model
 from opforge.generator.op_entries import OpEntry
 from opforge.generator.run import build_model
+from opforge.runtime.config import current
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.interpret import interpret
@@ -29,9 +30,10 @@ from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
-from tests.support import edge_check, invalid_calls, op_check
+from opforge.testing import op_check
+from opforge.testing.op_check import Case, Op
+from tests.support import edge_check, invalid_calls
 from tests.support.invalid_calls import Clause, Positions
-from tests.support.op_check import Case, Op
 
 
 class NotCompilable(Exception):
@@ -121,7 +123,7 @@ class OpTests:
     base: Model
     known: Known
     graphs: list[Graph] = field(default_factory=list)
-    left_out: int = 0
+    left_out: list[str] = field(default_factory=list)
     built: Built | None = None
 
     def prepare(self) -> None:
@@ -134,21 +136,25 @@ class OpTests:
             kept = []
             for graph in self.graphs:
                 program = _program(graph)
-                good = isinstance(program, Program) and not any(_routine(i) for i in program.items)
-                if good:
+                why = ""
+                if isinstance(program, str):
+                    graph.baseline = program
+                elif any(_routine(i) for i in program.items):
+                    why = "a routine"
+                else:
                     graph.baseline = dump(program)
-                    good = not list(self._faults(graph, program))
-                if good or isinstance(program, str):
-                    graph.baseline = graph.baseline or str(program)
+                    why = next(self._faults(graph, program), "")
+                if why:
+                    self.left_out.append(why)
+                else:
                     kept.append(graph)
-        self.left_out = len(self.graphs) - len(kept)
         self.graphs = kept
 
     def _traced(self, op: Op) -> list[Graph]:
         graphs = []
         torch.manual_seed(0)
         for overload in op.overloads:
-            if not op_check._exists(overload):
+            if not op_check.exists(overload):
                 continue
             cases = [(c, False) for c in op_check._cases(op, overload)]
             if op.id in self.known.edges:
@@ -250,7 +256,7 @@ def _program(graph: Graph) -> Program | str:
     """The loop program, or what its lowering raises, or the reason why its eager kernel runs."""
     counters.reset()
     try:
-        program = lower(graph.module).program
+        program = lower(graph.module, products=current().loop_products).program
     except Exception as error:  # noqa: BLE001 - an expression may raise anything
         return f"{type(error).__name__}: {error}"
     mine = [r for r in counters.snapshot()["reasons"] if r.startswith(graph.case.overload + ":")]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tests.fuzz.noise import Noise
+from opforge.testing.noise import Noise
 from tests.fuzz.observe import Sight, default_dtype, gradients, look, strides, version_of
 
 from .database import Call

@@ -43,6 +43,17 @@ def written(batch: int, queries: int, keys: int) -> Tensor:
     return mask
 
 
+def of_numbers(hidden: Callable[[], float], holds: Callable[[Tensor, Tensor], Tensor]) -> Mask:
+    """What is added to the scores: 0, and a low number where a library wants them to vanish."""
+
+    def make(batch: int, queries: int, keys: int) -> Tensor:
+        q, k = torch.arange(queries), torch.arange(keys)
+        mask = torch.full((queries, keys), hidden())
+        return mask.masked_fill_(holds(q[:, None], k), 0.0)[None, None].expand(batch, 1, -1, -1)
+
+    return make
+
+
 def written_once_more(batch: int, queries: int, keys: int) -> Tensor:
     mask = torch.ones(queries, keys, dtype=torch.bool)
     mask[:, 0] = False
@@ -69,6 +80,8 @@ ALL_TRUE: dict[str, Mask] = {
     "one number": lambda batch, queries, keys: torch.ones(1, 1, dtype=torch.bool),
     "padding that is none": of_padding,
     "written": written,
+    "zeros": lambda batch, queries, keys: torch.zeros(queries, keys),
+    "all filled": of_numbers(lambda: -torch.inf, lambda q, k: (q >= 0) & (k >= 0)),
     "one of two": square(lambda ones: ones.tril() | ones),
 }
 LOWER: dict[str, Mask] = {
@@ -78,6 +91,8 @@ LOWER: dict[str, Mask] = {
     "tril of numbers": lambda batch, queries, keys: torch.ones(queries, keys).tril() == 1,
     "no triu": square(lambda ones: ~ones.triu(1)),
     "nothing of triu": lambda batch, queries, keys: torch.ones(queries, keys).triu(1) == 0,
+    "lowest above": of_numbers(lambda: torch.finfo(torch.float32).min, lambda q, k: k <= q),
+    "minus infinity above": lambda batch, queries, keys: torch.triu(torch.full((queries, keys), -torch.inf), 1),
     "filled": square(lambda ones: torch.zeros_like(ones).masked_fill(ones.tril(), True)),
 }
 OTHERS: dict[str, Mask] = {
@@ -85,6 +100,8 @@ OTHERS: dict[str, Mask] = {
     "upper triangle": square(torch.triu),
     "window": library_mask(lambda q, k: (k <= q) & (k > q - 3)),
     "last written": written_once_more,
+    "some more than others": of_numbers(lambda: -10000.0, lambda q, k: k <= q),
+    "ones to be added": lambda batch, queries, keys: torch.ones(queries, keys),
     "all but one": square(lambda ones: ones.cumsum(0) != 3),
     "of steps": library_mask(lambda q, k: q % 2 == k % 2),
     "none for the first": library_mask(lambda q, k: q > 0),
@@ -170,8 +187,8 @@ def test_mask_that_would_make_the_result_larger_is_refused_as_by_eager() -> None
 
 
 PROGRAMS: dict[str, Callable[..., Tensor]] = {
-    **{name: attends(ALL_TRUE[name]) for name in ("both ways", "padding that is none")},
-    **{name: attends(LOWER[name]) for name in ("causal", "nothing of triu")},
+    **{name: attends(ALL_TRUE[name]) for name in ("both ways", "padding that is none", "zeros")},
+    **{name: attends(LOWER[name]) for name in ("causal", "nothing of triu", "lowest above")},
     **{name: attends(OTHERS[name]) for name in ("one diagonal more", "window", "last written")},
     "no mask": F.scaled_dot_product_attention,
     "causal by itself": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
@@ -198,6 +215,20 @@ def gradients(f: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad((out * out.detach().cos()).sum(), leaves)]
 
 
+def exact_of(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The program in float64: its numbers are made so too."""
+
+    def run(*inputs: Tensor) -> Tensor:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return f(*inputs)
+        finally:
+            torch.set_default_dtype(before)
+
+    return run
+
+
 DYNAMIC = ("both ways", "causal", "window", "grouped", "bias of numbers", "padding of data")
 
 
@@ -209,7 +240,7 @@ def test_values_and_gradients(name: str, dynamic: bool) -> None:
         compiled = torch.compile(f, backend="opforge", dynamic=dynamic)
         for steps in (STEPS, 12) if dynamic else (STEPS,):
             inputs = tensors(steps, steps)
-            exact = gradients(f, [t.double() for t in inputs])
+            exact = gradients(exact_of(f), [t.double() for t in inputs])
             with torch.no_grad():
                 assert (compiled(*inputs) - exact[0]).abs().max() < 2e-6
             for ours, theirs, true in zip(gradients(compiled, inputs), gradients(f, inputs), exact, strict=True):

@@ -17,7 +17,7 @@ import opforge
 from opforge.errors import BuildError, OpforgeWarning, UnsupportedError
 from opforge.runtime import compile_fx
 from opforge.runtime.execute.support import Arena, Workspaces
-from tests.fuzz.noise import Noise
+from opforge.testing.noise import Noise
 
 pytestmark = pytest.mark.usefixtures("fresh_stats")
 

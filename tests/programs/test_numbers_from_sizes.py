@@ -209,13 +209,72 @@ def test_a_counter_of_steps_is_a_value() -> None:
     assert opforge.stats()["graphs"] <= 3
 
 
-def test_an_integer_made_of_an_item() -> None:
-    """An error that nobody can act on came out of Dynamo: a number that the program reads from a tensor is no Python float that Dynamo passes."""
+OF_ITEMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "an integer": lambda x, t: (x * int(t.item()), x.long() + round(t.item())),
+    "absolute value": lambda x, t: x * abs(t.item()) + math.sqrt(abs(t.item())),
+    "greatest": lambda x, t: x * max(t.item(), 1.0) + min(t.item(), 2),
+    "comparison": lambda x, t: x * (t.item() > 2),
+    "sizes": lambda x, t: (torch.zeros(int(abs(t.item())), 3) + x[0], torch.ones(int(t.item() ** 2)).sum()),
+    "up to an item": lambda x, t: torch.arange(t.long().abs().item()) * x.sum(),
+    "remainder": lambda x, t: x * (t.item() % 3) + t.long().item() % 2,
+}
+
+
+@pytest.mark.parametrize("name", OF_ITEMS)
+def test_a_number_of_an_item_is_a_value(name: str) -> None:
+    """One graph, whatever the tensor has. `int` of an item let an error out of Dynamo; the others ran eagerly."""
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x, t: x * int(t.item()), backend="opforge")
+    opforge.reset_stats()
+    program, x = OF_ITEMS[name], drawn(4, 3)
+    compiled = torch.compile(program, backend="opforge", fullgraph=True)
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        for value in (3.5, -2.25):
-            assert torch.equal(compiled(ROWS[0], torch.tensor(value)), ROWS[0] * int(value))
+        for value in (3.5, 2.25, -7.0, 0.0):
+            torch.testing.assert_close(compiled(x, torch.tensor(value)), program(x, torch.tensor(value)))
+    assert opforge.stats()["fallbacks"] == {}
+
+
+RAISING: dict[str, tuple[Callable[[Tensor, Any], Tensor], tuple[Any, ...]]] = {
+    "quotient of a float": (lambda x, a: x * (1 / a), (1.5, 2.5, 0.0, 4.0)),
+    "quotient of a counter": (lambda x, n: x * (1 / (n - 5)), (2, 3, 5, 7)),
+    "remainder of a counter": (lambda x, n: x * (7 % (n - 5)), (2, 3, 5, 7)),
+    "quotient of integers": (lambda x, n: x.long() * (7 // (n - 5)), (2, 3, 5, 7)),
+    "power": (lambda x, n: x * 10.0**n, (7, 8, 400, 9)),
+    "root": (lambda x, a: x * math.sqrt(a), (1.5, 2.5, -1.0, 3.5)),
+    "logarithm": (lambda x, n: x * math.log2(n - 5), (8, 7, 5, 9)),
+    "large product": (lambda x, n: x.long() * (n * n), (2, 3, 10**10, 5)),
+    "large integer": (lambda x, a: x.long() * int(a), (1.5, 2.5, 1e30, 1e19, 4.5)),
+}
+
+
+@pytest.mark.parametrize("name", RAISING)
+def test_numbers_that_python_refuses(name: str) -> None:
+    """Kernels went on with an infinity or with the low bits of a large integer; a remainder by 0 ended the process."""
+    torch._dynamo.reset()
+    program, numbers = RAISING[name]
+    compiled = torch.compile(program, backend="opforge")
+    x = drawn(4, 3)
+    for n in numbers:
+        try:
+            expected = program(x, n)
+        except (ArithmeticError, ValueError) as error:
+            with pytest.raises(type(error)):
+                compiled(x, n)
+        else:
+            torch.testing.assert_close(compiled(x, n), expected)
+
+
+def test_an_item_that_python_refuses() -> None:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        divided = torch.compile(lambda x, t: x * (1 / t.item()), backend="opforge")
+        whole = torch.compile(lambda x, t: x * int(t.item()), backend="opforge")
+        x = drawn(4, 3)
+        torch.testing.assert_close(divided(x, torch.tensor(4.0)), x * 0.25)
+        with pytest.raises(ZeroDivisionError):
+            divided(x, torch.tensor(0.0))
+        torch.testing.assert_close(whole(x, torch.tensor(4.75)), x * 4)
+        with pytest.raises(RuntimeError, match="too large for an integer of 64 bits"):
+            whole(x, torch.tensor(1e30))
 
 
 def torch_of(name: str) -> Any:

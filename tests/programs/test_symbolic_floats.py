@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,9 @@ ONE_GRAPH: dict[str, Program] = {
     "returned": lambda x, a: (x * a, a * 2),
     "written": lambda x, a: x.clone().mul_(a).add_(a),
     "one element": lambda x, a: x.sum() * a + a,
+    "whole number": lambda x, a: x * int(a * 10),
+    "rounded": lambda x, a: (x * round(a), x + math.floor(a) - math.ceil(a * 3), x * round(a, 1)),
+    "remainders": lambda x, a: (x * (a % 1.0), x * (a % 3), x + a // 2, x - int(a % 2.0)),
     "bounds of the absolute value": lambda x, a: F.hardtanh(x, -abs(a) - 1, abs(a) + 1),
 }  # fmt: skip
 
@@ -111,7 +115,6 @@ A_GRAPH_EACH: dict[str, Program] = {
     "dropout": lambda x, a: F.dropout(x * 0, abs(a) / 10),
     "log": lambda x, a: (a + 5) ** x,
     "attention": lambda x, a: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], scale=a),
-    "whole number": lambda x, a: x * int(a * 10),
 }
 
 

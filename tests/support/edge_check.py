@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 import opforge
-
-from . import op_check
-from .op_check import _REJECTED, FLOATS, Case, Made, Op, _compiled, _exists, _filled, _leaves, _target, _value
+from opforge.testing import arguments, op_check
+from opforge.testing.arguments import FLOATS, Made, filled, value_of
+from opforge.testing.op_check import _REJECTED, Case, Op, _compiled, _leaves, _target, exists
 
 THEMES = ("nan", "infinities", "zeros", "ties", "tiny", "huge")
 FEW = ("nan", "zeros")
@@ -38,7 +38,7 @@ def check_edges(ops: Sequence[Op], either_zero: Set[str] = frozenset(), dtypes: 
     dtypes       on a target that is interpreted: the only dtypes.
     """
     torch.manual_seed(0)
-    there = {op.id: [o for o in op.overloads if _exists(o)] for op in ops}
+    there = {op.id: [o for o in op.overloads if exists(o)] for op in ops}
     cases = [c for op in ops for overload in there[op.id] for c in edge_cases(op, overload, dtypes)]
     either = {overload for op in ops if op.id in either_zero for overload in op.overloads}
     adding = {overload for op in ops if op.kind == "reduction" for overload in op.overloads}
@@ -129,12 +129,12 @@ def edge_cases(op: Op, overload: str, only: Sequence[torch.dtype] = ()) -> Itera
         made = _grids(op, schema, dtypes)
     else:
         made = _rows(op, schema, dtypes)
-    for label, args, kwargs in made:
+    for label, args, kwargs, _ in made:
         try:
             eager = _leaves(_target(overload)(*args, **kwargs))
         except _REJECTED:
             continue
-        if any(isinstance(v, torch.Tensor) and v.dtype not in op_check.DTYPES for v in eager):
+        if any(isinstance(v, torch.Tensor) and v.dtype not in arguments.DTYPES for v in eager):
             continue
         eager = [v.clone() if isinstance(v, torch.Tensor) else v for v in eager]
         yield Case(overload, label, args, kwargs, eager, op.values)
@@ -147,7 +147,7 @@ def _grids(op: Op, schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Mad
             tensors = [a for a in schema.arguments if "Tensor" in str(a.type) and not a.has_default_value()]
             masks = [a.name == "mask" or a.name.endswith("_mask") for a in tensors]
             made = [_grid(k, dtype) > 0 if mask else _grid(k, dtype) for k, mask in enumerate(masks)]
-            yield _filled(schema, f"all {dtype}", made)
+            yield filled(schema, f"all {dtype}", made)
             continue
         for text in op.tests:
             yield _from_text(text, dtype, lambda k, shape, d: _grid(k, d), (n, n), f"all {dtype}")
@@ -187,10 +187,10 @@ def _from_text(text: str, dtype: torch.dtype, fill: Any, other: tuple[int, ...] 
             if other is not None:
                 first = sizes[:1] if node.func.id in ("I", "S") else []
                 node = ast.parse(f"{node.func.id}({', '.join(map(str, (*first, *other)))})", mode="eval").body
-        return _value(node, dtype)
+        return value_of(node, dtype)
 
     args = [value(a) for a in tree.args]
-    return f"{text} {label}", args, {str(k.arg): value(k.value) for k in tree.keywords}
+    return Made(f"{text} {label}", args, {str(k.arg): value(k.value) for k in tree.keywords})
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------

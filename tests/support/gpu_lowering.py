@@ -10,13 +10,12 @@ from opforge.errors import UnsupportedError
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Extern
 from opforge.runtime.lower.graph import _atomic, _Contradiction, _Lowerer
-
-from .op_check import Case, Op, _cases, _exists, _leaves
+from opforge.testing.op_check import Case, Op, _cases, _leaves, exists
 
 
 def native_overloads(op: Op) -> set[str]:
     """Of the entry's overloads those for which loops are made as for a GPU, in one of the calls of the generated test."""
-    return {o for o in filter(_exists, op.overloads) if any(_answers(case) for case in _cases(op, o))}
+    return {o for o in filter(exists, op.overloads) if any(_answers(case) for case in _cases(op, o))}
 
 
 def _answers(case: Case) -> bool:

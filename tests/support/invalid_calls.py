@@ -17,8 +17,8 @@ from opforge.runtime.ir.guards import checks
 from opforge.runtime.ir.nodes import Nest
 from opforge.runtime.lower.builder import Builder
 from opforge.runtime.lower.tensor import Tensor
-
-from .op_check import _exists, _leaves, _target, _value
+from opforge.testing.arguments import value_of
+from opforge.testing.op_check import _leaves, _target, exists
 
 ERRORS = {"IndexError": IndexError, "LinAlgError": torch.linalg.LinAlgError, "RuntimeError": RuntimeError}
 MISFIT = "Declaration: "
@@ -132,7 +132,7 @@ def _compare(where: str, overload: str, compiled: Callable[..., Any], call: Call
 
 # -- calls -------------------------------------------------------------------------------------------------------------
 def _known(overloads: tuple[str, ...]) -> list[str]:
-    found = [overload for overload in overloads if _exists(overload)]
+    found = [overload for overload in overloads if exists(overload)]
     if not found:  # the specs follow the newest supported torch
         pytest.skip(f"torch {torch.__version__} has no {', '.join(overloads)}")
     return found
@@ -146,8 +146,8 @@ def _parsed(text: str) -> ast.Call:
 
 def _made(text: str | ast.Call) -> Call:
     tree = _parsed(text) if isinstance(text, str) else text
-    args = [_value(a, torch.float32) for a in tree.args]
-    return args, {str(k.arg): _value(k.value, torch.float32) for k in tree.keywords}
+    args = [value_of(a, torch.float32) for a in tree.args]
+    return args, {str(k.arg): value_of(k.value, torch.float32) for k in tree.keywords}
 
 
 def _program(overload: str) -> Callable[..., Any]:
@@ -210,7 +210,7 @@ class _Change(ast.NodeTransformer):
         self.left -= 1
         if self.left != -1:
             return node
-        self.made = _value(node, torch.float32)
+        self.made = value_of(node, torch.float32)
         n = int(ast.literal_eval(node.args[0]))
         self.made.view(-1)[-1:] = {"n": n, "-n - 1": -n - 1, "-1": -1}[self.end]
         return ast.copy_location(ast.Constant(self.made), node)

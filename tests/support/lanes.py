@@ -17,7 +17,7 @@ NAME = "OPFORGE_TEST_LANES"
 
 def set_lanes() -> None:
     """Have kernels of this process written for, and compiled with, that many lanes, where the environment names a number."""
-    lanes = int(os.environ.get(NAME, 0))
+    lanes = int(os.environ.get(NAME) or 0)
     if not lanes:
         return
     os.environ["OPFORGE_CXX_FLAGS"] = f"{os.environ.get('OPFORGE_CXX_FLAGS', '')} -DOPFORGE_LANES={lanes}".strip()

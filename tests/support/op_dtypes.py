@@ -12,22 +12,22 @@ from opforge.runtime.config import current
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Extern
 from opforge.runtime.lower.graph import lower
-
-from .op_check import _REJECTED, DTYPES, Made, Op, _by_default, _exists, _from_text, _leaves, _target
+from opforge.testing.arguments import DTYPES, Made, by_default, from_text
+from opforge.testing.op_check import _REJECTED, Op, _leaves, _target, exists
 
 
 def refused(op: Op) -> Iterator[tuple[str, Made, Exception]]:
     """Every call of the entry's overloads, over all dtypes, that eager refuses."""
-    for overload in filter(_exists, op.overloads):
+    for overload in filter(exists, op.overloads):
         schema = _target(overload)._schema
-        made = _from_text(op.tests[0], DTYPES) if op.tests else _by_default(schema, DTYPES)
-        for label, args, kwargs in made:
+        made = from_text(op.tests[0], DTYPES) if op.tests else by_default(schema, DTYPES)
+        for label, args, kwargs, _ in made:
             if label.endswith("not contiguous"):
                 continue  # some kernels refuse layouts, which the tracer does not know either
             try:
                 _target(overload)(*args, **kwargs)
             except _REJECTED as error:
-                yield overload, (label, args, kwargs), error
+                yield overload, Made(label, args, kwargs), error
 
 
 def answers(overload: str, args: list[Any], kwargs: dict[str, Any]) -> bool:
@@ -54,7 +54,7 @@ def answers(overload: str, args: list[Any], kwargs: dict[str, Any]) -> bool:
 def lost_errors(op: Op) -> list[str]:
     """The calls that eager refuses and loops answer, one line each."""
     found = []
-    for overload, (label, args, kwargs), error in refused(op):
+    for overload, (label, args, kwargs, _), error in refused(op):
         if answers(overload, args, kwargs):
             found.append(f"{overload}({label}): eager raises {type(error).__name__}: {str(error).splitlines()[0][:90]}")
     return found

@@ -139,3 +139,12 @@ def test_an_index_of_extent_one_is_zero() -> None:
 def test_symbols_have_no_upper_bound() -> None:
     assert bounds(sym("s7")) == (0, None)
     assert isinstance(sym("s7").atom, Sym)
+
+
+def test_quotient_and_remainder_of_a_sum_recombine() -> None:
+    """A place in a concatenation of symbolic sizes, as row and column and back: longer than the two parts, but without a division."""
+    i = var("i", 100)
+    x = i - sym("a") * sym("b") - sym("c") * sym("d")
+    n = sym("n")
+    assert recombine((x // n) * n + x % n) is x
+    assert recombine(i + (x // n) * n + x % n) is i + x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import pytest
 import torch
@@ -55,5 +56,16 @@ def test_arithmetic_is_in_double() -> None:
     for found in (a + 1, 1 - a, a * a, 3 / a, -a, 2**a):
         assert isinstance(found, Number)
         assert found.node.dtype == "float64"
-    assert Numbers.computed(operator.mul, (2.0, a)) is not None
-    assert Numbers.computed(operator.floordiv, (2.0, a)) is None
+
+
+def test_kernels_compute_what_python_computes_without_an_error() -> None:
+    """Not a quotient by what may be 0, nor a power."""
+    a = Number(const(2.0, "float64"))
+    with FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=True)):
+        x: Any = torch.empty((), dtype=torch.float64).item()
+        assert Numbers.computed(operator.mul, (2.0, a), 2.0 * x) is not None
+        assert Numbers.computed(operator.truediv, (a, 2.0), x / 2.0) is not None
+        assert Numbers.computed(operator.truediv, (2.0, a), 2.0 / x) is None
+        assert Numbers.computed(operator.truediv, (a, 0.0), x) is None
+        assert Numbers.computed(operator.pow, (a, 2.0), x**2.0) is None
+        assert Numbers.computed(operator.floordiv, (2.0, a), x) is None

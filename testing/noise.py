@@ -8,6 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+NOISY_RUNS, MANY_RUNS = 4, 16
+"""In some few runs a single sum may have luck every time."""
 # Numbers on this grid are taken as exact: kernels that add and multiply them agree to the bit.
 _GRID = 4096.0
 # In short dtypes every number may be on it: those with no more significant bits than this count as exact (inputs have five).

@@ -1,0 +1,76 @@
+"""Sums of gathered rows as Triton kernels: a loop over the rows, whose neighbours are the threads'. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opforge.runtime.codegen.triton_launch import launch
+from opforge.runtime.codegen.triton_unit import render_triton
+
+pytest.importorskip("triton")
+
+from tests.support.gpu_plan import planned
+from tests.support.triton_run import compile_sm90, job_of, launch_interpreted, results
+
+
+def summed(i: Tensor, w: Tensor) -> Tensor:
+    return F.embedding(i, w).sum(1)
+
+
+def mean(i: Tensor, w: Tensor) -> Tensor:
+    return F.embedding(i, w).mean(1) * 2 + 1
+
+
+def weighted(i: Tensor, w: Tensor) -> Tensor:
+    return (w[i] * (i % 3)[..., None]).sum(1)
+
+
+def greatest(i: Tensor, w: Tensor) -> Tensor:
+    return w[i].amax(1)
+
+
+def given(bags: int, rows: int, width: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(width)
+    return [torch.randint(0, 50, (bags, rows), generator=rng), torch.randn(50, width, generator=rng).to(dtype)]
+
+
+CASES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "sum": (summed, given(33, 20, 64)),
+    "mean": (mean, given(33, 20, 64)),
+    "odd width": (summed, given(7, 5, 33)),
+    "bfloat16": (summed, given(20, 32, 128, torch.bfloat16)),
+    "weighted": (weighted, given(20, 10, 40)),
+    "greatest": (greatest, given(20, 10, 40)),
+}
+
+
+def test_values_are_eagers() -> None:
+    plans = {name: planned(f, inputs) for name, (f, inputs) in CASES.items()}
+    jobs = [replace(job_of(plan, CASES[name][1]), tile=(64, 1)) for name, plan in plans.items()]
+    for (name, plan), memory in zip(plans.items(), launch_interpreted(jobs), strict=True):
+        f, inputs = CASES[name]
+        torch.testing.assert_close(results(plan, memory)[0], f(*inputs), msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_row_at_a_time(name: str) -> None:
+    plan = planned(*CASES[name])
+    *_, k = plan.kernels()
+    unit = render_triton(plan)
+    made = unit.kernels[unit.symbols[k.name]]
+    assert launch(k, plan.layouts).gathers
+    assert made.rblock == 1
+    assert "loop_unroll_factor" in made.source
+    assert compile_sm90(k, plan.layouts)[:4] == b"\x7fELF"
+
+
+def test_long_sums_are_as_accurate_as_before() -> None:
+    plan = planned(summed, given(20, 500, 64))
+    assert not any(launch(k, plan.layouts).gathers for k in plan.kernels())
