@@ -13,9 +13,11 @@ import torch
 
 from ..runtime.dispatch.known import draws_anew, enlarges_scores, is_all_true, is_lower_triangle, masks_scores
 from ..runtime.dispatch.support import (
+    block_sizes,
     bound,
     elementwise,
     has_symbolic_sizes,
+    interleaved_sizes,
     is_empty,
     is_exact_scale,
     is_from_end,
@@ -158,6 +160,18 @@ def scaled_dot_product_attention(
         return NotImplemented
     return torch.ops.aten.scaled_dot_product_attention.default(
         query, key, value, None, dropout_p, not is_all_true(b, attn_mask), scale=scale, enable_gqa=enable_gqa
+    )
+
+
+# spec: aten.kron.default
+def kron(self, other):  # type: ignore[no-untyped-def]
+    """Its kernel reads sizes as numbers; these are the calls that it makes."""
+    return torch.ops.aten._unsafe_view.default(
+        torch.ops.aten.mul.Tensor(
+            torch.ops.aten._unsafe_view.default(self, interleaved_sizes(self, other, 0)),
+            torch.ops.aten._unsafe_view.default(other, interleaved_sizes(other, self, 1)),
+        ),
+        block_sizes(self, other),
     )
 
 
@@ -407,6 +421,11 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.prims.imag.default: prims_imag,
     torch.ops.aten.roll.default: roll,
 }
+COMPOSITES: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.kron.default: kron,
+}
+"""Operators of which torch runs this in the place of its own kernel where sizes may be symbols."""
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
     torch.nn.functional.scaled_dot_product_attention: scaled_dot_product_attention,

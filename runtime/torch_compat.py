@@ -136,9 +136,7 @@ __all__ = [
 
 
 def operator_schemas(namespaces: tuple[str, ...]) -> list[str]:
-    """Schemas of the dispatcher's operators in `namespaces`, one text line each, sorted. TorchScript's own builtins (lists, strings) are
-    left out: they never occur in a graph. [2.11, 2.13]
-    """
+    """Schemas of the dispatcher's operators in `namespaces`, one text line each, sorted, without TorchScript's builtins. [2.11, 2.13]"""
     known = set(torch._C._dispatch_get_all_op_names())
     found = set()
     for schema in torch._C._jit_get_all_schemas():
@@ -228,6 +226,11 @@ def user_kernel(kernel: int, constants: int) -> tuple[Any, dict[str, Any]]:
     return kernel_side_table.get_kernel(kernel), kernel_side_table.get_constant_args(constants)
 
 
+def run_as_composite(op: Any, function: Callable[..., Any]) -> None:
+    """Have torch run `function` for a composite operator where it asks Python kernels first, unless there is one. [2.11, 2.13]"""
+    op.py_kernels.setdefault(torch._C.DispatchKey.CompositeImplicitAutograd, function)
+
+
 def running_node() -> Any:
     """The node whose formula autograd runs in this thread; None outside of a backward. [2.11, 2.13]"""
     return torch._C._current_autograd_node()
@@ -239,9 +242,7 @@ def drop_library_workspaces() -> None:
 
 
 def abandon_capture(device: int, pool: tuple[int, int]) -> None:
-    """After a capture that failed: the device's allocator gives no more of its memory to the pool's next requests, as at the end of one that did
-    not fail. Does nothing where it knows that already. [2.11, 2.13]
-    """
+    """After a capture that failed: the allocator ends it for the pool, as at the end of one that did not fail. [2.11, 2.13]"""
     try:
         torch._C._cuda_endAllocateToPool(device, pool)  # type: ignore[attr-defined]
     except RuntimeError:  # torch came as far itself
@@ -343,9 +344,7 @@ def frame_source(placeholder: Any, value: Any) -> Any:
 
 
 def refuses_writes(view: Any) -> bool:
-    """Whether autograd refuses writes to a view, or to views of it, for how it was made: without grad mode, in inference mode, by a view
-    with several results, inside of a custom function. [2.11, 2.13]
-    """
+    """Whether autograd refuses writes to a view, or to views of it, for how it was made (without grad, as one of many). [2.11, 2.13]"""
     autograd = torch._C._autograd
     return autograd._get_creation_meta(view) != autograd.CreationMeta.DEFAULT
 

@@ -16,7 +16,7 @@ LAYOUTS = ("elementwise", "is_empty", "is_row_major", "row_major", "size", "sugg
 OF_RECORDER = ("is_all_true", "is_lower_triangle", "draws_anew")
 CONDITIONS = ("enlarges_scores", "has_symbolic_sizes", "is_exact_scale")
 """Helpers of conditions on the calls of a function."""
-HELPERS = ("bound", "is_from_end", "masks_scores", *OF_RECORDER)
+HELPERS = ("bound", "is_from_end", "block_sizes", "interleaved_sizes", "masks_scores", *OF_RECORDER)
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class DecompositionSpec:
     cases: tuple[tuple[str, str], ...]
     called: str = ""  # the function that programs call, where that is what is replaced
     followed: bool = False  # autograd follows what replaces it
+    composite: bool = False  # torch itself runs the body
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,9 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
         if entry.get("followed") and "function" not in entry:
             diags.error(entry.pos("followed"), "'followed' is about calls of a 'function', which is missing")
             continue
+        if entry.get("composite") and (other := next((k for k in ("function", "when") if k in entry), "")):
+            diags.error(entry.pos(other), f"'{other}' says where the body is taken, which 'composite' does everywhere")
+            continue
         printer = Printer(model, set(names.values()), "{op}({args})", HELPERS, OF_RECORDER)
         when = printed(entry, ("when",), str(entry.get("when", "True")), printer, diags)
         cases = _cases(entry, ("body",), entry["body"], printer, diags)
@@ -277,6 +281,7 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
                 cases,
                 entry.get("function", ""),
                 bool(entry.get("followed", False)),
+                bool(entry.get("composite", False)),
             )
         )
     return tuple(out)

@@ -58,6 +58,19 @@ def has_symbolic_sizes(x: torch.Tensor) -> bool:
     return any(isinstance(n, torch.SymInt) for n in x.shape)
 
 
+def interleaved_sizes(x: torch.Tensor, y: torch.Tensor, k: int) -> list[Any]:
+    """The sizes of `x`, with as many dimensions as the tensor with more, each beside a 1: before it (`k` is 0), or behind it (1)."""
+    padded = [1] * (y.ndim - x.ndim) + list(x.shape)
+    return [n for size in padded for n in ((1, size) if k else (size, 1))]
+
+
+def block_sizes(x: torch.Tensor, y: torch.Tensor) -> list[Any]:
+    """The sizes of a tensor that has a block of the sizes of `y` for each element of `x`."""
+    rank = max(x.ndim, y.ndim)
+    first, second = ([1] * (rank - t.ndim) + list(t.shape) for t in (x, y))
+    return [n * m for n, m in zip(first, second, strict=True)]
+
+
 def is_exact_scale(x: Any) -> bool:
     """Whether a size times a factor, rounded down, is the size itself or twice the size only where the factor is 1 or 2: it is an integer, or less
     than 1. `x` is a factor, a list of factors, or None.
