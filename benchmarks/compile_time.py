@@ -175,7 +175,7 @@ class Stages:
                 if stages._inside:
                     stages._inside[-1] += spent
 
-        Watch.stage = stage  # type: ignore[method-assign]
+        Watch.stage = stage  # type: ignore[method-assign, assignment]
 
 
 def measure(name: str, length: int, backend: str) -> dict[str, Any]:

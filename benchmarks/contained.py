@@ -11,6 +11,7 @@ import copy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,9 @@ Call = Callable[..., Any]
 
 class Layer(nn.Module):
     """Attention over a cache of keys and values, which gets one more position, then a feed-forward network."""
+
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, width: int, heads: int, positions: int, batch: int, put: bool) -> None:
         super().__init__()
@@ -64,6 +68,8 @@ class Layer(nn.Module):
 
 class Decoder(nn.Module):
     """Layers, half of which update their caches by index_copy_ and half by an assignment."""
+
+    positions: Tensor
 
     def __init__(self, positions: int, layers: int = 4, width: int = 2048, heads: int = 16, batch: int = 4) -> None:
         super().__init__()
@@ -166,6 +172,7 @@ CASES = [
 def compiled(name: str, fn: Call, mode: str | None) -> Call:
     """The function, or a module, under a system; the compiled part of a loss is its forward, so that the backward is compiled with it."""
     backend = BACKENDS[name].backend
+    assert backend is not None, f"{name} compiles nothing"
     if isinstance(fn, nn.Module):
         return torch.compile(fn, backend=backend, mode=mode, dynamic=False)
     if fn.__defaults__:
@@ -208,7 +215,7 @@ def run_case(case: Case, names: list[str], rounds: int) -> dict[str, Any]:
                 raise
             row["failed"][name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:200]
             continue
-        thunks[name] = lambda call=call: call(*inputs)
+        thunks[name] = partial(call, *inputs)
         torch.cuda.empty_cache()
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
