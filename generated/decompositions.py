@@ -679,10 +679,10 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     torch.ops.aten._unsafe_masked_index_put_accumulate.default: (
         Correction(result=0, layout="preserved", laid=(0,), everywhere=True),
     ),
-    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
-    torch.ops.aten.index_add.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
-    # It keeps the strides of an operand without gaps, those of dimensions of size 1 too.
-    torch.ops.aten.index_copy.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
+    # The result is contiguous.
+    torch.ops.aten.index_add.default: (Correction(result=0, layout="contiguous", laid=(), everywhere=True),),
+    # The result is contiguous.
+    torch.ops.aten.index_copy.default: (Correction(result=0, layout="contiguous", laid=(), everywhere=True),),
     # The result is contiguous.
     torch.ops.aten.one_hot.default: (Correction(result=0, layout="contiguous", laid=()),),
     # The result is contiguous.

@@ -121,6 +121,8 @@ def _corrected(fake_mode: Any, t: torch.Tensor, rule: Correction, args: Any, kwa
         dtype = torch.float32
     with fake_mode:
         strides = tuple(_corrected_strides(t, rule, args, kwargs))
+        if len(strides) != t.ndim:
+            strides = t.stride()  # a loss may be reduced
         if dtype == t.dtype and expressions(strides) == expressions(t.stride()):
             return t
         return torch.empty_strided(t.shape, strides, dtype=dtype, device=t.device)
@@ -134,8 +136,7 @@ def _corrected_strides(t: torch.Tensor, rule: Correction, args: Any, kwargs: Any
         case "elementwise":
             if not any(isinstance(a, torch.Tensor) for a in laid):
                 return t.stride()
-            like = elementwise(*laid)
-            return like.stride() if like.ndim == t.ndim else t.stride()  # a loss may be reduced
+            return elementwise(*laid).stride()
         case "preserved":
             asked = kwargs.get("memory_format") not in (None, torch.preserve_format)
             return t.stride() if asked else ROLES["clone"](laid[0]).stride()

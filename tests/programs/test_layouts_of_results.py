@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,29 @@ from tests.support.layouts import in_other_layouts, laid_out
 ELSEWHERE = ("prims.cbrt.default", "prims.isfinite.default", "prims.frexp.default", "prims.collapse_view.default")
 """Eager runs them by compositions in Python, which lay dimensions of size 1 out in ways of their own; only torch's decompositions call them."""
 
+DIFFERENT = {
+    "aten.native_batch_norm_backward": "A17: the layout of the gradient depends on those of both arguments where a dimension has size 1",
+    "aten.one_hot": "A17: torch traces a comparison in its place, which has the layout of the operand",
+    "aten.mvlgamma": "A17: torch traces elementwise operators in its place, eager's kernel gives a contiguous result",
+}
+"""Operators whose results are traced in another layout than eager's for some arguments."""
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.id)
+
+def _in_turns(k: int, op: Op) -> Any:
+    """Every eighth operator is checked by `make test`, all of them by `make test-all`."""
+    marks = [pytest.mark.slow] if k % 8 else []
+    if op.id == "aten.adaptive_max_pool3d_backward":
+        marks.append(
+            pytest.mark.skip(
+                reason="A17: eager's kernel reads positions that are not contiguous as if they were, and crashes"
+            )
+        )
+    if op.id in DIFFERENT:
+        marks.append(pytest.mark.xfail(reason=DIFFERENT[op.id]))
+    return pytest.param(op, marks=marks, id=op.id)
+
+
+@pytest.mark.parametrize("op", [_in_turns(k, op) for k, op in enumerate(OPS)])
 def test_traced_layouts_are_those_of_eager(op: Op) -> None:
     cases = [
         c
