@@ -287,7 +287,6 @@ OF_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
     "truncated quotient": lambda x: x * torch_of("div")(-7, 2, rounding_mode="trunc"),
     "quotients": lambda x: (x * torch_of("true_divide")(7, 2), torch_of("div")(7, 4) + x, torch_of("floor_divide")(-7, 2) - x),
     "sums and products": lambda x: (x * torch_of("add")(3, 1), x + torch_of("mul")(2, 3.0), x - torch_of("sub")(3, 0), x * torch_of("mul")(5, 1)),
-    "remainder": lambda x: x * torch_of("remainder")(-7, 4),
     "a number and a tensor": lambda x: (torch_of("mul")(1, x.long()), torch_of("add")(0, x.half()), torch_of("div")(1, x), torch_of("sub")(2, x)),
 }  # fmt: skip
 
