@@ -445,25 +445,22 @@ SPARSE_PROGRAMS: dict[str, Program] = {
         forward,
         lambda: [Looked(bag=True), torch.tensor([[1, 2, 1], [8, 0, 1]])],
         grad=True,
-        left="has the layout torch.sparse_coo",
     ),
     "a dense gradient from a sparse one": Program(
         lambda w, k: F.embedding(k, w * 2, sparse=True) + 1,
         lambda: [numbers(9, 4, grad=True), torch.tensor([1, 2, 1])],
         grad=True,
-        left="has the layout torch.sparse_coo",
+        left="takes a sparse gradient",
     ),
     "an embedding twice": Program(
         lambda w, k: F.embedding(k, w, sparse=True) * F.embedding(k + 1, w, sparse=True),
         lambda: [numbers(9, 4, grad=True), torch.tensor([1, 2, 1])],
         grad=True,
-        left="has the layout torch.sparse_coo",
     ),
     "an embedding, sparse and dense": Program(
         lambda w, k: F.embedding(k, w, sparse=True) * w.sum(0),
         lambda: [numbers(9, 4, grad=True), torch.tensor([1, 2, 1])],
         grad=True,
-        left="has the layout torch.sparse_coo",
     ),
     "a sparse gradient arrives": Program(
         lambda w, k: looked_up(k, w * 2) + 1,
@@ -521,7 +518,6 @@ SPARSE_PROGRAMS: dict[str, Program] = {
         lambda x, k: torch.gather(x, 1, k, sparse_grad=True) * 2,
         lambda: [numbers(3, 4, grad=True), torch.tensor([[0, 1], [2, 0], [1, 1]])],
         grad=True,
-        left="has the layout torch.sparse_coo",
     ),
     "training of an embedding": Program(
         embedding_step, lambda: [Looked(), torch.tensor([[1, 2, 1], [8, 0, 1]])], grad=True, left="while tracing"
@@ -942,7 +938,7 @@ def test_programs_are_right_or_left_to_eager(name: str) -> None:
 DIRECT: dict[str, tuple[Callable[..., Any], Callable[[], Tensor], str]] = {
     "float8": (lambda x: (x.float() * 2).to(E5), lambda: eight(4, 6), ""),
     "COO": (lambda x: torch.sparse.mm(x, x.t()), lambda: coo(4, 6), "has the layout torch.sparse_coo"),
-    "COO made": (lambda x: (x * 2).to_sparse(), lambda: holed(4, 6), "while tracing"),
+    "COO made": (lambda x: (x * 2).to_sparse(), lambda: holed(4, 6), "has the layout torch.sparse_coo"),
     "CSR": (lambda x: x * 2, lambda: holed(4, 6).to_sparse_csr(), "has the layout torch.sparse_csr"),
     "quantized": (lambda x: x.dequantize() * 2, lambda: by_tensor(4, 6), "holds quantized numbers (torch.quint8)"),
     "quantized inside": (
