@@ -938,7 +938,7 @@ def test_programs_are_right_or_left_to_eager(name: str) -> None:
 DIRECT: dict[str, tuple[Callable[..., Any], Callable[[], Tensor], str]] = {
     "float8": (lambda x: (x.float() * 2).to(E5), lambda: eight(4, 6), ""),
     "COO": (lambda x: torch.sparse.mm(x, x.t()), lambda: coo(4, 6), "has the layout torch.sparse_coo"),
-    "COO made": (lambda x: (x * 2).to_sparse(), lambda: holed(4, 6), "has the layout torch.sparse_coo"),
+    "COO made": (lambda x: (x * 2).to_sparse(), lambda: holed(4, 6), "sparse"),
     "CSR": (lambda x: x * 2, lambda: holed(4, 6).to_sparse_csr(), "has the layout torch.sparse_csr"),
     "quantized": (lambda x: x.dequantize() * 2, lambda: by_tensor(4, 6), "holds quantized numbers (torch.quint8)"),
     "quantized inside": (
