@@ -22,6 +22,7 @@ ELSEWHERE = ("prims.cbrt.default", "prims.isfinite.default", "prims.frexp.defaul
 DIFFERENT = {
     "aten.native_batch_norm_backward": "A17: the layout of the gradient depends on those of both arguments where a dimension has size 1",
     "aten.one_hot": "A17: torch traces a comparison in its place, which has the layout of the operand",
+    "prims.conj_physical": "A17: of complex numbers, the strides of dimensions of size 1 are contiguous ones",
     "aten.mvlgamma": "A17: torch traces elementwise operators in its place, eager's kernel gives a contiguous result",
 }
 """Operators whose results are traced in another layout than eager's for some arguments."""
