@@ -54,6 +54,9 @@ class Config:
     # spec: activation_memory_budget
     #: Part of the bytes min_cut keeps for the backward that may be kept; below 1 more is computed again, for a lower peak.
     activation_memory_budget: float = 1.0
+    # spec: early_gradients
+    #: Compute the gradients of a loss in its forward where the backward would need as many bytes of it; not with cudagraphs.
+    early_gradients: bool = True
     # spec: lazy_backward
     #: Compile the backward of a training graph when it first runs (graphs of static shapes only), instead of with the forward.
     lazy_backward: bool = True
@@ -212,6 +215,17 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_ACTIVATION_MEMORY_BUDGET",
         affects="code",
         doc="Part of the bytes min_cut keeps for the backward that may be kept; below 1 more is computed again, for a lower peak.",
+    ),
+    # spec: early_gradients
+    "early_gradients": Setting(
+        name="early_gradients",
+        field="early_gradients",
+        type="bool",
+        default=True,
+        choices=(),
+        env="OPFORGE_EARLY_GRADIENTS",
+        affects="code",
+        doc="Compute the gradients of a loss in its forward where the backward would need as many bytes of it; not with cudagraphs.",
     ),
     # spec: lazy_backward
     "lazy_backward": Setting(

@@ -30,7 +30,10 @@ ROLES: dict[str, Any] = {
     "as_strided": torch.ops.aten.as_strided.default,  # Any layout of a storage.
     "as_strided_scatter": torch.ops.aten.as_strided_scatter.default,  # A copy of a tensor in which any layout of its storage has new elements.
     "add": torch.ops.aten.add.Tensor,  # The sum in which autograd brings gradients of one tensor together.
-    "zeros": torch.ops.aten.full.default,  # A tensor filled with a number; stands for a gradient that is zero.
+    "multiply": torch.ops.aten.mul.Tensor,  # A gradient times the gradient of the loss.
+    "equal": torch.ops.aten.eq.Scalar,  # Whether the gradient of the loss is a number.
+    "choose": torch.ops.aten.where.self,  # One of two gradients.
+    "zeros": torch.ops.aten.full.default,  # A tensor filled with a number; stands for a gradient that is zero, or for the gradient 1 of a loss.
     "copy_in_place": torch.ops.aten.copy_.default,  # Writes new contents into a tensor; at the end of a graph that is asked to keep the mutations of its inputs.
     "size": torch.ops.aten.sym_size.int,  # Reads one size.
     "stride": torch.ops.aten.sym_stride.int,  # Reads one stride.

@@ -213,14 +213,14 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     )
     artifacts.function = emit_function(parts.halves)
 
-    def backward(graph: torch.fx.GraphModule, watch: Watch) -> Compiled:
-        call, artifacts.backward = compile_graph(graph, cfg, watch, boxed=True, frugal=True, fixed=kept)
+    def backward(graph: torch.fx.GraphModule, watch: Watch, into: Mapping[int, int] = MappingProxyType({})) -> Compiled:
+        call, artifacts.backward = compile_graph(graph, cfg, watch, boxed=True, frugal=True, fixed=kept, written=into)
         return call
 
-    def backward_later(graph: torch.fx.GraphModule) -> Compiled:
+    def backward_later(graph: torch.fx.GraphModule, into: Mapping[int, int] = MappingProxyType({})) -> Compiled:
         watch = Watch(cfg.progress, cfg.dump_dir)
         try:
-            call = _or_eager(lambda: backward(graph, watch), lambda: eager_backward(graph), cfg)
+            call = _or_eager(lambda: backward(graph, watch, into), lambda: eager_backward(graph, into), cfg)
         finally:
             watch.close()
         if (made := artifacts.backward) is not None:
@@ -230,11 +230,17 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
 
     kept = kept_for_backward(parts.halves, static)
     whole = parts.backward
-    half = (
-        Backward(lambda: backward_later(whole)) if compiles_later(parts, cfg) else Backward(call=backward(whole, watch))
-    )
+
+    def half_of(into: Mapping[int, int]) -> Backward:
+        if compiles_later(parts, cfg):
+            return Backward(lambda: backward_later(whole, into))
+        return Backward(call=backward(whole, watch, into))
+
+    in_place = half_of(parts.halves.into) if parts.halves.into else None
+    half = half_of({})
     partial = partial_backward(parts, half, backward_later)
-    both = bind_halves(parts.halves, forward, half, partial, sparse_backward(whole, parts.halves, cfg.strict))
+    sparse = sparse_backward(whole, parts.halves, cfg.strict)
+    both = bind_halves(parts.halves, forward, half, partial, sparse, in_place)
     return both, artifacts, parts.written.values()
 
 

@@ -25,9 +25,11 @@ from .ir.nodes import Extern, Program
 from .ir.text import dump
 from .ir.verify import verify
 from .lower.graph import Lowered
+from .lower.one_hot import one_hot_sums
 from .observe import counters
 from .observe.watch import Watch
 from .schedule.check import check
+from .schedule.memory import home
 from .schedule.outputs import separate_outputs
 from .schedule.plan import ExternStep, Kernel, Plan
 from .schedule.text import plan_text
@@ -141,13 +143,13 @@ def _triton(kernel: Kernel, plan: Plan) -> str:
     from .codegen.triton import render_kernel  # only readers of a dump want it here
 
     try:
-        return render_kernel(kernel, plan.layouts)
+        return render_kernel(kernel, plan.layouts, homes={b: home(plan, b) for b in (*kernel.reads, *kernel.writes)})
     except UnsupportedError as error:
         return f"# {kernel.name} cannot be said in Triton: {error}\n"
 
 
 def _prepared(lowered: Lowered, target: Target) -> Program:
-    return target.prepare(separate_outputs(lowered.program))
+    return target.prepare(one_hot_sums(separate_outputs(lowered.program)))
 
 
 def _build(

@@ -22,6 +22,7 @@ from .execute.given import saved_inputs
 from .execute.sparse_gradients import unreached_from
 from .lower.layouts import repeats
 from .partition import Partition, partition
+from .partition.early import gains_early, kept_as_gradients, with_early_gradients, written_over
 from .partition.partial import needed_for, tangents_with, without_tangents
 from .partition.split import Halves as Cut
 from .torch_compat import OpOverload
@@ -51,9 +52,9 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
     arguments = len(placeholders) - len(tangents)
     results = traced.meta.num_outputs
 
-    def cut() -> Partition | Cut:
+    def cut(joint: fx.GraphModule = traced.graph) -> Partition:
         return partition(
-            traced.graph,
+            joint,
             arguments,
             results,
             policy=cfg.partition,  # type: ignore[arg-type]  # its choices are the policies
@@ -64,6 +65,11 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
         )
 
     parts = cut()
+    early: dict[int, int] = {}
+    if gains_early(traced.graph, parts, cfg):
+        scaled = cut(with_early_gradients(traced.graph))
+        early = kept_as_gradients(scaled.backward)
+        parts = scaled if early else parts
     while len(tangents) > 1 and _keep_made_from_inputs(traced.graph, parts, gradients):
         parts = cut()
     symbolic = _is_symbolic(parts.backward)
@@ -96,6 +102,8 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
         tangents_with(parts.backward) if len(tangents) > 1 else (),
         saved_inputs(saved, [n.meta["val"] for n in returned[results:]]),
         frozenset(traced.static_arguments),
+        early or ({} if symbolic or cfg.cudagraphs or len(tangents) > 1 else written_over(parts)),
+        bool(early),
     )
     return Split(parts.forward, parts.backward, halves, written)
 
@@ -184,9 +192,25 @@ def kept_for_backward(halves: Halves, static: Collection[int]) -> set[int]:
     return {k for k, (where, n) in enumerate(tensors) if where == "output" or n in static}
 
 
-def eager_backward(backward: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """The backward by eager kernels, for a forward that was compiled. It takes a list of arguments, which it empties."""
-    return fx.Interpreter(backward).boxed_run
+def eager_backward(
+    backward: fx.GraphModule, into: Mapping[int, int] = MappingProxyType({})
+) -> Callable[[list[Any]], Any]:
+    """The backward by eager kernels, for a forward that was compiled. It takes a list of arguments, which it empties. `into`: positions of
+    arguments → of the gradients that are written there, for which None is returned.
+    """
+    run = fx.Interpreter(backward).boxed_run
+    if not into:
+        return run
+
+    def in_place(arguments: list[Any]) -> list[Any]:
+        targets = {gradient: arguments[k] for k, gradient in into.items()}
+        gradients = list(run(arguments))
+        for k, target in targets.items():
+            target.copy_(gradients[k])
+            gradients[k] = None
+        return gradients
+
+    return in_place
 
 
 def partial_backward(

@@ -25,6 +25,7 @@ from .triton_branch import Branches, branches
 from .triton_coarse import coarse
 from .triton_flat import collapsed
 from .triton_group import Members, arguments, blocks_of, constants, selection
+from .triton_idle import idle_where
 from .triton_kept import UNROLLED, cache_hints, kept_rows
 from .triton_launch import launch, wide
 from .triton_online import Online, fewer_passes, keep_up
@@ -100,6 +101,7 @@ class _Renderer:
         kernel = recompute_tiles(kernel, self.launch.persistent, homes)
         self.kernel = kernel = kernel if self.launch.persistent else fewer_passes(kernel)
         self.layouts, self.name = layouts, name
+        self.idle = None if members else idle_where(kernel, layouts, homes)
         read = {homes.get(b, b) for b in kernel.reads}
         self.in_place = {b for b in kernel.writes if homes.get(b, b) in read}
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
@@ -139,6 +141,9 @@ class _Renderer:
         if self.members is None and (cut := branches(self.kernel, block)) is not None:
             self.branched(cut, block)
             return self._module()
+        if self.idle is not None:
+            self.lines.append(f"if tl.max(({self.v.node(self.idle)}).to(tl.int32), 0) == 0:")
+        first = len(self.lines)
         written: set[str] = set()
         for phase, mapped in zip(self.kernel.phases, self.mapped, strict=True):
             if not phase.body:
@@ -154,6 +159,8 @@ class _Renderer:
             written |= {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.scratch}
         if self.team:
             self.lines.append(self.team.leaves())
+        if self.idle is not None:
+            self.lines[first:] = [f"    {line}" for line in self.lines[first:]]
         return self._module()
 
     def branched(self, cut: Branches, block: int) -> None:

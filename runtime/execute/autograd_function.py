@@ -10,8 +10,8 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -27,6 +27,7 @@ from ..torch_compat import in_transform, is_zerotensor, no_modes, saving_is_hook
 from .batched import backward_by_rows
 from .delivery import in_order, redirected
 from .given import Described, as_described, as_given, as_kept, described
+from .in_place import over_saved
 from .support import LAZY, restride
 
 Compiled = Callable[..., Any]
@@ -51,6 +52,8 @@ class Halves:
     given       for each of `saved` what the backward was compiled for where it is an input: a caller can give that other memory, of another
                 layout, between forward and backward (`x.data = y`). None for all others, and where a size is a symbol; () where all are.
     lasting     arguments that are parameters and buffers: their modules hold them anyway.
+    into        positions in `saved` of tensors that gradients may be written over → of these gradients.
+    scaled      whether all gradients are these tensors times the only tangent.
     """
 
     arguments: int
@@ -65,6 +68,8 @@ class Halves:
     saved_for: tuple[int, ...] = ()
     given: tuple[Described | None, ...] = ()
     lasting: frozenset[int] = frozenset()
+    into: Mapping[int, int] = field(default_factory=dict)
+    scaled: bool = False
 
     @cached_property
     def guarded(self) -> dict[tuple[str, int], int]:
@@ -160,13 +165,17 @@ def bind_halves(
     backward: Compiled | Backward,
     partial: Partial | None = None,
     eager_backward: Callable[[int], Compiled] | None = None,
+    in_place: Backward | None = None,
 ) -> Compiled:
     """What takes the place of the compiled graph: same arguments, a tuple of the program's results. `backward` takes its arguments one by
     one if it is no `Backward`. Without `partial`, results that got no gradient count as if they had got zeros. `eager_backward`: as
-    `Partial.ready`, for gradients that are no strided tensors, which are refused without it.
+    `Partial.ready`, for gradients that are no strided tensors, which are refused without it. `in_place`: a
+    backward that writes gradients over saved tensors (`Halves.into`), and returns None for them.
     """
     if partial is None:
         halves = replace(halves, partial=False)
+    if in_place is None:
+        halves = replace(halves, into={})
     if not isinstance(backward, Backward):
         plain = backward
         backward = Backward(call=lambda arguments: plain(*arguments))
@@ -181,6 +190,7 @@ def bind_halves(
         "is_zerotensor": is_zerotensor,
         "is_grad_enabled": torch.is_grad_enabled,
         "nothing": torch.empty(0),
+        _over(halves): over_saved(in_place.ready, halves.into, halves.scaled) if in_place is not None else None,
         "restride": restride,
         "saving_is_hooked": saving_is_hooked,
         "Tensor": torch.Tensor,
@@ -354,7 +364,9 @@ def _backward(halves: Halves, values: Names) -> list[str]:
         else:
             lines.append(f"    if {name}.stride() != {stride} or {lazy}:")
             lines.append(f"        {name} = restride({name}, {stride})")
-    lines += [f"    arguments += [{', '.join(tangents)}]", "    out = backward_graph(arguments)"]
+    lines.append(f"    arguments += [{', '.join(tangents)}]")
+    call = "backward_graph(arguments)"
+    lines.append(f"    out = {_over(halves)}(arguments) or {call}" if halves.into else f"    out = {call}")
     position = {k: n for n, k in enumerate(halves.gradients.inputs)}
     returned = [f"out[{position[k]}]" if k in position else "None" for k in arguments_in_all]
     for g in halves.gradients.wrapped_gradients:
@@ -366,6 +378,10 @@ def _backward(halves: Halves, values: Names) -> list[str]:
         f"    def backward({', '.join(['ctx', *gradients])}):",
         *(f"        {line}" for line in lines),
     ]
+
+
+def _over(halves: Halves) -> str:
+    return "scaled" if halves.scaled else "over_saved"
 
 
 def _redirected(gradients: str, halves: Halves) -> str:

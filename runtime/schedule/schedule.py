@@ -17,6 +17,7 @@ from .fuse import Fuser, Group
 from .in_place import computed_last, write_in_place
 from .inline import inline, is_view
 from .kernels import build_kernel, build_update
+from .known_first import known_first
 from .layouts import followed
 from .memory import plan_memory, step_parts, step_reads, step_writes, strided_view
 from .operands import Factors
@@ -61,6 +62,8 @@ def schedule(
     exact = exact_strides(program.items, any_strides)
     gaps = with_gaps(program, exact)
     items, views = inline(program, costs, recompute, gaps)
+    if fusion:
+        items = known_first(items, {b.name for b in program.inputs})
     realized_views = set(views.bodies)
     # Which views must become memory: those that strides over a stored buffer cannot express. Decided after layouts; first, the groups.
     wanted = {o.buffer for o in program.outputs if o.buffer is not None} | {s for _, s in program.mutations}
