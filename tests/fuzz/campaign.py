@@ -52,7 +52,7 @@ def read(path: Path) -> list[Part]:
 
 def ranges(parts: Iterable[Part], families: Sequence[str], first: int, size: int) -> Iterator[Range]:
     """The next ranges of `size` seeds without end, of each family in turn; a new family begins with the seed `first`."""
-    following = {family: first for family in families}
+    following = dict.fromkeys(families, first)
     for part in parts:
         if part.family in following:
             following[part.family] = max(following[part.family], part.first + part.programs)
