@@ -145,6 +145,14 @@ def one_hot(b, self, num_classes=-1):  # type: ignore[no-untyped-def]
     return torch.ops.aten.one_hot.default(self, num_classes)
 
 
+# spec: aten.dropout.default
+def dropout(b, input=None, p=None, training=None, inplace=None):  # type: ignore[no-untyped-def]
+    """Where nothing is dropped the result is the very input, which torch's kernel for symbolic sizes copies."""
+    if not ((training is not None and not training and (p is None or 0 <= p <= 1)) or (p is not None and p == 0)):
+        return NotImplemented
+    return input
+
+
 # spec: aten.scaled_dot_product_attention.default
 def scaled_dot_product_attention(
     b, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
@@ -428,6 +436,7 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
+    torch.nn.functional.dropout: dropout,
     torch.nn.functional.scaled_dot_product_attention: scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
 }

@@ -171,7 +171,7 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
     parameters, arguments = parameters_of(schema)
     taken = set(arguments.values())
     if "parameters" in entry:
-        parameters, taken = ", ".join(f"{name}=None" for name in entry["parameters"]), set(entry["parameters"])
+        parameters, taken = _own_parameters(entry), set(entry["parameters"])
     when = ""
     if "when" in entry:
         printer = Printer(model, taken, "{op}({args})", CONDITIONS)
@@ -188,6 +188,11 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
         when,
         entry.get("always", False),
     )
+
+
+def _own_parameters(entry: Entry) -> str:
+    """The parameters of a function, which are not those of the overload."""
+    return ", ".join(f"{name}=None" for name in entry["parameters"])
 
 
 def _known_argument(entry: Entry, path: tuple[str | int, ...], name: str, names: list[str], diags: Diagnostics) -> bool:
@@ -268,6 +273,11 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
         if entry.get("composite") and (other := next((k for k in ("function", "when") if k in entry), "")):
             diags.error(entry.pos(other), f"'{other}' says where the body is taken, which 'composite' does everywhere")
             continue
+        if "parameters" in entry:
+            if "function" not in entry or entry.get("followed"):
+                diags.error(entry.pos("parameters"), "'parameters' are those of a 'function' that replaces no overload")
+                continue
+            parameters, names = _own_parameters(entry), {name: name for name in entry["parameters"]}
         printer = Printer(model, set(names.values()), "{op}({args})", HELPERS, OF_RECORDER)
         when = printed(entry, ("when",), str(entry.get("when", "True")), printer, diags)
         cases = _cases(entry, ("body",), entry["body"], printer, diags)

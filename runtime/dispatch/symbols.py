@@ -71,6 +71,18 @@ def _is_integer(expr: Any) -> bool:
     return all(map(_is_integer, expr.args))
 
 
+def guards_tell(shape_env: Any) -> bool:
+    """Whether guards see to it that what tracing has found of sizes holds where the graph is called. torch drops those that it finds false for
+    all sizes, as it does where it takes a float for an integer.
+    """
+    guards = () if shape_env is None else (guard.expr for guard in shape_env.guards)
+    return all(e != sympy.false and not any(map(_is_mistaken, sympy.preorder_traversal(e))) for e in guards)
+
+
+def _is_mistaken(expr: Any) -> bool:
+    return isinstance(expr, sympy.Expr) and bool(expr.is_integer) and not _is_integer(expr)
+
+
 class Symbols:
     """Nodes for symbolic expressions: `bind` says where a symbol can be read, `node` gives an expression's node."""
 

@@ -39,6 +39,7 @@ from .merge import enter_inputs
 from .metadata import Found, analyze
 from .randomness import Draws
 from .recorder import Recorder, Restart
+from .symbols import guards_tell
 
 # What torch raises for programs that fake tensors cannot run (data-dependent, unsupported) and for programs that
 # eager refuses as well. Those that opforge's own code raised are its mistakes (`_is_mistake`) and go through.
@@ -203,6 +204,8 @@ def _trace_once(
         if training:
             with preserved_state(), dispatcher(), disable_autocast():
                 joint = differentiate(inputs, recorder, entered, found, saved, border)
+        if not guards_tell(inputs.fake_mode.shape_env):
+            raise UnsupportedError("the remainder of a float made of sizes decides something, which guards cannot tell")
     except TRACE_ERRORS as error:
         if isinstance(error, UnsupportedError) or _is_mistake(error):
             raise

@@ -2,6 +2,7 @@
 
 python -m tests.fuzz --programs 10000               the nightly run (`make fuzz`)
 python -m tests.fuzz --family norms --family raw    some families alone
+python -m tests.fuzz --campaign FILE --minutes 30   goes on where the file's last run ended; --minutes 0 prints its totals
 python -m tests.fuzz --family norms --seed 1234     one program: its file, and how it comes out
 """
 
@@ -13,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from . import campaign
 from .check import check, quick_builds
 from .families import FAMILIES, program_of
 from .program import runnable
@@ -49,6 +51,11 @@ def main() -> int:
         "--shrink", type=float, default=60.0, help="seconds to make a failure smaller (default %(default)s)"
     )
     parser.add_argument("--failures", type=Path, help="folder for the failures' files (default: printed only)")
+    parser.add_argument("--campaign", type=Path, help="a file of counts, which this run adds to, after the seeds in it")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="when a campaign begins no further part (default %(default)s)"
+    )
+    parser.add_argument("--part", type=int, default=100, help="programs in a part of a campaign (default %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="opforge-fuzz-", ignore_cleanup_errors=True) as folder:
         if options.seed is not None:
@@ -57,6 +64,10 @@ def main() -> int:
         summary = Summary()
         start = time.monotonic()
         chosen = options.family or [*FAMILIES]
+        if options.campaign is not None:
+            differences = campaign.run(options.campaign, chosen, options, Path(folder))
+            print(campaign.totals(campaign.read(options.campaign)))
+            return 1 if differences else 0
         each = -(-options.programs // len(chosen))
         ranges = [Range(family, range(options.first, options.first + each)) for family in chosen]
         run_all(ranges, options, Path(folder), summary)

@@ -168,6 +168,8 @@ def _compare(
         # What Dynamo itself does to the program is not ours.
         torch._dynamo.reset()
         captured = torch.compile(functions.program, backend="eager", dynamic=program.dynamic_argument)
+        for earlier in range(number):  # which Dynamo's later graphs depend on
+            see(program, functions, program.sizes[earlier], captured, number=earlier)
         base = see(program, functions, size, captured, number=number)
         same = differences(eager, base, lambda dtype: in_dtype(dtype, program, size, number), lambda _: Sight())
         found = [f for f in found if f[0] not in {kind for kind, _ in same}]

@@ -65,3 +65,26 @@ def test_gradients_that_add_up_exactly_stay() -> None:
         x = torch.arange(8.0, requires_grad=True)
         (g,) = torch.autograd.grad((x * 2 + x * 0.5 + x * 4).sum(), x)
     assert torch.equal(g, torch.full((8,), 6.5))
+
+
+def test_a_remainder_of_a_float_made_of_sizes(quick: None) -> None:
+    """torch takes `n / 10 % 2` for an integer and drops the guard on its value: a later call computed with 0.6 in place of 0.7."""
+    made = (Step('grid((n, m), "float32", 322, 8.0)', ("p1",)),)
+    call = (
+        "F.scaled_dot_product_attention(p1[None], p1[None], p1[None], scale=1 / (1 + p1.size(1) / 10 * p1.size(1) % 2))"
+    )
+    sizes = ((12, 9), (7, 6), (10, 7))
+    program = Program(
+        0, made, (), ("p1",), (Step(call, ("v1",)),), ("v1",), sizes=sizes, path="dynamo", dynamo_shapes="dynamic"
+    )
+    assert check(program).different == []
+
+
+def test_what_dynamo_refuses_in_a_later_graph_is_its_own(quick: None) -> None:
+    """Sizes become symbols in the second graph; Dynamo has no `abs` of a condition on them (numbers, 2000055)."""
+    made = (Step('grid((m,), "float32", 541, 8.0)', ("p1",)),)
+    steps = (Step("p1 / (abs(p1.shape[0] > 5) + 1)", ("v1",)),)
+    program = Program(
+        0, made, (), ("p1",), steps, ("v1",), sizes=((2, 2), (2, 3)), path="dynamo", dynamo_shapes="automatic"
+    )
+    assert check(program).different == []

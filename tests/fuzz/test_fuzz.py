@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from opforge.errors import BuildError
 from opforge.runtime.targets import cpu as engine
 from opforge.testing.noise import Noise
 
+from . import campaign
 from .builds import Batch, together
 from .check import Outcome, check, check_all, in_dtype
 from .exact import Exact
@@ -24,7 +29,7 @@ from .judge import differences
 from .observe import Sight, see
 from .program import Program, Step, runnable
 from .shrink import shrink
-from .workers import Summary
+from .workers import Range, Summary
 
 PROGRAMS, CHUNK = 300, 10
 FIRST = 1_000_000
@@ -93,9 +98,8 @@ def test_state_is_compared(quick: None) -> None:
 
 def test_the_summary_counts_by_family() -> None:
     summary = Summary()
-    report = {"seed": 3, "kinds": [], "eager": "", "backward": False, "externs": 0, "dynamic": False, "raised": []}
-    report |= {"fake_strides": False, "path": "dynamo", "graphs": 4, "eager_graphs": 1}
-    summary.add({**report, "family": "norms"})
+    report = {**_report("norms", 3), "graphs": 4, "eager_graphs": 1}
+    summary.add(report)
     summary.add({**report, "family": "raw", "kinds": ["value"]})
     summary.add({**report, "family": "raw", "raised": ["in backward"]})
     assert summary.families["norms"].eager_share == 0.25
@@ -168,6 +172,12 @@ def test_a_failure_is_a_file_that_runs(quick: None, capsys: pytest.CaptureFixtur
     assert "eager" in shown
     assert "opforge" in shown
     assert "raises" not in shown
+
+
+def _report(family: str, seed: int) -> dict[str, Any]:
+    """What a worker says of a program that is as eager's."""
+    report = {"family": family, "seed": seed, "kinds": [], "eager": "", "backward": False, "externs": 0, "graphs": 1}
+    return {**report, "eager_graphs": 0, "dynamic": False, "raised": [], "fake_strides": False, "path": "dynamo"}
 
 
 def _sight(values: torch.Tensor) -> Sight:
@@ -257,3 +267,25 @@ def test_roundings_move_but_exact_numbers_do_not() -> None:
         moved = (x + 0.1).sin()
     assert not torch.equal(moved, (torch.arange(8.0) + 0.1).sin())
     assert torch.allclose(moved, (torch.arange(8.0) + 0.1).sin(), atol=1e-6)  # two roundings of numbers up to 8
+
+
+def test_a_campaign_goes_on_where_it_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, options = tmp_path / "parts.jsonl", argparse.Namespace(minutes=0, first=5, part=10)
+    assert campaign.run(path, ["norms"], options, tmp_path) == 0
+    summary = Summary()
+    for seed in range(5, 15):
+        summary.add({**_report("norms", seed), "eager_graphs": seed == 7, "eager": "no rule" if seed == 7 else ""})
+    part = campaign.Part.of(Range("norms", range(5, 15)), summary, 1.0)
+    path.write_text(json.dumps(dataclasses.asdict(part)) + "\n")
+    (read,) = campaign.read(path)
+    assert read == part
+    following = campaign.ranges([read], ["raw", "norms"], 5, 10)
+    assert [next(following) for _ in range(3)] == [
+        Range("raw", range(5, 15)),
+        Range("norms", range(15, 25)),
+        Range("raw", range(15, 25)),
+    ]
+    text = campaign.totals([read, dataclasses.replace(read, first=15, differences=["norms:16: value"])])
+    assert "20 programs, 1 differ from eager" in text
+    assert "10.00%  5..24" in text
+    assert "2 left to eager: norms: no rule" in text

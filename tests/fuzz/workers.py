@@ -52,13 +52,14 @@ class FamilyCounts:
 
 @dataclass
 class Summary:
-    """Counts over all programs."""
+    """Counts over all programs; `ordinary_reasons` are those of programs that eager does not refuse."""
 
     programs: int = 0
     families: dict[str, FamilyCounts] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    ordinary_reasons: Counter[str] = field(default_factory=Counter)
     raised: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, str]] = field(default_factory=list)
 
@@ -80,6 +81,8 @@ class Summary:
             counts.eager_graphs += report["eager_graphs"]
         if report["eager"]:
             self.reasons[f"{report['family']}: {report['eager']}"] += 1
+            if not report["raised"]:
+                self.ordinary_reasons[f"{report['family']}: {report['eager']}"] += 1
         if report["kinds"]:
             self.kinds[report["kinds"][0]] += 1
             self.failures.append((f"{report['family']}:{report['seed']}", report["kinds"][0]))

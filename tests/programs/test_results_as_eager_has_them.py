@@ -286,3 +286,11 @@ def test_a_range_of_integers_between_floats(bounds: tuple[float, ...], dtype: to
     """Eager makes integers of the bounds first; ours were rounded element by element."""
     run = torch.compile(lambda: torch.arange(*bounds, dtype=dtype), backend="opforge", fullgraph=True)
     assert torch.equal(run(), torch.arange(*bounds, dtype=dtype))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_a_dropout_that_drops_nothing_returns_its_input(p: float) -> None:
+    """With symbolic sizes torch's own decomposition of it copies."""
+    compiled = torch.compile(lambda x: torch.nn.functional.dropout(x, p, p == 0), backend="opforge", dynamic=True)
+    x = torch.ones(3, 5, requires_grad=True)
+    assert compiled(x) is x
