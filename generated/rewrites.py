@@ -821,6 +821,7 @@ addmm_of_mm_add = Rule(
         and p.is_float(m["a"])
         and p.same_dtype(m["a"], m["c"])
         and p.users(m["out"]) > 0
+        and p.same_sizes(p.shape(m["out"]), [p.size(m["a"], 0), p.size(m["b"], 1)])
     ),
     replace=lambda m, g: g.call("aten.addmm.default", m["c"], m["a"], m["b"]),
 )

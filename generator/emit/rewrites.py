@@ -18,7 +18,7 @@ PREDICATES = (
     "all_but_channels", "are_known", "composed", "dtype", "dtype_of_positions", "exact_widening", "has_backward", "has_elements", "is_bool",
     "is_few", "is_float", "is_half", "is_identity", "is_int", "is_number", "is_power_of_two", "is_returned", "is_seen", "is_small",
     "is_tensor", "made_of_smaller", "only_result_used", "opmath", "over_channels", "rank", "reads_result", "same_dtype", "same_pair",
-    "same_shape", "same_type", "shape", "short_of_vectors", "size", "users",
+    "same_shape", "same_sizes", "same_type", "shape", "short_of_vectors", "size", "users",
 )  # fmt: skip
 _ALLOWED = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,

@@ -24,7 +24,7 @@ from ..torch_compat import OpOverload
 from .builder import Builder
 from .control import Call, Control, call_control
 from .layouts import is_dense, is_empty, is_laid_out_by_rows, repeats
-from .leaves import DTYPE_NAMES, complex_part, contradict, leaves, read_of, refs_to, tensors_of
+from .leaves import DTYPE_NAMES, complex_part, contradict, leaves, mapped, read_of, refs_to, tensors_of
 from .names import inverse, permuted, unlinear
 from .number import Number, Numbers
 from .origins import origin_of, place_of, spec_of
@@ -264,7 +264,7 @@ class _Lowerer:
                     b, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()}
                 )  # type: ignore[misc]
                 read = read_of(node)
-                self.check(result, val, read)
+                result = self.check(result, val, read)
                 b.check_empty(mark)
                 self.lay_out(result, val, mark, read)
                 return result
@@ -328,19 +328,25 @@ class _Lowerer:
             return DTYPE_NAMES[a]
         return a
 
-    def check(self, result: Any, val: Any, read: Container[int]) -> None:
-        """Results that are read must have the shapes and dtypes that tracing found. Raises `UnsupportedError`."""
+    def check(self, result: Any, val: Any, read: Container[int]) -> Any:
+        """Results that are read must have the shapes and dtypes that tracing found. Returns them, with sizes that are equal by a guard as the
+        program has them. Raises `UnsupportedError`.
+        """
         results, expected = leaves(result), leaves(val)
         if len(results) != len(expected):
             raise UnsupportedError(f"{len(results)} results where {len(expected)} were traced")
+        renamed: dict[int, Tensor] = {}
         for k, (r, v) in enumerate(zip(results, expected, strict=True)):
             if not isinstance(v, torch.Tensor) or k not in read:
                 continue
             shape = self.sizes.shape(v.shape)
-            if not isinstance(r, Tensor) or r.dtype != DTYPE_NAMES[v.dtype] or r.shape != shape:
+            if not isinstance(r, Tensor) or r.dtype != DTYPE_NAMES[v.dtype] or self.sizes.reduced(r.shape) != shape:
                 # Of two sizes one is wrong, and with the traced one all that was traced of it.
                 kind = _Contradiction if isinstance(r, Tensor) and contradict(r.shape, shape) else NotNativeError
                 raise kind(f"lowered to {r} where {DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
+            if r.shape != shape:
+                renamed[id(r)] = self.b.define(shape, self.b.at(r, self.b.coords(shape)))
+        return mapped(result, lambda r: renamed.get(id(r), r)) if renamed else result
 
     def lay_out(self, result: Any, val: Any, mark: int, read: Container[int]) -> None:
         """Note the strides that eager gives the results, where they are dense but not row-major; routines give dimensions of size 1 theirs, too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,11 @@ def leaves(tree: Any) -> Sequence[Any]:
     return [leaf for item in tree for leaf in leaves(item)]
 
 
+def mapped(tree: Any, f: Callable[[Any], Any]) -> Any:
+    """Nested lists and tuples with `f` of each item."""
+    return type(tree)([mapped(item, f) for item in tree]) if isinstance(tree, (list, tuple)) else f(tree)
+
+
 def complex_part(tree: Any) -> str | None:
     """Why an operator that knows no complex numbers has no lowering here: the first one among its arguments and results, if any."""
     for leaf in pytree.tree_leaves(tree):
@@ -68,4 +73,4 @@ def complex_part(tree: Any) -> str | None:
     return None
 
 
-__all__ = ["DTYPE_NAMES", "complex_part", "contradict", "leaves", "read_of", "refs_to", "tensors_of"]
+__all__ = ["DTYPE_NAMES", "complex_part", "contradict", "leaves", "mapped", "read_of", "refs_to", "tensors_of"]

@@ -345,8 +345,10 @@ def reshaped(i: Sequence[Size], to_: Sequence[Size], shape_: Sequence[Size]) -> 
             elif a0 > 0:
                 a0 -= 1
                 pa = canonical(expr(pa) * to_[a0])
+            elif isinstance(pa, int) and isinstance(pb, int):
+                raise UnsupportedError(f"shapes {list(to_)} and {list(shape_)} do not hold as many elements")
             else:
-                raise UnsupportedError(f"shapes {list(to_)} and {list(shape_)} are not known to hold as many elements")
+                break  # what is left on both sides are as many elements by a guard
         a0, b0 = max(a0, 0), max(b0, 0)
         if b > b0:
             group = shape_[b0:b]

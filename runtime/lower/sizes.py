@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -13,6 +14,7 @@ from ..ir.index import Expr, Sym, expr, sym
 from ..ir.index import size as canonical
 from ..ir.nodes import Size
 from ..torch_compat import decided, dimension_of_none, size_hint, symbol_hint, symbol_range
+from .equal_sizes import EqualSizes
 from .from_data import LARGE, LIKELY, FromData
 
 
@@ -24,17 +26,20 @@ class Sizes:
         self.floats: dict[
             str, Expr
         ] = {}  # by torch's names: numbers that integers are made of, as the program has them
+        self.derived: set[str] = set()  # by the names of the program
         self._memo: dict[sympy.Expr, Size] = {}
+        self._only_known = False
         self._hinted: set[str] = set()
         self._stride = False
-        self._env: Any = None
+        self.env: Any = None
         self.from_data = FromData(self)
+        self.equal = EqualSizes(self)
 
     def argument(self, value: Any) -> Size:
         """A number that the graph is called with: its symbol is known, wherever it comes from."""
         self.from_data.given(value)
         if isinstance(value, torch.SymInt) and not all(s.is_integer for s in value.node.expr.free_symbols):
-            self._env, e = (
+            self.env, e = (
                 value.node.shape_env,
                 value.node.expr,
             )  # the floats that it is made of are not among the arguments
@@ -61,7 +66,7 @@ class Sizes:
         return tuple(a.name for e in self.symbols.values() if isinstance(a := e.atom, Sym))
 
     def _note_symbols(self, value: torch.SymInt) -> None:
-        self._env = value.node.shape_env
+        self.env = value.node.shape_env
         for symbol in value.node.expr.free_symbols:
             if symbol.name not in self._hinted and symbol.name not in self.floats:
                 self.note(value, symbol)
@@ -70,7 +75,7 @@ class Sizes:
         """Name a symbol, and let it know the size that it had while tracing: checkers use it, code never does. Whether it had none. Raises
         `UnsupportedError` where nothing that is known by now tells it.
         """
-        self._env = value.node.shape_env
+        self.env = value.node.shape_env
         hint = symbol_hint(value, symbol)
         if hint is None and symbol.name not in self.from_data.known:
             raise UnsupportedError(f"size {symbol.name} is made from data while the graph runs")
@@ -101,12 +106,30 @@ class Sizes:
         none = None if self._stride else dimension_of_none(values)
         return found if none is None else (*found[:none], 0, *found[none + 1 :])
 
+    def reduced(self, shape: Sequence[Size]) -> tuple[Size, ...]:
+        """A shape that a lowering has computed, with sizes that are equal by a guard as the program has them."""
+        return tuple([n if type(n) is int else self.equal.reduced(n) for n in shape])
+
     def convert(self, e: Any) -> Size:
         """A sympy expression of sums, products, powers, floor divisions and remainders of symbols."""
         found = self._memo.get(e)
         if found is None:
-            found = self._memo[e] = canonical(self._convert(e))
+            self._memo[e] = canonical(self._convert(e))
+            found = self._memo[e] = self.equal.reduced(self._memo[e])
         return found
+
+    def polynomial(self, e: sympy.Expr) -> Size | None:
+        """What an expression is at this moment, or None where it needs symbols that are not known yet."""
+        if not all(s.name in self.symbols for s in e.free_symbols):
+            return None
+        memo, self._only_known = self._memo, True
+        self._memo = dict(memo)
+        try:
+            return self.convert(e)
+        except UnsupportedError:
+            return None
+        finally:
+            self._memo, self._only_known = memo, False
 
     def _convert(self, e: Any) -> Size:
         if isinstance(e, (int, sympy.Integer)):
@@ -132,7 +155,7 @@ class Sizes:
             return result
         # Torch's own function classes have no public home; their names are stable.
         name = type(e).__name__
-        if name in ("FloorDiv", "CleanDiv", "Mod", "PythonMod") and self._env.bound_sympy(e.args[1]).lower >= 1:
+        if name in ("FloorDiv", "CleanDiv", "Mod", "PythonMod") and self.env.bound_sympy(e.args[1]).lower >= 1:
             number, divisor = expr(self.convert(e.args[0])), self.convert(e.args[1])
             return number // divisor if name.endswith("Div") else number % divisor
         if name == "Max" and self._stride and len(e.args) == 2 and 1 in e.args:
@@ -141,11 +164,14 @@ class Sizes:
 
     def _derived(self, e: sympy.Expr) -> Size:
         """A symbol for what sums, products and quotients do not say, and for quotients by what may be 0: Python computes it when the graph runs."""
+        if self._only_known:
+            raise UnsupportedError(f"nothing has computed {e} yet")
         parts = {s: self.named(s) for s in e.free_symbols}
         hints = {s: a.hint for s, part in parts.items() if isinstance(a := part.atom, Sym)}
         value = e.xreplace({s: sympy.Integer(h) for s, h in hints.items() if h is not None})
         found = self._fresh(e, int(value) if value.is_Integer else None)
-        bounds = self._env.bound_sympy(e)
+        self.derived.add(found.text)
+        bounds = self.env.bound_sympy(e)
         self.from_data.derive(e, found.text)
         if not (bounds.lower >= -LARGE and bounds.upper <= LARGE):
             self.from_data.limit(e)
@@ -153,7 +179,7 @@ class Sizes:
 
     def _fresh(self, e: sympy.Expr, hint: int | None) -> Expr:
         """A new symbol that stands for an expression."""
-        least = self._env.bound_sympy(e).lower
+        least = self.env.bound_sympy(e).lower
         key = f"size{sum(k.startswith('size') for k in self.symbols)}"
         found = self._name(key, key, bool(least >= 0), hint)
         if any(not s.is_integer or self.from_data.is_unhinted(s) for s in e.free_symbols):

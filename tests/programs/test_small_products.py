@@ -58,3 +58,16 @@ def test_gradients_of_a_small_convolution_are_loops() -> None:
     assert not opforge.stats()["reasons"]
     for ours, eager in zip(found, torch.autograd.grad(program(x, w), (x, w)), strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_longer_row_is_added_to_a_product_of_one_column(dynamic: bool) -> None:
+    """The product and the row became an `addmm`, whose kernel takes no row that is longer than its result: a RuntimeError."""
+
+    def program(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return torch.mm(a, b) + c
+
+    assert not any("addmm" in r for r in reasons(program, *map(torch.randn, ((1, 30), (30, 1), 7)), dynamic=dynamic))
+    assert "aten.addmm.default: a BLAS call is faster than loops" in reasons(
+        program, torch.randn(30, 30), torch.randn(30, 30), torch.randn(30)
+    )

@@ -72,6 +72,14 @@ def test_reshaping_keeps_untouched_dimensions_as_they_are() -> None:
     assert names.reshaped(j, (s0, 384), (s0, 12, 32)) == [j[0], j[1] // 32, j[1] % 32]
 
 
+def test_reshaping_takes_sizes_for_equal_that_only_guards_compare() -> None:
+    s0, s1, s2 = map(sym, ("s0", "s1", "s2"))
+    i = coordinates((s0, 3))
+    assert names.reshaped(i, (s0, 3), (s1, s2, 3)) == [i[0] // s2, i[0] % s2, i[1]]
+    with pytest.raises(UnsupportedError, match="do not hold as many"):
+        names.reshaped(coordinates((2, 3)), (2, 3), (2, 4))
+
+
 def test_a_decision_about_an_unknown_size_is_refused() -> None:
     s0, s1 = sym("s0"), sym("s1")
     assert names.lt(s0, s0 + 1)
