@@ -29,7 +29,7 @@ def one_hot_sums(program: Program) -> Program:
             nests[it.name] = it
     if not found:
         return program
-    items = tuple(found.get(it.name, it) if isinstance(it, Nest) else it for it in program.items)
+    items = [found.get(it.name, it) if isinstance(it, Nest) else it for it in program.items]
     return replace(program, items=items)
 
 

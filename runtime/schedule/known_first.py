@@ -21,8 +21,9 @@ def known_first(items: Sequence[Nest | Extern], inputs: Container[str]) -> list[
     few = max(points.values(), default=0) // _PART
     told: dict[str, Nest] = {}  # what only inputs tell, and few of their elements
     for it in items:
-        small = isinstance(it, Nest) and it.scatter is None and points.get(it.name, few + 1) <= few
-        if small and all(n in inputs or n in told for n in it.reads()):
+        if not isinstance(it, Nest) or it.scatter is not None or points.get(it.name, few + 1) > few:
+            continue
+        if all(n in inputs or n in told for n in it.reads()):
             told[it.name] = it
     front: set[str] = set()
     for it in items:
