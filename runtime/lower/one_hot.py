@@ -43,6 +43,9 @@ def _selected(nest: Nest, nests: Mapping[str, Nest]) -> Node | None:
     if value.op != "where":
         return None
     condition, chosen, other = value.args
+    other = _seen(other, nests)
+    while other.op == "to_dtype":
+        other = _seen(other.args[0], nests)
     if row in chosen.vars() or other.op != "const" or other.attr != 0:
         return None
     rest: list[Node] = []
@@ -68,7 +71,7 @@ def _selected(nest: Nest, nests: Mapping[str, Nest]) -> Node | None:
     inside = rest[0]
     for n in rest[1:]:
         inside = inside & n
-    selected = Node("where", (inside, chosen, other), value.dtype)
+    selected = Node("where", (inside, chosen, const(0, value.dtype)), value.dtype)
     for cast in reversed(casts):
         selected = Node("to_dtype", (selected,), cast.dtype, cast.attr)
     return selected

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from ...generated.scalars import REDUCTIONS
 from ..ir.index import Atom, Expr, Var, of, product
-from ..ir.nodes import Extern, Nest, Program, Size, load, rebuild
+from ..ir.nodes import Extern, Nest, Program, Size, contiguous_strides, load, rebuild
 from ..ir.work import cost, is_pointwise, node_cost, points_of
 from .partial_spread import Spreads, fresh
 
@@ -168,11 +169,17 @@ class _Rows:
                 continue
             if item.reduce is None:
                 self.leaves[item.name] = self.of(item)
-                if item.stride is None:  # what is made point by point is laid out as what it is made of
-                    same = (self.strides.get(ld.attr.buffer) for ld in item.body.loads() if ld.attr.index == item.vars)
-                    self.strides[item.name] = next((s for s in same if s is not None), None)
+                if item.stride is None:
+                    self.strides[item.name] = self._as_most(item)
             elif not _across(item, self.strides):
                 self.by_rows |= self.of(item)
+
+    def _as_most(self, nest: Nest) -> tuple[Size, ...] | None:
+        """What is made point by point is laid out as most of what it is made of; None: row-major, also where as many are."""
+        same = {ld.attr.buffer for ld in nest.body.loads() if ld.attr.index == nest.vars}
+        votes = Counter(self.strides.get(name) for name in same)
+        votes[None] += votes.pop(contiguous_strides(nest.shape), 0)
+        return max(votes, key=lambda stride: (votes[stride], stride is None))
 
     def of(self, nest: Nest) -> frozenset[str]:
         """What a value is made of that has as many elements as it has points, or more."""

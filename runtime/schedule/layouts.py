@@ -6,6 +6,7 @@ would else be row-major, and each kernel that makes or reads them would go acros
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..ir.index import Expr, Var, product
@@ -49,28 +50,28 @@ def followed(
 
 
 def _like(nest: Nest, known: Mapping[str, Buffer]) -> tuple[int, ...] | None:
-    """Strides of a dense layout with its dimensions in the order that the largest operand has in memory; None: row-major."""
+    """Strides of a dense layout with its dimensions in the order that most operands have in memory; None: row-major, also where as many are."""
     shape = [n for n in nest.shape if isinstance(n, int)]
     if len(shape) < len(nest.shape) or product(nest.shape) < LARGE:  # type: ignore[operator]
         return None
     places = nest.vars if nest.scatter is None else nest.scatter.index
     loops = {v for v in (nest.loop_vars if nest.scatter is None else nest.scatter.domain) if v.extent != 1}
-    best: Mapping[Var, int] | None = None
-    most = 0
+    # Each operand that moves with all loops is met at as many points as any other.
+    orders: dict[str, tuple[int, ...]] = {}
     for ld in nest.body.loads():
-        size = product(known[ld.attr.buffer].shape) if ld.attr.buffer in known else 0
-        if isinstance(size, int) and size > most and (steps := _steps(ld, known[ld.attr.buffer], loops)) is not None:
-            best, most = steps, size
-    if best is None:
-        return None
-    far = _distances(places, shape, best)
-    if far is None:
-        return None
-    order = sorted(range(len(shape)), key=far.__getitem__, reverse=True)
-    if [k for k in order if shape[k] > 1] == [k for k in range(len(shape)) if shape[k] > 1]:
+        buffer = known.get(ld.attr.buffer)
+        if buffer is None or buffer.name in orders or (steps := _steps(ld, buffer, loops)) is None:
+            continue
+        if (far := _distances(places, shape, steps)) is not None:
+            order = sorted(range(len(shape)), key=far.__getitem__, reverse=True)
+            orders[buffer.name] = tuple(k for k in order if shape[k] > 1)
+    row_major = tuple(k for k in range(len(shape)) if shape[k] > 1)
+    votes = Counter(orders.values())
+    best = max(votes, key=lambda order: (votes[order], order == row_major), default=row_major)
+    if best == row_major:
         return None
     strides, step = [1] * len(shape), 1
-    for k in reversed(order):
+    for k in reversed(best):
         strides[k] = step
         step *= shape[k]
     return tuple(strides)

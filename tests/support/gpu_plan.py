@@ -14,6 +14,7 @@ from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.lower.graph import _atomic, _Lowerer
+from opforge.runtime.lower.one_hot import one_hot_sums
 from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import Plan
@@ -38,7 +39,8 @@ def planned(
     rewrite(traced.graph, RULES, device="cuda")
     lowerer = _Lowerer(traced.graph, "cpu", True, 0)
     lowerer.b.atomic, lowerer.b.unordered = _atomic(), True
-    program = prepared(separate_outputs(lowerer.run(written_inside(traced) if writes else {}).program), processors)
+    loops = lowerer.run(written_inside(traced) if writes else {}).program
+    program = prepared(one_hot_sums(separate_outputs(loops)), processors)
     plan = scheduled(program, Config(), processors, choose=choose)
     check(program, plan)
     return plan

@@ -22,6 +22,7 @@ from opforge.runtime.codegen.triton_team import SLOT, SPACE, reductions
 from opforge.runtime.codegen.triton_unit import TritonUnit
 from opforge.runtime.ir.facts import evaluate
 from opforge.runtime.ir.nodes import Buffer
+from opforge.runtime.schedule.memory import home
 from opforge.runtime.schedule.plan import Kernel, Plan, ViewOf
 
 SIGNATURES = {
@@ -43,6 +44,7 @@ class Job:
         None  # the functions that a wrapper would call, with blocks of `xblock`; None: each kernel by itself
     )
     tile: tuple[int, int] | None = None  # XBLOCK and RBLOCK of all kernels, instead
+    homes: dict[str, str] = field(default_factory=dict)  # of buffers that are in the memory of another: which one
 
 
 def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
@@ -60,12 +62,10 @@ def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
                 else 0
             )
             memory[name] = torch.full((span,), 77, dtype=getattr(torch, b.dtype))
+    homes = {name: home(plan, name) for name in plan.layouts}
     for name in plan.layouts:
-        of = name
-        while plan.places[of].kind == "alias":
-            of = plan.places[of].of
-        memory[name] = memory[of]
-    return Job(plan.kernels(), plan.layouts, memory)
+        memory[name] = memory[homes[name]]
+    return Job(plan.kernels(), plan.layouts, memory, homes=homes)
 
 
 def results(plan: Plan, memory: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -114,7 +114,7 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
                     if kernel.name == job.unit.grouped[kernel.name].kernels[0]:
                         steps.append(_group_step(job, job.unit, kernel.name, root / f"k{k}_"))
                     continue
-                (root / f"k{k}_{kernel.name}.py").write_text(render_kernel(kernel, job.layouts))
+                (root / f"k{k}_{kernel.name}.py").write_text(render_kernel(kernel, job.layouts, homes=job.homes))
                 names = [*kernel.reads, *kernel.writes]
                 sizes = [job.sizes[s] for s in kernel.symbols]
                 programs, *tile = _blocks_of(job, kernel)

@@ -71,6 +71,11 @@ def turned(x: torch.Tensor) -> None:
     x.add_(torch.exp(torch.tanh(y.flip(1) + y.roll(1, 1))) * y.amax(1, keepdim=True))
 
 
+def scaled(x: torch.Tensor, by: torch.Tensor) -> None:
+    """Nothing is done where the factor is 1."""
+    x.copy_(torch.where(by == 1, x, x * by))
+
+
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
@@ -87,6 +92,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "half precision": (half, [rand(40, 20, dtype=torch.bfloat16)]),
     "transposed": (doubled, [rand(33, 20).t()]),
     "turned": (turned, [rand(300, 33)]),
+    "scaled": (scaled, [rand(30, 33, dtype=torch.bfloat16), torch.tensor(3.0)]),
+    "scaled by one": (scaled, [rand(3000), torch.tensor(1.0)]),
 }
 
 
@@ -140,6 +147,21 @@ def test_threads_wait_for_each_other_before_a_store_over_what_is_read() -> None:
     assert any(line.startswith("v") and "tl.load(arg" in line for line in lines[:barrier])
     # One thread has each element of a kernel without inner loops.
     assert "debug_barrier" not in "".join(rendered("adam"))
+
+
+def test_programs_that_would_change_nothing_end_at_once() -> None:
+    (source,) = rendered("scaled")
+    before, _, inside = source.partition("== 0:\n")
+    assert "if tl.max(" in before
+    assert "tl.load(arg0" not in before
+    assert "tl.load(arg0" in inside
+    assert all(line.startswith("        ") for line in inside.rstrip().splitlines())
+    # Where something else is stored as well, there is something to do.
+    plan = plan_of(lambda x, by: (x.copy_(torch.where(by == 1, x, x * by)), x.sin())[1], CASES["scaled"][1])
+    assert all(
+        "if tl.max(" not in render_kernel(k, plan.layouts, homes={b: home(plan, b) for b in plan.layouts})
+        for k in plan.kernels()
+    )
 
 
 def test_barrier_in_each_turn_of_a_loop() -> None:

@@ -17,6 +17,7 @@ from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import ExternStep, Plan, ViewOf
 from opforge.runtime.targets.cuda import prepared, scheduled
+from tests.support import gpu_plan
 
 
 def planned(fn: Callable[..., Any], *inputs: Tensor) -> Plan:
@@ -82,3 +83,35 @@ def test_a_view_that_repeats_a_value_is_strides_over_it() -> None:
     (view,) = (a for _, a in call.kwargs if isinstance(a, ViewOf))
     assert view.stride[1:] == (0, 0, 1)
     assert plan.layouts[view.buffer].shape == (2, 16)
+
+
+def test_operands_of_different_layouts() -> None:
+    """Row-major where as many operands are: a stream of residuals to which one transposed tensor was added does not stay transposed."""
+    norm = torch.nn.functional.layer_norm
+
+    def fn(x: Tensor, beside: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        y = norm(x + beside.transpose(1, 2), (96,))
+        y = norm(y + y @ a, (96,))
+        return norm(y + y @ b, (96,))
+
+    plan = planned(fn, torch.randn(8, 499, 96), torch.randn(8, 96, 499), torch.randn(8, 96, 96), torch.randn(8, 96, 96))
+    assert len(plan.kernels()) == 3, "one for each norm"
+    assert {b.stride for b in plan.layouts.values() if b.shape == (8, 499, 96)} == {(499 * 96, 96, 1)}
+
+
+def test_loss_and_its_gradient_read_the_logits_in_one_kernel() -> None:
+    """How many targets count is known first; the sum of a row that has one element is no loop."""
+
+    def fn(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        known = logits.log_softmax(-1)
+        loss, weight = torch.ops.aten.nll_loss_forward(known, targets, None, 1, -100)
+        one = torch.ones(())
+        grad = torch.ops.aten.nll_loss_backward(one, known, targets, None, 1, -100, weight)
+        return loss, torch.ops.aten._log_softmax_backward_data(grad, known, 1, torch.float32)
+
+    inputs = torch.empty(8192, 4096), torch.zeros(8192, dtype=torch.int64)
+    plan = gpu_plan.planned(fn, inputs)
+    readers = [k for k in plan.kernels() if plan.inputs[0].name in k.reads and k.outer]
+    (rows,) = readers
+    assert any(len(p.inner) == 1 and "log_softmax_backward" in str(p.body) for p in rows.phases)
+    assert plan.kernels()[0].reads == (plan.inputs[1].name,)
