@@ -15,13 +15,17 @@ from ..runtime.dispatch.known import draws_anew, enlarges_scores, is_all_true, i
 from ..runtime.dispatch.support import (
     block_sizes,
     bound,
+    diagonal_layout,
     elementwise,
+    given,
     has_symbolic_sizes,
     interleaved_sizes,
+    is_cube,
     is_empty,
     is_exact_scale,
     is_from_end,
     is_row_major,
+    last_product,
     row_major,
     size,
     suggested,
@@ -181,6 +185,107 @@ def kron(self, other):  # type: ignore[no-untyped-def]
         ),
         block_sizes(self, other),
     )
+
+
+# spec: aten.vander.default
+def vander(x, N=None, increasing=False):  # type: ignore[no-untyped-def]
+    """Its kernel reads sizes as numbers."""
+    if given(N, size(x, 0)) == 0:
+        return torch.ops.aten.cumprod.default(
+            torch.ops.aten.slice.Tensor(torch.ops.aten.unsqueeze.default(x, 1), 1, 0, 0), 1
+        )
+    if increasing:
+        return torch.ops.aten.cumprod.default(
+            torch.ops.aten.cat.default(
+                [
+                    torch.ops.aten.ones_like.default(torch.ops.aten.unsqueeze.default(x, 1)),
+                    torch.ops.aten.expand.default(
+                        torch.ops.aten.unsqueeze.default(x, 1), [-1, (given(N, size(x, 0)) - 1)]
+                    ),
+                ],
+                1,
+            ),
+            1,
+        )
+    return torch.ops.aten.flip.default(
+        torch.ops.aten.cumprod.default(
+            torch.ops.aten.cat.default(
+                [
+                    torch.ops.aten.ones_like.default(torch.ops.aten.unsqueeze.default(x, 1)),
+                    torch.ops.aten.expand.default(
+                        torch.ops.aten.unsqueeze.default(x, 1), [-1, (given(N, size(x, 0)) - 1)]
+                    ),
+                ],
+                1,
+            ),
+            1,
+        ),
+        [1],
+    )
+
+
+# spec: aten.fill_diagonal_.default
+def fill_diagonal(self, fill_value, wrap=False):  # type: ignore[no-untyped-def]
+    """Its kernel reads sizes as numbers; a diagonal that goes on below is one of the elements in the order of memory."""
+    if wrap and self.ndim == 2 and size(self, 0) > size(self, 1) + 1 and is_row_major(self):
+        return (
+            torch.ops.aten.fill_.Scalar(
+                torch.ops.aten.slice.Tensor(
+                    torch.ops.aten.view.default(self, [-1]), 0, None, None, (size(self, 1) + 1)
+                ),
+                fill_value,
+            ),
+            self,
+        )[1]
+    if wrap and self.ndim == 2 and size(self, 0) > size(self, 1) + 1:
+        return (
+            torch.ops.aten.fill_.Scalar(torch.ops.aten.as_strided.default(self, *diagonal_layout(self, 0)), fill_value),
+            torch.ops.aten.fill_.Scalar(
+                torch.ops.aten.as_strided.default(self, *diagonal_layout(self, (size(self, 1) + 1))), fill_value
+            ),
+            self,
+        )[2]
+    if self.ndim == 2:
+        return (
+            torch.ops.aten.fill_.Scalar(torch.ops.aten.diagonal.default(self), fill_value),
+            self,
+        )[1]
+    if is_cube(self) and self.ndim == 3:
+        return (
+            torch.ops.aten.fill_.Scalar(
+                torch.ops.aten.diagonal.default(torch.ops.aten.diagonal.default(self)), fill_value
+            ),
+            self,
+        )[1]
+    return (
+        torch.ops.aten.fill_.Scalar(torch.ops.aten.as_strided.default(self, *diagonal_layout(self, 0)), fill_value),
+        self,
+    )[1]
+
+
+# spec: aten.linalg_multi_dot.default
+def linalg_multi_dot(tensors):  # type: ignore[no-untyped-def]
+    """Its kernel reads sizes as numbers. The order of the products is the one that is best for the sizes of the example inputs."""
+    if last_product(tensors) == 0:
+        return torch.ops.aten.matmul.default(tensors[0], tensors[1])
+    if last_product(tensors) == 1:
+        return torch.ops.aten.matmul.default(tensors[0], torch.ops.aten.linalg_multi_dot.default(tensors[1:]))
+    if last_product(tensors) == -1:
+        return torch.ops.aten.matmul.default(torch.ops.aten.linalg_multi_dot.default(tensors[:-1]), tensors[-1])
+    return torch.ops.aten.matmul.default(
+        torch.ops.aten.linalg_multi_dot.default(tensors[: last_product(tensors)]),
+        torch.ops.aten.linalg_multi_dot.default(tensors[last_product(tensors) :]),
+    )
+
+
+# spec: aten.chain_matmul.default
+def chain_matmul(matrices):  # type: ignore[no-untyped-def]
+    """Its kernel reads sizes as numbers."""
+    if matrices[1:] == []:
+        return matrices[0]
+    if last_product(matrices, 2) == 0:
+        return torch.ops.aten.mm.default(matrices[0], matrices[1])
+    return torch.ops.aten.linalg_multi_dot.default(matrices)
 
 
 # spec: aten.unsafe_split.Tensor
@@ -431,6 +536,10 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 }
 COMPOSITES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.kron.default: kron,
+    torch.ops.aten.vander.default: vander,
+    torch.ops.aten.fill_diagonal_.default: fill_diagonal,
+    torch.ops.aten.linalg_multi_dot.default: linalg_multi_dot,
+    torch.ops.aten.chain_matmul.default: chain_matmul,
 }
 """Operators of which torch runs this in the place of its own kernel where sizes may be symbols."""
 

@@ -16,7 +16,10 @@ LAYOUTS = ("elementwise", "is_empty", "is_row_major", "row_major", "size", "sugg
 OF_RECORDER = ("is_all_true", "is_lower_triangle", "draws_anew")
 CONDITIONS = ("enlarges_scores", "has_symbolic_sizes", "is_exact_scale")
 """Helpers of conditions on the calls of a function."""
-HELPERS = ("bound", "is_from_end", "block_sizes", "interleaved_sizes", "masks_scores", *OF_RECORDER)
+HELPERS = (
+    "bound", "is_from_end", "block_sizes", "interleaved_sizes", "given", "is_cube", "is_row_major", "diagonal_layout", "last_product", "size",
+    "masks_scores", *OF_RECORDER,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

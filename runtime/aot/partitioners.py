@@ -35,6 +35,7 @@ def joint_module(graph: fx.GraphModule, gradients: Sequence[int], *, unsaved: Co
     own = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     counts = {"primals": 0, "tangents": 0}
+    backward = False
     for node in graph.graph.nodes:
         if node.op == "output":
             results, found = node.args[0]
@@ -47,7 +48,9 @@ def joint_module(graph: fx.GraphModule, gradients: Sequence[int], *, unsaved: Co
             continue
         made[node] = own.node_copy(node, made.__getitem__)
         meta = made[node].meta
-        meta["partitioner_tag"] = "is_backward" if node.meta.get("backward") else "is_forward"
+        # Sizes that only the backward takes stand in the middle of it; partition functions expect the whole forward before it.
+        backward = backward or bool(node.meta.get("backward"))
+        meta["partitioner_tag"] = "is_backward" if backward else "is_forward"
         if "recompute" in meta:  # a checkpointed region, as torch tells it
             keep = meta.get("must_save") or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             policy = CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE

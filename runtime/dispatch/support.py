@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..torch_compat import size_hint
 from . import overlap
 from .elementwise import strides_like
 from .regions import Layout
@@ -69,6 +70,63 @@ def block_sizes(x: torch.Tensor, y: torch.Tensor) -> list[Any]:
     rank = max(x.ndim, y.ndim)
     first, second = ([1] * (rank - t.ndim) + list(t.shape) for t in (x, y))
     return [n * m for n, m in zip(first, second, strict=True)]
+
+
+def given(value: Any, otherwise: Any) -> Any:
+    """A value, or what stands for None."""
+    return otherwise if value is None else value
+
+
+def is_cube(x: torch.Tensor) -> bool:
+    """Whether all sizes are equal. Symbols are compared as torch's own kernels compare them, so that the same guards hold."""
+    return all(n == x.shape[0] for n in x.shape[1:])
+
+
+def diagonal_layout(x: torch.Tensor, row: Any) -> tuple[list[Any], list[Any], Any]:
+    """Sizes, strides and offset of the view that begins with the first element of the row `row` and goes one further in all dimensions; below
+    the first row it goes on to the last row, whatever the number of columns. Raises RuntimeError where a tensor has no such elements.
+    """
+    if x.ndim < 2:
+        raise RuntimeError("dimensions must larger than 1")
+    if x.ndim > 2 and not is_cube(x):
+        raise RuntimeError("all dimensions of input must be of equal length")
+    columns = x.shape[1]
+    if isinstance(row, int) and row == 0:
+        count = torch.sym_min(x.shape[0], columns)
+    else:
+        count = (x.numel() + columns) // (columns + 1) - columns
+    return [count], [total(x.stride())], x.storage_offset() + row * x.stride(0)
+
+
+def last_product(tensors: Sequence[torch.Tensor], rank: int = 1) -> int:
+    """How many of the matrices are on the left of the last product, where products of neighbours are taken in the order with the fewest
+    multiplications; -1 for all but one, 0 where there is nothing to choose. Symbolic sizes count as those of the example inputs. The first
+    and the last tensor have at least `rank` dimensions. Raises RuntimeError where eager's kernel does.
+    """
+    n = len(tensors)
+    if n < 2:
+        raise RuntimeError(f"multi_dot(): expected at least 2 tensors but got {n}")
+    if any(not (rank if k in (0, n - 1) else 2) <= t.ndim <= 2 for k, t in enumerate(tensors)):
+        raise RuntimeError(f"multi_dot(): the tensors have {[t.ndim for t in tensors]} dimensions")
+    if n == 2:
+        return 0
+    sizes = [
+        1 if tensors[0].ndim == 1 else tensors[0].shape[0],
+        tensors[0].shape[-1],
+        *(t.shape[-1] for t in tensors[1:]),
+    ]
+    if tensors[-1].ndim == 1:
+        sizes[-1] = 1
+    rows = [size_hint(x, 1) for x in sizes]
+    cost = [[0] * n for _ in range(n)]
+    split = 0
+    for length in range(2, n + 1):
+        for i in range(n - length + 1):
+            j = i + length - 1
+            costs = {k: cost[i][k - 1] + cost[k][j] + rows[i] * rows[k] * rows[j + 1] for k in range(i + 1, j + 1)}
+            split = min(costs, key=lambda k: (costs[k], -k if n == 3 else k))
+            cost[i][j] = costs[split]
+    return -1 if split == n - 1 else split
 
 
 def is_exact_scale(x: Any) -> bool:

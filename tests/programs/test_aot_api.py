@@ -238,6 +238,28 @@ def test_another_kind_of_argument_is_traced_again() -> None:
     assert len(compiler.graphs) == 8
 
 
+DYNAMIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": lambda x, y: (x.mean(0) * y.std(0)).relu(),
+    "view": lambda x, y: (x.view(-1) * y.sum()).sin(),
+    "slice": lambda x, y: x[: x.shape[0] // 2].exp() * y[0] / y.numel(),
+    "running sums": lambda x, y: torch.cat([x, y]).cumsum(0),
+}
+
+
+@pytest.mark.parametrize("program", DYNAMIC)
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_sizes_that_the_backward_reads(partition: str, program: str) -> None:
+    """They stood between nodes of the backward and said that they were the forward's: torch's `default_partition` took all before them for it."""
+    watched = Watched()
+    fn = DYNAMIC[program]
+    compiled = aot_function(fn, watched, partition_fn=PARTITIONS[partition], dynamic=True)
+    for n in (4, 6, 7):
+        inputs = [torch.randn(n, 3, requires_grad=True) for _ in range(2)]
+        results = [(out := f(*inputs), *torch.autograd.grad(out.sin().sum(), inputs)) for f in (compiled, fn)]
+        torch.testing.assert_close(*results)
+    assert len(watched.graphs) == 2
+
+
 def test_dynamic_sizes_share_a_graph_and_its_guards_are_checked() -> None:
     compiler = Watched()
 

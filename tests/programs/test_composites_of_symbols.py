@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,36 @@ PROGRAMS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int], tu
         lambda n: (torch.randn(n, 3), torch.randn(2, n, dtype=torch.float64)),
     ),
 }
+
+FILLED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[int], Tensor]]] = {
+    "wide": (lambda x: _filled(x, 1.5), lambda n: torch.randn(n, n + 3)),
+    "tall": (lambda x: _filled(x, 2), lambda n: torch.randn(2 * n, n)),
+    "from the top again": (lambda x: _filled(x, 2.5, wrap=True), lambda n: torch.randn(2 * n + 1, n - 1)),
+    "a cube": (lambda x: _filled(x[:, None, None] * torch.ones(len(x), len(x), len(x)), -1), lambda n: torch.randn(n)),
+}
+"""Diagonals that are written."""
+CHAINS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int], tuple[Tensor, Tensor]]]] = {
+    "two": (lambda x, y: torch.linalg.multi_dot([x, y]), lambda n: (torch.randn(n, 3), torch.randn(3, n + 1))),
+    "three": (lambda x, y: torch.linalg.multi_dot([x, y, x]), lambda n: (torch.randn(n, 3), torch.randn(3, n))),
+    "vectors": (
+        lambda x, y: torch.linalg.multi_dot([x[:, 0], y, x, y[0]]),
+        lambda n: (torch.randn(n, n), torch.randn(n, n)),
+    ),
+    "five": (lambda x, y: torch.chain_matmul(x, y, x, y, x), lambda n: (torch.randn(n, 3), torch.randn(3, n))),
+}
+VANDER: dict[str, Callable[[Tensor], Tensor]] = {
+    "square": torch.vander,
+    "three columns": lambda x: torch.vander(x, 3) * 2,
+    "increasing": lambda x: torch.vander(x, N=4, increasing=True),
+    "whole numbers": lambda x: torch.vander(x.to(torch.int32), increasing=True),
+    "no column": lambda x: torch.vander(x, 0),
+    "one column": lambda x: torch.vander(x, 1),
+}
+
+
+def _filled(x: Tensor, value: float, wrap: bool = False) -> Tensor:
+    y = x * 2
+    return y.fill_diagonal_(value, wrap).sin() * y
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -42,6 +73,46 @@ def test_one_graph_for_all_sizes(name: str) -> None:
     assert opforge.stats()["graphs"] == 1
 
 
+@pytest.mark.parametrize("name", FILLED)
+def test_a_diagonal_is_filled(name: str) -> None:
+    program, made = FILLED[name]
+    _same_for_all_sizes(program, lambda n: (made(n),))
+    assert not opforge.stats()["externs"]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_of_products(name: str) -> None:
+    program, made = CHAINS[name]
+    _same_for_all_sizes(program, made)
+    assert {op.split(".")[1] for op in opforge.stats()["externs"]} <= {"mm", "mv", "dot"}
+
+
+@pytest.mark.parametrize("name", VANDER)
+def test_powers_in_columns(name: str) -> None:
+    """Eager's backward raises: its forward writes to what autograd saved."""
+    _same_for_all_sizes(VANDER[name], lambda n: (torch.randn(n) * 3,), grad=False)
+    assert not opforge.stats()["externs"]
+
+
+def _same_for_all_sizes(
+    program: Callable[..., Tensor], made: Callable[[int], tuple[Tensor, ...]], grad: bool = True
+) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=True)
+    with opforge.config.patch(strict=True):
+        for n in (4, 5, 7):
+            given = [t.requires_grad_(grad) for t in made(n)]
+            results = [f(*given) for f in (compiled, program)]
+            assert results[0].stride() == results[1].stride()
+            torch.testing.assert_close(*results)
+            if grad:
+                weight = torch.randn(results[0].shape)
+                torch.testing.assert_close(*(torch.autograd.grad((y * weight).sum(), given) for y in results))
+    assert opforge.stats()["graphs"] == 1
+
+
 @pytest.mark.parametrize(
     "sizes", [((), ()), ((), (3,)), ((2, 0), (3, 2)), ((2,), (1, 2, 3)), ((1, 1), (4, 4))], ids=str
 )
@@ -59,3 +130,47 @@ def test_it_raises_what_torch_raises() -> None:
     for f in (torch.kron, COMPOSITES[op]):
         with pytest.raises(RuntimeError, match="view size is not compatible"):
             f(x, y)
+
+
+def _body(name: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """The kernel of torch, and what stands for it."""
+    return next((op, body) for op, body in COMPOSITES.items() if str(op) == f"aten.{name}.default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize("n", [0, 1, 2, 5])
+def test_powers_of_any_dtype(n: int, dtype: torch.dtype) -> None:
+    kernel, body = _body("vander")
+    x = (torch.randn(n) * 3).to(dtype)
+    for columns in (None, 0, 1, 2, 4):
+        for increasing in (False, True):
+            ours, theirs = (f(x, columns, increasing) for f in (body, kernel))
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+            assert ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_diagonals_of_any_layout(wrap: bool) -> None:
+    kernel, body = _body("fill_diagonal_")
+    for shape in ((2, 3), (3, 2), (8, 3), (9, 2), (4, 3), (1, 1), (0, 3), (3, 0), (10, 1), (3, 3, 3), (2, 2, 2, 2)):
+        for layout in (lambda t: t, lambda t: t.transpose(0, 1), lambda t: torch.cat([t, t], -1)[..., ::2]):
+            ours, theirs = (layout(torch.zeros(shape)) for _ in range(2))
+            assert body(ours, 5.0, wrap) is ours
+            assert torch.equal(ours, kernel(theirs, 5.0, wrap))
+    for refused in ((3,), (), (2, 3, 3)):
+        for f in (kernel, body):
+            with pytest.raises(RuntimeError, match="dimensions"):
+                f(torch.zeros(refused), 5.0, wrap)
+
+
+def test_products_are_taken_in_eagers_order() -> None:
+    """So the results are equal in every bit."""
+    for name in ("linalg_multi_dot", "chain_matmul"):
+        kernel, body = _body(name)
+        for sizes in ((2, 3, 4), (20, 3, 40, 5), (2, 30, 4, 50, 6, 1), (9, 1, 9, 1, 9, 1)):
+            chain = [torch.randn(a, b) for a, b in itertools.pairwise(sizes)]
+            assert torch.equal(body(chain), kernel(chain))
+        for f in (kernel, body):
+            with pytest.raises(RuntimeError):
+                f([torch.randn(2, 3), torch.randn(3), torch.randn(3, 4)])
