@@ -9,6 +9,7 @@ import opforge
 from opforge.testing.noise import NOISY_RUNS, Noise
 
 from .check import check, in_dtype, see
+from .exact_convolution import convolution, convolution_backward
 from .program import Program, Step
 
 
@@ -88,3 +89,29 @@ def test_what_dynamo_refuses_in_a_later_graph_is_its_own(quick: None) -> None:
         0, made, (), ("p1",), steps, ("v1",), sizes=((2, 2), (2, 3)), path="dynamo", dynamo_shapes="automatic"
     )
     assert check(program).different == []
+
+
+def test_float64_convolutions_and_attention_have_a_judge(quick: None) -> None:
+    """A running variance was 0.02 units in the last place off, eager's 1.6, and eager was taken for right (modules, 3000105)."""
+    layers = "nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4, eps=0.1), nn.ReLU()).double()"
+    made = (Step('grid((n, 3, 6, m), "float64", 578)', ("p1",)), Step(f"fill({layers}, 376)", ("w1",)))
+    steps = (Step("w1(p1)", ("v1",)), Step("F.scaled_dot_product_attention(p1, p1, p1)", ("v2",)))
+    program = Program(0, made, (), ("p1", "w1"), steps, ("v1", "v2"), sizes=((4, 8),), path="dynamo", family="modules")
+    sight = in_dtype("float64", program, (4, 8))
+    assert sight.raised == {}
+    assert {"result 0", "result 1", "buffer 0.1.running_var"} <= sight.lows.keys()
+    assert check(program).different == []
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_of_arrays(transposed: bool) -> None:
+    how = ([2, 1], [1, 0], [1, 2], transposed, [1, 0] if transposed else [0, 0], 2)
+    x, w = torch.randn(2, 4, 7, 6).double(), torch.randn(4, 2, 3, 2).double()
+    expected = torch.ops.aten.convolution(x, w, None, *how)
+    torch.testing.assert_close(torch.from_numpy(convolution(x.numpy(), w.numpy(), None, *how)), expected)
+    g = torch.randn_like(expected)
+    gradients = torch.ops.aten.convolution_backward(g, x, w, [4], *how, [True] * 3)
+    for own, other in zip(
+        convolution_backward(g.numpy(), x.numpy(), w.numpy(), [4], *how, [True] * 3), gradients, strict=True
+    ):
+        torch.testing.assert_close(torch.from_numpy(own), other)

@@ -13,7 +13,8 @@ import ctypes
 import pytest
 import torch
 
-from tests.support.scalars import check_cpp, check_triton, compile_cpp, run_triton
+from opforge.generated.complex_scalars import COMPLEX
+from tests.support.scalars import check_complex, check_cpp, check_declared, check_triton, compile_cpp, run_triton
 
 NAMES = [
     "add",
@@ -136,6 +137,16 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
 def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor | str]:
     pytest.importorskip("triton", reason="C8: Triton is not installed")
     return torch.load(run_triton(tmp_path_factory.mktemp("triton"), "cuda"))
+
+
+def test_declared() -> None:
+    for name in NAMES:
+        check_declared(name)
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex(name: str) -> None:
+    check_complex(name)
 
 
 @pytest.mark.parametrize("name", NAMES)

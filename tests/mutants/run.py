@@ -17,8 +17,10 @@ from opforge.generator.run import load_model
 
 from .report import Results
 
-KINDS = ("ops", "rewrites")
+KINDS = ("ops", "rewrites", "scalars", "mutations", "decompositions", "random")
 """Kinds of specs that have mutants."""
+UNCHANGED = ("enum", "role", "reduction", "scan", "unfold", "inline", "launch", "control")
+"""Entries without expressions, and reductions and scans, whose templates of code no test runs alone."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,17 @@ class Task:
     kind: str
     file: str
     entry: str
+    tag: str = ""
 
 
 def tasks_of(files: Sequence[str], entries: Sequence[str]) -> list[Task]:
     """All entries that have expressions, or those of `files` and of the names `entries`. Raises LookupError for a name that there is not."""
     model = load_model()
     found = [
-        Task(kind, e.source.name, e.id) for kind in KINDS for e in model.entries(kind) if e.get("kind") != "extern"
+        Task(kind, e.source.name, e.id, e.tag)
+        for kind in KINDS
+        for e in model.entries(kind)
+        if e.get("kind") != "extern" and e.tag not in UNCHANGED
     ]
     for name, known in ((n, {t.file for t in found}) for n in files):
         if name not in known:
@@ -95,7 +101,7 @@ def _serve(todo: queue.Queue[Task], reports: queue.Queue[Any], results: Results,
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(json.dumps([task.kind, task.entry, sorted(results.done)]) + "\n")
+            process.stdin.write(json.dumps([task.kind, task.entry, task.tag, sorted(results.done)]) + "\n")
             process.stdin.flush()
             for line in process.stdout:
                 if line.startswith("{"):

@@ -19,9 +19,17 @@ NO_EXPRESSIONS = {
     "ops": ("op", "doc", "kind", "symbol", "complex", "test_dtypes", "tests", "no_edges", "unspecified", "why", "out", "operands", "promoted",
             "row_bytes", "product", "any_strides", "raises", "bad", "says"),
     "rewrites": ("rule", "doc", "device", "test"),
-    "decompositions": ("doc", "function", "control"),
+    "decompositions": ("decomposition", "doc", "function", "parameters", "correction", "refusal", "unfold", "inline", "launch", "control",
+            "runs", "same_dtype", "not_floating", "not_bool", "most_dims", "not_empty", "viewed", "fills", "dtype_of", "layout_of", "elementwise_of",
+            "preserved_of", "given"),
+    "random": ("random", "doc"),
+    "mutations": ("enum", "struct", "table", "step", "role", "inverse", "doc", "why", "over", "gives", "members", "op", "reads", "writes", "type",
+            "say", "default", "then"),
+    "scalars": ("scalar", "reduction", "scan", "doc", "args", "result", "torch", "symbol", "zero_sign"),
 }  # fmt: skip
 """Keys whose values are no expressions."""
+SPELLINGS = ("cpp", "triton", "float", "int", "bool", "any")
+"""Keys of a scalar whose values are put into other expressions as they are."""
 CHOICES: Mapping[str, Sequence[str]] = {
     "reduce": ("sum", "prod", "max", "min", "any", "all"),
     "promote": ("default", "float", "bool", "first", "none"),
@@ -32,24 +40,26 @@ CHOICES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong variant of one entry: the value at `path` is `new` in place of `old`."""
+    """A wrong variant of one entry: the value at `path` is `new` in place of `old`; without a path the entry is missing."""
 
     kind: str
     file: str
     entry: str
     path: KeyPath
     what: str
-    old: str
-    new: str
+    old: Any
+    new: Any
 
     @property
     def key(self) -> str:
         """A name that stays the same while entry and change do."""
-        text = "\0".join((self.kind, self.entry, repr(self.path), self.old, self.new))
+        text = "\0".join((self.kind, self.entry, repr(self.path), str(self.old), str(self.new)))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def of(self, entry: Entry) -> Entry:
-        """The entry with the change."""
+    def of(self, entry: Entry) -> Entry | None:
+        """The entry with the change; None where it is missing."""
+        if not self.path:
+            return None
         data = copy.deepcopy(entry.data)
         inner: Any = data
         for part in self.path[:-1]:
@@ -60,7 +70,9 @@ class Mutant:
     def show(self) -> str:
         """Entry, place and change on one line, with what stands around the change."""
         where = ".".join(str(p) for p in self.path)
-        old, new = _difference(normal(self.old), self.new)
+        if not self.path:
+            return f"{self.entry} ({self.what})"
+        old, new = _difference(normal(str(self.old)), str(self.new))
         return f"{self.entry} {where} ({self.what}): `{old}` → `{new}`"
 
 
@@ -88,6 +100,7 @@ def mutants(model: Model, kind: str) -> Iterator[Mutant]:
 
 def mutants_of(entry: Entry, kind: str, commutative: set[str]) -> Iterator[Mutant]:
     """Every mutant of one entry."""
+    yield from _others(entry, kind)
     for path, text in _strings(entry.data, ()):
         keys = [p for p in path if isinstance(p, str)]
         if any(k in NO_EXPRESSIONS[kind] for k in keys):
@@ -99,8 +112,28 @@ def mutants_of(entry: Entry, kind: str, commutative: set[str]) -> Iterator[Mutan
                 if other != text:
                     yield Mutant(*given, "choice", text, other)
             continue
+        if "<{" in text:  # a template's argument is no expression of Python
+            continue
         for change in changes(text, commutative, body="\n" in text or text.startswith("return ")):
-            yield Mutant(*given, change.what, text, change.text)
+            new = f"({change.text})" if kind == "scalars" and name in SPELLINGS else change.text
+            yield Mutant(*given, change.what, text, new)
+
+
+def _others(entry: Entry, kind: str) -> Iterator[Mutant]:
+    """Mutants of what is no expression: an entry that is missing, another result of a rule of a table, a flag."""
+    given = (kind, entry.source.name, entry.id)
+    if kind in ("decompositions", "random"):
+        yield Mutant(*given, (), "entry dropped", entry.tag, "")
+    if entry.tag == "table":
+        results = [rule["then"] for rule in entry["rules"]]
+        for k, then in enumerate(results):
+            new = next((other for other in results[k + 1 :] + results[:k] if other != then), None)
+            if new is not None:
+                yield Mutant(*given, ("rules", k, "then"), "another result", then, new)
+            for j in range(len(then)) if isinstance(then, list) else ():
+                yield Mutant(*given, ("rules", k, "then"), "step dropped", then, [*then[:j], *then[j + 1 :]])
+    if entry.tag == "scalar" and len(entry["args"]) > 1 and not entry.get("commutative") and entry["args"][1] == "same":
+        yield Mutant(*given, ("commutative",), "flag set", False, True)
 
 
 def _strings(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:

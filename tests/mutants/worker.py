@@ -18,12 +18,14 @@ from opforge.generator.load import Entry
 from opforge.generator.model import Model
 from opforge.generator.run import load_model
 
+from .files import EMITTERS, FileTests
 from .ops import Known, NotCompilable, OpTests
 from .rewrites import RuleTests
+from .scalars import ScalarTests
 from .sites import Mutant, mutants_of
 
 LIMIT_S = 30
-"""Seconds for the tests of one mutant; one that takes longer (an endless loop) counts as killed."""
+"""Seconds for the tests of one mutant of an operator or a rewrite; one that takes longer (an endless loop) counts as killed."""
 
 
 class _Late(BaseException):
@@ -44,9 +46,9 @@ class Worker:
         self.commutative = {e.id for e in self.base.entries("scalars") if e.get("commutative")}
         self.known = Known.of(self.base)
 
-    def run(self, kind: str, name: str, done: set[str], say: Callable[[dict[str, Any]], None]) -> None:
-        """All chosen mutants of an entry but those whose keys are in `done`."""
-        entry = next(e for e in self.base.entries(kind) if e.id == name)
+    def run(self, kind: str, name: str, done: set[str], say: Callable[[dict[str, Any]], None], tag: str = "") -> None:
+        """All chosen mutants of an entry but those whose keys are in `done`. `tag` tells entries of one name apart."""
+        entry = next(e for e in self.base.entries(kind) if e.id == name and tag in ("", e.tag))
         wanted = [
             m
             for m in chosen(list(mutants_of(entry, kind, self.commutative)), self.sample, self.seed)
@@ -57,7 +59,8 @@ class Worker:
             start = time.monotonic()
             if tests is None:
                 tests = self.tests(kind, entry)
-            status, by = _status(functools.partial(tests.killed_by, mutant.of(entry)))
+            limit = 4 * LIMIT_S if kind == "scalars" else LIMIT_S if kind in ("ops", "rewrites") else 0
+            status, by = _status(functools.partial(tests.killed_by, mutant.of(entry)), limit)
             say(
                 {
                     "key": mutant.key,
@@ -76,17 +79,21 @@ class Worker:
         """The prepared tests of an entry."""
         if kind == "rewrites":
             return RuleTests(entry, self.base)
+        if kind == "scalars":
+            return ScalarTests(entry, self.base)
+        if kind in EMITTERS:
+            return FileTests(kind, entry, self.base)
         made = OpTests(entry, self.base, self.known)
         made.prepare()
         return made
 
 
-def _status(run: Callable[[], str | None]) -> tuple[str, str]:
+def _status(run: Callable[[], str | None], limit: int) -> tuple[str, str]:
     def late(signum: int, frame: object) -> None:
         raise _Late
 
     signal.signal(signal.SIGALRM, late)
-    signal.alarm(LIMIT_S)
+    signal.alarm(limit)
     try:
         found = run()
         return ("survived", "") if found is None else ("killed", " ".join(found.split())[:200])
@@ -108,9 +115,9 @@ def main() -> None:
         print(json.dumps(report), flush=True)
 
     for line in sys.stdin:
-        kind, name, done = json.loads(line)
+        kind, name, tag, done = json.loads(line)
         try:
-            worker.run(kind, name, set(done), say)
+            worker.run(kind, name, set(done), say, tag)
         except Exception as error:  # noqa: BLE001 - the tests of the right entry do not run here
             say({"entry": name, "status": "error", "by": f"{type(error).__name__}: {error}"})
         say({"entry": name, "status": "done"})

@@ -12,14 +12,16 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mpmath
 import torch
 
+from opforge.generated.complex_scalars import COMPLEX
 from opforge.generated.cpp_scalars import CPP, CPP_KIND
 from opforge.generated.scalars import SCALARS, Scalar
 from opforge.generated.targets import DTYPES
@@ -252,11 +254,67 @@ def ulp(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(x, f.eps / 2, dtype=torch.float64), exponent.double())
 
 
+# -- what the spec says of a scalar beside its spellings ----------------------------------------------------------------
+def check_declared(name: str) -> None:
+    """A scalar that is said to be commutative is: torch's function gives the same for exchanged arguments."""
+    for case in cases(name) if SCALARS[name].commutative else ():
+        first, second, *rest = case.inputs()
+        one, other = case.reference([first, second, *rest]), case.reference([second, first, *rest])
+        assert bool(((one == other) | ((one != one) & (other != other))).all()), f"{case.key} is not commutative"
+
+
+class _OfParts:
+    """The scalars as functions of tensors, for the complex forms, which call them by name."""
+
+    def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
+        function: Any = torch
+        for part in str(SCALARS[name].torch).split(".")[1:]:
+            function = getattr(function, part)
+        return lambda *args: function(
+            *(torch.as_tensor(a, dtype=torch.float64) if type(a) is not torch.Tensor else a for a in args)
+        )
+
+
+PARTS = (0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e-3, 90.0, 709.9, -700.0, 1e200, -1e200, 5e-324)
+ODD_PARTS = (math.inf, -math.inf, math.nan)
+"""For functions of one number; torch's sums make NaN of an infinite imaginary part, since they multiply by `alpha`."""
+
+
+def check_complex(name: str) -> None:
+    """The complex form of a scalar against torch's function of complex128 numbers, at parts of all signs and magnitudes."""
+    scalar = SCALARS[name]
+    parts = torch.tensor(PARTS + ODD_PARTS * (scalar.arity == 1), dtype=torch.float64)
+    grids = torch.meshgrid(parts, parts, indexing="ij")
+    numbers = torch.complex(*(g.flatten() for g in grids))
+    count = scalar.arity - (scalar.args[0] == "bool" and scalar.arity == 3)
+    numbers_of = [g.flatten() for g in torch.meshgrid(*[numbers] * count, indexing="ij")]
+    given: list[Any] = [part for z in numbers_of for part in (z.real, z.imag)]
+    if count < scalar.arity:
+        condition = torch.arange(numbers_of[0].numel()) % 3 == 0
+        given, numbers_of = [condition, condition, *given], [condition, *numbers_of]
+    case = Case(scalar, ("complex128",) * scalar.arity, "complex128")
+    expected = torch.sgn(numbers_of[0]) if scalar.torch == "torch.sign" else case.reference(numbers_of)
+    found = COMPLEX[name](_OfParts(), *given)
+    whole = expected.to(torch.complex128)
+    magnitude = torch.maximum(whole.real.abs(), whole.imag.abs()).nan_to_num(0, 1e308)
+    pairs = zip(found, (expected.real, expected.imag), strict=True) if isinstance(found, tuple) else [(found, expected)]
+    for got, wanted in pairs:
+        got, wanted = torch.as_tensor(got).double(), wanted.double()
+        # A part that others cancel to is as exact as the whole number.
+        close = (got - wanted).abs() <= 1e-14 * magnitude + 1e-307
+        bad = ~((got == wanted) | (got.isnan() & wanted.isnan()) | close)
+        if bad.any():
+            at = int(bad.nonzero()[0])
+            raise AssertionError(
+                f"{name}{tuple(n[at].item() for n in numbers_of)}: {got[at].item()}, torch gives {wanted[at].item()}"
+            )
+
+
 # -- C++ ---------------------------------------------------------------------------------------------------------------
-def cpp_source() -> str:
-    """One file with two kernels per case: vectors with a partial one at the end, and single elements (`_one`)."""
+def cpp_source(names: Sequence[str] = ()) -> str:
+    """One file with two kernels per case: vectors with a partial one at the end, and single elements (`_one`). No names: all scalars."""
     lines = ['#include "prelude.h"']
-    for name in SCALARS:
+    for name in names or SCALARS:
         for case in cases(name):
             memory = [DTYPES[d].memory for d in case.args]
             out = DTYPES[case.result]
@@ -278,10 +336,10 @@ def cpp_source() -> str:
     return "\n".join(lines) + "\n"
 
 
-def compile_cpp(folder: Path, flags: tuple[str, ...], compiler: str = "g++") -> ctypes.CDLL:
+def compile_cpp(folder: Path, flags: tuple[str, ...], compiler: str = "g++", names: Sequence[str] = ()) -> ctypes.CDLL:
     """Compile `cpp_source` with `flags` and load it."""
     source, library = folder / "scalars.cpp", folder / "scalars.so"
-    source.write_text(cpp_source())
+    source.write_text(cpp_source(names))
     command = [
         compiler,
         "-std=c++20",
@@ -317,8 +375,8 @@ def check_cpp(library: ctypes.CDLL, name: str) -> None:
 
 
 # -- Triton ------------------------------------------------------------------------------------------------------------
-def triton_source() -> str:
-    """A module with one Triton kernel per case, each over one block."""
+def triton_source(names: Sequence[str] = ()) -> str:
+    """A module with one Triton kernel per case, each over one block. No names: all scalars."""
     lines = [
         "import triton",
         "import triton.language as tl",
@@ -326,7 +384,7 @@ def triton_source() -> str:
         "import opforge.generated.kernels.triton_prelude as tp",
         "",
     ]
-    for name in SCALARS:
+    for name in names or SCALARS:
         for case in cases(name):
             arity = len(case.args)
             params = ", ".join([*(f"a{k}" for k in range(arity)), "o", "n", "BLOCK: tl.constexpr"])
@@ -348,9 +406,9 @@ def triton_source() -> str:
     return "\n".join(lines)
 
 
-def run_triton(folder: Path, device: str) -> Path:
+def run_triton(folder: Path, device: str, names: Sequence[str] = ()) -> Path:
     """Run all kernels in a process of their own (on the CPU: interpreted); returns the file of their results."""
-    (folder / "scalar_kernels.py").write_text(triton_source())
+    (folder / "scalar_kernels.py").write_text(triton_source(names))
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")]),
@@ -359,7 +417,7 @@ def run_triton(folder: Path, device: str) -> Path:
     if device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
     results = folder / "results.pt"
-    command = [sys.executable, "-m", "tests.support.scalars", device, str(results)]
+    command = [sys.executable, "-m", "tests.support.scalars", device, str(results), *names]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return results
@@ -373,7 +431,7 @@ def check_triton(results: dict[str, torch.Tensor | str], name: str, device: str 
         judge(case, case.inputs(), got, device, interpreted=device == "cpu")
 
 
-def _main(device: str, results: str) -> None:
+def _main(device: str, results: str, *names: str) -> None:
     import importlib
 
     import numpy as np
@@ -381,7 +439,7 @@ def _main(device: str, results: str) -> None:
     kernels = importlib.import_module("scalar_kernels")
     found: dict[str, torch.Tensor | str] = {}
     with np.errstate(all="ignore"):
-        for name in SCALARS:
+        for name in names or SCALARS:
             for case in cases(name):
                 inputs = [t.to(device) for t in case.inputs()]
                 out = torch.empty(inputs[0].shape, dtype=getattr(torch, case.result), device=device)
@@ -394,4 +452,4 @@ def _main(device: str, results: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], sys.argv[2])
+    _main(*sys.argv[1:])
