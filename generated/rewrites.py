@@ -1529,7 +1529,103 @@ log_softmax_of_half_by_rows = Rule(
     device="cuda",
 )
 
+# spec: sums_of_bags_on_cuda
+sums_of_bags_on_cuda = Rule(
+    name="sums_of_bags_on_cuda",
+    doc="bags of k rows each, one after another, are summed as the gathered rows that they are; by the library's kernel each row waits for its number",
+    match=Part(
+        Call(
+            "aten._embedding_bag_forward_only.default",
+            (
+                ("weight", Wild("w")),
+                (
+                    "indices",
+                    Call(
+                        "aten.view.default",
+                        (
+                            ("self", Wild("i")),
+                            ("size", Items((Lit(-1),))),
+                        ),
+                    ),
+                ),
+                (
+                    "offsets",
+                    Call(
+                        "aten.arange.start_step",
+                        (
+                            ("start", Lit(0)),
+                            ("end", Wild("n")),
+                            ("step", Wild("k")),
+                            ("dtype", Wild("t")),
+                            ("device", Wild("e")),
+                            ("pin_memory", Wild("p")),
+                        ),
+                    ),
+                ),
+                ("scale_grad_by_freq", Wild("s")),
+                ("mode", Lit(0)),
+            ),
+        ),
+        0,
+    ),
+    when=lambda m: (
+        p.rank(m["i"]) == 2 and p.size(m["i"], 1) == m["k"] and m["k"] <= 64 and p.only_result_used(m["out"])
+    ),
+    replace=lambda m, g: g.call("aten.sum.dim_IntList", g.call("aten.embedding.default", m["w"], m["i"]), [1]),
+    device="cuda",
+)
+
+# spec: means_of_bags_on_cuda
+means_of_bags_on_cuda = Rule(
+    name="means_of_bags_on_cuda",
+    doc="as for sums",
+    match=Part(
+        Call(
+            "aten._embedding_bag_forward_only.default",
+            (
+                ("weight", Wild("w")),
+                (
+                    "indices",
+                    Call(
+                        "aten.view.default",
+                        (
+                            ("self", Wild("i")),
+                            ("size", Items((Lit(-1),))),
+                        ),
+                    ),
+                ),
+                (
+                    "offsets",
+                    Call(
+                        "aten.arange.start_step",
+                        (
+                            ("start", Lit(0)),
+                            ("end", Wild("n")),
+                            ("step", Wild("k")),
+                            ("dtype", Wild("t")),
+                            ("device", Wild("e")),
+                            ("pin_memory", Wild("p")),
+                        ),
+                    ),
+                ),
+                ("scale_grad_by_freq", Wild("s")),
+                ("mode", Lit(1)),
+            ),
+        ),
+        0,
+    ),
+    when=lambda m: (
+        p.rank(m["i"]) == 2 and p.size(m["i"], 1) == m["k"] and m["k"] <= 64 and p.only_result_used(m["out"])
+    ),
+    replace=lambda m, g: g.call("aten.mean.dim", g.call("aten.embedding.default", m["w"], m["i"]), [1]),
+    device="cuda",
+)
+
 RULES: dict[str, tuple[Rule, ...]] = {
+    "aten._embedding_bag_forward_only.default[0]": (
+        sums_of_bags_on_cuda,
+        means_of_bags_on_cuda,
+    ),
     "aten._log_softmax.default": (
         log_softmax_by_rows,
         log_softmax_of_half_by_rows,

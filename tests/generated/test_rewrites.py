@@ -167,6 +167,26 @@ CASES = {
     },
     "log_softmax_by_rows": {"x": [3, 5], "d": {"value": 1}},
     "log_softmax_of_half_by_rows": {"x": [3, 5], "d": {"value": 1}, "half": {"value": False}, "dtype": "bfloat16"},
+    "sums_of_bags_on_cuda": {
+        "w": [9, 5],
+        "i": {"value": "positions", "shape": [4, 3]},
+        "k": {"value": 3},
+        "n": {"value": 12},
+        "t": {"value": "torch.int64"},
+        "e": {"value": "cpu"},
+        "p": {"value": False},
+        "s": {"value": False},
+    },
+    "means_of_bags_on_cuda": {
+        "w": [9, 5],
+        "i": {"value": "positions", "shape": [4, 3]},
+        "k": {"value": 3},
+        "n": {"value": 12},
+        "t": {"value": "torch.int64"},
+        "e": {"value": "cpu"},
+        "p": {"value": False},
+        "s": {"value": False},
+    },
 }
 
 

@@ -84,7 +84,8 @@ def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
 
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(t) for t in tensors.values()]
-    gm = make_fx(program, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+    with mode:  # tensors that the pattern makes of nothing are fake too
+        gm = make_fx(program, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
     before = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
     report = rewrite(gm, {rule.match.op: (rule,)}, device=rule.device or None)
     gm.recompile()
