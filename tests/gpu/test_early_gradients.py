@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU (G1)")
+pytestmark = pytest.mark.gpu
 
 ROWS, CLASSES = 1024, 32064
 
