@@ -20,6 +20,7 @@ from ..ir.index import Expr, sym
 from ..ir.learned import FUNCTIONS, Learned, names_in
 from ..ir.nodes import Buffer, Node, const, index_node
 from ..torch_compat import python_source
+from .sizes import range_of
 
 if TYPE_CHECKING:
     from .builder import Builder
@@ -198,8 +199,8 @@ def _divides(divisor: Any, val: torch.SymFloat) -> bool:
     e = val.node.expr
     if type(e).__name__ not in ("IntTrueDiv", "FloatTrueDiv"):
         return False
-    bounds = val.node.shape_env.bound_sympy(e.args[1])
-    return bool(bounds.lower > 0 or bounds.upper < 0)
+    least, most = range_of(val.node.shape_env, e.args[1])
+    return bool(least > 0 or most < 0)
 
 
 def _text(symbol: Expr) -> str:

@@ -155,7 +155,7 @@ class Sizes:
             return result
         # Torch's own function classes have no public home; their names are stable.
         name = type(e).__name__
-        if name in ("FloorDiv", "CleanDiv", "Mod", "PythonMod") and self.env.bound_sympy(e.args[1]).lower >= 1:
+        if name in ("FloorDiv", "CleanDiv", "Mod", "PythonMod") and range_of(self.env, e.args[1])[0] >= 1:
             number, divisor = expr(self.convert(e.args[0])), self.convert(e.args[1])
             return number // divisor if name.endswith("Div") else number % divisor
         if name == "Max" and self._stride and len(e.args) == 2 and 1 in e.args:
@@ -171,15 +171,15 @@ class Sizes:
         value = e.xreplace({s: sympy.Integer(h) for s, h in hints.items() if h is not None})
         found = self._fresh(e, int(value) if value.is_Integer else None)
         self.derived.add(found.text)
-        bounds = self.env.bound_sympy(e)
+        least, most = range_of(self.env, e)
         self.from_data.derive(e, found.text)
-        if not (bounds.lower >= -LARGE and bounds.upper <= LARGE):
+        if not (least >= -LARGE and most <= LARGE):
             self.from_data.limit(e)
         return found
 
     def _fresh(self, e: sympy.Expr, hint: int | None) -> Expr:
         """A new symbol that stands for an expression."""
-        least = self.env.bound_sympy(e).lower
+        least, _ = range_of(self.env, e)
         key = f"size{sum(k.startswith('size') for k in self.symbols)}"
         found = self._name(key, key, bool(least >= 0), hint)
         if any(not s.is_integer or self.from_data.is_unhinted(s) for s in e.free_symbols):
@@ -192,6 +192,17 @@ class Sizes:
         if found is None:
             raise UnsupportedError(f"a size is made of the number {symbol.name}, which nothing in the graph tells")
         return found
+
+
+def range_of(env: Any, e: sympy.Expr) -> tuple[Any, Any]:
+    """The least and the greatest value of an expression, sympy numbers, as far as guards and conditions of the program say."""
+    try:
+        found = env.bound_sympy(e)
+    except (
+        RecursionError
+    ):  # torch's bounds of a power multiply until they are beyond all numbers, which those of a negative base never are
+        return -sympy.oo, sympy.oo
+    return found.lower, found.upper
 
 
 class Opaque:

@@ -299,3 +299,70 @@ def test_an_operator_takes_numbers_for_tensors(name: str) -> None:
     program, x = OF_NUMBERS[name], drawn(5, 3)
     torch.testing.assert_close(torch.compile(program, backend="opforge", fullgraph=True)(x), program(x))
     assert opforge.stats()["fallbacks"] == {}
+
+
+COUNTERS: dict[str, tuple[Callable[[Tensor, int], Tensor], int]] = {
+    "exp": (lambda x, step: x * math.exp(-step / 10), 4),
+    "log": (lambda x, step: x * math.log(step + 1), 4),
+    "a power of e": (lambda x, step: x * math.e ** (-step / 10), 1),
+    "log2": (lambda x, step: x * (math.log2(step + 1) * math.log(2)), 1),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_functions_of_a_counter_that_dynamo_takes_for_constants(name: str) -> None:
+    """`math.exp` and `math.log` get numbers, so that each value has a graph; what says the same has one."""
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    program, graphs = COUNTERS[name]
+    compiled = torch.compile(program, backend="opforge", dynamic=True, fullgraph=True)
+    for step in (3, 5, 8, 13):
+        torch.testing.assert_close(compiled(ROWS[0], step), program(ROWS[0], step))
+    assert (opforge.stats()["graphs"], opforge.stats()["fallbacks"]) == (graphs, {})
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, 1 / 3])
+def test_a_fractional_power_of_a_number_that_may_be_negative(exponent: float) -> None:
+    """It is a complex number then: torch refuses it while tracing, whatever the backend, and a graph of positive ones guards its sign."""
+
+    def program(x: Tensor) -> Tensor:
+        return x * (x.shape[0] - 6) ** exponent
+
+    def outcome(f: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+        try:
+            return f(x)
+        except RuntimeError as error:
+            return type(error)
+
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    ours, eager = (torch.compile(program, backend=backend, dynamic=True) for backend in ("opforge", "eager"))
+    whole = opforge.aot_function(program, opforge.aot.nop, dynamic=True)
+    for n in (9, 8, 5, 4, 12):
+        x = drawn(n)
+        found, expected = outcome(ours, x), outcome(eager, x)
+        assert type(found) is type(expected)
+        if isinstance(expected, Tensor):
+            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(expected, program(x))
+        else:
+            assert found is expected
+    assert (opforge.stats()["graphs"], opforge.stats()["fallbacks"]) == (1, {})
+    for n in (5, 9, 4):
+        torch.testing.assert_close(whole(drawn(n)), program(drawn(n)))
+    assert all("while tracing" in reason for reason in opforge.stats()["fallbacks"])
+
+
+def test_a_whole_power_of_a_number_that_may_be_negative() -> None:
+    """Torch's bounds of such a power recursed without end."""
+    torch._dynamo.reset()
+    opforge.reset_stats()
+
+    def program(x: Tensor) -> Tensor:
+        return x * (3 - x.shape[0]) ** x.shape[0]
+
+    compiled = torch.compile(program, backend="opforge", dynamic=True, fullgraph=True)
+    for n in (9, 8, 5, 4, 3, 12):
+        torch.testing.assert_close(compiled(drawn(n)), program(drawn(n)))
+    stats = opforge.stats()
+    assert (stats["graphs"], stats["fallbacks"], stats["externs"]) == (1, {}, {})
