@@ -1,6 +1,7 @@
 """Sums of rows in which at most one element is not 0, the one at a position that the row knows: that element, and no loop.
 
-The gradient that a loss has for one class of each row is such a row, and the gradient of a softmax asks for its sum.
+The gradient that a loss has for one class of each row is such a row, and the gradient of a softmax asks for its sum. Where rows of that length are
+reduced anyway, its kernel then needs no loop more; elsewhere a kernel of rows is better than one of points that look up their row's values.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ _BOTH = ("and", "bitwise_and", "logical_and")
 
 
 def one_hot_sums(program: Program) -> Program:
-    """The program without such sums."""
+    """The program without such sums, where that spares a loop."""
+    before: dict[str, Nest] = {}
     found: dict[str, Nest] = {}
     nests: dict[str, Nest] = {}
     for it in program.items:
         if not isinstance(it, Nest):
             continue
         if it.reduce == "sum" and len(it.rvars) == 1 and (body := _selected(it, nests)) is not None:
-            found[it.name] = replace(it, body=body, rvars=(), reduce=None, team=False)
+            before[it.name], found[it.name] = it, replace(it, body=body, rvars=(), reduce=None, team=False)
         elif is_pointwise(it):
             nests[it.name] = it
+    lengths = {
+        it.rvars[-1].extent for it in program.items if isinstance(it, Nest) and it.rvars and it.name not in found
+    }
+    found = {name: nest for name, nest in found.items() if before[name].rvars[0].extent in lengths}
     if not found:
         return program
     items = [found.get(it.name, it) if isinstance(it, Nest) else it for it in program.items]
