@@ -30,6 +30,15 @@ def with_gaps(program: Program, exact: Mapping[str, Strides]) -> set[str]:
     return {name for name, stride in exact.items() if name in computed and not is_packed(computed[name], stride)}
 
 
+def only_views(program: Program, any_strides: Callable[[Extern], bool]) -> set[str]:
+    """Computed arguments that an extern call takes with strides that no memory of their own can have: what reads them besides as memory, a
+    caller, gets a copy.
+    """
+    exact = exact_strides(program.items, any_strides)
+    shapes = {it.name: it.shape for it in program.items if isinstance(it, Nest)}
+    return {name for name in with_gaps(program, exact) if not _is_injective(shapes[name], exact[name])}
+
+
 def bases(items: Iterable[Nest | Extern], views: Mapping[str, Nest], names: Iterable[str]) -> Iterator[Nest]:
     """The nests that views among `names` load from."""
     loaded = {views[n].body.attr.buffer for n in names if n in views and views[n].body.op == "load"}
@@ -102,4 +111,4 @@ def extern_step(
     return ExternStep(call, args, kwargs, tuple(b.name for b in call.outs) if planned else ())
 
 
-__all__ = ["bases", "exact_strides", "extern_step", "same_strides", "stored_strides", "with_gaps"]
+__all__ = ["bases", "exact_strides", "extern_step", "only_views", "same_strides", "stored_strides", "with_gaps"]

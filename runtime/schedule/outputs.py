@@ -5,18 +5,19 @@ Outputs that must share memory with an input or with each other never reach a pr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ...generated.dispatch_tables import ROLES
 from ..ir.nodes import DTYPES, Extern, Nest, Output, Program, Ref, Size, contiguous_strides, coordinates, load
 
 
-def separate_outputs(program: Program) -> Program:
+def separate_outputs(program: Program, views: Iterable[str] = ()) -> Program:
     """The same program with a copying nest, or the eager kernel that copies where loops do not know the dtype, for each output or new content
-    that would alias an input or an earlier one.
+    that would alias an input, an earlier one or a value of `views`.
     """
     table = program.shapes()
-    taken = {b.name for b in program.inputs}
+    taken = {*(b.name for b in program.inputs), *views}
     items = list(program.items)
     outputs: list[Output] = []
     mutations: list[tuple[str, str]] = []

@@ -10,7 +10,7 @@ from ..ir.learned import learned_by
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Size, contiguous_strides, refs
 from ..ir.quote import identifier
 from ..ir.work import in_any_order, is_pointwise
-from .arguments import bases, exact_strides, extern_step, same_strides, stored_strides, with_gaps
+from .arguments import bases, exact_strides, extern_step, only_views, same_strides, stored_strides, with_gaps
 from .attention import join_products
 from .folds import fold_columns
 from .fuse import Fuser, Group
@@ -58,7 +58,7 @@ def schedule(
     factors       which arguments of an extern call it multiplies, if it is a product of matrices that a kernel may compute, likewise.
     choose        which products gain by a kernel that also computes what is beside them.
     """
-    program = without_copies(separate_outputs(program))
+    program = without_copies(separate_outputs(program, only_views(program, any_strides)))
     exact = exact_strides(program.items, any_strides)
     gaps = with_gaps(program, exact)
     items, views = inline(program, costs, recompute, gaps)

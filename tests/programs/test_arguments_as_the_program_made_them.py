@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import opforge
+
 SEEN: list[tuple[int, ...]] = []
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -191,3 +193,30 @@ def test_a_convolution_of_a_copy(given: str) -> None:
         got, want = torch.compile(f, backend="opforge", fullgraph=True)(x), f(x)
     torch.testing.assert_close(got, want)
     assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_gradient_that_repeats_one_number_is_returned_too(dynamic: bool) -> None:
+    """It had memory of its own then, in which no elements repeat: the backward ran eagerly."""
+
+    def f(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        return (nn.functional.conv1d(x, w) + y).sum()
+
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    compiled = torch.compile(f, backend="opforge", fullgraph=True, dynamic=dynamic)
+    given = [torch.randn(s, requires_grad=True) for s in ((2, 60, 14), (30, 60, 3), (2, 30, 12))]
+    torch.testing.assert_close(*(torch.autograd.grad(g(*given), given) for g in (compiled, f)), rtol=1e-4, atol=1e-4)
+    assert not opforge.stats()["fallbacks"]
+
+
+def test_a_view_that_an_operator_takes_is_returned_twice() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = torch.cat([x, x])[::2]
+        z = (x[0] * 2).expand(3, 4)
+        return in_order(y) + in_order(z), y.clone(), z.clone()
+
+    x = torch.arange(6.0).reshape(3, 2).repeat(1, 2)
+    want = f(x)
+    torch.testing.assert_close(torch.compile(f, backend="opforge", fullgraph=True)(x), want, rtol=0, atol=0)
+    assert SEEN[:2] == SEEN[2:]
