@@ -16,6 +16,7 @@ from ..ir.index import size as canonical
 from ..ir.monomials import divide_monomial
 from ..ir.nodes import Size
 from ..torch_compat import runtime_asserts
+from .from_data import range_of
 
 if TYPE_CHECKING:
     from .sizes import Sizes
@@ -72,12 +73,15 @@ class EqualSizes:
         self._known = len(self.sizes.symbols)
         waiting = []
         for a, b in self._pending:
-            sides = self.sizes.polynomial(a), self.sizes.polynomial(b)
-            if sides[0] is None or sides[1] is None:
+            sides = [n for n in (self.sizes.polynomial(a), self.sizes.polynomial(b)) if n is not None]
+            if len(sides) < 2:
                 waiting.append((a, b))
             else:
-                self._add(expr(sides[0]), expr(sides[1]))
-                self._add(*_without_common(expr(sides[0]), expr(sides[1])))
+                left, right = map(expr, sides)
+                self._note_elements(a, right)
+                self._note_elements(b, left)
+                self._add(left, right)
+                self._add(*_without_common(left, right))
         self._pending = waiting
 
     def _add(self, a: Expr, b: Expr) -> None:
@@ -92,6 +96,12 @@ class EqualSizes:
         self._wholes[heavy] = canonical(light)
         if len(heavy.terms) == 1 and heavy.terms[0][1] == 1 and not self._is_given(light):
             self._monomials.append((heavy.terms[0][0], light))
+
+    def _note_elements(self, known: sympy.Expr, other: Expr) -> None:
+        """A product that equals a number above 0 has no factor that is 0."""
+        if len(other.terms) == 1 and range_of(self.sizes.env, known)[0] >= 1:
+            factors = {a.name for a in other.terms[0][0] if isinstance(a, Sym)}
+            self.sizes.from_data.may_be_zero.difference_update(factors)
 
     def _is_given(self, e: Expr) -> bool:
         """Whether it is a symbol that is read from an argument, so that it has to stand there."""

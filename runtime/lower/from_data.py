@@ -202,3 +202,14 @@ class FromData:
         if names_in(source) != {s.name for s in symbols.values()}:
             raise UnsupportedError(f"size expression {e} ({type(e).__name__}) has no index form")
         return source
+
+
+def range_of(env: Any, e: sympy.Expr) -> tuple[Any, Any]:
+    """The least and the greatest value of an expression, sympy numbers, as far as guards and conditions of the program say."""
+    try:
+        found = env.bound_sympy(e)
+    except (
+        RecursionError
+    ):  # torch multiplies bounds of a power until they pass all numbers, which those of a negative base never do
+        return -sympy.oo, sympy.oo
+    return found.lower, found.upper

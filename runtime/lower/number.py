@@ -20,7 +20,7 @@ from ..ir.index import Expr, sym
 from ..ir.learned import FUNCTIONS, Learned, names_in
 from ..ir.nodes import Buffer, Node, const, index_node
 from ..torch_compat import python_source
-from .sizes import range_of
+from .from_data import range_of
 
 if TYPE_CHECKING:
     from .builder import Builder

@@ -15,7 +15,7 @@ from ..ir.index import size as canonical
 from ..ir.nodes import Size
 from ..torch_compat import decided, dimension_of_none, size_hint, symbol_hint, symbol_range
 from .equal_sizes import EqualSizes
-from .from_data import LARGE, LIKELY, FromData
+from .from_data import LARGE, LIKELY, FromData, range_of
 
 
 class Sizes:
@@ -192,17 +192,6 @@ class Sizes:
         if found is None:
             raise UnsupportedError(f"a size is made of the number {symbol.name}, which nothing in the graph tells")
         return found
-
-
-def range_of(env: Any, e: sympy.Expr) -> tuple[Any, Any]:
-    """The least and the greatest value of an expression, sympy numbers, as far as guards and conditions of the program say."""
-    try:
-        found = env.bound_sympy(e)
-    except (
-        RecursionError
-    ):  # torch's bounds of a power multiply until they are beyond all numbers, which those of a negative base never are
-        return -sympy.oo, sympy.oo
-    return found.lower, found.upper
 
 
 class Opaque:
