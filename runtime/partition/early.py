@@ -122,7 +122,11 @@ def kept_as_gradients(backward: fx.GraphModule) -> dict[int, int]:
 
 
 def written_over(parts: Partition) -> dict[int, int]:
-    """Positions of large tensors that are saved for the backward alone → of a gradient of the same layout, which may take its memory."""
+    """Positions of large tensors that are saved for the backward alone → of a gradient of the same layout, which may take its memory. Beside
+    library calls, which may raise or have memory of their own, a gradient would be copied there, and nothing is gained.
+    """
+    if any(n.op == "call_function" and class_of(n) not in _CHEAP for n in parts.backward.graph.nodes):
+        return {}
     placeholders = [n for n in parts.backward.graph.nodes if n.op == "placeholder"]
     gradients = _returned(parts.backward)
     free = {
