@@ -59,7 +59,7 @@ class Worker:
             start = time.monotonic()
             if tests is None:
                 tests = self.tests(kind, entry)
-            limit = 4 * LIMIT_S if kind == "scalars" else LIMIT_S if kind in ("ops", "rewrites") else 0
+            limit = _limit(kind, tests)
             status, by = _status(functools.partial(tests.killed_by, mutant.of(entry)), limit)
             say(
                 {
@@ -86,6 +86,13 @@ class Worker:
         made = OpTests(entry, self.base, self.known)
         made.prepare()
         return made
+
+
+def _limit(kind: str, tests: Any) -> int:
+    """Seconds for the tests of one mutant; 0 where these have a limit of their own."""
+    if kind in EMITTERS or getattr(tests, "routines", ()):
+        return 0
+    return 4 * LIMIT_S if kind == "scalars" else LIMIT_S
 
 
 def _status(run: Callable[[], str | None], limit: int) -> tuple[str, str]:
