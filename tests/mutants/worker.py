@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import random
 import signal
 import sys
@@ -115,6 +116,7 @@ def _status(run: Callable[[], str | None], limit: int) -> tuple[str, str]:
 def main() -> None:
     """`worker SAMPLE SEED`; each line of the input is JSON: [kind, entry, keys that are done]."""
     warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)  # torch's fake tensors print the errors that wrong replacements make
     torch.set_num_threads(1)
     worker = Worker(float(sys.argv[1]), int(sys.argv[2]))
 
