@@ -84,9 +84,10 @@ def test_results_are_kept_and_gone_on_from(tmp_path: Path) -> None:
     assert Results.read(path).done == {"1", "2"}
     assert Results.read(path, forget_survivors=True).done == {"1"}
     assert "50.0%" in table(results.reports)
-    page = page_text(results.reports)
+    page = page_text(results.reports, 40)
     assert "- `specs/ops/a.yaml` aten.a expr (operator): `x` → `y`" in page
     assert "not yet looked into (1)" in page
+    assert "2 of 40 mutants were run. 0 of the 1 survivors have a reason; without these, 50.0% are killed." in page
 
 
 def test_a_name_that_there_is_not(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
