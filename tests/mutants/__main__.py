@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from .report import Results, table
-from .run import Task, run_all, tasks_of
+from .run import Task, count_all, run_all, tasks_of
 
 RESULTS = Path("build-tmp/mutants.jsonl")
 PAGE = Path("docs/mutants.md")
@@ -60,7 +60,7 @@ def main() -> int:
             print(f"not run: {report['entry']}: {report['by']}")
     print(f"{time.monotonic() - start:.0f} s; results in {options.results}")
     if options.write:
-        results.write_page(PAGE)
+        results.write_page(PAGE, count_all())
     return 1 if any(r["status"] in ("survived", "error") for r in shown) else 0
 
 

@@ -147,7 +147,7 @@ def _call(node: ast.Call, commutative: Collection[str]) -> Iterator[tuple[str, E
         if pair[0] != pair[1] and not (k == 0 and name in commutative):
             yield "arguments exchanged", lambda n, k=k: _exchange(n, k)
     if node.args and not isinstance(node.args[0], ast.Starred):
-        yield "function dropped", lambda n: n.args[0]  # type: ignore[attr-defined]
+        yield f"{name} dropped", lambda n: n.args[0]  # type: ignore[attr-defined]
     if len(node.args) > 1:
         yield "argument dropped", lambda n: n.args.pop() and None  # type: ignore[attr-defined, func-returns-value]
     for k in range(len(node.keywords)):

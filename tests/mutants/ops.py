@@ -1,8 +1,12 @@
-"""Runs an operator entry's generated tests on wrong variants of it: the loop programs of all cases by the reference interpreter, against eager."""
+"""Runs an operator entry's generated tests on wrong variants of it: the loop programs of all cases by the reference interpreter, against eager. Cases
+with a routine, which it does not know, are compiled.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import torch
 
 import opforge.runtime.philox  # noqa: F401 - registers the seeded operators
+from opforge import config
 from opforge.errors import OpforgeError
 from opforge.generated import ops as tables
 from opforge.generated.rewrites import RULES
@@ -34,6 +39,10 @@ from opforge.testing import op_check
 from opforge.testing.op_check import Case, Op
 from tests.support import edge_check, invalid_calls
 from tests.support.invalid_calls import Clause, Positions
+
+MOST_COMPILED = 12
+"""Cases that are compiled for one mutant."""
+COMPILED_LIMIT_S = 240
 
 
 class NotCompilable(Exception):
@@ -123,11 +132,12 @@ class OpTests:
     base: Model
     known: Known
     graphs: list[Graph] = field(default_factory=list)
+    routines: list[Graph] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     built: Built | None = None
 
     def prepare(self) -> None:
-        """Trace all cases; those that the interpreter cannot judge (routines, other roundings) are left out and counted."""
+        """Trace all cases; those that neither the interpreter nor compiled code can judge (other roundings) are left out and counted."""
         self.built = build(self.entry, self.base)
         for e in self.built.entries:
             if e.lowerings:
@@ -140,7 +150,9 @@ class OpTests:
                 if isinstance(program, str):
                     graph.baseline = program
                 elif any(_routine(i) for i in program.items):
-                    why = "a routine"
+                    graph.baseline = dump(program)
+                    self.routines.append(graph)
+                    continue
                 else:
                     graph.baseline = dump(program)
                     why = next(self._faults(graph, program), "")
@@ -148,6 +160,9 @@ class OpTests:
                     self.left_out.append(why)
                 else:
                     kept.append(graph)
+            if self.routines and (fault := in_a_child(lambda: self._compiled_fault(self.routines[:MOST_COMPILED]))):
+                self.left_out += [f"compiled: {fault}"] * len(self.routines)
+                self.routines = []
         self.graphs = kept
 
     def _traced(self, op: Op) -> list[Graph]:
@@ -183,7 +198,29 @@ class OpTests:
                 fault = next(self._faults(graph, program), None)
                 if fault is not None:
                     return fault
-            return self._invalid(built)
+            return self._invalid(built) or self._killed_by_routines()
+
+    def _killed_by_routines(self) -> str | None:
+        """What the first case with a routine says whose program is another; those are compiled, in a process that may crash."""
+        changed = []
+        for graph in self.routines:
+            program = _program(graph)
+            if isinstance(program, str):
+                return f"{graph.case.label}: {program}"
+            if dump(program) != graph.baseline:
+                changed.append(graph)
+        step = max(1, len(changed) // MOST_COMPILED)
+        chosen = changed[::step][:MOST_COMPILED]
+        return in_a_child(lambda: self._compiled_fault(chosen)) if chosen else None
+
+    def _compiled_fault(self, graphs: Sequence[Graph]) -> str | None:
+        cases = [g.case for g in graphs]
+        fresh = str(self.entry.get("kind")) in ("view", "composite")
+        inference = all(g.inference for g in graphs)
+        settings = config.patch({"cache": False, "opt_level": "1", "progress": "off"})
+        with settings, torch.inference_mode() if inference else contextlib.nullcontext():
+            results = op_check._compiled(cases, fresh)
+        return next((f for c, r in zip(cases, results, strict=True) for f in op_check._differences(c, r)), None)
 
     def _faults(self, graph: Graph, program: Program) -> Iterator[str]:
         try:
@@ -216,6 +253,28 @@ class OpTests:
                 except AssertionError as error:
                     return f"position out of range: {error}"
         return None
+
+
+def in_a_child(run: Callable[[], str | None]) -> str | None:
+    """What `run` returns or raises, in a process of its own; one that crashes or takes too long says so."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(COMPILED_LIMIT_S)
+        try:
+            found = run() or ""
+        except BaseException as error:  # noqa: BLE001
+            found = f"{type(error).__name__}: {error}"
+        os.write(writing, found.encode()[:2000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        found = file.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return "takes too long" if os.WTERMSIG(status) == signal.SIGALRM else f"ends by signal {os.WTERMSIG(status)}"
+    return found or None
 
 
 def _parsed(text: str) -> Any:

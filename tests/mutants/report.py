@@ -13,6 +13,7 @@ import yaml
 
 REASONS = Path(__file__).with_name("survivors.yaml")
 """Why mutants survive that no test can or should kill."""
+UNKNOWN = "not yet looked into"
 STATUSES = ("killed", "survived", "refused", "error")
 
 
@@ -62,9 +63,9 @@ class Results:
         counts = Counter(r["status"] for r in self.reports)
         return ", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s])
 
-    def write_page(self, page: Path) -> None:
-        """The table and the survivors with their reasons."""
-        page.write_text(page_text(self.reports))
+    def write_page(self, page: Path, total: int) -> None:
+        """The table and the survivors with their reasons; `total` is how many mutants there are."""
+        page.write_text(page_text(self.reports, total))
 
 
 def table(reports: Sequence[dict[str, Any]]) -> str:
@@ -89,11 +90,11 @@ def reason_of(report: dict[str, Any], reasons: Sequence[dict[str, Any]]) -> str:
     for clause in reasons:
         if all(str(v) in str(report.get(k, "")) for k, v in clause["of"].items()):
             return str(clause["reason"])
-    return "not yet looked into"
+    return UNKNOWN
 
 
-def page_text(reports: Sequence[dict[str, Any]]) -> str:
-    """The page `docs/mutants.md`."""
+def page_text(reports: Sequence[dict[str, Any]], total: int) -> str:
+    """The page `docs/mutants.md`. `total`: how many mutants there are, of which a sample may have been run."""
     reasons = yaml.safe_load(REASONS.read_text()) or []
     by_reason: dict[str, list[dict[str, Any]]] = {}
     for r in reports:
@@ -102,8 +103,19 @@ def page_text(reports: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# Mutants of the specs",
         "",
-        "Written by `make mutants` (`python -m tests.mutants --write`). A mutant is a wrong variant of one expression of the specs; it is killed",
-        "if a generated test of its entry fails. The generator refuses some itself, or makes the same code of them: these are not counted.",
+        "Written by `make mutants` (`python -m tests.mutants --write`). A mutant is a wrong variant of the specs: in one expression an operator, an",
+        "argument, a constant or a condition is exchanged or dropped, a rule of a decision table has another result, or an entry is missing. It is",
+        "killed if a test fails. The generator refuses some itself, or makes the same code of them: these are not counted.",
+        "",
+        "| specs | tests that a mutant runs |",
+        "|---|---|",
+        "| operators | the generated cases of its entry, by the interpreter of loop programs; those with a routine are compiled |",
+        "| rewrites | the generated test of the rule |",
+        "| scalars | the generated test of the scalar: C++, Triton's interpreter, the complex form |",
+        "| decision tables, inverses of views, decompositions, random operators | test files, listed in `tests/mutants/files.py` |",
+        "",
+        "Not covered: templates of reductions and scans, kernels, tuning and settings. How to run it, with a sample or an entry alone:",
+        "[`fuzzing.md`](fuzzing.md#mutants-of-the-specs).",
         "",
         "| spec file | killed | survived | refused | share killed |",
         "|---|---|---|---|---|",
@@ -111,7 +123,16 @@ def page_text(reports: Sequence[dict[str, Any]]) -> str:
     for row in table(reports).splitlines()[1:]:
         name, *numbers = row.split()
         lines.append(f"| {name} | {' | '.join(numbers)} |")
-    lines += ["", "## Survivors"]
+    known = sum(len(found) for reason, found in by_reason.items() if reason != UNKNOWN)
+    killed = sum(r["status"] == "killed" for r in reports)
+    survived = sum(map(len, by_reason.values()))
+    lines += [
+        "",
+        f"{len(reports)} of {total} mutants were run. {known} of the {survived} survivors have a reason; without these, "
+        f"{killed / max(1, killed + survived - known):.1%} are killed.",
+        "",
+        "## Survivors",
+    ]
     for reason, found in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         lines += ["", f"### {reason} ({len(found)})"]
         lines += [f"- `{r['file']}` {r['shown']}" for r in sorted(found, key=lambda r: (r["file"], r["shown"]))]

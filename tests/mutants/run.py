@@ -16,6 +16,7 @@ from opforge.generator.diagnostics import did_you_mean
 from opforge.generator.run import load_model
 
 from .report import Results
+from .sites import mutants_of
 
 KINDS = ("ops", "rewrites", "scalars", "mutations", "decompositions", "random")
 """Kinds of specs that have mutants."""
@@ -50,6 +51,13 @@ def tasks_of(files: Sequence[str], entries: Sequence[str]) -> list[Task]:
         if name not in names:
             raise LookupError(f"no entry '{name}'{did_you_mean(name, sorted(names))}")
     return [t for t in found if (not files or t.file in files) and (not entries or t.entry in entries)]
+
+
+def count_all() -> int:
+    """How many mutants there are."""
+    model, tasks = load_model(), {(t.kind, t.entry, t.tag) for t in tasks_of([], [])}
+    entries = [(kind, e) for kind in KINDS for e in model.entries(kind) if (kind, e.id, e.tag) in tasks]
+    return sum(1 for kind, e in entries for _ in mutants_of(e, kind, set()))
 
 
 def run_all(tasks: Sequence[Task], results: Results, *, sample: float, seed: int, jobs: int) -> None:

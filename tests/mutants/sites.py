@@ -28,6 +28,8 @@ NO_EXPRESSIONS = {
     "scalars": ("scalar", "reduction", "scan", "doc", "args", "result", "torch", "symbol", "zero_sign"),
 }  # fmt: skip
 """Keys whose values are no expressions."""
+SYMMETRIC = ("broadcast",)
+"""Functions of the specs, other than scalars, whose first two arguments may be exchanged."""
 SPELLINGS = ("cpp", "triton", "float", "int", "bool", "any")
 """Keys of a scalar whose values are put into other expressions as they are."""
 CHOICES: Mapping[str, Sequence[str]] = {
@@ -114,7 +116,9 @@ def mutants_of(entry: Entry, kind: str, commutative: set[str]) -> Iterator[Mutan
             continue
         if "<{" in text:  # a template's argument is no expression of Python
             continue
-        for change in changes(text, commutative, body="\n" in text or text.startswith("return ")):
+        for change in changes(text, {*commutative, *SYMMETRIC}, body="\n" in text or text.startswith("return ")):
+            if entry.get("commutative") and name in SPELLINGS and change.what == "arguments exchanged":
+                continue
             new = f"({change.text})" if kind == "scalars" and name in SPELLINGS else change.text
             yield Mutant(*given, change.what, text, new)
 

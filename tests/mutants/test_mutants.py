@@ -11,6 +11,7 @@ from opforge.generator.run import load_model
 from . import sites
 from .__main__ import main
 from .mutate import changes
+from .ops import NotCompilable
 from .report import Results, page_text, table
 from .worker import Worker, chosen
 
@@ -83,9 +84,10 @@ def test_results_are_kept_and_gone_on_from(tmp_path: Path) -> None:
     assert Results.read(path).done == {"1", "2"}
     assert Results.read(path, forget_survivors=True).done == {"1"}
     assert "50.0%" in table(results.reports)
-    page = page_text(results.reports)
+    page = page_text(results.reports, 40)
     assert "- `specs/ops/a.yaml` aten.a expr (operator): `x` → `y`" in page
     assert "not yet looked into (1)" in page
+    assert "2 of 40 mutants were run. 0 of the 1 survivors have a reason; without these, 50.0% are killed." in page
 
 
 def test_a_name_that_there_is_not(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,3 +99,29 @@ def test_a_name_that_there_is_not(capsys: pytest.CaptureFixture[str], monkeypatc
 def test_every_entry_has_a_kind_that_is_run() -> None:
     model = load_model()
     assert {"aten.softplus", "sub_zero"} <= {e.id for kind in ("ops", "rewrites") for e in model.entries(kind)}
+
+
+def test_a_scalar_with_exchanged_arguments_is_killed(worker: Worker) -> None:
+    entry = next(e for e in worker.base.entries("scalars") if e.id == "copysign")
+    tests = worker.tests("scalars", entry)
+    mutants = {(m.path, m.what): m for m in sites.mutants_of(entry, "scalars", set())}
+    for target in ("cpp", "triton"):
+        said = str(tests.killed_by(mutants[(target,), "arguments exchanged"].of(entry)))
+        assert said.startswith("AssertionError: copysign_float32_float32"), said
+
+
+def test_a_table_that_two_rules_fit_is_refused(worker: Worker) -> None:
+    entry = next(e for e in worker.base.entries("mutations") if e.id == "mutation_type")
+    tests = worker.tests("mutations", entry)
+    found = {m.what: m for m in sites.mutants_of(entry, "mutations", set()) if m.path[:2] == ("rules", 0)}
+    with pytest.raises(NotCompilable):
+        tests.killed_by(found["condition dropped"].of(entry))
+    assert tests._texts(found["another result"].of(entry)) != tests.texts
+
+
+def test_an_entry_that_is_missing(worker: Worker) -> None:
+    entry = next(e for e in worker.base.entries("random") if e.id == "aten.cauchy")
+    tests = worker.tests("random", entry)
+    (dropped,) = [m for m in sites.mutants_of(entry, "random", set()) if not m.path]
+    assert dropped.of(entry) is None
+    assert "aten.cauchy" not in str(tests._texts(None))

@@ -275,7 +275,7 @@ class _OfParts:
         )
 
 
-PARTS = (0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e-3, 90.0, 709.9, -700.0, 1e200, -1e200, 5e-324)
+PARTS = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e-3, 90.0, 709.9, -700.0, 1e200, -1e200, 5e-324)
 ODD_PARTS = (math.inf, -math.inf, math.nan)
 """For functions of one number; torch's sums make NaN of an infinite imaginary part, since they multiply by `alpha`."""
 
