@@ -72,12 +72,18 @@ def equal(a: Expr, b: Expr) -> bool:
     if a is b:
         return True
     gap = recombine(a - b)
-    if not gap.terms:
+    if not gap.terms or not _without_remainders(a - b).terms:
         return True
     if gap.is_const or any(isinstance(x, (Sym, Val)) for x in gap.atoms()):
         return False
     loops = points(variables([gap]))
     return loops is not None and all(evaluate(gap, p) == 0 for p in loops)
+
+
+def _without_remainders(e: Expr) -> Expr:
+    """Each x % d as x - d*(x // d), so that products of such cancel that `recombine` cannot put together."""
+    remainders = {a for monomial, _ in e.terms for a in monomial if isinstance(a, Quotient) and a.kind == "%"}
+    return e.subst({a: a.num - a.den * (a.num // a.den) for a in remainders}) if remainders else e
 
 
 def in_range(e: Expr, n: Size) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 
-from ..ir.index import Expr, Monomial, Quotient, Sym, expr
+from ..ir.index import Expr, Monomial, Quotient, Sym, expr, recombine
 from ..ir.index import size as canonical
 from ..ir.monomials import divide_monomial
 from ..ir.nodes import Size
@@ -51,6 +51,8 @@ class EqualSizes:
             return n
         while True:
             found = self._step(n)
+            if found is None and (other := recombine(n)) is not n:
+                found = self._step(other)
             if found is None:
                 return n
             if isinstance(found, int):
@@ -82,6 +84,7 @@ class EqualSizes:
                 self._note_elements(b, left)
                 self._add(left, right)
                 self._add(*_without_common(left, right))
+                self._add(*_without_common(recombine(left - right), expr(0)))
         self._pending = waiting
 
     def _add(self, a: Expr, b: Expr) -> None:

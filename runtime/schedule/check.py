@@ -361,7 +361,7 @@ def _same_strides(shape: tuple[Size, ...], a: tuple[Size, ...] | None, b: tuple[
     if any(n == 0 for n in shape):
         return True
     a = contiguous_strides(shape) if a is None else a
-    return all(n == 1 or expr(x) == expr(y) for n, x, y in zip(shape, a, b, strict=True))
+    return all(n == 1 or equal(expr(x), expr(y)) for n, x, y in zip(shape, a, b, strict=True))
 
 
 def _width(dtype: str) -> int:

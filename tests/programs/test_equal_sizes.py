@@ -121,3 +121,19 @@ def test_conditions_on_data(program: Callable[[Tensor, Tensor], Any]) -> None:
     assert not stats["fallbacks"]
     with pytest.raises(RuntimeError, match="Runtime assertion failed"):
         compiled(torch.ones(5), torch.randn(4, 4))
+
+
+def test_paddings_that_a_guard_says_are_none() -> None:
+    """`padding="same"` of an even dilated width: a size less twice its half was not known to be a remainder that is 0, by lowering and checker."""
+
+    def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.conv2d(x, w, b, padding="same", dilation=3)
+
+    compiled = torch.compile(program, backend="opforge", dynamic=True, fullgraph=True)
+    for n in (5, 7):
+        given = [torch.randn(shape, requires_grad=True) for shape in ((4, n, n), (1, 4, 2, 3), (1,))]
+        results = [(out := f(*given), *torch.autograd.grad(out.sin().sum(), given)) for f in (compiled, program)]
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    stats = opforge.stats()
+    assert stats["externs"].keys() == {"aten.convolution.default", "aten.convolution_backward.default"}
+    assert not stats["fallbacks"]
