@@ -135,9 +135,11 @@ def _(x: torch.Tensor, factor: float) -> None:
 
 @torch.library.custom_op("fuzz_raw::add_out", mutates_args=("out",))
 def add_out(x: torch.Tensor, out: torch.Tensor) -> None:
-    """Adds the memory of `x` to the first elements of `out`, in the order of its positions."""
+    """Adds the memory of `x` to the first elements of `out`, in the order of its positions. Refuses what torch's own operators refuse."""
     if 0 in [s for s, n in zip(out.stride(), out.shape, strict=True) if n > 1]:
-        return
+        raise RuntimeError("elements of `out` share memory")
+    if x.untyped_storage()._cdata == out.untyped_storage()._cdata:
+        raise RuntimeError("`x` and `out` share memory")
     n = min(x.numel(), out.numel())
     total = out.reshape(-1).clone()
     total[:n] += _memory(x)[:n].to(out.dtype)
