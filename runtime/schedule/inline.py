@@ -29,6 +29,7 @@ CHEAP = 3  # a body of this cost or less is recomputed rather than stored
 SINGLE = 40  # … and of this cost, where it is a single value: its readers compute it before their loops
 HELD = 2  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
 PARTS = 40  # … or of this cost, where it is read in parts: each halving of a chain doubles the text of all before it
+FEW = 64  # part of a value's elements that a reader computes for itself
 MANY = 1 << 62
 OFTEN, CACHE = 8, 1 << 17  # times that a value is read; bytes
 #: Readings of a factor of a matrix product for which it is computed once: by the rows, or the columns, of a block.
@@ -173,9 +174,12 @@ def inline(
     values = Inliner(shapes)
     faulty: dict[Node, bool] = {}
     left: list[Nest | Extern] = []
+    pointwise: dict[str, Nest] = {}  # what is left of them
     for item in staged:
         if isinstance(item, Nest):
             item = values.apply(item)
+            if not recompute:
+                item = _with_few(item, pointwise, shapes)
             if (
                 is_pointwise(item)
                 and item.name not in stored
@@ -193,8 +197,22 @@ def inline(
             ):
                 values.bodies[item.name] = item
                 continue
+            if is_pointwise(item) and node_cost(item.body, costs, PARTS) <= PARTS and not _may_fault(item.body, faulty):
+                pointwise[item.name] = item
         left.append(item)
     return left, views
+
+
+def _with_few(nest: Nest, pointwise: Mapping[str, Nest], shapes: Mapping[str, Buffer]) -> Nest:
+    """A nest that computes for itself what it reads few elements of (a loss reads one of each row): for others these may stay in registers."""
+    for _ in range(FEW.bit_length()):
+        few = {n: p for n in nest.reads() if (p := pointwise.get(n)) and _more(points_of(p), points_of(nest) * FEW)}
+        if not few:
+            break
+        inliner = Inliner(shapes)
+        inliner.bodies = few
+        nest = inliner.apply(nest)
+    return nest
 
 
 def _is_repeated(nest: Nest, readers: list[Nest], read: set[str]) -> bool:

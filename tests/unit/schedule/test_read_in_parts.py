@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opforge
+from opforge.runtime.compile_fx import HISTORY
 from opforge.runtime.schedule.plan import KernelStep, Plan
 from tests.support.accuracy import assert_as_accurate
 from tests.support.gpu_plan import planned
@@ -88,3 +91,19 @@ def test_an_indexed_update_may_read_all_of_it() -> None:
     given = inputs()[:2]
     found = torch.compile(update, backend="opforge")(*given, k)
     assert_as_accurate(found, update(*given, k), update(*(t.double() for t in given), k))
+
+
+def test_one_element_of_each_row_is_computed_by_its_reader(tmp_path: Path) -> None:
+    """On a processor too, where the other readers of the rows have them in registers."""
+
+    def fn(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.log_softmax(-1)
+        return (y.exp() * y).sum(-1), y.gather(1, at)
+
+    x, at = torch.randn(64, 300), torch.randint(0, 300, (64, 1))
+    run = torch.compile(fn, backend="opforge", options={"strict": True, "cache_dir": str(tmp_path)})
+    with torch.no_grad():
+        for found, eager, exact in zip(run(x, at), fn(x, at), fn(x.double(), at), strict=True):
+            assert_as_accurate(found, eager, exact)
+    plan = HISTORY[-1].plan
+    assert all(math.prod(b.shape) < 64 * 300 for name, b in plan.layouts.items() if plan.places[name].kind != "input")
