@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..ir.facts import covers
@@ -177,9 +177,10 @@ def inline(
     pointwise: dict[str, Nest] = {}  # what is left of them
     for item in staged:
         if isinstance(item, Nest):
+            named = item.reads()  # and not what is substituted for that, which grows
             item = values.apply(item)
             if not recompute:
-                item = _with_few(item, pointwise, shapes)
+                item = _with_few(item, named, pointwise, shapes)
             if (
                 is_pointwise(item)
                 and item.name not in stored
@@ -203,15 +204,18 @@ def inline(
     return left, views
 
 
-def _with_few(nest: Nest, pointwise: Mapping[str, Nest], shapes: Mapping[str, Buffer]) -> Nest:
-    """A nest that computes for itself what it reads few elements of (a loss reads one of each row): for others these may stay in registers."""
+def _with_few(nest: Nest, named: Iterable[str], pointwise: Mapping[str, Nest], shapes: Mapping[str, Buffer]) -> Nest:
+    """A nest that computes for itself what it reads few elements of (a loss reads one of each row): for others these may stay in registers.
+    `named`: what it reads.
+    """
     for _ in range(FEW.bit_length()):
-        few = {n: p for n in nest.reads() if (p := pointwise.get(n)) and _more(points_of(p), points_of(nest) * FEW)}
+        few = {n: p for n in named if (p := pointwise.get(n)) and _more(points_of(p), points_of(nest) * FEW)}
         if not few:
             break
         inliner = Inliner(shapes)
         inliner.bodies = few
         nest = inliner.apply(nest)
+        named = nest.reads()
     return nest
 
 
