@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from .atoms import Atom, Monomial, Quotient, Sym, Val, Var
-from .monomials import collect, divide_monomial, print_expr, products, whole
+from .monomials import collect, divide_monomial, plus, print_expr, products, whole
 
 
 class Expr:
@@ -78,7 +78,7 @@ class Expr:
     def __add__(
         self, other: int | Expr
     ) -> Expr:  # what has a dtype is a value of the loops, whose own operators take sizes
-        return NotImplemented if hasattr(other, "dtype") else _sum(self.terms + expr(other).terms)
+        return NotImplemented if hasattr(other, "dtype") else Expr(plus(self.terms, expr(other).terms))
 
     __radd__ = __add__
 
@@ -154,7 +154,7 @@ class Expr:
 
     def subst(self, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any], Any] | None = None) -> Expr:
         """Replace atoms; `on_value` maps the node inside a `Val` (an indirect index)."""
-        return _subst(self, mapping, on_value, {})
+        return self if self.is_const else _subst(self, mapping, on_value, {})
 
 
 _EXPRS: WeakValueDictionary[tuple, Expr] = WeakValueDictionary()
