@@ -34,6 +34,7 @@ from .dispatch.wrapper import bind, emit_wrapper
 from .execute.autograd_function import Backward, bind_halves, emit_function
 from .execute.load import load_wrapper
 from .execute.sparse_gradients import sparse_backward
+from .garbage import full_collections_deferred
 from .graph.rewrite import rewrite
 from .graph.scalars import give_numbers
 from .graphs.recording import Recorder
@@ -78,7 +79,8 @@ def _with_constants(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg
 def _or_eager(compiled: Callable[[], Compiled], eager: Callable[[], Compiled], cfg: Config) -> Compiled:
     """What `compiled` makes, or `eager` where it cannot be made, counted and said."""
     try:
-        return compiled()
+        with full_collections_deferred():
+            return compiled()
     except (UnsupportedError, BuildError) as error:
         if cfg.strict:
             raise

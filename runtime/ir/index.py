@@ -12,16 +12,17 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from .atoms import Atom, Monomial, Quotient, Sym, Val, Var
-from .monomials import collect, divide_monomial, print_expr, products, whole
+from .monomials import collect, divide_monomial, plus, print_expr, products, whole
 
 
 class Expr:
     """A sum of `coefficient * monomial`, kept sorted. Immutable; equal expressions are the same object."""
 
-    __slots__ = ("__weakref__", "_atoms", "_hash", "_key", "_text", "is_const", "terms")
+    __slots__ = ("__weakref__", "_atoms", "_bounds", "_hash", "_key", "_text", "is_const", "terms")
     _text: str | None
     _key: str | None
     _atoms: frozenset[Atom] | None
+    _bounds: tuple[int | None, int | None] | None
     _hash: int
     terms: tuple[tuple[Monomial, int], ...]
     is_const: bool
@@ -31,7 +32,7 @@ class Expr:
         if found is not None:
             return found
         new = super().__new__(cls)
-        new.terms, new._text, new._key, new._atoms = terms, None, None, None
+        new.terms, new._text, new._key, new._atoms, new._bounds = terms, None, None, None, None
         new.is_const = not terms or (len(terms) == 1 and not terms[0][0])
         new._hash = hash(int(new)) if new.is_const else id(new)
         return _EXPRS.setdefault(terms, new)
@@ -77,7 +78,7 @@ class Expr:
     def __add__(
         self, other: int | Expr
     ) -> Expr:  # what has a dtype is a value of the loops, whose own operators take sizes
-        return NotImplemented if hasattr(other, "dtype") else _sum(self.terms + expr(other).terms)
+        return NotImplemented if hasattr(other, "dtype") else Expr(plus(self.terms, expr(other).terms))
 
     __radd__ = __add__
 
@@ -153,7 +154,7 @@ class Expr:
 
     def subst(self, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any], Any] | None = None) -> Expr:
         """Replace atoms; `on_value` maps the node inside a `Val` (an indirect index)."""
-        return _subst(self, mapping, on_value, {})
+        return self if self.is_const else _subst(self, mapping, on_value, {})
 
 
 _EXPRS: WeakValueDictionary[tuple, Expr] = WeakValueDictionary()
@@ -194,6 +195,12 @@ def product(values: Iterable[int | Expr]) -> int | Expr:
 
 def bounds(e: Expr) -> tuple[int | None, int | None]:
     """Inclusive integer bounds; None where unknown."""
+    if e._bounds is None:
+        e._bounds = _find_bounds(e)
+    return e._bounds
+
+
+def _find_bounds(e: Expr) -> tuple[int | None, int | None]:
     lo: int | None = 0
     hi: int | None = 0
     for monomial, c in e.terms:
@@ -380,18 +387,22 @@ def _subst(
 ) -> Expr:
     if e in memo:
         return memo[e]
-    if not any(a in mapping or (on_value is not None and isinstance(a, Val)) for a in e.atoms()):
+    atoms = e.atoms()
+    if mapping.keys().isdisjoint(atoms) and (on_value is None or not any(isinstance(a, Val) for a in atoms)):
         return e
     changed = False
-    parts: list[Expr] = []
+    parts: list[tuple[Monomial, int]] = []
     for monomial, c in e.terms:
+        new = [_subst_atom(a, mapping, on_value, memo) for a in monomial]
+        if all(n.atom is a for n, a in zip(new, monomial, strict=True)):
+            parts.append((monomial, c))  # most terms of a long sum, such as the offset of one of many tensors
+            continue
+        changed = True
         piece = expr(c)
-        for a in monomial:
-            new = _subst_atom(a, mapping, on_value, memo)
-            changed = changed or new.atom is not a
-            piece = piece * new
-        parts.append(piece)
-    result = _sum(t for p in parts for t in p.terms) if changed else e
+        for n in new:
+            piece = piece * n
+        parts += piece.terms
+    result = _sum(parts) if changed else e
     memo[e] = result
     return result
 

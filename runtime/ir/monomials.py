@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,9 @@ if TYPE_CHECKING:
 
 def term_key(term: tuple[Monomial, int]) -> tuple[int, str]:
     monomial = term[0]
-    return (1 if not monomial else 0, "*".join(a.text for a in monomial))
+    if len(monomial) == 1:
+        return 0, monomial[0].text
+    return (1 if not monomial else 0, "*".join([a.text for a in monomial]))
 
 
 def whole(value: int) -> int:
@@ -40,6 +43,22 @@ def collect(terms: Iterable[tuple[Monomial, int]]) -> tuple[tuple[Monomial, int]
     if len(kept) > 1:
         kept.sort(key=term_key)
     return tuple(kept)
+
+
+def plus(
+    left: tuple[tuple[Monomial, int], ...], right: tuple[tuple[Monomial, int], ...]
+) -> tuple[tuple[Monomial, int], ...]:
+    """As `collect(left + right)`, of two sums that are in order: a single term is put in its place."""
+    if len(left) < len(right):
+        left, right = right, left
+    if len(right) != 1:
+        return collect(left + right) if right else left
+    monomial, c = right[0]
+    for k, (m, d) in enumerate(left):
+        if m == monomial:
+            return left[:k] + (((m, c + d),) if c + d else ()) + left[k + 1 :]
+    k = bisect_left(left, term_key(right[0]), key=term_key)
+    return left[:k] + right + left[k:]
 
 
 def merge(a: Monomial, b: Monomial) -> Monomial:

@@ -281,16 +281,16 @@ def rebuild(
 
     for n in node.walk(memo.__contains__):
         if n.op == "load":
-            index = tuple(e.subst(mapping, on_value) for e in n.attr.index)
-            new = Node("load", tuple(memo[a] for a in n.args), n.dtype, LoadAt(n.attr.buffer, index))
-            replaced = leaf(new)
-            memo[n] = new if replaced is None else replaced
+            index = tuple([e.subst(mapping, on_value) for e in n.attr.index])
+            same = index == n.attr.index and all(memo[a] is a for a in n.args)
+            new = n if same else load(n.attr.buffer, index, n.dtype, memo[n.args[0]] if n.args else None)
+            memo[n] = new if (replaced := leaf(new)) is None else replaced
         elif n.op == "index":
             memo[n] = index_node(n.attr.subst(mapping, on_value))
         elif not n.args:
             memo[n] = n
         else:
-            args = tuple(memo[a] for a in n.args)
+            args = tuple([memo[a] for a in n.args])
             memo[n] = n if args == n.args else Node(n.op, args, n.dtype, n.attr)
             if n.op == "bounded" and on_check is not None:
                 memo[n] = on_check(memo[n])

@@ -21,7 +21,7 @@ RANK = {
     name: rank
     for rank, names in enumerate(
         [
-            ("errors",),
+            ("errors", "garbage"),
             ("torch_compat", "config", "observe", "philox"),
             ("ir",),
             ("dispatch",),
