@@ -28,6 +28,7 @@ from .emit import (
     edge_tests,
     invalid_tests,
     kernels,
+    linear,
     lowerings,
     matrix,
     mutations,
@@ -58,6 +59,7 @@ SPECS: tuple[SpecKind, ...] = (
     SpecKind("kernels", ("kernel",), needs=("scalars", "targets")),
     SpecKind("ops", ("op",), check_ops.build, needs=("scalars",)),
     SpecKind("recompute", ("recompute",), recompute.build, needs=("ops",)),
+    SpecKind("linear", ("linear",), linear.build),
     SpecKind(
         "decompositions",
         ("decomposition", "correction", "refusal", "unfold", "inline", "launch", "control"),
@@ -82,6 +84,7 @@ EMITTERS: dict[str, Emit] = {
     "invalid_tests": invalid_tests.emit,
     "edge_tests": edge_tests.emit,
     "recompute": recompute.emit,
+    "linear": linear.emit,
     "random": random.emit,
     "rewrites": rewrites.emit,
     "mutations": mutations.emit,

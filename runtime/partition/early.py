@@ -7,12 +7,13 @@ is 1, as it is for `loss.backward()`. So the largest tensors are read and writte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
 from torch import fx
 
+from ...generated import linear
 from ...generated.dispatch_tables import ROLES
 from ..config import Config
 from .classes import OpClass, class_of
@@ -51,7 +52,10 @@ def gains_early(joint: fx.GraphModule, parts: Partition, cfg: Config) -> bool:
     # What draws random numbers, has an effect or takes long stays in the backward, which may never run.
     if tangent.meta["val"].dim() or any(class_of(n) not in _CHEAP or "recompute" in n.meta for n in later):
         return False
-    return LEAST <= sum(bytes_of(g.meta["val"]) for g in gradients) <= parts.saved_bytes
+    if not LEAST <= sum(bytes_of(g.meta["val"]) for g in gradients) <= parts.saved_bytes:
+        return False
+    multiples = _multiples_of(joint, tangent)
+    return all(g in multiples for g in gradients)
 
 
 def _gradients(joint: fx.GraphModule) -> list[Any]:
@@ -65,6 +69,55 @@ def _depends_on(joint: fx.GraphModule, start: fx.Node) -> set[fx.Node]:
         if n.op != "output" and any(a in found for a in n.all_input_nodes):
             found.add(n)
     return found - {start}
+
+
+def _multiples_of(joint: fx.GraphModule, start: fx.Node) -> set[fx.Node]:
+    """Nodes that are a number times what they were where `start` is. A backward can have others: of a hook or an autograd function that clips,
+    say, or that adds noise.
+    """
+    found, reached = {start}, _depends_on(joint, start)
+    for n in joint.graph.nodes:
+        if n in reached and _is_multiple(n, found, reached | {start}):
+            found.add(n)
+    return found
+
+
+def _is_multiple(node: fx.Node, multiples: Set[fx.Node], reached: Set[fx.Node]) -> bool:
+    used = [a for a in node.all_input_nodes if a in reached]
+    first = node.args[0] if node.args else None
+    only_first = used == [first] and first not in node.args[1:]
+    if not all(a in multiples for a in used):
+        return False
+    if class_of(node) is OpClass.PART:
+        return True
+    if not _is_floating(node.meta["val"]):
+        return False
+    if class_of(node) is OpClass.VIEW:
+        return only_first and node.meta["val"].dtype == first.meta["val"].dtype  # type: ignore[union-attr]
+    name = str(node.target)
+    if name in linear.FIRST:
+        return only_first
+    if name in linear.PRODUCT:
+        return len(used) == 1 and sum(a is used[0] for a in node.args) == 1
+    return name in linear.SUM and all(a in multiples or _is_zero(a) or _is_mask(a) for a in node.args)
+
+
+def _is_floating(value: Any) -> bool:
+    return all(
+        not isinstance(v, torch.Tensor) or v.is_floating_point()
+        for v in (value if isinstance(value, (tuple, list)) else [value])
+    )
+
+
+def _is_zero(argument: Any) -> bool:
+    if not isinstance(argument, fx.Node):
+        return isinstance(argument, (int, float)) and argument == 0
+    return argument.target is ROLES["zeros"] and bool(argument.args[1] == 0)
+
+
+def _is_mask(argument: Any) -> bool:
+    value = argument.meta.get("val") if isinstance(argument, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.dtype is torch.bool
 
 
 def _may_be_scaled(node: fx.Node) -> bool:

@@ -236,3 +236,52 @@ def test_where_it_is_not_done(case: str) -> None:
     out = compiled(fn, early_gradients=case != "off")(logits.requires_grad_(), targets)
     (sum(out) if isinstance(out, tuple) else out).backward()
     assert not is_early()
+
+
+class _Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clamp(-0.5, 0.5)
+
+
+def hooked(hook: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def fn(logits: Tensor, targets: Tensor) -> Tensor:
+        scaled = logits * 2
+        scaled.register_hook(hook)
+        return F.cross_entropy(scaled, targets)
+
+    return fn
+
+
+def clipped(logits: Tensor, targets: Tensor) -> Tensor:
+    return _Clipped.apply(F.cross_entropy(logits, targets))  # type: ignore[no-any-return, no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        clipped,
+        hooked(torch.sign),
+        hooked(lambda g: g + 0.25),
+        hooked(lambda g: g / (g.norm() + 1e-6)),
+        hooked(lambda g: torch.where(g > 0, g, 0)),
+        hooked(lambda g: g * g),
+        hooked(lambda g: g.masked_fill(g.isnan(), 0)),
+    ],
+)
+def test_a_backward_that_is_no_multiple_of_the_losss_gradient_stays_one(fn: Callable[..., Any]) -> None:
+    """Each was computed for a gradient of 1 and multiplied by -5."""
+    logits, targets = drawn()
+
+    def gradient(call: Callable[..., Any], logits: Tensor) -> Tensor:
+        x = logits.clone().requires_grad_()
+        (call(x, targets) * -5).backward()
+        assert x.grad is not None
+        return x.grad
+
+    near(gradient(compiled(fn), logits), gradient(fn, logits.double()), gradient(fn, logits))
+    assert not is_early()
