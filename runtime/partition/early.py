@@ -90,7 +90,7 @@ def _is_multiple(node: fx.Node, multiples: Set[fx.Node], reached: Set[fx.Node]) 
         return False
     if class_of(node) is OpClass.PART:
         return True
-    if not _is_floating(node.meta["val"]):
+    if not _are_wide(node.meta["val"]):
         return False
     if class_of(node) is OpClass.VIEW:
         return only_first and node.meta["val"].dtype == first.meta["val"].dtype  # type: ignore[union-attr]
@@ -102,9 +102,10 @@ def _is_multiple(node: fx.Node, multiples: Set[fx.Node], reached: Set[fx.Node]) 
     return name in linear.SUM and all(a in multiples or _is_zero(a) or _is_mask(a) for a in node.args)
 
 
-def _is_floating(value: Any) -> bool:
+def _are_wide(value: Any) -> bool:
+    """Whether nothing of a value is in a dtype in which it may be too small before it is multiplied by a large factor, and not after."""
     return all(
-        not isinstance(v, torch.Tensor) or v.is_floating_point()
+        not isinstance(v, torch.Tensor) or v.dtype in _ROUNDED
         for v in (value if isinstance(value, (tuple, list)) else [value])
     )
 

@@ -285,3 +285,20 @@ def test_a_backward_that_is_no_multiple_of_the_losss_gradient_stays_one(fn: Call
 
     near(gradient(compiled(fn), logits), gradient(fn, logits.double()), gradient(fn, logits))
     assert not is_early()
+
+
+def test_values_in_float16_on_the_way_are_made_from_the_scaled_loss() -> None:
+    """Most were 0 for a gradient of 1."""
+    logits, targets = drawn()
+
+    through_half = hooked(lambda g: g.half().float())
+
+    def gradient(call: Callable[..., Any], logits: Tensor) -> Tensor:
+        x = logits.clone().requires_grad_()
+        (call(x, targets) * 2.0**20).backward()
+        assert x.grad is not None
+        return x.grad
+
+    exact = gradient(hooked(lambda g: g), logits.double())
+    near(gradient(compiled(through_half), logits), exact, gradient(through_half, logits))
+    assert not is_early()
