@@ -131,7 +131,8 @@ def _may_be_scaled(node: fx.Node) -> bool:
 
 def with_early_gradients(joint: fx.GraphModule) -> fx.GraphModule:
     """A joint graph that gains by it, with gradients for a tangent of 1 in its forward half, which are kept; those
-    of the backward half are these, times the tangent. (All of a gradient is NaN where the loss's is, also what eager knows to be 0.)
+    of the backward half are these, times the tangent. (Where the loss's own gradient is not
+    finite, the program's is not either, but not in the same elements: eager knows some to be 0 before it multiplies.)
     """
     graph = fx.Graph(tracer_cls=joint.graph._tracer_cls)
     made: dict[fx.Node, fx.Node] = {}
