@@ -32,6 +32,7 @@ EMITTERS: tuple[str, ...] = (
         "invalid_tests",
         "edge_tests",
         "recompute",
+        "linear",
         "random",
         "rewrites",
         "mutations",
