@@ -730,6 +730,11 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     ),
     # The exponent is no operand.
     torch.ops.aten.pow.Tensor_Scalar: (Correction(result=0, layout="elementwise", laid=(0,), everywhere=True),),
+    # Its kernel lays both out as copies of its argument.
+    torch.ops.aten.frexp.Tensor: (
+        Correction(result=0, layout="preserved", laid=(0,)),
+        Correction(result=1, layout="preserved", laid=(0,)),
+    ),
     # It is elementwise, so its first operand says the layout.
     torch.ops.aten.elu_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 5), everywhere=True),),
     # The result is contiguous.

@@ -17,7 +17,7 @@ from ..dispatch.operators import makes_new, op_info, reads_storage
 from ..dispatch.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
-from ..ir.nodes import DTYPES, Buffer, Extern, Nest, Output, Program, Ref, Size
+from ..ir.nodes import DTYPES, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides
 from ..ir.pairs import PART, inside
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
@@ -171,6 +171,9 @@ class _Lowerer:
             if fake.layout != torch.strided:
                 return Output(val.name, paired=val.is_paired)
             stride = self.sizes.strides(fake.stride())
+            dense = contiguous_strides(val.shape)
+            if stride == self.sizes.reduced(dense):
+                stride = dense
             # Results that are such views are made outside of the graph. Gradients may be handed out as views that repeat elements or leave some
             # out: memory of their own, in any layout, does as well. A backward knows the layout of what it is handed.
             if repeats(fake) or not is_packed(val.shape, stride):
