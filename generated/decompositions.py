@@ -509,12 +509,10 @@ def refuses_scaled_dot_product_attention(
 def refuses_upsample_nearest1d_vec(
     input=None, size=None, scale_factor=None, mode=None, align_corners=None, recompute_scale_factor=None, antialias=None
 ):  # type: ignore[no-untyped-def]
-    """Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not."""
-    return (
-        not is_exact_scale(scale_factor)
-        and not recompute_scale_factor
-        and mode not in ("nearest-exact", "area")
-        and has_symbolic_sizes(input)
+    """Its kernels copy, or take every element twice, where sizes say so, and go by the factor else, and round weights of 8-bit integers to fixed points; torch's decomposition for symbolic sizes does not."""
+    return has_symbolic_sizes(input) and (
+        (not is_exact_scale(scale_factor) and not recompute_scale_factor and mode not in ("nearest-exact", "area"))
+        or (input.itemsize == 1 and mode in ("bilinear", "bicubic"))
     )
 
 
@@ -1123,19 +1121,19 @@ REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
     ),
     torch.nn.functional.interpolate: (
         refuses_upsample_nearest1d_vec,
-        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else, and round weights of 8-bit integers to fixed points; torch's decomposition for symbolic sizes does not.",
     ),
     torch.nn.functional.upsample: (
         refuses_upsample_nearest1d_vec,
-        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else, and round weights of 8-bit integers to fixed points; torch's decomposition for symbolic sizes does not.",
     ),
     torch.nn.functional.upsample_nearest: (
         refuses_upsample_nearest1d_vec,
-        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else, and round weights of 8-bit integers to fixed points; torch's decomposition for symbolic sizes does not.",
     ),
     torch.nn.functional.upsample_bilinear: (
         refuses_upsample_nearest1d_vec,
-        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else; torch's decomposition for symbolic sizes does not.",
+        "Its kernels copy, or take every element twice, where sizes say so, and go by the factor else, and round weights of 8-bit integers to fixed points; torch's decomposition for symbolic sizes does not.",
     ),
 }
 """Functions that programs call, with what they do that their kernels do not do to fake tensors, and where."""

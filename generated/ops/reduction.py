@@ -367,7 +367,12 @@ def dist(b, self, other, p=2):
 # spec: aten.trace
 def trace(b, self):
     b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
-    return b.call("aten.sum.default", b.call("aten.diagonal.default", self))
+    x = b.call("aten.diagonal.default", self)
+    if dtype(self) == "complex64":
+        return to(b.call("aten.sum.default", x, dtype="complex128"), dtype(self))
+    if dtype(self) == "float32":
+        return to(b.call("aten.sum.default", x, dtype="float64"), dtype(self))
+    return b.call("aten.sum.default", x)
 
 
 # spec: aten.logsumexp

@@ -2684,7 +2684,13 @@ OPS = [
         tests=("F(3, 5), [1]", "F(3, 5, 2), [0, 2], True", "F(3, 5), None", "B(3, 5), [0]"),
         complex_=True,
     ),
-    Op("aten.trace", "composite", ("aten.trace.default",), tests=("F(4, 5)",), complex_=True),
+    Op(
+        "aten.trace",
+        "composite",
+        ("aten.trace.default",),
+        tests=("F(4, 5)", "F(40, 41)", "F(4, 5, dtype=complex64)"),
+        complex_=True,
+    ),
     Op(
         "aten.var.correction",
         "composite",
