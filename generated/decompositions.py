@@ -25,6 +25,7 @@ from ..runtime.dispatch.support import (
     is_exact_scale,
     is_from_end,
     is_row_major,
+    is_single_or_double,
     last_product,
     row_major,
     size,
@@ -288,6 +289,78 @@ def chain_matmul(matrices):  # type: ignore[no-untyped-def]
     return torch.ops.aten.linalg_multi_dot.default(matrices)
 
 
+# spec: aten.lerp.Scalar
+def lerp_Scalar(self, end, weight):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with a tensor of weights."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.lerp.Tensor(self, end, torch.ops.aten.new_full.default(self, [], weight))
+
+
+# spec: aten.lerp_.Scalar
+def lerp__Scalar(self, end, weight):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with a tensor of weights."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.lerp_.Tensor(self, end, torch.ops.aten.new_full.default(self, [], weight))
+
+
+# spec: aten.pow.Tensor_Scalar
+def pow_Tensor_Scalar(self, exponent):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with a tensor of exponents."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.pow.Tensor_Tensor(self, torch.ops.aten.new_full.default(self, [], exponent))
+
+
+# spec: aten.pow_.Scalar
+def pow__Scalar(self, exponent):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with a tensor of exponents."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.pow_.Tensor(self, torch.ops.aten.new_full.default(self, [], exponent))
+
+
+# spec: aten.pow.Scalar
+def pow_Scalar(self, exponent):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with a tensor of bases."""
+    if not (is_single_or_double(exponent)):
+        return NotImplemented
+    return torch.ops.aten.pow.Tensor_Tensor(torch.ops.aten.new_full.default(exponent, [], self), exponent)
+
+
+# spec: aten.xlogy.Scalar_Other
+def xlogy_Scalar_Other(self, other):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with two tensors."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.xlogy.Tensor(self, torch.ops.aten.new_full.default(self, [], other))
+
+
+# spec: aten.xlogy.Scalar_Self
+def xlogy_Scalar_Self(self, other):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with two tensors."""
+    if not (is_single_or_double(other)):
+        return NotImplemented
+    return torch.ops.aten.xlogy.Tensor(torch.ops.aten.new_full.default(other, [], self), other)
+
+
+# spec: aten.special_xlog1py.other_scalar
+def special_xlog1py_other_scalar(self, other):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with two tensors."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.special_xlog1py.default(self, torch.ops.aten.new_full.default(self, [], other))
+
+
+# spec: aten.special_xlog1py.self_scalar
+def special_xlog1py_self_scalar(self, other):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with two tensors."""
+    if not (is_single_or_double(other)):
+        return NotImplemented
+    return torch.ops.aten.special_xlog1py.default(torch.ops.aten.new_full.default(other, [], self), other)
+
+
 # spec: aten.unsafe_split.Tensor
 def unsafe_split_Tensor(self, split_size, dim=0):  # type: ignore[no-untyped-def]
     """Its results are views although its schema does not say so."""
@@ -542,6 +615,36 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.chain_matmul.default: chain_matmul,
 }
 """Operators of which torch runs this in the place of its own kernel where sizes may be symbols."""
+
+NUMBERED: dict[Any, tuple[Callable[..., Any], str, int]] = {
+    torch.ops.aten.lerp.Scalar: (lerp_Scalar, "weight", 2),
+    torch.ops.aten.lerp_.Scalar: (lerp__Scalar, "weight", 2),
+    torch.ops.aten.pow.Tensor_Scalar: (pow_Tensor_Scalar, "exponent", 1),
+    torch.ops.aten.pow_.Scalar: (pow__Scalar, "exponent", 1),
+    torch.ops.aten.pow.Scalar: (pow_Scalar, "self", 0),
+    torch.ops.aten.xlogy.Scalar_Other: (xlogy_Scalar_Other, "other", 1),
+    torch.ops.aten.xlogy.Scalar_Self: (xlogy_Scalar_Self, "self", 0),
+    torch.ops.aten.special_xlog1py.other_scalar: (special_xlog1py_other_scalar, "other", 1),
+    torch.ops.aten.special_xlog1py.self_scalar: (special_xlog1py_self_scalar, "self", 0),
+}
+"""Operators that autograd follows into this where an argument is a symbol: its name and position."""
+
+SPARED: frozenset[str] = frozenset(
+    [
+        "AddBackward0",  # That of the second summand's gradient by `alpha`.
+        "SubBackward0",  # That of the second operand's gradient by `alpha`.
+        "RsubBackward0",  # That of the first operand's gradient by `alpha`.
+        "AddmmBackward0",  # Those of gradients by `alpha` and `beta`.
+        "AddmvBackward0",  # Those of gradients by `alpha` and `beta`.
+        "AddrBackward0",  # Those of gradients by `alpha` and `beta`.
+        "AddbmmBackward0",  # Those of gradients by `alpha` and `beta`.
+        "BaddbmmBackward0",  # Those of gradients by `alpha` and `beta`.
+        "ForeachAddBackward0List",  # Those of gradients by `alpha`.
+        "ForeachAddBackward0Tensor",  # That of the gradient by `alpha`.
+        "ForeachSubBackward0List",  # Those of gradients by `alpha`.
+    ]
+)
+"""Nodes of autograd whose formula asks whether a number is 1 only to spare a product."""
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
