@@ -76,8 +76,10 @@ class Correction(NamedTuple):
     """It is int64."""
     everywhere: bool = False
     """On every device, and not on the processor alone."""
-    like: Callable[..., torch.Tensor] | None = None
+    like: Callable[..., Any] | None = None
     """Makes a tensor with the layout of the result from the arguments of the call."""
+    instead: bool = False
+    """Where that makes one, it is the result, and the fake kernel is not asked."""
 
 
 class Control(NamedTuple):
@@ -441,6 +443,30 @@ def roll(self, shifts, dims=()):  # type: ignore[no-untyped-def]
     return torch.ops.aten.roll.default(torch.ops.aten.roll.default(self, shifts[:1], dims[:1]), shifts[1:], dims[1:])
 
 
+# spec: aten._embedding_bag_backward.default
+def laid_out_embedding_bag_backward_0(
+    grad,
+    indices,
+    offsets,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    sparse,
+    per_sample_weights,
+    padding_idx=-1,
+):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. Of a sparse gradient nothing is known, and its fake kernel computes with tensors of other sizes than the kernels give."""
+    if sparse:
+        return torch.ops.aten._sparse_coo_tensor_unsafe.default(
+            torch.ops.aten.new_empty.default(grad, [1, 0], dtype=torch.int64),
+            torch.ops.aten.new_empty.default(grad, [0, size(grad, 1)]),
+            [num_weights, size(grad, 1)],
+        )
+
+
 # spec: aten._native_batch_norm_legit_functional.default
 def laid_out_native_batch_norm_legit_functional_0(
     input, weight, bias, running_mean, running_var, training, momentum, eps
@@ -629,22 +655,21 @@ NUMBERED: dict[Any, tuple[Callable[..., Any], str, int]] = {
 }
 """Operators that autograd follows into this where an argument is a symbol: its name and position."""
 
-SPARED: frozenset[str] = frozenset(
-    [
-        "AddBackward0",  # That of the second summand's gradient by `alpha`.
-        "SubBackward0",  # That of the second operand's gradient by `alpha`.
-        "RsubBackward0",  # That of the first operand's gradient by `alpha`.
-        "AddmmBackward0",  # Those of gradients by `alpha` and `beta`.
-        "AddmvBackward0",  # Those of gradients by `alpha` and `beta`.
-        "AddrBackward0",  # Those of gradients by `alpha` and `beta`.
-        "AddbmmBackward0",  # Those of gradients by `alpha` and `beta`.
-        "BaddbmmBackward0",  # Those of gradients by `alpha` and `beta`.
-        "ForeachAddBackward0List",  # Those of gradients by `alpha`.
-        "ForeachAddBackward0Tensor",  # That of the gradient by `alpha`.
-        "ForeachSubBackward0List",  # Those of gradients by `alpha`.
-    ]
-)
-"""Nodes of autograd whose formula asks whether a number is 1 only to spare a product."""
+SPARED: dict[str, int] = {
+    "AddBackward0": 1,  # That of the second summand's gradient by `alpha`.
+    "SubBackward0": 1,  # That of the second operand's gradient by `alpha`.
+    "RsubBackward0": 1,  # That of the first operand's gradient by `alpha`.
+    "AddmmBackward0": 1,  # Those of gradients by `alpha` and `beta`.
+    "AddmvBackward0": 1,  # Those of gradients by `alpha` and `beta`.
+    "AddrBackward0": 1,  # Those of gradients by `alpha` and `beta`.
+    "AddbmmBackward0": 1,  # Those of gradients by `alpha` and `beta`.
+    "BaddbmmBackward0": 1,  # Those of gradients by `alpha` and `beta`.
+    "ForeachAddBackward0List": 1,  # Those of gradients by `alpha`.
+    "ForeachAddBackward0Tensor": 1,  # That of the gradient by `alpha`.
+    "ForeachSubBackward0List": 1,  # Those of gradients by `alpha`.
+    "EmbeddingBackward0": 0,  # The layout of the rows of a sparse gradient, where all are those of `padding_idx`.
+}
+"""Nodes of autograd whose formula asks whether a number is this one only to spare work."""
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
@@ -663,6 +688,10 @@ FOLLOWED: frozenset[Any] = frozenset(
 """Those of them that autograd follows into what replaces them."""
 
 CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
+    # Of a sparse gradient nothing is known, and its fake kernel computes with tensors of other sizes than the kernels give.
+    torch.ops.aten._embedding_bag_backward.default: (
+        Correction(result=0, instead=True, like=laid_out_embedding_bag_backward_0),
+    ),
     # With a weight of another dtype the statistics have its dtype.
     torch.ops.aten.native_layer_norm.default: (
         Correction(result=1, dtype_of=(2, 3)),

@@ -84,7 +84,7 @@ class ControlSpec:
 class Specs:
     """What the file holds. Names of higher-order operators, each with its line: `unfolded`, and whether autograd follows it; `inlined`, with the
     positions of the function and of the first value that it takes; `launches`, and whether the kernel writes to copies.
-    `spared`: names of autograd's nodes, each with its line.
+    `spared`: names of autograd's nodes, each with its line and the number of which it asks.
     """
 
     decompositions: tuple[DecompositionSpec, ...] = ()
@@ -94,7 +94,7 @@ class Specs:
     inlined: tuple[tuple[str, str, tuple[int, int]], ...] = ()
     launches: tuple[tuple[str, str, bool], ...] = ()
     controls: tuple[ControlSpec, ...] = ()
-    spared: tuple[tuple[str, str], ...] = ()
+    spared: tuple[tuple[str, str, int], ...] = ()
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
@@ -113,7 +113,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
         tuple(inlined),
         launches,
         tuple(controls),
-        tuple((e.id, e["doc"]) for e in doc.tagged("spare")),
+        tuple((e.id, e["doc"], e.get("where", 1)) for e in doc.tagged("spare")),
     )
 
 
@@ -233,7 +233,7 @@ def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpe
             if key in rule:
                 laid = rule[key] if isinstance(rule[key], list) else [rule[key]] if isinstance(rule[key], str) else []
                 values |= {"layout": layout, "laid": tuple(names.index(n) for n in laid)}
-        values |= {key: rule[key] for key in ("wide", "given", "positions", "everywhere") if rule.get(key)}
+        values |= {key: rule[key] for key in ("wide", "given", "positions", "everywhere", "instead") if rule.get(key)}
         shown = {key: literal(v) for key, v in values.items()}
         if "like" in rule:
             function = f"laid_out_{function_name(entry.id)}_{rule['result']}"

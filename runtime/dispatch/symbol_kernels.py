@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -41,28 +42,30 @@ def _kernel(op: Any, key: Any, function: Callable[..., Any], name: str, position
 
 
 @contextmanager
-def products_taken(shape_env: Any) -> Iterator[None]:
-    """While autograd computes gradients: whether a symbolic number is 1 need not be known where a formula asks only to spare a product by it."""
+def of_gradients(shape_env: Any) -> Iterator[None]:
+    """While autograd computes gradients: whether a symbolic number is 1 need not be known where a formula asks only to spare a product, and
+    sizes from data are symbols (of a sparse gradient that leaves rows out), whatever Dynamo was told of those of the program.
+    """
     if shape_env is None:
         yield
         return
-    ask = shape_env.evaluate_sym_node
+    ask, settings = shape_env.evaluate_sym_node, shape_env.settings
 
     def answer(node: Any, *args: Any, **kwargs: Any) -> Any:
-        return False if _is_one(node.expr) and _is_spared() else ask(node, *args, **kwargs)
+        return False if _is_spared(node.expr) else ask(node, *args, **kwargs)
 
     shape_env.evaluate_sym_node = answer
+    shape_env.settings = replace(settings, allow_dynamic_output_shape_ops=True)
     try:
         yield
     finally:
+        shape_env.settings = settings
         del shape_env.evaluate_sym_node
 
 
-def _is_one(expr: Any) -> bool:
-    """Whether an expression asks if a number is 1."""
-    return isinstance(expr, sympy.Eq) and bool(expr.free_symbols) and any(a in (1, 1.0) for a in expr.args)
-
-
-def _is_spared() -> bool:
-    node = running_node()
-    return node is not None and node.name() in SPARED
+def _is_spared(expr: Any) -> bool:
+    """Whether a formula asks if a symbolic number is the one for which it spares work."""
+    if not isinstance(expr, sympy.Eq) or not expr.free_symbols or (node := running_node()) is None:
+        return False
+    number = SPARED.get(node.name())
+    return number is not None and any(a.is_number and float(a) == number for a in expr.args)
