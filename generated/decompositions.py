@@ -25,6 +25,7 @@ from ..runtime.dispatch.support import (
     is_exact_scale,
     is_from_end,
     is_row_major,
+    is_single_or_double,
     last_product,
     row_major,
     size,
@@ -75,8 +76,10 @@ class Correction(NamedTuple):
     """It is int64."""
     everywhere: bool = False
     """On every device, and not on the processor alone."""
-    like: Callable[..., torch.Tensor] | None = None
+    like: Callable[..., Any] | None = None
     """Makes a tensor with the layout of the result from the arguments of the call."""
+    instead: bool = False
+    """Where that makes one, it is the result, and the fake kernel is not asked."""
 
 
 class Control(NamedTuple):
@@ -288,6 +291,78 @@ def chain_matmul(matrices):  # type: ignore[no-untyped-def]
     return torch.ops.aten.linalg_multi_dot.default(matrices)
 
 
+# spec: aten.lerp.Scalar
+def lerp_Scalar(self, end, weight):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with a tensor of weights."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.lerp.Tensor(self, end, torch.ops.aten.new_full.default(self, [], weight))
+
+
+# spec: aten.lerp_.Scalar
+def lerp__Scalar(self, end, weight):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with a tensor of weights."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.lerp_.Tensor(self, end, torch.ops.aten.new_full.default(self, [], weight))
+
+
+# spec: aten.pow.Tensor_Scalar
+def pow_Tensor_Scalar(self, exponent):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with a tensor of exponents."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.pow.Tensor_Tensor(self, torch.ops.aten.new_full.default(self, [], exponent))
+
+
+# spec: aten.pow_.Scalar
+def pow__Scalar(self, exponent):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with a tensor of exponents."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.pow_.Tensor(self, torch.ops.aten.new_full.default(self, [], exponent))
+
+
+# spec: aten.pow.Scalar
+def pow_Scalar(self, exponent):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with a tensor of bases."""
+    if not (is_single_or_double(exponent)):
+        return NotImplemented
+    return torch.ops.aten.pow.Tensor_Tensor(torch.ops.aten.new_full.default(exponent, [], self), exponent)
+
+
+# spec: aten.xlogy.Scalar_Other
+def xlogy_Scalar_Other(self, other):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with two tensors."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.xlogy.Tensor(self, torch.ops.aten.new_full.default(self, [], other))
+
+
+# spec: aten.xlogy.Scalar_Self
+def xlogy_Scalar_Self(self, other):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with two tensors."""
+    if not (is_single_or_double(other)):
+        return NotImplemented
+    return torch.ops.aten.xlogy.Tensor(torch.ops.aten.new_full.default(other, [], self), other)
+
+
+# spec: aten.special_xlog1py.other_scalar
+def special_xlog1py_other_scalar(self, other):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with two tensors."""
+    if not (is_single_or_double(self)):
+        return NotImplemented
+    return torch.ops.aten.special_xlog1py.default(self, torch.ops.aten.new_full.default(self, [], other))
+
+
+# spec: aten.special_xlog1py.self_scalar
+def special_xlog1py_self_scalar(self, other):  # type: ignore[no-untyped-def]
+    """Its gradient is that of the overload with two tensors."""
+    if not (is_single_or_double(other)):
+        return NotImplemented
+    return torch.ops.aten.special_xlog1py.default(torch.ops.aten.new_full.default(other, [], self), other)
+
+
 # spec: aten.unsafe_split.Tensor
 def unsafe_split_Tensor(self, split_size, dim=0):  # type: ignore[no-untyped-def]
     """Its results are views although its schema does not say so."""
@@ -366,6 +441,30 @@ def roll(self, shifts, dims=()):  # type: ignore[no-untyped-def]
     if not (dims[1:]):
         return NotImplemented
     return torch.ops.aten.roll.default(torch.ops.aten.roll.default(self, shifts[:1], dims[:1]), shifts[1:], dims[1:])
+
+
+# spec: aten._embedding_bag_backward.default
+def laid_out_embedding_bag_backward_0(
+    grad,
+    indices,
+    offsets,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    sparse,
+    per_sample_weights,
+    padding_idx=-1,
+):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. Of a sparse gradient nothing is known, and its fake kernel computes with tensors of other sizes than the kernels give."""
+    if sparse:
+        return torch.ops.aten._sparse_coo_tensor_unsafe.default(
+            torch.ops.aten.new_empty.default(grad, [1, 0], dtype=torch.int64),
+            torch.ops.aten.new_empty.default(grad, [0, size(grad, 1)]),
+            [num_weights, size(grad, 1)],
+        )
 
 
 # spec: aten._native_batch_norm_legit_functional.default
@@ -541,6 +640,35 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
 }
 """Operators of which torch runs this in the place of its own kernel where sizes may be symbols."""
 
+NUMBERED: dict[Any, tuple[Callable[..., Any], str, int]] = {
+    torch.ops.aten.lerp.Scalar: (lerp_Scalar, "weight", 2),
+    torch.ops.aten.lerp_.Scalar: (lerp__Scalar, "weight", 2),
+    torch.ops.aten.pow.Tensor_Scalar: (pow_Tensor_Scalar, "exponent", 1),
+    torch.ops.aten.pow_.Scalar: (pow__Scalar, "exponent", 1),
+    torch.ops.aten.pow.Scalar: (pow_Scalar, "self", 0),
+    torch.ops.aten.xlogy.Scalar_Other: (xlogy_Scalar_Other, "other", 1),
+    torch.ops.aten.xlogy.Scalar_Self: (xlogy_Scalar_Self, "self", 0),
+    torch.ops.aten.special_xlog1py.other_scalar: (special_xlog1py_other_scalar, "other", 1),
+    torch.ops.aten.special_xlog1py.self_scalar: (special_xlog1py_self_scalar, "self", 0),
+}
+"""Operators that autograd follows into this where an argument is a symbol: its name and position."""
+
+SPARED: dict[str, int] = {
+    "AddBackward0": 1,  # That of the second summand's gradient by `alpha`.
+    "SubBackward0": 1,  # That of the second operand's gradient by `alpha`.
+    "RsubBackward0": 1,  # That of the first operand's gradient by `alpha`.
+    "AddmmBackward0": 1,  # Those of gradients by `alpha` and `beta`.
+    "AddmvBackward0": 1,  # Those of gradients by `alpha` and `beta`.
+    "AddrBackward0": 1,  # Those of gradients by `alpha` and `beta`.
+    "AddbmmBackward0": 1,  # Those of gradients by `alpha` and `beta`.
+    "BaddbmmBackward0": 1,  # Those of gradients by `alpha` and `beta`.
+    "ForeachAddBackward0List": 1,  # Those of gradients by `alpha`.
+    "ForeachAddBackward0Tensor": 1,  # That of the gradient by `alpha`.
+    "ForeachSubBackward0List": 1,  # Those of gradients by `alpha`.
+    "EmbeddingBackward0": 0,  # The layout of the rows of a sparse gradient, where all are those of `padding_idx`.
+}
+"""Nodes of autograd whose formula asks whether a number is this one only to spare work."""
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: one_hot,
     torch.nn.functional.dropout: dropout,
@@ -558,6 +686,10 @@ FOLLOWED: frozenset[Any] = frozenset(
 """Those of them that autograd follows into what replaces them."""
 
 CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
+    # Of a sparse gradient nothing is known, and its fake kernel computes with tensors of other sizes than the kernels give.
+    torch.ops.aten._embedding_bag_backward.default: (
+        Correction(result=0, instead=True, like=laid_out_embedding_bag_backward_0),
+    ),
     # With a weight of another dtype the statistics have its dtype.
     torch.ops.aten.native_layer_norm.default: (
         Correction(result=1, dtype_of=(2, 3)),

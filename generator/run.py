@@ -62,7 +62,7 @@ SPECS: tuple[SpecKind, ...] = (
     SpecKind("linear", ("linear",), linear.build),
     SpecKind(
         "decompositions",
-        ("decomposition", "correction", "refusal", "unfold", "inline", "launch", "control"),
+        ("decomposition", "correction", "refusal", "unfold", "inline", "launch", "control", "spare"),
         decompositions.build,
     ),
     SpecKind("random", ("random",), random.build),

@@ -11,11 +11,12 @@ import torch
 # Whether a tensor is zeros without memory, as forward-mode gradients may be. [2.11, 2.13]
 from torch import _is_zerotensor as is_zerotensor
 
+# By which kernel the dispatcher runs an operator. [2.11, 2.13]
+# How deep the older `vmap` is nested in this thread: each gives the new number. [2.11, 2.13]
+from torch._C import DispatchKey, _vmapmode_decrement_nesting, _vmapmode_increment_nesting  # type: ignore[attr-defined]
+
 # How many tensors and Python objects use a storage, which is named by its `_cdata`. [2.11, 2.13]
 from torch._C import _storage_Use_Count as storage_uses  # type: ignore[attr-defined]
-
-# How deep the older `vmap` is nested in this thread: each gives the new number. [2.11, 2.13]
-from torch._C import _vmapmode_decrement_nesting, _vmapmode_increment_nesting  # type: ignore[attr-defined]
 
 # Allocation and re-viewing without the dispatcher: a third of the cost of torch.empty_strided / torch.as_strided. [2.11, 2.13]
 from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu  # type: ignore[attr-defined]
@@ -70,6 +71,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
     "RESTART",
+    "DispatchKey",
     "FakeTensor",
     "FakeTensorMode",
     "GuardOnDataDependentSymNode",
@@ -224,11 +226,6 @@ def user_kernel(kernel: int, constants: int) -> tuple[Any, dict[str, Any]]:
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
     return kernel_side_table.get_kernel(kernel), kernel_side_table.get_constant_args(constants)
-
-
-def run_as_composite(op: Any, function: Callable[..., Any]) -> None:
-    """Have torch run `function` for a composite operator where it asks Python kernels first, unless there is one. [2.11, 2.13]"""
-    op.py_kernels.setdefault(torch._C.DispatchKey.CompositeImplicitAutograd, function)
 
 
 def running_node() -> Any:

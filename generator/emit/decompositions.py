@@ -18,7 +18,7 @@ CONDITIONS = ("enlarges_scores", "has_symbolic_sizes", "is_exact_scale")
 """Helpers of conditions on the calls of a function."""
 HELPERS = (
     "bound", "is_from_end", "block_sizes", "interleaved_sizes", "given", "is_cube", "is_row_major", "diagonal_layout", "last_product", "size",
-    "masks_scores", *OF_RECORDER,
+    "is_single_or_double", "masks_scores", *OF_RECORDER,
 )  # fmt: skip
 
 
@@ -35,6 +35,9 @@ class DecompositionSpec:
     called: str = ""  # the function that programs call, where that is what is replaced
     followed: bool = False  # autograd follows what replaces it
     composite: bool = False  # torch itself runs the body
+    number: tuple[str, int] | None = (
+        None  # the argument, by name and position, that is a symbol where torch runs the body
+    )
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class ControlSpec:
 class Specs:
     """What the file holds. Names of higher-order operators, each with its line: `unfolded`, and whether autograd follows it; `inlined`, with the
     positions of the function and of the first value that it takes; `launches`, and whether the kernel writes to copies.
+    `spared`: names of autograd's nodes, each with its line and the number of which it asks.
     """
 
     decompositions: tuple[DecompositionSpec, ...] = ()
@@ -90,6 +94,7 @@ class Specs:
     inlined: tuple[tuple[str, str, tuple[int, int]], ...] = ()
     launches: tuple[tuple[str, str, bool], ...] = ()
     controls: tuple[ControlSpec, ...] = ()
+    spared: tuple[tuple[str, str, int], ...] = ()
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
@@ -108,6 +113,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
         tuple(inlined),
         launches,
         tuple(controls),
+        tuple((e.id, e["doc"], e.get("where", 1)) for e in doc.tagged("spare")),
     )
 
 
@@ -227,7 +233,7 @@ def _correction(entry: Entry, model: Model, diags: Diagnostics) -> CorrectionSpe
             if key in rule:
                 laid = rule[key] if isinstance(rule[key], list) else [rule[key]] if isinstance(rule[key], str) else []
                 values |= {"layout": layout, "laid": tuple(names.index(n) for n in laid)}
-        values |= {key: rule[key] for key in ("wide", "given", "positions", "everywhere") if rule.get(key)}
+        values |= {key: rule[key] for key in ("wide", "given", "positions", "everywhere", "instead") if rule.get(key)}
         shown = {key: literal(v) for key, v in values.items()}
         if "like" in rule:
             function = f"laid_out_{function_name(entry.id)}_{rule['result']}"
@@ -276,6 +282,15 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
         if entry.get("composite") and (other := next((k for k in ("function", "when") if k in entry), "")):
             diags.error(entry.pos(other), f"'{other}' says where the body is taken, which 'composite' does everywhere")
             continue
+        number = None
+        if "number" in entry:
+            if other := next((k for k in ("function", "composite") if k in entry), ""):
+                diags.error(entry.pos(other), f"'{other}' and 'number' say in two ways where the body is taken")
+                continue
+            arguments = [a.name for a in schema.args]
+            if not _known_argument(entry, ("number",), entry["number"], arguments, diags):
+                continue
+            number = (names[entry["number"]], arguments.index(entry["number"]))
         if "parameters" in entry:
             if "function" not in entry or entry.get("followed"):
                 diags.error(entry.pos("parameters"), "'parameters' are those of a 'function' that replaces no overload")
@@ -295,6 +310,7 @@ def _decompositions(entries: tuple[Entry, ...], model: Model, diags: Diagnostics
                 entry.get("function", ""),
                 bool(entry.get("followed", False)),
                 bool(entry.get("composite", False)),
+                number,
             )
         )
     return tuple(out)
@@ -315,5 +331,6 @@ def emit(model: Model) -> dict[str, str]:
         "inlined": specs.inlined,
         "launches": specs.launches,
         "controls": specs.controls,
+        "spared": specs.spared,
     }
     return {path: render("decompositions.py.j2", **values)}

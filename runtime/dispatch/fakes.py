@@ -27,13 +27,19 @@ def run_fake(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any
     """The fake results of `op`: dtypes, sizes and strides as the eager kernel gives them."""
     if op is ROLES["add"] and not all(map(is_strided, args)):
         return _sum_of_gradients(fake_mode, *args)
-    out = fake_mode.dispatch(op, types, args, kwargs)
     rules = CORRECTIONS.get(op)
+    for rule in rules or ():
+        if rule.instead and rule.like is not None:
+            with fake_mode:
+                found: Any = rule.like(*args, **kwargs)
+            if found is not None:
+                return found
+    out = fake_mode.dispatch(op, types, args, kwargs)
     if rules is None:
         return _laid_out(fake_mode, op, out, args, kwargs) if torch.Tag.pointwise in op.tags else out
     results = [out] if isinstance(out, torch.Tensor) else list(out)
     for rule in rules:
-        if rule.given and rule.given not in kwargs:
+        if rule.instead or (rule.given and rule.given not in kwargs):
             continue
         for k in range(len(results)) if rule.result < 0 else (rule.result,):
             if isinstance(results[k], torch.Tensor) and (
@@ -131,7 +137,8 @@ def _corrected(fake_mode: Any, t: torch.Tensor, rule: Correction, args: Any, kwa
 def _corrected_strides(t: torch.Tensor, rule: Correction, args: Any, kwargs: Any) -> Sequence[Any]:
     laid = [args[k] for k in rule.laid]
     if rule.like is not None:
-        return rule.like(*args, **kwargs).stride()
+        like: torch.Tensor = rule.like(*args, **kwargs)
+        return like.stride()
     match rule.layout:
         case "elementwise":
             if not any(isinstance(a, torch.Tensor) for a in laid):

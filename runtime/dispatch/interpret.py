@@ -10,14 +10,13 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.decompositions import COMPOSITES, CONTROL, FOLLOWED, FUNCTIONS, INLINED, REFUSED_FUNCTIONS, UNFOLDED
+from ...generated.decompositions import CONTROL, FOLLOWED, FUNCTIONS, INLINED, REFUSED_FUNCTIONS, UNFOLDED
 from ..torch_compat import (
     HigherOrderOperator,
     TorchFunctionMode,
     below_autograd,
     by_operators,
     pytree,
-    run_as_composite,
     tag_activation_checkpoint,
     with_effects,
 )
@@ -25,9 +24,9 @@ from .checkpoint import region
 from .effects import run_with_token
 from .inputs import attribute
 from .recorder import Recorder
+from .symbol_kernels import register
 
-for _op, _body in COMPOSITES.items():
-    run_as_composite(_op, _body)
+register()
 
 
 def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, Any], recorder: Recorder) -> Any:

@@ -26,6 +26,7 @@ from .overlap import is_dense
 from .recorder import Recorder, Restart
 from .regions import Layout
 from .subclasses import Wrapped, inner_tensors, is_wrapper, like_tangent
+from .symbol_kernels import of_gradients
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def differentiate(
     recorder.origin, recorder.backward = None, True
     saved.tangents_of = ways_in.nodes if ways_in else {}
     kept = _kept(recorder, inputs, entered, found, tangents)
-    with recorder, torch.autograd.set_detect_anomaly(False):  # anomaly mode looks at values
+    # Anomaly mode looks at values.
+    with recorder, of_gradients(inputs.fake_mode.shape_env), torch.autograd.set_detect_anomaly(False):
         gradients = torch.autograd.grad(results, [e for _, e in [*wanted, *edges]], tangents, allow_unused=True)
     _check_unwritten(recorder, kept)
     needed = saved.read

@@ -77,6 +77,11 @@ def given(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 
+def is_single_or_double(x: torch.Tensor) -> bool:
+    """Whether a tensor of a number has the number's value for kernels as the number itself would."""
+    return x.dtype in (torch.float32, torch.float64)
+
+
 def is_cube(x: torch.Tensor) -> bool:
     """Whether all sizes are equal. Symbols are compared as torch's own kernels compare them, so that the same guards hold."""
     return all(n == x.shape[0] for n in x.shape[1:])

@@ -49,6 +49,27 @@ class Gather(Net):
         return torch.gather(self.table.weight, 0, k.view(-1, 1).expand(-1, 3), sparse_grad=True).tanh()
 
 
+class Padded(Net):
+    """Rows of padding have no gradient: how many are left, only data tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 3, sparse=True, padding_idx=1)
+
+
+class Bags(nn.Module):
+    """Weights, which need the numbers of bags that eager's kernel computes again, and padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(10, 3, sparse=True, mode="sum", padding_idx=1)
+
+    def forward(self, k: Tensor) -> Any:
+        bags = k.view(2, -1)
+        mean = F.embedding_bag(bags, self.table.weight, mode="mean", sparse=True, padding_idx=2)
+        return self.table(bags).tanh() * self.table(bags, per_sample_weights=bags.sin()).tanh() + mean.sin()
+
+
 def train(model: nn.Module, call: Any, k: Tensor) -> list[Tensor | None]:
     model.zero_grad()
     out = call(k)
@@ -70,7 +91,7 @@ def check(ours: list[Tensor | None], theirs: list[Tensor | None]) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
-@pytest.mark.parametrize("program", [Net, Twice, Tied, Bag, Gather])
+@pytest.mark.parametrize("program", [Net, Twice, Tied, Bag, Gather, Padded, Bags])
 def test_gradients_are_those_of_eager(program: type[nn.Module], dynamic: bool) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
@@ -84,6 +105,17 @@ def test_gradients_are_those_of_eager(program: type[nn.Module], dynamic: bool) -
             pairs.append((train(other, compiled, k), train(plain, plain, k)))
             for ours, theirs in pairs:  # later calls write over nothing that a gradient is made of
                 check(ours, theirs)
+
+
+def test_nothing_but_padding() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    plain = Padded()
+    other = copy.deepcopy(plain)
+    with opforge.config.patch(strict=True):
+        compiled = torch.compile(other, backend="opforge", fullgraph=True)
+        for k in ([1, 1, 1], [1, 0, 1], [1, 1, 1], [2, 3, 4]):
+            check(train(other, compiled, torch.tensor(k)), train(plain, plain, torch.tensor(k)))
 
 
 class Two(Net):

@@ -71,7 +71,13 @@ LOOKED_AT: dict[str, Program] = {
     "terms": lambda x, a: (torch.addcmul(x, x, x, value=a), torch.addcdiv(x, x, x * x + 1, value=a), torch.lerp(x, x * 2, a)),
     "library": lambda x, a: torch.addmm(WIDE, WIDE, WIDE, beta=a, alpha=a * 2).sum() * x,
 }  # fmt: skip
-"""Autograd's formulas look at these numbers (is the factor 1?)."""
+"""Autograd's formulas look at these numbers (is the factor 1?): what autograd follows in their place takes a product by 1."""
+READ: dict[str, Program] = {
+    **{name: program for name, program in LOOKED_AT.items() if name != "library"},  # Dynamo itself asks for that
+    "products": lambda x, a: torch.baddbmm(x[:, None], x[:, None], torch.eye(3).expand(2, 3, 3), beta=a, alpha=a),
+    "bases and exponents": lambda x, a: (abs(a) ** x, torch.special.xlogy(x, abs(a)), torch.special.xlog1py(a, x * x)),
+    "written": lambda x, a: (x.clone().lerp_(x * 2, a), (x * x + 1).pow_(a)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ONE_GRAPH)
@@ -87,14 +93,15 @@ def test_one_graph_for_all_values(name: str) -> None:
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", LOOKED_AT)
-def test_one_graph_without_gradients(name: str, backward: bool) -> None:
+def test_one_graph_of_numbers_that_formulas_look_at(name: str, backward: bool) -> None:
     program = LOOKED_AT[name]
     compiled = torch.compile(program, backend="opforge", fullgraph=True, options={"debug_verify": True})
     for a in NUMBERS:
         agree(program, compiled, X, a, backward)
     assert opforge.stats()["fallbacks"] == {}
-    # Of the product Dynamo wants to know whether the factor is 0.
-    assert opforge.stats()["graphs"] == (3 if name == "library" else len(NUMBERS) if backward else 2)
+    # Of the product Dynamo wants to know whether the factor is 0. Numbers of Python are looked at where nothing else is symbolic.
+    many = {"library": 3, "sum with a factor": 2}.get(name, len(NUMBERS) if backward else 2)
+    assert opforge.stats()["graphs"] == many
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8, torch.bool])
@@ -188,6 +195,31 @@ def test_a_number_that_is_read_from_a_tensor() -> None:
                 torch.testing.assert_close(y, X * t.new_tensor(a).item() + t.new_tensor(a).item())
                 torch.testing.assert_close(x.grad, torch.full_like(X, t.new_tensor(a).item()))
     assert opforge.stats()["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_number_that_is_read_from_a_tensor_and_looked_at(name: str) -> None:
+    """One graph, with gradients."""
+    program = READ[name]
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(lambda x, t: program(x, t.item()), backend="opforge", fullgraph=True)
+        for a in (*NUMBERS, 1.0):
+            agree(lambda x, t: program(x, t.item()), compiled, X, torch.tensor(a))
+    assert opforge.stats()["fallbacks"] == {}
+    assert opforge.stats()["graphs"] == 1
+
+
+def test_three_numbers_of_one_tensor() -> None:
+    def program(x: Tensor, q: Tensor) -> Tensor:
+        alpha, value, weight = q[0].item(), q[1].item(), q[2].item()
+        return torch.lerp(torch.add(x.sin(), x, alpha=alpha).addcmul(x, x, value=value), x, weight).sum()
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(program, backend="opforge", fullgraph=True)
+        for q in ((0.5, 2.0, 0.25), (1.0, 1.0, 0.75), (0.0, -1.0, 1.0)):
+            agree(program, compiled, X, torch.tensor(q))
+    assert opforge.stats()["fallbacks"] == {}
+    assert opforge.stats()["graphs"] == 1
 
 
 def refused(p: Tensor) -> None:
