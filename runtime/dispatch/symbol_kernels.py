@@ -22,12 +22,11 @@ def register() -> None:
     for op, function in COMPOSITES.items():
         op.py_kernels.setdefault(DispatchKey.CompositeImplicitAutograd, function)
     for op, (function, name, position) in NUMBERED.items():
-        for key in (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA):
-            op.py_kernels.setdefault(key, _kernel(op, key, function, name, position))
+        op.py_kernels.setdefault(DispatchKey.Autograd, _kernel(op, function, name, position))
         op._dispatch_cache.clear()
 
 
-def _kernel(op: Any, key: Any, function: Callable[..., Any], name: str, position: int) -> Callable[..., Any]:
+def _kernel(op: Any, function: Callable[..., Any], name: str, position: int) -> Callable[..., Any]:
     """`function` where that argument is a symbol, for what it returns no `NotImplemented` for; else the operator as autograd follows it."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -36,7 +35,7 @@ def _kernel(op: Any, key: Any, function: Callable[..., Any], name: str, position
             found = function(*args, **kwargs)
             if found is not NotImplemented:
                 return found
-        return op._op_dk(key, *args, **kwargs)
+        return op._op_dk(DispatchKey.Autograd, *args, **kwargs)
 
     return kernel
 

@@ -326,3 +326,26 @@ def test_an_optimizer_with_a_changing_rate() -> None:
     torch.testing.assert_close(nets[1].state_dict(), nets[0].state_dict())
     assert opforge.stats()["fallbacks"] == {}
     assert opforge.stats()["externs"] == {}
+
+
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "lerp": lambda x: torch.lerp(x, x * 2, 0.25) + x.clone().lerp_(x * 2, 0.3),
+    "powers": lambda x: (x * x + 1) ** 2 + (x * x + 1).pow_(1.5) + 2.0**x,
+    "logarithms": lambda x: torch.special.xlogy(x, 2.0) + torch.special.xlogy(2.0, x * x + 1),
+    "logarithms plus 1": lambda x: torch.special.xlog1py(x, 2.0) + torch.special.xlog1py(2.0, x * x),
+    "a norm": lambda x: F.rms_norm(x, x.shape[-1:], eps=0.1),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_numbers_where_sizes_are_symbols(name: str) -> None:
+    """What is registered for symbolic numbers lets autograd follow the others as before."""
+    program = PLAIN[name]
+    compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=True)
+    for rows in (3, 5):
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(rows))
+        mine, others = (x.clone().requires_grad_() for _ in range(2))
+        found, expected = compiled(mine), program(others)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), t)[0] for y, t in ((found, mine), (expected, others))))
+    assert opforge.stats()["fallbacks"] == {}
