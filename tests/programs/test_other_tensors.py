@@ -308,10 +308,10 @@ class Looked(nn.Module):
             nn.EmbeddingBag(9, 4, sparse=True, mode="sum") if bag else nn.Embedding(9, 4, sparse=True, padding_idx=2)
         )
         self.table.weight.data.copy_(numbers(9, 4))
-        self.out = nn.Linear(4, 3)
+        self.out = nn.Linear(4, 32)  # many, so that their mean error says something
         with torch.no_grad():
-            self.out.weight.copy_(numbers(3, 4, seed=2))
-            self.out.bias.copy_(numbers(3, seed=3))
+            self.out.weight.copy_(numbers(32, 4, seed=2))
+            self.out.bias.copy_(numbers(32, seed=3))
 
     def forward(self, k: Tensor) -> Tensor:
         return self.out(self.table(k) * 2).tanh()
@@ -328,16 +328,16 @@ class SparseWeight(nn.Module):
 
 
 def embedding_step(m: nn.Module, k: Tensor) -> list[Tensor]:
-    """Two steps of training with a sparse gradient."""
+    """What comes out at two steps of training with a sparse gradient."""
     optimizer = torch.optim.SGD(m.parameters(), lr=0.5)
-    losses = []
+    results = []
     for _ in range(2):
-        loss = forward(m, k).square().mean()
-        loss.backward()
+        result = forward(m, k)
+        result.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.detach())
-    return losses
+        results.append(result.detach())
+    return results
 
 
 def forward(m: nn.Module, k: Tensor) -> Tensor:
@@ -432,14 +432,14 @@ SPARSE_PROGRAMS: dict[str, Program] = {
         lambda m, x: m(x) * 2, lambda: [SparseWeight("csr"), numbers(8, 3, grad=True)], grad=True
     ),
     "an embedding": Program(
-        forward, lambda: [Looked(), torch.tensor([[1, 2, 1], [8, 0, 1]])], grad=True, left="while tracing"
+        forward, lambda: [Looked(), torch.tensor([[1, 2, 1], [8, 0, 1]])], grad=True, kernels=2
     ),
     "an embedding, dynamic": Program(
         forward,
         lambda: [Looked(), torch.tensor([[1, 2, 1], [8, 0, 1]])],
         grad=True,
         options=(("dynamic", True),),
-        left="while tracing",
+        kernels=2,
     ),
     "an embedding bag": Program(
         forward,
@@ -520,7 +520,7 @@ SPARSE_PROGRAMS: dict[str, Program] = {
         grad=True,
     ),
     "training of an embedding": Program(
-        embedding_step, lambda: [Looked(), torch.tensor([[1, 2, 1], [8, 0, 1]])], grad=True, left="while tracing"
+        embedding_step, lambda: [Looked(), torch.tensor([[1, 2, 1], [8, 0, 1]])], grad=True, kernels=2
     ),
 }
 
