@@ -47,7 +47,7 @@ from .observe.watch import Watch
 from .realize import Artifacts, Compiled, EagerProgram, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import RESTART, pytree
+from .torch_compat import RESTART, in_dual_level, pytree
 
 HISTORY: list[Artifacts] = []
 
@@ -134,11 +134,26 @@ def _warn_once(text: str, below: Sequence[str] = ()) -> None:
 def _compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None]
 ) -> Compiled:
+    if not in_dual_level():
+        return _compile_program(gm, example_inputs, cfg, settle, wants_grad(gm, example_inputs))
+    from .forward_mode import UnderLevel  # ordinary programs do not need it
+
+    return UnderLevel(
+        gm,
+        example_inputs,
+        lambda program, inputs, trains: _compile_program(program, inputs, cfg, settle, trains),
+        lambda compiled, eager: _or_eager(compiled, eager, cfg),
+        lambda: eager_program(gm),
+    )
+
+
+def _compile_program(
+    gm: Any, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None], trains: bool
+) -> Compiled:
     watch = Watch(cfg.progress, cfg.dump_dir)
     try:
         watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)))
         with watch.stage("trace"):
-            trains = wants_grad(gm, example_inputs)
             traced = trace(gm, example_inputs, training=trains, random=cfg.random, truth=truth)
         settle()
         watch.text("functional_graph.py", lambda: str(traced.graph.code))

@@ -130,10 +130,13 @@ __all__ = [
     "symbol_hint",
     "symbol_range",
     "tag_activation_checkpoint",
+    "tangents_followed",
+    "tangents_may_be",
     "tensor_uses",
     "transforms_preserved",
     "user_kernel",
     "with_effects",
+    "zeros_without_memory",
 ]
 
 
@@ -309,6 +312,25 @@ def in_dual_level() -> bool:
 
         context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), GuardBuilder.DUAL_LEVEL))  # type: ignore[arg-type]
     return bool(forward_ad._current_level >= 0)
+
+
+def tangents_may_be() -> bool:
+    """As `in_dual_level`, asked before each call: whether tensors may have tangents here. [2.11, 2.13]"""
+    from torch.autograd import forward_ad
+
+    return forward_ad._current_level >= 0 and forward_ad._is_fwd_grad_enabled()
+
+
+def tangents_followed(mode: bool) -> AbstractContextManager[Any]:
+    """A context in which tensors have the tangents of the level that is on, or (False) in which they are as if they had none. [2.11, 2.13]"""
+    from torch.autograd import forward_ad
+
+    return forward_ad._set_fwd_grad_enabled(mode)
+
+
+def zeros_without_memory(like: torch.Tensor) -> torch.Tensor:
+    """Zeros that eager takes for exact ones, as forward-mode gradients may be. [2.11, 2.13]"""
+    return torch._efficientzerotensor(like.shape, dtype=like.dtype, device=like.device)
 
 
 def disable_autocast() -> AbstractContextManager[Any]:
