@@ -47,7 +47,7 @@ from .observe.watch import Watch
 from .realize import Artifacts, Compiled, EagerProgram, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import RESTART, in_dual_level, pytree
+from .torch_compat import RESTART, in_dual_level, in_frame, pytree, tangents_followed, tangents_may_be
 
 HISTORY: list[Artifacts] = []
 
@@ -134,8 +134,30 @@ def _warn_once(text: str, below: Sequence[str] = ()) -> None:
 def _compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None]
 ) -> Compiled:
-    if not in_dual_level():
-        return _compile_program(gm, example_inputs, cfg, settle, wants_grad(gm, example_inputs))
+    if in_dual_level():
+        return _under_level(gm, example_inputs, cfg, settle)
+    run = _compile_program(gm, example_inputs, cfg, settle, wants_grad(gm, example_inputs))
+    return run if in_frame() else _unless_under_level(run, gm, cfg)
+
+
+def _unless_under_level(run: Compiled, gm: torch.fx.GraphModule, cfg: Config) -> Compiled:
+    """`run`, which nothing guards: other code where the caller has put a level of forward-mode differentiation in force."""
+    under: list[Compiled] = []
+
+    def call(*args: Any) -> Any:
+        if not tangents_may_be():
+            return run(*args)
+        if not under:
+            made = _or_eager(lambda: _under_level(gm, args, cfg, lambda: None), lambda: eager_program(gm), cfg)
+            under.append(made)
+        return under[0](*args)
+
+    return call
+
+
+def _under_level(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None]
+) -> Compiled:
     from .forward_mode import UnderLevel  # ordinary programs do not need it
 
     return UnderLevel(
@@ -148,6 +170,13 @@ def _compile(
 
 
 def _compile_program(
+    gm: Any, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None], trains: bool
+) -> Compiled:
+    with tangents_followed(False):  # passes run operators on the tensors that were traced, which have tangents
+        return _compile_untracked(gm, example_inputs, cfg, settle, trains)
+
+
+def _compile_untracked(
     gm: Any, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None], trains: bool
 ) -> Compiled:
     watch = Watch(cfg.progress, cfg.dump_dir)
@@ -237,7 +266,8 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     def backward_later(graph: torch.fx.GraphModule, into: Mapping[int, int] = MappingProxyType({})) -> Compiled:
         watch = Watch(cfg.progress, cfg.dump_dir)
         try:
-            call = _or_eager(lambda: backward(graph, watch, into), lambda: eager_backward(graph, into), cfg)
+            with tangents_followed(False):
+                call = _or_eager(lambda: backward(graph, watch, into), lambda: eager_backward(graph, into), cfg)
         finally:
             watch.close()
         if (made := artifacts.backward) is not None:

@@ -14,7 +14,7 @@ from .dispatch.forward_mode import DualProgram, Result, TakenApart, known_as, ta
 from .dispatch.needs_grad import wants_grad
 from .dispatch.numbers import changing_numbers
 from .dispatch.subclasses import is_wrapper
-from .torch_compat import is_zerotensor, no_modes, pytree, tangents_may_be, zeros_without_memory
+from .torch_compat import is_zerotensor, no_modes, pytree, tangents_may_be
 
 Compiled = Callable[..., Any]
 VARIANTS = 32  # of one graph at most; beyond, calls with other sets of tangents run eagerly
@@ -52,7 +52,7 @@ class UnderLevel:
 
     def __call__(self, *args: Any) -> Any:
         """The graph's result."""
-        tangents = _tangents(args) if tangents_may_be() else [None] * len(args)
+        tangents: list[torch.Tensor | None] = _tangents(args) if tangents_may_be() else [None] * len(args)
         key = _key(args, tangents)
         if key == self._first_key:
             return self._first(args, tangents)
@@ -78,17 +78,12 @@ class UnderLevel:
     def _variant(self, args: Sequence[Any], tangents: list[torch.Tensor | None]) -> Compiled:
         """A function of the graph's arguments and their tangents (None for those that have none)."""
         _check(args, tangents)
-        moved: dict[int, int | None] = {}
-        given: list[torch.Tensor] = []
-        for i, t in enumerate(tangents):
-            if t is not None and is_zerotensor(t):
-                moved[i] = None
-            elif t is not None:
-                moved[i] = len(given)
-                given.append(t)
-                known_as(t, args[i])
-        program = DualProgram(self._gm, len(args), moved)
-        run = self._compiled(program, [*args, *given], wants_grad(self._gm, [*args, *given]))
+        given = [(i, t) for i, t in enumerate(tangents) if t is not None]
+        for i, t in given:
+            known_as(t, args[i])
+        program = DualProgram(self._gm, len(args), {i: k for k, (i, _) in enumerate(given)})
+        inputs = [*args, *(t for _, t in given)]
+        run = self._compiled(program, inputs, wants_grad(self._gm, inputs))
         return _call(program, run)
 
 
@@ -100,13 +95,12 @@ def _has_symbols(gm: Any) -> bool:
 
 def _call(program: DualProgram, run: Compiled) -> Compiled:
     moved, traced = program.moved, program.plan
-    there = [i for i, k in moved.items() if k is not None]
 
     def call(args: Sequence[Any], tangents: list[torch.Tensor | None]) -> Any:
         values = list(args)
         for i in moved:
             values[i] = unpack_dual(args[i]).primal
-        out = run(*values, *(tangents[i] for i in there))
+        out = run(*values, *(tangents[i] for i in moved))
         plan = out.plan if type(out) is TakenApart else traced
         for i, k in plan.given:
             args[i].copy_(make_dual(args[i].detach(), out[k]))
@@ -121,11 +115,10 @@ def _result(r: Result, args: Sequence[Any], out: Sequence[Any], made: dict[int, 
     if r.value is None:
         return args[r.source]  # type: ignore[index]
     value = out[r.value]
-    if (r.tangent is None and not r.zero) or tangent_of(value) is not None:
+    if r.tangent is None or tangent_of(value) is not None:
         return value  # a view of an input that was given a tangent has the view of that
     if id(value) not in made:
-        tangent = zeros_without_memory(value) if r.tangent is None else out[r.tangent]
-        made[id(value)] = make_dual(value, tangent)
+        made[id(value)] = make_dual(value, out[r.tangent])
     return made[id(value)]
 
 
@@ -141,7 +134,11 @@ def _check(args: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> None
     if any(tangent_of(t) is not None for t in pytree.tree_leaves(nested)):
         raise UnsupportedError("a tensor in a container has a tangent of forward-mode automatic differentiation")
     for i, (a, t) in enumerate(zip(args, tangents, strict=True)):
-        if t is not None and (t.layout is not torch.strided or t.device != a.device or t.stride() != a.stride()):
+        if t is None:
+            continue
+        if is_zerotensor(t):
+            raise UnsupportedError(f"the tangent of input {i} is zeros without memory")
+        if t.layout is not torch.strided or t.device != a.device or t.stride() != a.stride():
             raise UnsupportedError(f"the tangent of input {i} is laid out otherwise than the input")
 
 
@@ -153,7 +150,16 @@ def _key(args: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> Any:
     for k, t in enumerate([*args, *tangents]):
         first.setdefault(id(t), k)
     return tuple(
-        (i, t.dtype, t.requires_grad, is_zerotensor(t), t.stride() == args[i].stride(), t.layout, t.device, first[id(t)])
+        (
+            i,
+            t.dtype,
+            t.requires_grad,
+            is_zerotensor(t),
+            t.stride() == args[i].stride(),
+            t.layout,
+            t.device,
+            first[id(t)],
+        )
         for i, t in enumerate(tangents)
         if t is not None
     )

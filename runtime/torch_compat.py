@@ -47,6 +47,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 # Fake tensors that the traced program runs on, and the shape environment of their sizes. [2.11, 2.13]
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+# The level of forward-mode differentiation that is on, and whether tensors have their tangents. [2.11, 2.13]
+from torch.autograd import forward_ad
+
 # A graph module that writes its Python only when it is called or printed. [2.11, 2.13]
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 
@@ -102,11 +105,13 @@ __all__ = [
     "frame_source",
     "function_of_numbers",
     "in_dual_level",
+    "in_frame",
     "in_transform",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "is_zerotensor",
     "keep_item",
+    "kernels_of_zeros",
     "known_equal",
     "made_without_grad",
     "no_modes",
@@ -303,8 +308,6 @@ def in_dual_level() -> bool:
     """Whether tensors may have tangents of forward-mode automatic differentiation. Where Dynamo compiles, it will ask again before each call
     of this graph, and compile anew where the answer is another one. [2.11, 2.13]
     """
-    from torch.autograd import forward_ad
-
     if (context := TracingContext.try_get()) is not None:
         from torch._dynamo.guards import GuardBuilder
         from torch._dynamo.source import GlobalStateSource
@@ -314,23 +317,36 @@ def in_dual_level() -> bool:
     return bool(forward_ad._current_level >= 0)
 
 
+def in_frame() -> bool:
+    """Whether Dynamo compiles a frame, whose code it will guard. [2.11, 2.13]"""
+    return TracingContext.try_get() is not None
+
+
 def tangents_may_be() -> bool:
     """As `in_dual_level`, asked before each call: whether tensors may have tangents here. [2.11, 2.13]"""
-    from torch.autograd import forward_ad
-
     return forward_ad._current_level >= 0 and forward_ad._is_fwd_grad_enabled()
 
 
 def tangents_followed(mode: bool) -> AbstractContextManager[Any]:
     """A context in which tensors have the tangents of the level that is on, or (False) in which they are as if they had none. [2.11, 2.13]"""
-    from torch.autograd import forward_ad
-
     return forward_ad._set_fwd_grad_enabled(mode)
+
+
+def kernels_of_zeros() -> list[OpOverload]:
+    """Operators that have kernels of their own for zeros without memory. [2.11, 2.13]"""
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        has = torch._C._dispatch_has_kernel_for_dispatch_key(name, "ZeroTensor")
+        if has and not torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(name, "ZeroTensor"):
+            space, _, rest = name.partition("::")
+            packet, _, overload = rest.partition(".")
+            found.append(getattr(getattr(getattr(torch.ops, space), packet), overload or "default"))
+    return found
 
 
 def zeros_without_memory(like: torch.Tensor) -> torch.Tensor:
     """Zeros that eager takes for exact ones, as forward-mode gradients may be. [2.11, 2.13]"""
-    return torch._efficientzerotensor(like.shape, dtype=like.dtype, device=like.device)
+    return torch.ops.aten._efficientzerotensor.default(like.shape, dtype=like.dtype, device=like.device)
 
 
 def disable_autocast() -> AbstractContextManager[Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ class Again:
 
     program   takes the inputs, flat, and returns what it did.
     sources   for each input the graph's argument that has it.
-    moved     inputs with a tangent → the graph's argument that has that, None for zeros without memory.
+    moved     inputs with a tangent → the graph's argument that has that.
     held      arguments that the program holds itself.
     results   results of the program that move, flat, each with the position of the graph's result.
     written   arguments that the program writes.
@@ -30,7 +30,7 @@ class Again:
 
     program: Callable[..., Any]
     sources: tuple[int, ...]
-    moved: Mapping[int, int | None]
+    moved: Mapping[int, int]
     held: tuple[int, ...]
     results: tuple[tuple[int, int], ...]
     written: frozenset[int]

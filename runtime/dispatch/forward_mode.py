@@ -17,11 +17,21 @@ from torch.autograd.forward_ad import make_dual, unpack_dual
 
 from ...errors import UnsupportedError
 from ...generated.schemas import MutationType, OutputType, ViewAndMutationMeta
-from ..torch_compat import TracingContext, is_zerotensor, pytree, tangents_followed, zeros_without_memory
+from ..torch_compat import TracingContext, pytree, tangents_followed
 from .again import Again
 from .effects import must_run
+from .exact_zeros import register
 
-_OF_INPUTS = (OutputType.IS_INPUT, OutputType.ALIAS_OF_INPUT)
+register()
+
+_BY_WAY_OF_OTHERS = (
+    OutputType.IS_INPUT,
+    OutputType.ALIAS_OF_INPUT,
+    OutputType.SAME_AS_OUTPUT,
+    OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
+)
+"""Results whose gradients arrive by way of an input or of another result."""
+
 _KEPT = (MutationType.NOT_MUTATED, MutationType.DATA, MutationType.VERSION)
 """What a program may do to an input with a tangent: the wrapper does it to a view of that input, whose layout is its own."""
 
@@ -31,12 +41,11 @@ class Result:
     """One flat result of the program: its position among the traced results and that of its tangent there.
 
     value    None where it is the input `source`.
-    tangent  None where it has none, or one that is `zero`: without memory.
+    tangent  None where it has none.
     """
 
     value: int | None
     tangent: int | None = None
-    zero: bool = False
     source: int | None = None
 
 
@@ -64,11 +73,11 @@ class DualProgram:
     """`program` as a function of `(*inputs, *tangents)`, flat; its results are flat too.
 
     inputs   how many inputs the program has.
-    moved    positions of inputs with a tangent → position of that among the tangents, None for zeros without memory.
+    moved    positions of inputs with a tangent → position of that among the tangents.
     plan     after it was traced: what it returns.
     """
 
-    def __init__(self, program: Any, inputs: int, moved: dict[int, int | None]) -> None:
+    def __init__(self, program: Any, inputs: int, moved: dict[int, int]) -> None:
         self.program, self.inputs, self.moved = program, inputs, moved
         self.plan = Plan((), (), None)
 
@@ -91,32 +100,32 @@ class DualProgram:
         with tangents_followed(True):
             entered = list(primals)
             for i, k in self.moved.items():
-                tangent = zeros_without_memory(primals[i]) if k is None else tangents[k]
-                entered[i] = make_dual(primals[i], tangent)
-                if k is not None and unpack_dual(entered[i]).tangent is not tangent:
+                entered[i] = make_dual(primals[i], tangents[k])
+                if unpack_dual(entered[i]).tangent is not tangents[k]:
                     raise UnsupportedError(f"the tangent of input {i} is laid out otherwise than the input")
             result = program(*entered)
             return self._taken_apart(result, entered, tangents)
 
-    def _taken_apart(self, result: Any, entered: Sequence[Any], tangents: Sequence[Any]) -> tuple[tuple[Any, ...], Plan]:
+    def _taken_apart(
+        self, result: Any, entered: Sequence[Any], tangents: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], Plan]:
         flat, spec = pytree.tree_flatten(result)
         returned: list[Any] = []
         beside: list[Any] = []
-        results: list[tuple[int | None, int | None, bool, int | None]] = []
+        results: list[tuple[int | None, int | None, int | None]] = []
         objects = {id(t): i for i, t in reversed(list(enumerate(entered))) if isinstance(t, torch.Tensor)}
         for t in flat:
             if isinstance(t, torch.Tensor) and id(t) in objects:
-                results.append((None, None, False, objects[id(t)]))
+                results.append((None, None, objects[id(t)]))
                 continue
             tangent = tangent_of(t)
-            zero = tangent is not None and is_zerotensor(tangent)
-            results.append((len(returned), len(beside) if tangent is not None and not zero else None, zero, None))
+            results.append((len(returned), None if tangent is None else len(beside), None))
             returned.append(t)
-            beside += [tangent] if tangent is not None and not zero else []
+            beside += [] if tangent is None else [tangent]
         given = self._given(entered, tangents, beside)
         first = len(returned)
         plan = Plan(
-            tuple(Result(v, None if t is None else first + t, zero, i) for v, t, zero, i in results),
+            tuple(Result(v, None if t is None else first + t, i) for v, t, i in results),
             tuple((i, first + k) for i, k in given),
             spec,
         )
@@ -130,13 +139,13 @@ class DualProgram:
             if not isinstance(t, torch.Tensor) or id(t) in seen:
                 continue
             seen.add(id(t))
-            now, before = tangent_of(t), self.moved.get(i, -1)
-            if before == -1 and now is not None:
-                if t.requires_grad or now.requires_grad or is_zerotensor(now):
+            now, before = tangent_of(t), self.moved.get(i)
+            if before is None and now is not None:
+                if t.requires_grad or now.requires_grad:
                     raise UnsupportedError(f"input {i} is given a tangent, and autograd follows it backward too")
                 given.append((i, len(beside)))
                 beside.append(now)
-            elif before is not None and before != -1 and now is not tangents[before]:
+            elif before is not None and now is not tangents[before]:
                 raise UnsupportedError(f"input {i} is given another tangent")
         return given
 
@@ -149,7 +158,9 @@ class DualProgram:
     def again(self, meta: ViewAndMutationMeta, graph: fx.GraphModule) -> Again:
         """How the program is run once more. Raises `UnsupportedError` where that would do something else."""
         if any(must_run(n.target) for n in graph.graph.nodes if n.op == "call_function"):
-            raise UnsupportedError("a program with forward-mode tangents and gradients draws random numbers, or has effects")
+            raise UnsupportedError(
+                "a program with forward-mode tangents and gradients draws random numbers, or has effects"
+            )
         if meta.bases:
             raise UnsupportedError("a program with forward-mode tangents and gradients writes inputs that share memory")
         arguments = {i: k for k, i in enumerate(meta.graph_inputs)}
@@ -164,13 +175,13 @@ class DualProgram:
             of = meta.output_info[r.value]
             if of.output_type is OutputType.NON_ALIAS and of.value is not None:
                 results.append((k, of.value))
-            elif of.output_type not in _OF_INPUTS:
+            elif of.output_type not in _BY_WAY_OF_OTHERS:
                 raise UnsupportedError("a program with forward-mode tangents and gradients returns views of one result")
-        tangents = sum(k is not None for k in self.moved.values())
+        tangents = len(self.moved)
         return Again(
             self.program,
             tuple(arguments[i] for i in range(self.inputs)),
-            {i: None if k is None else arguments[self.inputs + k] for i, k in self.moved.items()},
+            {i: arguments[self.inputs + k] for i, k in self.moved.items()},
             tuple(arguments[i] for i in range(self.inputs + tangents, len(meta.input_info))),
             tuple(results),
             frozenset(arguments[i] for i, info in enumerate(meta.input_info) if info.mutates_data),

@@ -129,8 +129,10 @@ def trace(
     lifted = _lifted(gm)
     given = [*flat, *(t for _, t in lifted)]
     dual_level = in_dual_level()
-    if dual_level and any(tangent_of(t) is not None for t in (given if not isinstance(gm, DualProgram) else given[len(flat):])):
-        raise UnsupportedError("an input, parameter or buffer has a tangent of forward-mode automatic differentiation")
+    if dual_level:
+        with tangents_followed(True):
+            if any(tangent_of(t) is not None for t in given[len(flat) if isinstance(gm, DualProgram) else 0 :]):
+                raise UnsupportedError("what a program reads has a tangent of forward-mode differentiation")
     copies: frozenset[int] = frozenset()
     merged: list[frozenset[int]] = []
     for _ in range(2 * len(given) + 3):
@@ -192,7 +194,10 @@ def _trace_once(
         values = border.enter(inputs, recorder)
         attributes = {name: t for (name, _), t in zip(lifted, values[count:], strict=True)}
         # Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run.
-        symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts) or _sizes_from_data(of_inputs)
+        symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts) or _sizes_from_data(
+            of_inputs
+        )
+        symbolic |= isinstance(gm, DualProgram) and bool(gm.moved)
         dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
         saved, seed_before = Saved(), torch.initial_seed()
         had = [_gradient(t) for t in values]

@@ -11,7 +11,7 @@ from torch.autograd.forward_ad import make_dual, unpack_dual
 from ..dispatch.again import Again
 from ..dispatch.joint import written_since
 from ..observe import counters
-from ..torch_compat import pytree, tangents_followed, zeros_without_memory
+from ..torch_compat import pytree, tangents_followed
 from .batched import Kept
 
 
@@ -47,7 +47,9 @@ def _sum(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 def _whole(gradients: Sequence[Any], like: Sequence[Any]) -> list[Any]:
     """Gradients with zeros where there is none."""
-    return [None if t is None else torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
+    return [
+        None if t is None else torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)
+    ]
 
 
 def kept_arguments(again: Again, arguments: Sequence[Any]) -> tuple[list[Any], list[int | None]]:
@@ -70,9 +72,7 @@ def _moving(again: Again, arguments: tuple[list[Any], list[int | None]], given: 
             leaves[k] = _leaf(kept[k], k in again.written)
         entered = [leaves[k] for k in again.sources]
         for i, k in again.moved.items():
-            primal = entered[i]
-            tangent = zeros_without_memory(primal) if k is None else _leaf(kept[k], k in again.written).detach()
-            entered[i] = make_dual(primal, tangent)
+            entered[i] = make_dual(entered[i], _leaf(kept[k], k in again.written).detach())
         flat = pytree.tree_leaves(again.program(*entered))
         pairs = [(flat[r], given[k]) for r, k in again.results if given[k] is not None and flat[r].requires_grad]
         wanted = [k for k, t in leaves.items() if isinstance(t, torch.Tensor) and t.requires_grad]
