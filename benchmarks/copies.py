@@ -115,7 +115,7 @@ def main(
     then = None if before is None else in_other_checkout(before, names)
     result = {
         "machine": report.machine(torch.get_num_threads()),
-        "command": report.command(),
+        "command": report.command().replace(str(before), "FOLDER"),
         "now": now,
         "before": then,
     }

@@ -59,10 +59,18 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command of this run, as it is typed in the repository's root. (`--resume` says nothing about what is measured.)"""
+    """The command of this run, as it is typed in the repository's root, less what says nothing of what is measured: `--resume` and where
+    results are written.
+    """
     script = Path(sys.argv[0]).resolve()
     name = script.relative_to(ROOT) if script.is_relative_to(ROOT) else Path(script.name)
-    return shlex.join(["python", str(name), *(a for a in sys.argv[1:] if a != "--resume")])
+    options = sys.argv[1:]
+    said = [
+        a
+        for before, a in zip(["", *options], options, strict=False)
+        if a not in ("--resume", "--out") and before != "--out" and not a.startswith("--out=")
+    ]
+    return shlex.join(["python", str(name), *said])
 
 
 def heading(result: Mapping[str, Any], more: str = "") -> list[str]:

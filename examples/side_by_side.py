@@ -227,9 +227,14 @@ def table(title: str, runs: Mapping[str, Run], difference: Callable[[Any, Any], 
     for name in runs:
         out.add_column(name, justify="right", overflow="fold")
     eager = runs["eager"]
+    out.caption_justify = "left"
+    out.caption = (
+        "Kernels are the loops that the backend wrote; library calls are eager kernels that it calls (products, attention); "
+        "the memory is that above the process at rest."
+    )
     if any(max(r.samples) > 2 * min(r.samples) for r in runs.values()):
-        out.caption = (
-            "One system's samples differ by more than a factor of 2: the machine was busy, the times mean little."
+        out.caption += (
+            "\nOne system's samples differ by more than a factor of 2: the machine was busy, the times mean little."
         )
 
     def row(label: str, cell: Callable[[Run], str]) -> None:

@@ -527,7 +527,7 @@ def laid_out_weight_norm_interface_1(v, g, dim=0):  # type: ignore[no-untyped-de
 
 # spec: aten.soft_margin_loss_backward.default
 def laid_out_soft_margin_loss_backward_0(grad_output, self, target, reduction):  # type: ignore[no-untyped-def]
-    """A tensor with the layout of the result. It is the product of the target and of an exponential of the product of both."""
+    """A tensor with the layout of the result. It is the product of the target and of an exponential of the product of both, in the dtype of the operand."""
     return elementwise(target, elementwise(elementwise(target), self))
 
 
@@ -785,10 +785,14 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     torch.ops.aten.binary_cross_entropy.default: (Correction(result=0, layout="preserved", laid=(0,)),),
     # The gradient is laid out as the operand.
     torch.ops.aten.binary_cross_entropy_backward.default: (Correction(result=0, layout="preserved", laid=(1,)),),
-    # The gradient is contiguous.
-    torch.ops.aten.mse_loss_backward.default: (Correction(result=0, layout="contiguous", laid=()),),
-    # The gradient is contiguous.
-    torch.ops.aten.smooth_l1_loss_backward.default: (Correction(result=0, layout="contiguous", laid=()),),
+    # The gradient is contiguous, and has the dtype of the operand.
+    torch.ops.aten.mse_loss_backward.default: (
+        Correction(result=0, dtype_of=(1,), layout="contiguous", laid=(), everywhere=True),
+    ),
+    # The gradient is contiguous, and has the dtype of the operand.
+    torch.ops.aten.smooth_l1_loss_backward.default: (
+        Correction(result=0, dtype_of=(1,), layout="contiguous", laid=(), everywhere=True),
+    ),
     # The gradient is contiguous.
     torch.ops.aten.huber_loss_backward.default: (Correction(result=0, layout="contiguous", laid=()),),
     # The gradient is contiguous.
@@ -900,9 +904,9 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     torch.ops.aten.complex.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
     torch.ops.aten.polar.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
-    # It is the product of the target and of an exponential of the product of both.
+    # It is the product of the target and of an exponential of the product of both, in the dtype of the operand.
     torch.ops.aten.soft_margin_loss_backward.default: (
-        Correction(result=0, like=laid_out_soft_margin_loss_backward_0),
+        Correction(result=0, dtype_of=(1,), everywhere=True, like=laid_out_soft_margin_loss_backward_0),
     ),
     # Its operands stand in another order than its arguments.
     torch.ops.aten.leaky_relu_backward.default: (Correction(result=0, layout="elementwise", laid=(1, 0)),),
@@ -984,6 +988,10 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     torch.ops.aten._conj_physical.default: (Correction(result=0, layout="preserved", laid=(0,), everywhere=True),),
     # It joins two slices, and is channels-last if both of them are, which one without elements is not.
     torch.ops.aten.roll.default: (Correction(result=0, like=laid_out_roll_0),),
+    # It computes in the common dtype, and the result has that of the first operand.
+    torch.ops.aten.huber_loss.default: (Correction(result=0, dtype_of=(0,), everywhere=True),),
+    # It computes in the common dtype, and the result has that of the first operand.
+    torch.ops.aten.soft_margin_loss.default: (Correction(result=0, dtype_of=(0,), everywhere=True),),
 }
 """Results of which the fake kernel has the dtype or the layout wrong."""
 
@@ -1000,29 +1008,9 @@ REFUSALS: dict[Any, Refusal] = {
         "It is not implemented for floating dtypes.",
         not_floating=(0, 1),
     ),
-    torch.ops.aten.binary_cross_entropy_with_logits.default: Refusal(
-        "It writes into the dtype of the target.",
-        same_dtype=(0, 1),
-    ),
-    torch.ops.aten.huber_loss.default: Refusal(
-        "It does not promote as its fake kernel says.",
-        same_dtype=(0, 1),
-    ),
-    torch.ops.aten.soft_margin_loss.default: Refusal(
-        "It does not promote as its fake kernel says.",
-        same_dtype=(0, 1),
-    ),
     torch.ops.aten.threshold_backward.default: Refusal(
         "It promotes, which its fake kernel does not say.",
         same_dtype=(0, 1),
-    ),
-    torch.ops.aten.mse_loss_backward.default: Refusal(
-        "It does not promote.",
-        same_dtype=(0, 1, 2),
-    ),
-    torch.ops.aten.smooth_l1_loss_backward.default: Refusal(
-        "It does not promote.",
-        same_dtype=(0, 1, 2),
     ),
     torch.ops.aten.huber_loss_backward.default: Refusal(
         "It does not promote.",

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, gt, is_float, is_int, numel, opmath, rank, size, to
+from ...runtime.lower.names import dtype, gt, is_float, is_int, numel, opmath, promoted_dtype, rank, size, to
 
 
 # spec: aten.nll_loss_backward
@@ -57,7 +57,7 @@ def huber_loss_backward(b, grad_output, self, target, reduction, delta):
 # spec: aten.smooth_l1_loss_backward
 def smooth_l1_loss_backward(b, grad_output, self, target, reduction, beta):
     b.native_if(is_float(dtype(self)) and gt(beta, 0), "is_float(dtype(self)) and beta > 0")
-    kind = opmath(dtype(self))
+    kind = opmath(promoted_dtype(grad_output, self, target))
     x = to(self, kind) - to(target, kind)
     g = to(grad_output, kind) / numel(self) if reduction == 1 else to(grad_output, kind)
     slope = b.call(
@@ -72,7 +72,7 @@ def smooth_l1_loss_backward(b, grad_output, self, target, reduction, beta):
 # spec: aten.soft_margin_loss_backward
 def soft_margin_loss_backward(b, grad_output, self, target, reduction):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
-    kind = opmath(dtype(self))
+    kind = opmath(promoted_dtype(grad_output, self, target))
     y = to(target, kind)
     z = b.call("aten.exp.default", b.call("aten.neg.default", y) * to(self, kind))
     g = to(grad_output, kind) / numel(self) if reduction == 1 else to(grad_output, kind)

@@ -37,7 +37,7 @@ def mse_loss(b, self, target, reduction=1):
 def mse_loss_backward(b, grad_output, self, target, reduction):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     g = (self - target) * 2.0 * grad_output
-    return g / numel(self) if reduction == 1 else g
+    return to(g / numel(self) if reduction == 1 else g, dtype(self))
 
 
 # spec: aten.smooth_l1_loss
@@ -62,9 +62,16 @@ def smooth_l1_loss(b, self, target, reduction=1, beta=1.0):
 
 # spec: aten.huber_loss
 def huber_loss(b, self, target, reduction=1, delta=1.0):
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
     apart = b.call("aten.abs.default", self - target)
-    loss = b.call(
-        "aten.where.self", b.call("aten.le.Scalar", apart, delta), apart * apart * 0.5, (apart - 0.5 * delta) * delta
+    loss = to(
+        b.call(
+            "aten.where.self",
+            b.call("aten.le.Scalar", apart, delta),
+            apart * apart * 0.5,
+            (apart - 0.5 * delta) * delta,
+        ),
+        dtype(self),
     )
     return (
         loss
@@ -77,7 +84,10 @@ def huber_loss(b, self, target, reduction=1, delta=1.0):
 
 # spec: aten.soft_margin_loss
 def soft_margin_loss(b, self, target, reduction=1):
-    loss = b.call("aten.log1p.default", b.call("aten.exp.default", b.call("aten.neg.default", target) * self))
+    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    loss = to(
+        b.call("aten.log1p.default", b.call("aten.exp.default", b.call("aten.neg.default", target) * self)), dtype(self)
+    )
     return (
         loss
         if reduction == 0
@@ -120,13 +130,18 @@ def binary_cross_entropy(b, self, target, weight=None, reduction=1):
 # spec: aten.binary_cross_entropy_with_logits
 def binary_cross_entropy_with_logits(b, self, target, weight=None, pos_weight=None, reduction=1):
     b.require(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(is_float(dtype(target)), "is_float(dtype(target))")
+    kind = opmath(promoted_dtype(self, target))
+    x = to(self, kind)
+    y = to(target, kind)
     under = b.call(
-        "aten.log1p.default", b.call("aten.exp.default", b.call("aten.neg.default", b.call("aten.abs.default", self)))
-    ) - b.call("aten.minimum.default", self, 0.0)
-    weighed = under * ((pos_weight - 1.0) * target + 1.0) if pos_weight is not None else under
-    loss = (1.0 - target) * self + weighed
+        "aten.log1p.default", b.call("aten.exp.default", b.call("aten.neg.default", b.call("aten.abs.default", x)))
+    ) - b.call("aten.minimum.default", x, 0.0)
+    weighed = under * ((pos_weight - 1.0) * y + 1.0) if pos_weight is not None else under
+    loss = (1.0 - y) * x + weighed
     if weight is not None:
         loss = loss * weight
+    loss = to(loss, dtype(target))
     return (
         loss
         if reduction == 0

@@ -191,7 +191,9 @@ def test_the_table_of_traffic_names_machine_and_command() -> None:
 
 def test_a_result_tells_its_command(scripts: None, monkeypatch: pytest.MonkeyPatch) -> None:
     report = importlib.import_module("report")
-    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "budget.py"), "--only", "gpt or so", "--resume"])
+    monkeypatch.setattr(
+        "sys.argv", [str(ROOT / "benchmarks" / "budget.py"), "--only", "gpt or so", "--resume", "--out", "somewhere"]
+    )
     assert report.command() == "python benchmarks/budget.py --only 'gpt or so'"
     assert report.heading({"machine": {"cpu": "x", "cores": 2}, "command": "python a.py"}, "; 3 rounds") == [
         "Machine: cpu x, cores 2; 3 rounds.",
