@@ -47,7 +47,7 @@ from .observe.watch import Watch
 from .realize import Artifacts, Compiled, EagerProgram, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import RESTART, in_dual_level, in_frame, pytree, tangents_followed, tangents_may_be
+from .torch_compat import RESTART, TracingContext, in_dual_level, pytree, tangents_followed, tangents_may_be
 
 HISTORY: list[Artifacts] = []
 
@@ -137,7 +137,8 @@ def _compile(
     if in_dual_level():
         return _under_level(gm, example_inputs, cfg, settle)
     run = _compile_program(gm, example_inputs, cfg, settle, wants_grad(gm, example_inputs))
-    return run if in_frame() else _unless_under_level(run, gm, cfg)
+    # Dynamo guards on the level.
+    return run if TracingContext.try_get() is not None else _unless_under_level(run, gm, cfg)
 
 
 def _unless_under_level(run: Compiled, gm: torch.fx.GraphModule, cfg: Config) -> Compiled:

@@ -1,8 +1,7 @@
 """The only module that imports private torch names: what each is for, and the versions it was tested on (2.11, 2.13)."""
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -29,8 +28,8 @@ from torch._C._functorch import peek_interpreter_stack
 # The dispatcher in which C++ kernels that read sizes as plain integers are replaced by Python ones. [2.11, 2.13]
 from torch._dispatch.python import enable_python_dispatcher
 
-# Dynamo's state of the running compile: its fake mode, and the symbols that it chose for each input. [2.11, 2.13]
-from torch._guards import TracingContext
+# Dynamo's state of the running compile: its fake mode, the symbols that it chose for each input, and its guards. [2.11, 2.13]
+from torch._guards import Guard, TracingContext
 
 # The call of an operator that writes to its arguments on copies of them, and which operators it takes. [2.11, 2.13]
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
@@ -95,8 +94,6 @@ __all__ = [
     "can_auto_functionalize",
     "copy_all",
     "cuda_stream",
-    "decided",
-    "dimension_of_none",
     "disable_autocast",
     "drop_library_workspaces",
     "empty_strided_cpu",
@@ -105,13 +102,13 @@ __all__ = [
     "frame_source",
     "function_of_numbers",
     "in_dual_level",
-    "in_frame",
     "in_transform",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "is_zerotensor",
     "keep_item",
     "kernels_of_zeros",
+    "known",
     "known_equal",
     "made_without_grad",
     "no_modes",
@@ -141,7 +138,6 @@ __all__ = [
     "transforms_preserved",
     "user_kernel",
     "with_effects",
-    "zeros_without_memory",
 ]
 
 
@@ -311,15 +307,9 @@ def in_dual_level() -> bool:
     if (context := TracingContext.try_get()) is not None:
         from torch._dynamo.guards import GuardBuilder
         from torch._dynamo.source import GlobalStateSource
-        from torch._guards import Guard
 
         context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), GuardBuilder.DUAL_LEVEL))  # type: ignore[arg-type]
     return bool(forward_ad._current_level >= 0)
-
-
-def in_frame() -> bool:
-    """Whether Dynamo compiles a frame, whose code it will guard. [2.11, 2.13]"""
-    return TracingContext.try_get() is not None
 
 
 def tangents_may_be() -> bool:
@@ -334,19 +324,13 @@ def tangents_followed(mode: bool) -> AbstractContextManager[Any]:
 
 def kernels_of_zeros() -> list[OpOverload]:
     """Operators that have kernels of their own for zeros without memory. [2.11, 2.13]"""
-    found = []
-    for name in torch._C._dispatch_get_all_op_names():
-        has = torch._C._dispatch_has_kernel_for_dispatch_key(name, "ZeroTensor")
-        if has and not torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(name, "ZeroTensor"):
-            space, _, rest = name.partition("::")
-            packet, _, overload = rest.partition(".")
-            found.append(getattr(getattr(getattr(torch.ops, space), packet), overload or "default"))
-    return found
-
-
-def zeros_without_memory(like: torch.Tensor) -> torch.Tensor:
-    """Zeros that eager takes for exact ones, as forward-mode gradients may be. [2.11, 2.13]"""
-    return torch.ops.aten._efficientzerotensor.default(like.shape, dtype=like.dtype, device=like.device)
+    own, skips = (
+        torch._C._dispatch_has_kernel_for_dispatch_key,
+        torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough,
+    )
+    names = (n for n in torch._C._dispatch_get_all_op_names() if own(n, "ZeroTensor") and not skips(n, "ZeroTensor"))
+    found = (n.replace("::", ".").split(".") for n in names)
+    return [getattr(getattr(getattr(torch.ops, n[0]), n[1]), n[2] if len(n) > 2 else "default") for n in found]
 
 
 def disable_autocast() -> AbstractContextManager[Any]:
@@ -437,27 +421,11 @@ def known(condition: object) -> bool:
     return statically_known_true(condition)  # type: ignore[arg-type]
 
 
-def decided(size: object) -> int | None:
-    """The number, 0 or 1, that guards say an expression of symbols is (a broadcast was decided by it), or None; adds no guard. [2.11, 2.13]"""
-    n = size_hint(size, -1)
-    # Only then can they; and the question is not cheap.
-    return n if n in (0, 1) and known(size == n) else None
-
-
 def known_equal(a: object, b: object) -> bool:
     """Whether two sizes (int or SymInt) are equal for all sizes that the graph is made for, as far as is known; adds no guard. [2.11, 2.13]"""
     if type(a) is int and type(b) is int:
         return a == b
     return size_hint(a, -1) == size_hint(b, -1) and known(a == b)
-
-
-def dimension_of_none(sizes: Sequence[object]) -> int | None:
-    """The dimension that guards say is the only one of 0 elements; None if that is not known. Adds no guard. [2.11, 2.13]"""
-    without = [k for k, n in enumerate(sizes) if size_hint(n, 1) == 0]
-    if len(without) != 1 or type(sizes[without[0]]) is int:
-        return None
-    others = (n for k, n in enumerate(sizes) if k != without[0])
-    return without[0] if known(math.prod(sizes) == 0) and all(known(n != 0) for n in others) else None  # type: ignore[arg-type]
 
 
 def size_hint(size: object, unknown: int) -> int:
@@ -504,8 +472,6 @@ class WeakStorage:
 
     def get(self) -> Any:
         """The storage; None where nobody uses it any more."""
-        import torch
-
         return torch.UntypedStorage._new_with_weak_ptr(self.key)  # type: ignore[attr-defined]
 
     def uses(self) -> int:

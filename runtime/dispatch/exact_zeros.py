@@ -13,7 +13,7 @@ import torch
 
 from ...generated.dispatch_tables import ROLES
 from ...generated.linear import FIRST, PRODUCT, SUM
-from ..torch_compat import DispatchKey, OpOverload, is_zerotensor, kernels_of_zeros, zeros_without_memory
+from ..torch_compat import DispatchKey, OpOverload, is_zerotensor, kernels_of_zeros
 
 
 def register() -> None:
@@ -32,7 +32,8 @@ def _kernel(op: OpOverload) -> Callable[..., Any]:
         out = op(*memory, **kwargs)
         first = zero[0] and (op.is_view or name in FIRST)
         every = name in SUM and all(z for a, z in zip(args, zero, strict=True) if isinstance(a, torch.Tensor))
-        return zeros_without_memory(out) if first or every or (name in PRODUCT and any(zero)) else out
+        zero_too = first or every or (name in PRODUCT and any(zero))
+        return ROLES["exact_zeros"](out.shape, dtype=out.dtype, device=out.device) if zero_too else out
 
     return kernel
 

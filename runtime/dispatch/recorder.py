@@ -21,7 +21,7 @@ from torch.overrides import enable_reentrant_dispatch
 from ...errors import UnsupportedError
 from ...generated.decompositions import DECOMPOSITIONS
 from ...generated.dispatch_tables import INVERSES, ROLES
-from ..torch_compat import TorchDispatchMode, is_wrapper_type, is_zerotensor
+from ..torch_compat import TorchDispatchMode, is_wrapper_type
 from .fakes import refusal, run_fake, run_writing
 from .operators import Functional, OpInfo, functional_arguments, op_info, tensors_of, view_of
 from .order import check_order
@@ -145,12 +145,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         for t in values:
             if isinstance(t, torch.Tensor) and self.regions.shares(t):
                 return self._undeclared_alias(info, out, t, args, kwargs)
-        if isinstance(out, torch.Tensor) and is_zerotensor(out):  # a graph has no tensors without memory
-            node = self.dispatch_node(
-                ROLES["zeros"], (self.nodes(list(out.shape)), 0), {"dtype": out.dtype, "device": out.device}
-            )
-        else:
-            node = self.call(info.op, self.nodes(args), self.nodes(kwargs), out, keep=info.keep)
+        node = self.zeros(out) or self.call(info.op, self.nodes(args), self.nodes(kwargs), out, keep=info.keep)
         self._track(out, node)
         return out
 
