@@ -78,9 +78,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
                 return drawn
         match info.kind:
             case "layout":
-                raise UnsupportedError(
-                    f"a kernel of torch reads symbolic sizes as plain numbers{self.where()}; mark the dimension static"
-                )
+                return self.plain_layout(info.op, args[0])
             case "plain":
                 return self._plain(info, types, args, kwargs)
             case "device":

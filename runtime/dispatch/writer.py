@@ -86,6 +86,15 @@ class GraphWriter:
         types = tuple({type(f) for f in fakes if isinstance(f, torch.Tensor)})
         return self.call(op, args, kwargs, self.fake_mode.dispatch(op, types, fakes, self.fakes(kwargs)))
 
+    def plain_layout(self, op: Any, t: torch.Tensor) -> list[int]:
+        """The sizes or strides for which a kernel in C++ asks as plain numbers. A tensor may be told by symbols, and have none any more."""
+        asked = getattr(t, op._opname, lambda: None)()  # such an operator has the name of the tensor's own method
+        if not isinstance(asked, tuple) or any(type(n) is not int for n in asked):
+            raise UnsupportedError(
+                f"a kernel of torch reads symbolic sizes as plain numbers{self.where()}; mark the dimension static"
+            )
+        return list(asked)
+
     def zeros(self, out: Any) -> fx.Node | None:
         """What stands in the graph for a result that is zeros without memory (no kernel reads those); None for any other."""
         if not isinstance(out, torch.Tensor) or not is_zerotensor(out):

@@ -327,7 +327,16 @@ def _reduce_quotient(a: Expr, b: Expr) -> tuple[Expr, Expr]:
             if inner % n == 0:
                 # (x % (k*n)) // n = (x // n) % k ; (x % (k*n)) % n = x % n
                 return (atom.num // n) % (inner // n), atom.num % n
+        if n > 0 and _is_negated_size(a):
+            # -x // n = -((x + n - 1) // n): a number of elements rounded up has one form, which is torch's.
+            return -((n - 1 - a) // b), of(Quotient("%", a, b))
     return of(Quotient("//", a, b)), of(Quotient("%", a, b))
+
+
+def _is_negated_size(a: Expr) -> bool:
+    """Whether an expression of sizes alone begins with one that is subtracted."""
+    first = next((c for monomial, c in a.terms if monomial), 0)
+    return first < 0 and not any(isinstance(atom, (Var, Val)) for atom in a.atoms())
 
 
 def _sum(terms: Iterable[tuple[Monomial, int]]) -> Expr:
