@@ -19,6 +19,7 @@ from ..runtime.dispatch.support import (
     elementwise,
     given,
     has_symbolic_sizes,
+    is_followed,
     interleaved_sizes,
     is_cube,
     is_empty,
@@ -602,6 +603,12 @@ def refuses_scaled_dot_product_attention(
 ):  # type: ignore[no-untyped-def]
     """It adds the mask to the scores in place, where its fake kernel makes larger ones."""
     return enlarges_scores(attn_mask, query, key)
+
+
+# spec: aten.vander.default
+def refuses_vander(x, N=None, increasing=False):  # type: ignore[no-untyped-def]
+    """It writes over what its own gradient reads, so that its backward raises; the formula for symbolic sizes does not."""
+    return is_followed(x) and has_symbolic_sizes(x)
 
 
 # spec: aten.upsample_nearest1d.vec
@@ -1238,6 +1245,10 @@ REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
     torch.nn.functional.scaled_dot_product_attention: (
         refuses_scaled_dot_product_attention,
         "It adds the mask to the scores in place, where its fake kernel makes larger ones.",
+    ),
+    torch.vander: (
+        refuses_vander,
+        "It writes over what its own gradient reads, so that its backward raises; the formula for symbolic sizes does not.",
     ),
     torch.nn.functional.interpolate: (
         refuses_upsample_nearest1d_vec,

@@ -54,6 +54,11 @@ def is_from_end(start: Any, end: Any, of: torch.Tensor | Sequence[Any]) -> bool:
     return symbolic and any(x is not None and bool(x < 0) for x in (start, end))
 
 
+def is_followed(x: torch.Tensor) -> bool:
+    """Whether autograd follows what is computed of a tensor."""
+    return x.requires_grad and torch.is_grad_enabled()
+
+
 def has_symbolic_sizes(x: torch.Tensor) -> bool:
     """Whether a size of a tensor is a symbol."""
     return any(isinstance(n, torch.SymInt) for n in x.shape)

@@ -29,6 +29,7 @@ from .names import inverse, permuted, unlinear
 from .number import Number, Numbers
 from .origins import origin_of, place_of, spec_of
 from .overflow import too_large
+from .positive import known_positive
 from .sizes import Opaque, Sizes
 from .tensor import NotNativeError, Tensor
 
@@ -263,9 +264,9 @@ class _Lowerer:
         if reason is None:
             mark = b.mark()
             try:
-                result = lowering(
-                    b, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()}
-                )  # type: ignore[misc]
+                args, kwargs = map(self.argument, node.args), {k: self.argument(v) for k, v in node.kwargs.items()}
+                with known_positive(self.sizes.positive):
+                    result = lowering(b, *args, **kwargs)  # type: ignore[misc]
                 read = read_of(node)
                 result = self.check(result, val, read)
                 b.check_empty(mark)

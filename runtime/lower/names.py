@@ -35,6 +35,7 @@ from .dtypes import (  # noqa: F401  (also names of the language)
     unspecified,
 )
 from .number import Number
+from .positive import from_one
 
 inf, nan, pi, e = float("inf"), float("nan"), 3.141592653589793, 2.718281828459045
 _SLICE_END = 2**62  # "to the end" in torch's schemas is the largest int64
@@ -127,6 +128,10 @@ def lt(a: Size, b: Size) -> bool:
         if proves_less(x, y):
             return True
         if proves_nonnegative(x - y):
+            return False
+        if (found := from_one(x, y)) is not None and proves_less(*found):
+            return True
+        if found is not None and proves_nonnegative(found[0] - found[1]):
             return False
         raise UnsupportedError(f"whether {x} < {y} is not known before the sizes are")
     return a < b

@@ -27,6 +27,7 @@ class Sizes:
         self.floats: dict[
             str, Expr
         ] = {}  # by torch's names: numbers that integers are made of, as the program has them
+        self.positive: set[str] = set()  # by torch's names: at least 1
         self.derived: set[str] = set()  # by the names of the program
         self._memo: dict[sympy.Expr, Size] = {}
         self._only_known = False
@@ -82,9 +83,11 @@ class Sizes:
             raise UnsupportedError(f"size {symbol.name} is made from data while the graph runs")
         if symbol.name not in self._hinted:
             self._hinted.add(symbol.name)
-            nonnegative = symbol_range(value, symbol)[0] >= 0
+            least = symbol_range(value, symbol)[0]
+            if hint is not None and least >= 1:
+                self.positive.add(symbol.name)
             self._name(
-                symbol.name, symbol.name, nonnegative, self.from_data.likely(value, symbol) if hint is None else hint
+                symbol.name, symbol.name, least >= 0, self.from_data.likely(value, symbol) if hint is None else hint
             )
         return hint is None
 

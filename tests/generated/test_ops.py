@@ -2634,7 +2634,12 @@ OPS = [
     ),
     Op("aten.logsumexp", "composite", ("aten.logsumexp.default",), tests=("F(3, 5), [1]", "F(3, 5, 2), [0, 2], True")),
     Op("aten.max.default", "reduction", ("aten.max.default",), tests=("F(3, 5)", "S(9, 4)")),
-    Op("aten.max.dim", "composite", ("aten.max.dim",), tests=("F(3, 5), 1", "F(3, 5), 0, True")),
+    Op(
+        "aten.max.dim",
+        "composite",
+        ("aten.max.dim",),
+        tests=("F(3, 5), 1", "F(3, 5), 0, True", "B(3, 5), 1", "B(3, 5), 0, True"),
+    ),
     Op("aten.mean.default", "reduction", ("aten.mean.default",), tests=("F(3, 5)",), complex_=True),
     Op(
         "aten.mean.dim",
@@ -2644,7 +2649,12 @@ OPS = [
         complex_=True,
     ),
     Op("aten.min.default", "reduction", ("aten.min.default",), tests=("F(3, 5)", "S(9, 4)")),
-    Op("aten.min.dim", "composite", ("aten.min.dim",), tests=("F(3, 5), 1", "F(3, 5), 0, True")),
+    Op(
+        "aten.min.dim",
+        "composite",
+        ("aten.min.dim",),
+        tests=("F(3, 5), 1", "F(3, 5), 0, True", "B(3, 5), 1", "B(3, 5), 0, True"),
+    ),
     Op("aten.nansum", "reduction", ("aten.nansum.default",), tests=("F(3, 5), [1]", "F(3, 5)")),
     Op("aten.norm.Scalar", "composite", ("aten.norm.Scalar",), tests=("F(3, 5)", "F(3, 5), 1"), complex_=True),
     Op(
