@@ -99,6 +99,28 @@ def check_cases(op: Op) -> tuple[list[Case], list[str]]:
     return cases, faults
 
 
+def wrong_fakes(op: Op) -> list[str]:
+    """A line for each overload whose fake kernel gives another dtype or other sizes than the operator itself: a graph is made by what it gives."""
+    faults = []
+    for overload in op.overloads:
+        for case in _cases(op, overload):
+            try:
+                given = _leaves(case.operator(case.args, case.kwargs))
+                traced = _traced(overload, case.args, case.kwargs)
+            except _REJECTED:
+                continue
+            pairs = [(g, t) for g, t in zip(given, traced, strict=False) if isinstance(g, torch.Tensor)]
+            wrong = next(((g, t) for g, t in pairs if (g.dtype, g.shape) != (t.dtype, t.shape)), None)
+            if wrong is not None:
+                found, said = (f"{t.dtype}{list(t.shape)}" for t in wrong)
+                faults.append(
+                    f"{overload}({case.label}): the operator returns {found}, and its fake kernel says {said}; "
+                    "mend the function that is registered with register_fake, or the operator"
+                )
+                break
+    return faults
+
+
 def _of(cases: list[Case], overload: str) -> list[Case]:
     return [c for c in cases if c.overload == overload]
 
@@ -339,8 +361,8 @@ def _cases(op: Op, overload: str) -> Iterator[Case]:
         yield Case(overload, label, args, kwargs, eager, op.values, op.reference)
 
 
-def _traced(overload: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Runs a call whose parameters were drawn on fake tensors. Raises what these raise: Dynamo refuses such a call before a backend is asked."""
+def _traced(overload: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """A call on fake tensors. Raises what these raise: Dynamo refuses such a call before a backend is asked."""
     with FakeTensorMode() as mode:
 
         def fake(v: Any) -> Any:
@@ -352,4 +374,4 @@ def _traced(overload: str, args: list[Any], kwargs: dict[str, Any]) -> None:
                 else v
             )
 
-        _target(overload)(*fake(args), **{k: fake(v) for k, v in kwargs.items()})
+        return _leaves(_target(overload)(*fake(args), **{k: fake(v) for k, v in kwargs.items()}))

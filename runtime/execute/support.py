@@ -186,7 +186,7 @@ def conform(
     if t is None or t.shape != shape or t.is_quantized:
         found = "no tensor" if t is None else f"{t.dtype}" if t.is_quantized else f"sizes {list(t.shape)}"
         raise MetadataError(
-            f"{op} returned {found} where tracing says {list(shape)}: its fake kernel is wrong, please report it; "
+            f"{op} returned {found} where tracing says {list(shape)}: its fake kernel is wrong{_whose(op)}; "
             "meanwhile keep the call out of compiled code (torch.compiler.disable)"
         )
     if exact and t.numel() and any(n > 1 and a != b for n, a, b in zip(shape, t.stride(), stride, strict=True)):
@@ -197,9 +197,18 @@ def conform(
         warn_once(
             "result",
             op,
-            f"opforge: {op} returned {t.dtype} where tracing says {dtype}; it is converted, please report it",
+            f"opforge: {op} returned {t.dtype} where tracing says {dtype}; it is converted{_whose(op)}",
         )
     return laid_out(t, dtype, stride)
+
+
+def _whose(op: str) -> str:
+    """What to do about the fake kernel of an operator."""
+    from ..dispatch.effects import TORCHS  # only a mistake needs it
+
+    if op.partition(".")[0] in TORCHS:
+        return ", please report it"
+    return f", mend the function that is registered for it (torch.library.register_fake) or {op} itself"
 
 
 def as_real(t: torch.Tensor) -> torch.Tensor:

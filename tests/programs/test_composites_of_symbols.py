@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import opforge
@@ -92,6 +94,53 @@ def test_powers_in_columns(name: str) -> None:
     """Eager's backward raises: its forward writes to what autograd saved."""
     _same_for_all_sizes(VANDER[name], lambda n: (torch.randn(n) * 3,), grad=False)
     assert not opforge.stats()["externs"]
+
+
+KERNELS_THAT_ASK: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = {
+    "weighted and smoothed loss": (
+        lambda x, t, w: F.cross_entropy(x, t, w, label_smoothing=0.2),
+        lambda: (torch.randn(6, 8), torch.arange(6), torch.rand(8)),
+    ),
+    "of images": (
+        lambda x, t, w: F.cross_entropy(x, t, w, label_smoothing=0.2, reduction="sum"),
+        lambda: (torch.randn(2, 8, 5, 3), torch.arange(30).view(2, 5, 3) % 8, torch.rand(8)),
+    ),
+    "differences": (lambda x: torch.gradient(x), lambda: (torch.randn(6, 8),)),
+    "differences at places": (
+        lambda x, at: torch.gradient(x, spacing=(at,), dim=1),
+        lambda: (torch.randn(6, 8), torch.arange(8.0) ** 2),
+    ),
+    "powers of two numbers": (lambda x: torch.vander(x) * 2, lambda: (torch.randn(2),)),
+    "powers": (lambda x: torch.linalg.vander(x), lambda: (torch.randn(5),)),
+    "greatest": (lambda x: (x.max(1), x.min(0)), lambda: (torch.randn(5, 6),)),
+    "greatest boolean": (lambda x: ((x > 0).max(1), (x > 1).min(0, True)), lambda: (torch.randn(5, 6),)),
+}
+"""Programs with kernels in C++ that ask for sizes as plain numbers, of tensors that have no symbol left; and conditions on sizes."""
+
+
+@pytest.mark.parametrize("name", KERNELS_THAT_ASK)
+def test_plain_sizes_are_told(name: str) -> None:
+    """A whole graph ran eagerly: "a kernel of torch reads symbolic sizes as plain numbers"; or an operator did."""
+    program, inputs = KERNELS_THAT_ASK[name]
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    given = inputs()
+    compiled = torch.compile(program, backend="opforge", dynamic=True)(*given)
+    torch.testing.assert_close(compiled, program(*given))
+    stats = opforge.stats()
+    assert not stats["fallbacks"]
+    assert not stats["externs"]
+    assert stats["kernels"]
+
+
+def test_a_backward_that_eager_refuses() -> None:
+    """Eager's `vander` writes over what its backward reads. The formula for symbolic sizes does not, and its backward gave gradients."""
+    for dynamic in (False, True):
+        x = torch.randn(5, requires_grad=True)
+        y = torch.compile(torch.vander, backend="opforge", dynamic=dynamic)(x)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
 
 
 def _same_for_all_sizes(

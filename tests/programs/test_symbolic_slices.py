@@ -91,3 +91,19 @@ def test_no_memory_before_a_tensor_is_read() -> None:
 
     agree(program)
     assert opforge.stats()["fallbacks"] == {}
+
+
+def test_steps_through_a_sum_of_sizes() -> None:
+    """The size of every second column, rounded up, was not known to be torch's, and slices ran as eager kernels."""
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        both = torch.cat([x, y], 1)
+        return both[1::2, ::3].exp(), both[:, ::2] + torch.arange(0, both.shape[1], 2), both[1:-1:2, 2::3] * 2
+
+    compiled = torch.compile(program, backend="opforge", dynamic=True)
+    for n, m in ((5, 6), (7, 8), (9, 5)):
+        x, y = torch.randn(n, m), torch.randn(n, m + 2)
+        torch.testing.assert_close(compiled(x, y), program(x, y))
+    stats = opforge.stats()
+    assert not stats["fallbacks"]
+    assert not stats["externs"], stats["reasons"]

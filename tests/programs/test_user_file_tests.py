@@ -54,8 +54,8 @@ ENTRY = """\
 RIGHT, WRONG = "x / (1 + strength * abs(x))", "x / (1 + abs(x))"
 
 
-def _run(folder: Path, expr: str, *options: str) -> subprocess.CompletedProcess[str]:
-    (folder / "opforge_tested_lib.py").write_text(LIBRARY)
+def _run(folder: Path, expr: str, *options: str, library: str = LIBRARY) -> subprocess.CompletedProcess[str]:
+    (folder / "opforge_tested_lib.py").write_text(library)
     (folder / "my_ops.yaml").write_text(ENTRY.format(expr=expr))
     words = ["-m", "opforge", "test", "my_ops.yaml", "--import", "opforge_tested_lib", *options]
     return subprocess.run([sys.executable, *words], cwd=folder, env={**os.environ}, capture_output=True, text=True)
@@ -82,6 +82,26 @@ def test_a_reference_decides(tmp_path: Path) -> None:
     done = _run(tmp_path, RIGHT, "--reference", "opforge_tested.soft=opforge_tested_lib:twice")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "differs at" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("fake", "says"),
+    [
+        (
+            "torch.empty_like(x, dtype=torch.float64)",
+            "returns torch.float32[3, 5], and its fake kernel says torch.float64[3, 5]",
+        ),
+        ("x.new_empty(x.shape[::-1])", "returns torch.float32[3, 5], and its fake kernel says torch.float32[5, 3]"),
+    ],
+)
+def test_a_wrong_fake_kernel_is_named(tmp_path: Path, fake: str, says: str) -> None:
+    """The entry is right: it was said to give another dtype than eager."""
+    right = "torch.empty_like(x, dtype=torch.result_type(x, 1.0))"
+    done = _run(tmp_path, RIGHT, library=LIBRARY.replace(right, fake))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert says in done.stdout
+    assert "mend the function that is registered with register_fake" in done.stdout
+    assert "differs at" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,16 @@ def test_reshape_there_and_back_is_the_identity() -> None:
     assert flat // (384 * 32) is i
 
 
+def test_a_size_that_is_rounded_up_has_one_form() -> None:
+    """`x[:, ::2]` of two symbols' sum: torch says `(s27 + s86 + 1) // 2`, and the lowering said `-((-s27 - s86) // 2)`."""
+    a, b = sym("s27"), sym("s86")
+    for n in (2, 3, 5):
+        assert -((-a - b) // n) is (a + b + n - 1) // n
+    for number in range(12):
+        rounded = (-((-a - 1) // 3)).subst({a.atom: number})  # type: ignore[dict-item]
+        assert int(rounded) == -((-number - 1) // 3)
+
+
 def test_symbolic_sizes_simplify() -> None:
     n = sym("s0")
     i, j = var("i0", n), var("i1", 64)
