@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from ..ir.atoms import Sym
+from ..ir.atoms import Atom, Sym
 from ..ir.index import Expr, of
 
 _POSITIVE: ContextVar[Collection[str]] = ContextVar("positive", default=())
@@ -26,5 +26,5 @@ def from_one(a: Expr, b: Expr) -> tuple[Expr, Expr] | None:
     """Two expressions with `n + 1` for each such size `n`, which is then any number from 0 on; None where they have none."""
     names = _POSITIVE.get()
     found = [s for s in a.atoms() | b.atoms() if isinstance(s, Sym) and s.name in names]
-    more = {s: of(s) + 1 for s in found}
+    more: dict[Atom, int | Expr] = {s: of(s) + 1 for s in found}
     return (a.subst(more), b.subst(more)) if found else None
