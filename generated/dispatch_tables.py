@@ -34,6 +34,7 @@ ROLES: dict[str, Any] = {
     "equal": torch.ops.aten.eq.Scalar,  # Whether the gradient of the loss is a number.
     "choose": torch.ops.aten.where.self,  # One of two gradients.
     "zeros": torch.ops.aten.full.default,  # A tensor filled with a number; stands for a gradient that is zero, or for the gradient 1 of a loss.
+    "exact_zeros": torch.ops.aten._efficientzerotensor.default,  # Zeros without memory; stands for the tangent of an operand that has none in forward-mode formulas.
     "copy_in_place": torch.ops.aten.copy_.default,  # Writes new contents into a tensor; at the end of a graph that is asked to keep the mutations of its inputs.
     "size": torch.ops.aten.sym_size.int,  # Reads one size.
     "stride": torch.ops.aten.sym_stride.int,  # Reads one stride.

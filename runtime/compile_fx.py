@@ -47,7 +47,7 @@ from .observe.watch import Watch
 from .realize import Artifacts, Compiled, EagerProgram, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import RESTART, pytree
+from .torch_compat import RESTART, TracingContext, in_dual_level, pytree, tangents_followed, tangents_may_be
 
 HISTORY: list[Artifacts] = []
 
@@ -134,11 +134,56 @@ def _warn_once(text: str, below: Sequence[str] = ()) -> None:
 def _compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None]
 ) -> Compiled:
+    if in_dual_level():
+        return _under_level(gm, example_inputs, cfg, settle)
+    run = _compile_program(gm, example_inputs, cfg, settle, wants_grad(gm, example_inputs))
+    # Dynamo guards on the level.
+    return run if TracingContext.try_get() is not None else _unless_under_level(run, gm, cfg)
+
+
+def _unless_under_level(run: Compiled, gm: torch.fx.GraphModule, cfg: Config) -> Compiled:
+    """`run`, which nothing guards: other code where the caller has put a level of forward-mode differentiation in force."""
+    under: list[Compiled] = []
+
+    def call(*args: Any) -> Any:
+        if not tangents_may_be():
+            return run(*args)
+        if not under:
+            made = _or_eager(lambda: _under_level(gm, args, cfg, lambda: None), lambda: eager_program(gm), cfg)
+            under.append(made)
+        return under[0](*args)
+
+    return call
+
+
+def _under_level(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None]
+) -> Compiled:
+    from .forward_mode import UnderLevel  # ordinary programs do not need it
+
+    return UnderLevel(
+        gm,
+        example_inputs,
+        lambda program, inputs, trains: _compile_program(program, inputs, cfg, settle, trains),
+        lambda compiled, eager: _or_eager(compiled, eager, cfg),
+        lambda: eager_program(gm),
+    )
+
+
+def _compile_program(
+    gm: Any, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None], trains: bool
+) -> Compiled:
+    with tangents_followed(False):  # passes run operators on the tensors that were traced, which have tangents
+        return _compile_untracked(gm, example_inputs, cfg, settle, trains)
+
+
+def _compile_untracked(
+    gm: Any, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None], trains: bool
+) -> Compiled:
     watch = Watch(cfg.progress, cfg.dump_dir)
     try:
         watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)))
         with watch.stage("trace"):
-            trains = wants_grad(gm, example_inputs)
             traced = trace(gm, example_inputs, training=trains, random=cfg.random, truth=truth)
         settle()
         watch.text("functional_graph.py", lambda: str(traced.graph.code))
@@ -222,7 +267,8 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     def backward_later(graph: torch.fx.GraphModule, into: Mapping[int, int] = MappingProxyType({})) -> Compiled:
         watch = Watch(cfg.progress, cfg.dump_dir)
         try:
-            call = _or_eager(lambda: backward(graph, watch, into), lambda: eager_backward(graph, into), cfg)
+            with tangents_followed(False):
+                call = _or_eager(lambda: backward(graph, watch, into), lambda: eager_backward(graph, into), cfg)
         finally:
             watch.close()
         if (made := artifacts.backward) is not None:

@@ -1,8 +1,7 @@
 """The only module that imports private torch names: what each is for, and the versions it was tested on (2.11, 2.13)."""
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -29,8 +28,8 @@ from torch._C._functorch import peek_interpreter_stack
 # The dispatcher in which C++ kernels that read sizes as plain integers are replaced by Python ones. [2.11, 2.13]
 from torch._dispatch.python import enable_python_dispatcher
 
-# Dynamo's state of the running compile: its fake mode, and the symbols that it chose for each input. [2.11, 2.13]
-from torch._guards import TracingContext
+# Dynamo's state of the running compile: its fake mode, the symbols that it chose for each input, and its guards. [2.11, 2.13]
+from torch._guards import Guard, TracingContext
 
 # The call of an operator that writes to its arguments on copies of them, and which operators it takes. [2.11, 2.13]
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
@@ -46,6 +45,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 # Fake tensors that the traced program runs on, and the shape environment of their sizes. [2.11, 2.13]
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+# The level of forward-mode differentiation that is on, and whether tensors have their tangents. [2.11, 2.13]
+from torch.autograd import forward_ad
 
 # A graph module that writes its Python only when it is called or printed. [2.11, 2.13]
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
@@ -92,8 +94,6 @@ __all__ = [
     "can_auto_functionalize",
     "copy_all",
     "cuda_stream",
-    "decided",
-    "dimension_of_none",
     "disable_autocast",
     "drop_library_workspaces",
     "empty_strided_cpu",
@@ -107,6 +107,8 @@ __all__ = [
     "is_wrapper_type",
     "is_zerotensor",
     "keep_item",
+    "kernels_of_zeros",
+    "known",
     "known_equal",
     "made_without_grad",
     "no_modes",
@@ -130,6 +132,8 @@ __all__ = [
     "symbol_hint",
     "symbol_range",
     "tag_activation_checkpoint",
+    "tangents_followed",
+    "tangents_may_be",
     "tensor_uses",
     "transforms_preserved",
     "user_kernel",
@@ -300,15 +304,33 @@ def in_dual_level() -> bool:
     """Whether tensors may have tangents of forward-mode automatic differentiation. Where Dynamo compiles, it will ask again before each call
     of this graph, and compile anew where the answer is another one. [2.11, 2.13]
     """
-    from torch.autograd import forward_ad
-
     if (context := TracingContext.try_get()) is not None:
         from torch._dynamo.guards import GuardBuilder
         from torch._dynamo.source import GlobalStateSource
-        from torch._guards import Guard
 
         context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), GuardBuilder.DUAL_LEVEL))  # type: ignore[arg-type]
     return bool(forward_ad._current_level >= 0)
+
+
+def tangents_may_be() -> bool:
+    """As `in_dual_level`, asked before each call: whether tensors may have tangents here. [2.11, 2.13]"""
+    return forward_ad._current_level >= 0 and forward_ad._is_fwd_grad_enabled()
+
+
+def tangents_followed(mode: bool) -> AbstractContextManager[Any]:
+    """A context in which tensors have the tangents of the level that is on, or (False) in which they are as if they had none. [2.11, 2.13]"""
+    return forward_ad._set_fwd_grad_enabled(mode)
+
+
+def kernels_of_zeros() -> list[OpOverload]:
+    """Operators that have kernels of their own for zeros without memory. [2.11, 2.13]"""
+    own, skips = (
+        torch._C._dispatch_has_kernel_for_dispatch_key,
+        torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough,
+    )
+    names = (n for n in torch._C._dispatch_get_all_op_names() if own(n, "ZeroTensor") and not skips(n, "ZeroTensor"))
+    found = (n.replace("::", ".").split(".") for n in names)
+    return [getattr(getattr(getattr(torch.ops, n[0]), n[1]), n[2] if len(n) > 2 else "default") for n in found]
 
 
 def disable_autocast() -> AbstractContextManager[Any]:
@@ -399,27 +421,11 @@ def known(condition: object) -> bool:
     return statically_known_true(condition)  # type: ignore[arg-type]
 
 
-def decided(size: object) -> int | None:
-    """The number, 0 or 1, that guards say an expression of symbols is (a broadcast was decided by it), or None; adds no guard. [2.11, 2.13]"""
-    n = size_hint(size, -1)
-    # Only then can they; and the question is not cheap.
-    return n if n in (0, 1) and known(size == n) else None
-
-
 def known_equal(a: object, b: object) -> bool:
     """Whether two sizes (int or SymInt) are equal for all sizes that the graph is made for, as far as is known; adds no guard. [2.11, 2.13]"""
     if type(a) is int and type(b) is int:
         return a == b
     return size_hint(a, -1) == size_hint(b, -1) and known(a == b)
-
-
-def dimension_of_none(sizes: Sequence[object]) -> int | None:
-    """The dimension that guards say is the only one of 0 elements; None if that is not known. Adds no guard. [2.11, 2.13]"""
-    without = [k for k, n in enumerate(sizes) if size_hint(n, 1) == 0]
-    if len(without) != 1 or type(sizes[without[0]]) is int:
-        return None
-    others = (n for k, n in enumerate(sizes) if k != without[0])
-    return without[0] if known(math.prod(sizes) == 0) and all(known(n != 0) for n in others) else None  # type: ignore[arg-type]
 
 
 def size_hint(size: object, unknown: int) -> int:
@@ -466,8 +472,6 @@ class WeakStorage:
 
     def get(self) -> Any:
         """The storage; None where nobody uses it any more."""
-        import torch
-
         return torch.UntypedStorage._new_with_weak_ptr(self.key)  # type: ignore[attr-defined]
 
     def uses(self) -> int:

@@ -17,6 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from ...errors import UnsupportedError
 from ...generated.schemas import InputAliasInfo, MutationType
 from ..torch_compat import running_node
+from .again import Again
 from .border import Border, WrappedGradient, WrappedResult, read_symbols
 from .hook_order import leaves_in_order
 from .inputs import Inputs
@@ -55,6 +56,8 @@ class Gradients:
     read_for   for graph inputs and results that eager's backward reads, as ("input" or "output", position), the tangents for which it does,
                as bits: where none of them is given, it does not mind that they were written to. {} where there is one tangent.
     leaves     graph inputs that are leaves, in the order in which eager reaches them (and runs their hooks); () where there are fewer than two.
+    again      the program, where inputs have tangents of forward-mode differentiation: how its gradients move with these is found out by
+               running it once more.
     """
 
     tangents: tuple[int, ...]
@@ -76,6 +79,7 @@ class Gradients:
     once: bool = False
     read_for: dict[tuple[str, int], int] = field(default_factory=dict)
     leaves: tuple[int, ...] = ()
+    again: Again | None = None
 
     def reached_by_some(self) -> tuple[int, ...]:
         """Graph inputs that get no gradient from some of the tangents."""

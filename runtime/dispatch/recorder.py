@@ -145,7 +145,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         for t in values:
             if isinstance(t, torch.Tensor) and self.regions.shares(t):
                 return self._undeclared_alias(info, out, t, args, kwargs)
-        node = self.call(info.op, self.nodes(args), self.nodes(kwargs), out, keep=info.keep)
+        node = self.zeros(out) or self.call(info.op, self.nodes(args), self.nodes(kwargs), out, keep=info.keep)
         self._track(out, node)
         return out
 

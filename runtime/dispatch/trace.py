@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,11 +25,13 @@ from ..torch_compat import (
     enable_python_dispatcher,
     in_dual_level,
     made_without_grad,
+    tangents_followed,
     transforms_preserved,
 )
 from .border import Border
 from .calling import Calling
 from .dead import finish
+from .forward_mode import DualProgram, tangent_of
 from .inputs import Inputs, Lift, lifted_attributes, sources_of
 from .interpret import Called, call, run_graph
 from .joint import Gradients, Saved, differentiate
@@ -122,19 +124,24 @@ def trace(
     operators of ones with an explicit seed. `truth` says where masks let scores through (`GraphWriter`). Raises
     `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
     """
-    if in_dual_level():
-        raise UnsupportedError("forward-mode automatic differentiation (dual_level) is on")
     calling = Calling.of_inputs(example_inputs)
     flat = calling.flatten(example_inputs)
     lifted = _lifted(gm)
     given = [*flat, *(t for _, t in lifted)]
+    dual_level = in_dual_level()
+    if dual_level:
+        with tangents_followed(True):
+            if any(tangent_of(t) is not None for t in given[len(flat) if isinstance(gm, DualProgram) else 0 :]):
+                raise UnsupportedError("what a program reads has a tangent of forward-mode differentiation")
     copies: frozenset[int] = frozenset()
     merged: list[frozenset[int]] = []
     for _ in range(2 * len(given) + 3):
         try:
-            return _trace_once(
-                gm, calling, given, lifted, copies, merged, training, may_train, recorder_type, random, truth
-            )
+            # The recorder's own work is not differentiated.
+            with tangents_followed(False) if dual_level else contextlib.nullcontext():
+                return _trace_once(
+                    gm, calling, given, lifted, copies, merged, training, may_train, recorder_type, random, truth
+                )
         except Restart as again:
             copies |= again.copy
             training |= again.training
@@ -146,6 +153,8 @@ def trace(
 
 
 def _lifted(gm: Callable[..., Any]) -> list[Lift]:
+    if isinstance(gm, DualProgram):
+        return _lifted(gm.program)
     if isinstance(gm, fx.GraphModule):
         return lifted_attributes(gm)
     if isinstance(gm, torch.nn.Module):
@@ -168,7 +177,8 @@ def _trace_once(
 ) -> Traced:
     autocast = torch.is_autocast_enabled("cpu") or (torch.cuda.is_available() and torch.is_autocast_enabled("cuda"))
     border = Border(given)
-    inputs = Inputs.of(border.given, copies, training, sources_of(gm, border.given))
+    of_inputs = gm.program if isinstance(gm, DualProgram) else gm
+    inputs = Inputs.of(border.given, copies, training, sources_of(of_inputs, border.given))
     inputs.merged = merged
     recorder = recorder_type(inputs.fake_mode, inputs.overlaps)
     recorder.draws = Draws(recorder) if random == "philox" else None
@@ -184,7 +194,10 @@ def _trace_once(
         values = border.enter(inputs, recorder)
         attributes = {name: t for (name, _), t in zip(lifted, values[count:], strict=True)}
         # Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run.
-        symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts) or _sizes_from_data(gm)
+        symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts) or _sizes_from_data(
+            of_inputs
+        )
+        symbolic |= isinstance(gm, DualProgram) and bool(gm.moved)
         dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
         saved, seed_before = Saved(), torch.initial_seed()
         had = [_gradient(t) for t in values]
@@ -200,6 +213,8 @@ def _trace_once(
         found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
         _check_effects(zip(values, had, strict=True), calling.flatten_result(result), training)
         border.settle(inputs, found, recorder.symbols)
+        if isinstance(gm, DualProgram):
+            gm.check(found.meta)
         joint = None
         if training:
             with preserved_state(), dispatcher(), disable_autocast():
@@ -215,6 +230,8 @@ def _trace_once(
     graph = finish(recorder, tuple(found.outputs) if joint is None else (tuple(found.outputs), tuple(joint[1])))
     program = gm.forward if isinstance(gm, torch.nn.Module) else gm
     gradients = None if joint is None else joint[0]
+    if gradients is not None and isinstance(gm, DualProgram):
+        gradients = replace(gradients, again=gm.again(found.meta, graph))
     grad = torch.is_grad_enabled()
     untracked, turns_on = training and gradients is None, training and not grad
     return Traced(
@@ -300,6 +317,8 @@ def _run(
     recorder: Recorder,
     held: contextlib.ExitStack,
 ) -> Any:
+    if isinstance(gm, DualProgram):
+        return gm.trace(args, lambda *given: _run(gm.program, given, attributes, recorder, held))
     if isinstance(gm, LiftedModule):
         return gm.record(args, recorder, held)
     if isinstance(gm, fx.GraphModule):

@@ -11,7 +11,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
-from ..torch_compat import running_node
+from ..torch_compat import is_zerotensor, running_node
 from .known import Truth
 from .operators import op_info
 from .regions import Regions, Value, beyond_strides, is_strided
@@ -85,6 +85,12 @@ class GraphWriter:
         fakes = self.fakes(args)
         types = tuple({type(f) for f in fakes if isinstance(f, torch.Tensor)})
         return self.call(op, args, kwargs, self.fake_mode.dispatch(op, types, fakes, self.fakes(kwargs)))
+
+    def zeros(self, out: Any) -> fx.Node | None:
+        """What stands in the graph for a result that is zeros without memory (no kernel reads those); None for any other."""
+        if not isinstance(out, torch.Tensor) or not is_zerotensor(out):
+            return None
+        return self.dispatch_node(ROLES["zeros"], (list(out.shape), 0), {"dtype": out.dtype, "device": out.device})
 
     def reshape(self, node: fx.Node, size: Any) -> fx.Node:
         """`node` with another shape: a view where its strides allow it, a view of a copy otherwise."""

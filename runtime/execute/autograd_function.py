@@ -23,9 +23,10 @@ from ...generated.wrapper_steps import STEPS
 from ..dispatch.joint import Gradients, written_since
 from ..dispatch.regions import Layout
 from ..dispatch.subclasses import Names, coerced, dense_tangent
-from ..torch_compat import in_transform, is_zerotensor, no_modes, saving_is_hooked
+from ..torch_compat import in_transform, is_zerotensor, no_modes, saving_is_hooked, tangents_may_be
 from .batched import backward_by_rows
 from .delivery import in_order, redirected
+from .duals import backward_of_duals, kept_arguments
 from .given import Described, as_described, as_given, as_kept, described
 from .in_place import over_saved
 from .support import LAZY, restride
@@ -185,6 +186,9 @@ def bind_halves(
         "as_described": as_described,
         "as_given": as_given,
         "backward_by_rows": backward_by_rows,
+        "again": halves.gradients.again,
+        "backward_of_duals": backward_of_duals,
+        "kept_arguments": kept_arguments,
         "backward_ready": backward.ready,
         "in_transform": in_transform,
         "is_zerotensor": is_zerotensor,
@@ -193,6 +197,7 @@ def bind_halves(
         _over(halves): over_saved(in_place.ready, halves.into, halves.scaled) if in_place is not None else None,
         "restride": restride,
         "saving_is_hooked": saving_is_hooked,
+        "tangents_may_be": tangents_may_be,
         "Tensor": torch.Tensor,
         "math": math,
         "coerced": coerced,
@@ -233,7 +238,8 @@ def _source(halves: Halves, names: Names) -> str:
 
 def _forward(halves: Halves, values: Names) -> list[str]:
     names = [f"x{k}" for k in range(halves.arguments)]
-    lines = [f"out = forward_graph({', '.join(names)})"]
+    lines = [f"ctx.arguments = kept_arguments(again, {_tuple(names)})"] if halves.gradients.again is not None else []
+    lines.append(f"out = forward_graph({', '.join(names)})")
     names += [f"v{k}" for k in range(halves.gradients.wrappers)]
     if halves.gradients.leaves:
         names.append("*ways")
@@ -300,6 +306,8 @@ def _backward(halves: Halves, values: Names) -> list[str]:
     gradients = [f"g{k}" for k in range(halves.results)] + [f"h{k}" for k in range(len(wrapped))]
     lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
     lines += ["if in_transform():", f"    return backward_by_rows(Compiled.backward, ctx, {_tuple(gradients)})"]
+    own = f"{_tuple(gradients)}, again, {halves.partial}"
+    lines += ["if tangents_may_be():", f"    return backward_of_duals(Compiled.backward, ctx, {own})"]
     missing = ", ~missing" if halves.partial else ""
     checks = [f"refuse_written(ctx.watched{missing})"] if halves.watched else []
     if lasting := halves.watched_lasting:

@@ -12,7 +12,7 @@ from ..torch_compat import below_vmap
 
 def backward_by_rows(backward: Callable[..., Any], ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
     """What `backward(ctx, *gradients)` would return if it were an eager one, for gradients of which `vmap` maps over some."""
-    kept = _Kept(ctx)
+    kept = Kept(ctx)
 
     def rows(whole: list[Any], mapped: list[bool], size: int) -> list[Any]:
         # Of no rows the sizes are told by one row of zeros.
@@ -28,7 +28,7 @@ def backward_by_rows(backward: Callable[..., Any], ctx: Any, gradients: Sequence
     return tuple(out)
 
 
-class _Kept:
+class Kept:
     """A context whose saved tensors stay from one row to the next."""
 
     def __init__(self, ctx: Any) -> None:

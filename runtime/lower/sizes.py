@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..ir.atoms import SIGNED
 from ..ir.index import Expr, Sym, expr, sym
 from ..ir.index import size as canonical
 from ..ir.nodes import Size
-from ..torch_compat import decided, dimension_of_none, size_hint, symbol_hint, symbol_range
+from ..torch_compat import known, size_hint, symbol_hint, symbol_range
 from .equal_sizes import EqualSizes
 from .from_data import LARGE, LIKELY, FromData, range_of
 
@@ -209,3 +210,19 @@ class Opaque:
             "a Python number that changes between calls (a symbolic float)",
             "; make it a tensor (an optimizer: lr=torch.tensor(...)), or a number that is known at compile time (dynamic=False)",
         )
+
+
+def decided(size: object) -> int | None:
+    """The number, 0 or 1, that guards say an expression of symbols is (a broadcast was decided by it), or None; adds no guard."""
+    n = size_hint(size, -1)
+    # Only then can they; and the question is not cheap.
+    return n if n in (0, 1) and known(size == n) else None
+
+
+def dimension_of_none(sizes: Sequence[object]) -> int | None:
+    """The dimension that guards say is the only one of 0 elements; None if that is not known. Adds no guard."""
+    without = [k for k, n in enumerate(sizes) if size_hint(n, 1) == 0]
+    if len(without) != 1 or type(sizes[without[0]]) is int:
+        return None
+    others = (n for k, n in enumerate(sizes) if k != without[0])
+    return without[0] if known(math.prod(sizes) == 0) and all(known(n != 0) for n in others) else None  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ RANK = {
             ("graphs",),
             ("targets",),
             ("realize",),
-            ("training", "aot"),
+            ("training", "aot", "forward_mode"),
             ("compile_fx", "checked_inputs"),
         ]
     )
