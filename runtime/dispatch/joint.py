@@ -25,7 +25,7 @@ from .merge import Entered
 from .metadata import Found
 from .overlap import is_dense
 from .recorder import Recorder, Restart
-from .regions import Layout
+from .regions import Layout, Region
 from .subclasses import Wrapped, inner_tensors, is_wrapper, like_tangent
 from .symbol_kernels import of_gradients
 
@@ -122,7 +122,7 @@ def differentiate(
     # Anomaly mode looks at values.
     with recorder, of_gradients(inputs.fake_mode.shape_env), torch.autograd.set_detect_anomaly(False):
         gradients = torch.autograd.grad(results, [e for _, e in [*wanted, *edges]], tangents, allow_unused=True)
-    _check_unwritten(recorder, kept)
+    _check_unwritten(kept)
     needed = saved.read
     _check_shared_counters(inputs, recorder, entered, found, needed)
     for i in entered.graph_inputs:
@@ -258,20 +258,24 @@ class Ways:
 
 def _kept(
     recorder: Recorder, inputs: Inputs, entered: Entered, found: Found, tangents: Sequence[Any]
-) -> list[tuple[str, Any, int]]:
-    """What others than the backward see: (name, tensor, how often it was written to), for inputs, bases, results and given gradients."""
+) -> list[tuple[str, Region, int]]:
+    """What others than the backward see: (name, region, how often it was written to), for inputs, bases, results (those that autograd does not
+    follow too) and given gradients.
+    """
     named = [(f"input {i}", t) for i, t in enumerate(inputs.fakes)]
     named += [(f"base {k}", t) for k, t in enumerate(entered.base_tensors)]
     named += [(f"result {k}", t) for k, t in enumerate(found.tensors)]
     named += [(f"the gradient given for result {k}", t) for k, t in enumerate(tangents)]
     inside = [(name, t) for name, whole in named if isinstance(whole, torch.Tensor) for t in inner_tensors(whole)]
-    return [(name, t, recorder.value(t).region.version) for name, t in inside]
+    regions = [(name, recorder.value(t).region) for name, t in inside]
+    regions += [(f"result {k}", r) for k, key in found.shown.items() for r in recorder.regions.by_storage.get(key, ())]
+    return [(name, region, region.version) for name, region in regions]
 
 
-def _check_unwritten(recorder: Recorder, kept: list[tuple[str, Any, int]]) -> None:
+def _check_unwritten(kept: list[tuple[str, Region, int]]) -> None:
     """Raises `UnsupportedError` where the backward wrote to one of `kept`: the wrapper copies back what the forward wrote, nothing else."""
-    for name, t, version in kept:
-        if recorder.value(t).region.version != version:
+    for name, region, version in kept:
+        if region.version != version:
             raise UnsupportedError(f"the backward writes to {name}")
 
 

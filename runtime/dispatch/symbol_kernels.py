@@ -31,13 +31,26 @@ def _kernel(op: Any, function: Callable[..., Any], name: str, position: int) -> 
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         number = args[position] if position < len(args) else kwargs.get(name)
-        if isinstance(number, (torch.SymInt, torch.SymFloat)):
+        if isinstance(number, (torch.SymInt, torch.SymBool)) and any(map(_may_require_grad, (*args, *kwargs.values()))):
+            number = _as_float(number)
+            args = tuple(number if k == position else a for k, a in enumerate(args))
+            kwargs = {key: number if key == name else a for key, a in kwargs.items()}
+        if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             found = function(*args, **kwargs)
             if found is not NotImplemented:
                 return found
         return op._op_dk(DispatchKey.Autograd, *args, **kwargs)
 
     return kernel
+
+
+def _may_require_grad(argument: Any) -> bool:
+    return isinstance(argument, torch.Tensor) and (argument.is_floating_point() or argument.is_complex())
+
+
+def _as_float(number: torch.SymInt | torch.SymBool) -> Any:
+    """The same number to a floating operand. Autograd's formulas compare floats, but neither symbolic integers nor truths."""
+    return torch.sym_ite(number, 1.0, 0.0) if isinstance(number, torch.SymBool) else torch.sym_float(number)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from ...errors import MetadataError
 from .. import config
 from ..build.scratch import warn_once
+from ..ir.routines import TORCHS
 from ..philox import KERNELS
 from ..torch_compat import below_autograd, is_wrapper_type, is_zerotensor
 from ..torch_compat import empty_strided_cpu as empty_strided
@@ -99,10 +100,6 @@ def swap_arena(place: Place, arena: Arena | None) -> Arena | None:
     return waiting
 
 
-OWN_MEMORY = ("aten", "prims", "opforge")
-"""Namespaces whose operators, given ordinary tensors, return ordinary tensors."""
-
-
 def overload(name: str) -> Any:
     """The operator overload called `namespace.name.overload`; of a seeded operator the kernel, without the way through the dispatcher. What
     it returns has memory of its own: generated code reads addresses.
@@ -111,7 +108,7 @@ def overload(name: str) -> Any:
     if namespace == "opforge" and op in KERNELS:
         return KERNELS[op][0]
     found = getattr(getattr(getattr(torch.ops, namespace), op), which)
-    if namespace in OWN_MEMORY:
+    if namespace in TORCHS:
         return found
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,17 @@ PREFIX = "routine."
 """Of the target of such a call, which goes on with the routine's file and its function."""
 
 
+TORCHS = ("aten", "prims", "opforge")
+"""Namespaces whose operators keep no argument and, given ordinary tensors, return ordinary tensors."""
+
+
+def is_users(call: Extern) -> bool:
+    """Whether it runs code of the program: an operator of its own, or a function that may have such operators inside."""
+    if not call.target or routine_of(call) is not None:
+        return False
+    return call.compiled or call.target.partition(".")[0] not in TORCHS
+
+
 def routine_of(call: Extern) -> tuple[str, str] | None:
     """The file and the function of the routine that a call is for; None for calls of eager kernels and of compiled graphs. A routine's arguments
     are tensors, then numbers; it writes all of its results into memory that the plan gives it.
@@ -18,4 +29,4 @@ def routine_of(call: Extern) -> tuple[str, str] | None:
     return file, function
 
 
-__all__ = ["PREFIX", "routine_of"]
+__all__ = ["PREFIX", "TORCHS", "is_users", "routine_of"]

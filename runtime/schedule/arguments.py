@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...errors import UnsupportedError
-from ..ir.facts import equal, is_packed
-from ..ir.index import expr
+from ..ir.facts import equal, flat, is_injective, is_packed
+from ..ir.index import Var, expr, of
 from ..ir.nodes import Buffer, Extern, Nest, Program, Ref, Size, contiguous_strides, refs
 from .plan import ExternStep, ViewOf
 
@@ -56,13 +56,11 @@ def stored_strides(shape: tuple[Size, ...], wanted: Strides | None, exact: Strid
 
 
 def _is_injective(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
-    reach = 0
-    for s, n in sorted((s, n) for s, n in zip(stride, shape, strict=True) if isinstance(s, int) and isinstance(n, int)):
-        if n > 1:
-            if s <= reach:
-                return False
-            reach += s * (n - 1)
-    return 0 not in shape and all(isinstance(n, int) for n in (*shape, *stride))
+    """Whether no two elements share memory, for all sizes."""
+    if 0 in shape:
+        return False
+    loops = [Var(f"i{k}", n) for k, n in enumerate(shape)]
+    return is_injective(flat([of(v) for v in loops], stride), loops)
 
 
 def same_strides(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Var, expr, recombine
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
+from ..ir.routines import is_users
 from .kernels import statement_nodes
 from .plan import CopyStep, ExternStep, KernelStep, Place, Plan, Reduce, Step, Store, ViewOf
 
@@ -137,7 +138,7 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False, 
     held = {o.buffer for o in plan.outputs if o.buffer is not None}
     for b in plan.inputs:
         plan.places[b.name] = Place("input")
-    lent = _lent(plan, held, last)
+    lent, given = _lent(plan, held, last), _given_away(plan)
     space = Arena()
     size_of: dict[str, int] = {}
     owned: set[str] = set()  # values with memory that is theirs alone, which another may get when they die
@@ -157,12 +158,14 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False, 
                 plan.places[name] = Place("alias", 0, stored[name])
             elif not mutable:
                 plan.places[name] = Place("extern")
-            elif name in held or name in lent or size is None or not arena or (frugal and size >= LARGE):
+            elif (
+                name in given or name in held or name in lent or size is None or not arena or (frugal and size >= LARGE)
+            ):
                 reused = in_place_candidate(step, name, plan, last, k, owned)
                 if reused is not None:
                     owned.discard(reused)
                 plan.places[name] = Place("own") if reused is None else Place("alias", 0, reused)
-                if name not in held:
+                if name not in held and name not in given:
                     owned.add(name)
             else:
                 reused = in_place_candidate(step, name, plan, last, k, size_of)
@@ -174,10 +177,9 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False, 
                     size_of[name] = size
         gone: list[str] = []
         for name in dying.get(k, ()):
-            place = plan.places[name]
             if name in size_of:
                 space.give(arena_offset(plan, name), size_of.pop(name))
-            elif name in owned or (place.kind == "extern" and name not in held):
+            elif name in owned or (name not in held and _is_freed(plan, name, given)):
                 gone.append(home(plan, name))
         if gone:
             plan.frees[k] = tuple(sorted(gone))
@@ -193,6 +195,22 @@ def _lent(plan: Plan, held: Container[str], last: Mapping[str, int]) -> set[str]
             if name in held or name in found:
                 found.update(n for n in written_over(step, name, plan.layouts) if last[n] == k)
     return found
+
+
+def _is_freed(plan: Plan, name: str, given: Container[str]) -> bool:
+    """Whether memory is let go of that no other value may have."""
+    kind = plan.places[home(plan, name)].kind
+    return plan.places[name].kind == "extern" or (name in given and kind == "own")
+
+
+def _given_away(plan: Plan) -> set[str]:
+    """What functions of the program get as arguments, which may keep them: nobody writes into that memory again."""
+    return {
+        name
+        for step in plan.steps
+        if isinstance(step, ExternStep) and not step.call.writes and is_users(step.call)
+        for name in step_reads(step)
+    }
 
 
 def arena_offset(plan: Plan, name: str) -> int:

@@ -78,6 +78,7 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     SEEN.clear()
+    KEPT.clear()
 
 
 def check(program: Callable[[Tensor], Tensor], x: Tensor, dynamic: bool) -> None:
@@ -127,6 +128,7 @@ def test_an_operator_of_a_complex_column() -> None:
         "a column of a value",
         "a diagonal of a value",
         "a value, expanded",
+        "every other row of a value",
     ],
 )
 def test_the_same_where_sizes_are_symbols(name: str) -> None:
@@ -156,6 +158,64 @@ def test_a_repeated_value_is_read_by_others_too() -> None:
     got = torch.compile(f, backend="opforge", fullgraph=True)(x)
     assert strides == SEEN
     torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+KEPT: list[Tensor] = []
+
+
+@torch.library.custom_op("opforge_strides::kept", mutates_args=())
+def kept(x: Tensor) -> Tensor:
+    KEPT.append(x)
+    return x * 2
+
+
+@kept.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("opforge_strides::kept_beside", mutates_args={"total"})
+def kept_beside(x: Tensor, total: Tensor) -> None:
+    KEPT.append(x)
+    total.add_(x)
+
+
+def chained(x: Tensor) -> Tensor:
+    y = kept(x + 1)
+    return kept((y + 3).relu().t() @ x + x.sum()) + 1
+
+
+def beside_a_write(x: Tensor) -> Tensor:
+    total = x * 2
+    kept_beside(x + 1, total)
+    return kept(total.sin().t())[1:] + x.t()[1:]
+
+
+def viewed(x: Tensor) -> Tensor:
+    y = x + 1
+    return kept(y[1:, :2]).sum() + kept(y.t()).cos() + (y * 3).exp()
+
+
+def under_a_condition(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 1e9, torch.sin, lambda t: kept(t) + 1, (x + 1,)).exp() + 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program", [chained, beside_a_write, viewed, under_a_condition])
+def test_an_operator_keeps_its_argument(program: Callable[[Tensor], Tensor], dynamic: bool) -> None:
+    """It kept a part of the arena, where later values and those of the next call came to lie. Nor did its storage begin where eager's does."""
+    opforge.reset_stats()
+    compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=dynamic)
+    inputs = [torch.randn(6, 6, generator=torch.Generator().manual_seed(k)) for k in range(3)]
+    seen: list[list[Tensor]] = []
+    for f in (program, compiled):
+        KEPT.clear()
+        results = [f(x) for x in inputs]
+        seen.append([*results, *KEPT])
+    torch.testing.assert_close(seen[1], seen[0])
+    eager, ours = ([t.storage_offset() for t in part[len(inputs) :]] for part in seen)
+    assert ours == eager
+    assert not opforge.stats()["fallbacks"]
 
 
 def test_a_view_and_its_copy_are_two_arguments() -> None:

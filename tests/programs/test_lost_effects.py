@@ -287,6 +287,32 @@ def test_what_a_backward_writes_to_an_input_is_not_lost(note: Run, part: bool, h
     torch.testing.assert_close(results[1], results[0])
 
 
+SHOWN: dict[str, Run] = {
+    "whole": lambda note, x, seen: (note(x.sin(), seen).exp(), seen),
+    "a view": lambda note, x, seen: (note(x.sin(), seen).exp(), seen[1:]),
+    "two views": lambda note, x, seen: (note(x.sin(), seen[:]).exp(), seen.view(2, 2), seen[::2]),
+    "a part": lambda note, x, seen: (note(x[:2].sin(), seen[1:3]).exp(), seen),
+}
+
+
+@pytest.mark.parametrize("how", ["compile", "aot_function"])
+@pytest.mark.parametrize("note", [Noting.apply, double], ids=["function", "operator"])
+@pytest.mark.parametrize("shown", SHOWN)
+def test_what_a_backward_writes_to_a_result_is_not_lost(shown: str, note: Run, how: str) -> None:
+    """A result that autograd does not follow, computed by the program: the caller saw it as the forward had left it."""
+
+    def program(x: Tensor, given: Tensor) -> Any:
+        return SHOWN[shown](note, x, given * 2)
+
+    results = []
+    for run in (program, _compiled(program, how)):
+        x, given = torch.ones(4, requires_grad=True), torch.arange(4.0)
+        loss, *seen = run(x, given)
+        loss.sum().backward()
+        results.append((x.grad, *seen))
+    torch.testing.assert_close(results[1], results[0])
+
+
 @pytest.mark.parametrize("how", ["compile", "aot_module"])
 def test_what_a_backward_writes_to_a_buffer_is_not_lost(how: str) -> None:
     results = []

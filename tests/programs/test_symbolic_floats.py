@@ -349,3 +349,32 @@ def test_plain_numbers_where_sizes_are_symbols(name: str) -> None:
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), t)[0] for y, t in ((found, mine), (expected, others))))
     assert opforge.stats()["fallbacks"] == {}
+
+
+COMPARED: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "a truth": lambda x, n: x ** (n > 4) + (n + x) ** (n != 3) + torch.lerp(x, x * 2, n > 4),
+    "a truth, in place": lambda x, n: (x * 2).pow_(n > 4),
+    "half precision": lambda x, n: x.half() ** n,
+    "bfloat16": lambda x, n: x.bfloat16() ** (n - 3),
+    "complex": lambda x, n: torch.complex(x, x * x) ** n,
+    "a number by its name": lambda x, n: torch.pow(x, exponent=n > 4) + torch.lerp(x, end=x * x, weight=n == 5),
+    "integers": lambda x, n: x * (x * 3).int() ** n + x * (x > 1).int() ** (n > 4),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_autograd_compares_a_number_made_of_sizes(name: str) -> None:
+    """Torch compares symbolic floats, and neither truths nor symbolic integers: the whole graph ran eagerly."""
+    program = COMPARED[name]
+    compiled = torch.compile(lambda x: program(x, x.shape[0]), backend="opforge", fullgraph=True, dynamic=True)
+    for rows in (3, 5, 4):
+        x = torch.rand(rows, 4, generator=torch.Generator().manual_seed(rows)) + 0.5
+        mine, others = (x.clone().requires_grad_() for _ in range(2))
+        found, expected = compiled(mine), program(others, rows)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(y.abs().sum(), t)[0] for y, t in ((found, mine), (expected, others))),
+            rtol=1e-2 if found.dtype in (torch.float16, torch.bfloat16) else None,
+            atol=1e-3 if found.dtype in (torch.float16, torch.bfloat16) else None,
+        )
+    assert opforge.stats()["fallbacks"] == {}
