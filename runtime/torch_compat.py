@@ -46,6 +46,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 # Fake tensors that the traced program runs on, and the shape environment of their sizes. [2.11, 2.13]
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager as in_fake_kernel
 
 # A graph module that writes its Python only when it is called or printed. [2.11, 2.13]
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
@@ -102,6 +103,7 @@ __all__ = [
     "frame_source",
     "function_of_numbers",
     "in_dual_level",
+    "in_fake_kernel",
     "in_transform",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",

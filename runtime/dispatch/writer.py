@@ -12,6 +12,8 @@ from torch import fx
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ..torch_compat import running_node
+from .fake_memo import FakeMemo
+from .fakes import run_fake
 from .known import Truth
 from .operators import op_info
 from .regions import Regions, Value, beyond_strides, is_strided
@@ -41,6 +43,7 @@ class GraphWriter:
     def __init__(self, fake_mode: Any) -> None:
         super().__init__()
         self.fake_mode = fake_mode
+        self.memo = FakeMemo(fake_mode)
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self.regions = Regions()
@@ -84,7 +87,15 @@ class GraphWriter:
         args, kwargs = self.nodes(args), self.nodes(kwargs or {})
         fakes = self.fakes(args)
         types = tuple({type(f) for f in fakes if isinstance(f, torch.Tensor)})
-        return self.call(op, args, kwargs, self.fake_mode.dispatch(op, types, fakes, self.fakes(kwargs)))
+        return self.call(op, args, kwargs, self.fake_results(op, types, fakes, self.fakes(kwargs)))
+
+    def fake_results(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What torch's fake kernel of an operator returns."""
+        return self.memo.results(op, args, kwargs, lambda: self.fake_mode.dispatch(op, types, args, kwargs), False)
+
+    def eager_results(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The fake results of an operator, as its eager kernel gives them (`run_fake`)."""
+        return self.memo.results(op, args, kwargs, lambda: run_fake(self.fake_mode, op, types, args, kwargs), True)
 
     def reshape(self, node: fx.Node, size: Any) -> fx.Node:
         """`node` with another shape: a view where its strides allow it, a view of a copy otherwise."""
