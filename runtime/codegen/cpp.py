@@ -282,7 +282,7 @@ class Writer:
         """The name of a value that only sizes decide: it is computed where the kernel begins."""
         if e not in self.size_names:
             value = text()
-            self.size_names[e] = self.fresh("size")
+            self.size_names[e] = f"factor{len(self.size_names) + 1}"
             self.scopes[0].lines.append(f"    const int64_t {self.size_names[e]} = {value};")
         return self.size_names[e]
 

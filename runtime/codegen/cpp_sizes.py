@@ -1,7 +1,7 @@
 """Factors of an index that only sizes decide, so that a kernel computes each once and calls it by a name.
 
 With symbolic sizes an index is a long sum: `floordiv(s1 - 1, 2) * s0 * o0 + s0 * o0 + …`. A compiler looks at each of its parts again at every
-access. By loop variables it is short: `size1 * o0 + r1 + size2`.
+access. By loop variables it is short: `factor1 * o0 + r1 + factor2`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def by_loops(e: Expr, symbols: Collection[str]) -> list[tuple[Monomial, Expr]]:
         sizes = tuple(a for a in monomial if is_size(a, symbols))
         parts.setdefault(tuple(a for a in monomial if a not in sizes), []).append((sizes, c))
     found = [(loops, Expr(collect(terms))) for loops, terms in parts.items()]
+    found.sort(key=lambda part: not part[0])  # what no loop changes stands last
     return found if any(needs_name(factor) for _, factor in found) else []
 
 
