@@ -325,7 +325,7 @@ class Writer:
             parts.append(" * ".join(factors))
         return f"({' + '.join(parts)})"
 
-    def _atom_vector(self, a: object) -> str:
+    def _atom_vector(self, a: Atom) -> str:
         if a is self.lane_var:
             return f"(splat<int64_t>({self.lane_text()}) + iota<int64_t>())"
         if isinstance(a, Val):
