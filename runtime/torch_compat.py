@@ -45,6 +45,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 # Fake tensors that the traced program runs on, and the shape environment of their sizes. [2.11, 2.13]
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager as in_fake_kernel
 
 # The level of forward-mode differentiation that is on, and whether tensors have their tangents. [2.11, 2.13]
 from torch.autograd import forward_ad
@@ -102,6 +103,7 @@ __all__ = [
     "frame_source",
     "function_of_numbers",
     "in_dual_level",
+    "in_fake_kernel",
     "in_transform",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",

@@ -6,16 +6,19 @@ A value is computed in the outermost scope where all that it depends on is known
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...generated.cpp_scalars import CPP_KIND
 from ...generated.scalars import REDUCTIONS
+from ..ir.atoms import Atom, Monomial
 from ..ir.index import Expr, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
 from ..ir.nodes import ITEMSIZE, Buffer, Node
 from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel, Reduce, Scan, Store
+from .cpp_pieces import START
+from .cpp_sizes import by_loops, is_size, needs_name, quotient_text, sum_text, without_common
 from .loops import FlatKernel, FlatPhase, FlatStatement, Lanes, best_inner, choose_lanes, flatten
 from .tables import CppTables
 
@@ -71,6 +74,8 @@ class Writer:
         self.register_lane = False  # registers are small arrays of vectors, indexed by q
         self.depends: dict[Node, bool] = {}
         self.checks = kernel_checks(fk.kernel)
+        self.sizes = frozenset((*fk.kernel.symbols, START))
+        self.size_names: dict[Expr, str] = {}
 
     # -- text ----------------------------------------------------------------------------------------------------------
     def line(self, text: str) -> None:
@@ -257,16 +262,31 @@ class Writer:
     # -- addresses -----------------------------------------------------------------------------------------------------
     def address(self, e: Expr) -> str:
         """An index expression as C++ (with the lane variable at the first lane)."""
-        out = ""
-        for monomial, c in e.terms:
-            factors = [self._atom(a) for a in monomial]
-            if abs(c) != 1 or not factors:
-                factors.append(f"{abs(c)}L" if abs(c) > 2**31 - 1 else str(abs(c)))
-            sign = "-" if c < 0 else "+"
-            out += f" {sign} {' * '.join(factors)}" if out else f"{'-' if c < 0 else ''}{' * '.join(factors)}"
-        return out or "0"
+        if parts := by_loops(e, self.sizes):
+            return " + ".join(self._part(loops, factor) for loops, factor in parts)
+        return sum_text(e, self._atom)
 
-    def _atom(self, a: object) -> str:
+    def _part(self, loops: Monomial, factor: Expr) -> str:
+        """A term of an address: a sum of sizes, times loop variables."""
+        factors = [self._atom(a) for a in loops]
+        if needs_name(factor):
+            times, rest = without_common(factor)
+            factors = [self._named(rest, lambda: sum_text(rest, self._atom)), *factors]
+            factors += [str(times)] if times != 1 else []
+        elif factor != 1 or not loops:
+            text = sum_text(factor, self._atom)
+            factors.append(f"({text})" if loops and text.startswith("-") else text)
+        return " * ".join(factors)
+
+    def _named(self, e: Expr, text: Callable[[], str]) -> str:
+        """The name of a value that only sizes decide: it is computed where the kernel begins."""
+        if e not in self.size_names:
+            value = text()
+            self.size_names[e] = f"factor{len(self.size_names) + 1}"
+            self.scopes[0].lines.append(f"    const int64_t {self.size_names[e]} = {value};")
+        return self.size_names[e]
+
+    def _atom(self, a: Atom) -> str:
         if isinstance(a, (Var, Sym)):
             return a.name
         if isinstance(a, Val):
@@ -274,10 +294,9 @@ class Writer:
             assert not is_vector, "an indirect index that differs between lanes is a vector"
             return f"(int64_t){text}"
         assert isinstance(a, Quotient)
-        num, den = self.address(a.num), self.address(a.den)
-        if proves_nonnegative(a.num):
-            return f"(({num}) {'/' if a.kind == '//' else '%'} ({den}))"
-        return f"{'floordiv' if a.kind == '//' else 'floormod'}<int64_t>({num}, {den})"
+        if is_size(a, self.sizes):
+            return self._named(of(a), lambda: quotient_text(a, lambda e: sum_text(e, self._atom)))
+        return quotient_text(a, self.address)
 
     def lane_text(self) -> str:
         assert self.lane_var is not None
@@ -306,7 +325,7 @@ class Writer:
             parts.append(" * ".join(factors))
         return f"({' + '.join(parts)})"
 
-    def _atom_vector(self, a: object) -> str:
+    def _atom_vector(self, a: Atom) -> str:
         if a is self.lane_var:
             return f"(splat<int64_t>({self.lane_text()}) + iota<int64_t>())"
         if isinstance(a, Val):

@@ -12,14 +12,16 @@ Six shapes of code:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-from ..ir.index import expr, product, size
+from ..ir.index import expr, product
 from ..ir.nodes import Buffer
 from ..ir.quote import comment_text
 from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel
 from .cpp import BLOCK, FAULT, MEMORY
 from .cpp_pieces import as_functions, from_start
+from .cpp_sizes import size_text
 from .cpp_strips import StripWriter
 from .loops import FlatPhase, flatten
 from .split import MAX_PIECES, split
@@ -43,10 +45,7 @@ def render_kernel(
     bodies = ["\n".join(piece.body()) for piece in pieces]
     functions = ""
     if many:
-        starts = [
-            piece.size(size(expr(b.start) - a.start))
-            for piece, a, b in zip(pieces, [flat[0], *flat[:-1]], flat, strict=True)
-        ]
+        starts = [size_text(expr(b.start) - a.start) for a, b in pairwise([flat[0], *flat])]
         functions, text = as_functions(kernel.name, params, bodies, starts)
     else:
         text = bodies[0] if len(bodies) == 1 else "\n".join(f"    {{\n{b}\n    }}" for b in bodies)

@@ -32,15 +32,16 @@ def changing_numbers(gm: Any) -> dict[str, torch.SymFloat]:
 @contextmanager
 def constants_where_needed(gm: Any) -> Iterator[Callable[[], None]]:
     """Compile in the block; raise what makes Dynamo start anew where that cannot be done, or where tracing has found out the value of a number that
-    changes: the block calls what it is given once it has traced.
+    changes: the block calls what it is given once it has traced. Where Dynamo's own run of the program has found one out, the block is not entered.
     """
     numbers = changing_numbers(gm)
     symbols = {name: number.node.expr.free_symbols for name, number in numbers.items()}
+    start_anew(name for name, of in symbols.items() if not of)
     before = {id(guard) for number in numbers.values() for guard in number.node.shape_env.guards}
 
     def settle() -> None:
         guards = [g for number in numbers.values() for g in number.node.shape_env.guards if id(g) not in before]
-        start_anew(name for name, of in symbols.items() if not of or any(of & g.expr.free_symbols for g in guards))
+        start_anew(name for name, of in symbols.items() if any(of & g.expr.free_symbols for g in guards))
 
     try:
         yield settle

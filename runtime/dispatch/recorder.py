@@ -133,7 +133,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
 
     def _plain(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
         self._check_refusal(info.op, args)
-        out = run_fake(self.fake_mode, info.op, types, args, kwargs)
+        out = self.eager_results(info.op, types, args, kwargs)
         if isinstance(out, torch.Tensor):
             values: Any = (out,)
         elif isinstance(out, (tuple, list)):
@@ -165,7 +165,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         if not isinstance(base := info.argument(info.view_arg, args, kwargs), torch.Tensor):
             with self:  # autograd conjugates numbers
                 return info.op(self.tensor_of(base), *args[1:], **kwargs)
-        out = self.fake_mode.dispatch(info.op, types, args, kwargs)
+        out = self.fake_results(info.op, types, args, kwargs)
         self._record_view(info, out, self.value(base), args, kwargs)
         return out
 
@@ -258,7 +258,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         f_args, f_kwargs = functional_arguments(info, form, args, kwargs)
         self._check_refusal(form.op, f_args)
         node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)
-        result = run_fake(self.fake_mode, form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
+        result = self.eager_results(form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
         self._check_types(info, form, result, args, kwargs)
         out = run_writing(self.fake_mode, info.op, types, args, kwargs, written if form.drops_out else [])
         for k in info.written:

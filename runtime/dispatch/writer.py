@@ -11,7 +11,13 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
+<<<<<<< HEAD
 from ..torch_compat import is_zerotensor, running_node
+=======
+from ..torch_compat import running_node
+from .fake_memo import FakeMemo
+from .fakes import run_fake
+>>>>>>> f0da329d
 from .known import Truth
 from .operators import op_info
 from .regions import Regions, Value, beyond_strides, is_strided
@@ -41,6 +47,7 @@ class GraphWriter:
     def __init__(self, fake_mode: Any) -> None:
         super().__init__()
         self.fake_mode = fake_mode
+        self.memo = FakeMemo(fake_mode)
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self.regions = Regions()
@@ -84,7 +91,15 @@ class GraphWriter:
         args, kwargs = self.nodes(args), self.nodes(kwargs or {})
         fakes = self.fakes(args)
         types = tuple({type(f) for f in fakes if isinstance(f, torch.Tensor)})
-        return self.call(op, args, kwargs, self.fake_mode.dispatch(op, types, fakes, self.fakes(kwargs)))
+        return self.call(op, args, kwargs, self.fake_results(op, types, fakes, self.fakes(kwargs)))
+
+    def fake_results(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What torch's fake kernel of an operator returns."""
+        return self.memo.results(op, args, kwargs, lambda: self.fake_mode.dispatch(op, types, args, kwargs), False)
+
+    def eager_results(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The fake results of an operator, as its eager kernel gives them (`run_fake`)."""
+        return self.memo.results(op, args, kwargs, lambda: run_fake(self.fake_mode, op, types, args, kwargs), True)
 
     def plain_layout(self, op: Any, t: torch.Tensor) -> list[int]:
         """The sizes or strides for which a kernel in C++ asks as plain numbers. A tensor may be told by symbols, and have none any more."""

@@ -402,9 +402,12 @@ def _subst(
     changed = False
     parts: list[tuple[Monomial, int]] = []
     for monomial, c in e.terms:
+        if all(isinstance(a, Sym) and a not in mapping for a in monomial):
+            parts.append((monomial, c))  # most terms of a long sum, such as the offset of one of many tensors
+            continue
         new = [_subst_atom(a, mapping, on_value, memo) for a in monomial]
         if all(n.atom is a for n, a in zip(new, monomial, strict=True)):
-            parts.append((monomial, c))  # most terms of a long sum, such as the offset of one of many tensors
+            parts.append((monomial, c))
             continue
         changed = True
         piece = expr(c)

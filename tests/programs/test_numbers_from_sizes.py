@@ -366,3 +366,20 @@ def test_a_whole_power_of_a_number_that_may_be_negative() -> None:
         torch.testing.assert_close(compiled(drawn(n)), program(drawn(n)))
     stats = opforge.stats()
     assert (stats["graphs"], stats["fallbacks"], stats["externs"]) == (1, {}, {})
+
+
+def test_numbers_and_sums_of_sizes_in_one_kernel() -> None:
+    """A kernel's own names for sums of sizes are none of its arguments: a number made of sizes was called `size1` as one of them was, and the
+    graph did not compile (fuzzer, seed 7300002).
+    """
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        n = x.size(0)
+        halves = torch.cat([x.sin(), x[: n // 2] * (n // 2), x[1:]])
+        return halves.clamp(-abs(n + n), abs(n**0.5 + math.tanh(n / 10))) * (math.cos(n) > n // 2)
+
+    compiled = torch.compile(program, backend="opforge", dynamic=True)
+    for n in (9, 12):
+        x = torch.linspace(-3, 3, n)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert not opforge.stats()["fallbacks"]

@@ -431,9 +431,7 @@ SPARSE_PROGRAMS: dict[str, Program] = {
     "a parameter, CSR": Program(
         lambda m, x: m(x) * 2, lambda: [SparseWeight("csr"), numbers(8, 3, grad=True)], grad=True
     ),
-    "an embedding": Program(
-        forward, lambda: [Looked(), torch.tensor([[1, 2, 1], [8, 0, 1]])], grad=True, kernels=2
-    ),
+    "an embedding": Program(forward, lambda: [Looked(), torch.tensor([[1, 2, 1], [8, 0, 1]])], grad=True, kernels=2),
     "an embedding, dynamic": Program(
         forward,
         lambda: [Looked(), torch.tensor([[1, 2, 1], [8, 0, 1]])],

@@ -347,10 +347,13 @@ def test_plain_numbers_where_sizes_are_symbols(name: str) -> None:
         mine, others = (x.clone().requires_grad_() for _ in range(2))
         found, expected = compiled(mine), program(others)
         torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), t)[0] for y, t in ((found, mine), (expected, others))))
+        torch.testing.assert_close(
+            *(torch.autograd.grad(y.sin().sum(), t)[0] for y, t in ((found, mine), (expected, others)))
+        )
     assert opforge.stats()["fallbacks"] == {}
 
 
+<<<<<<< HEAD
 COMPARED: dict[str, Callable[[Tensor, int], Tensor]] = {
     "a truth": lambda x, n: x ** (n > 4) + (n + x) ** (n != 3) + torch.lerp(x, x * 2, n > 4),
     "a truth, in place": lambda x, n: (x * 2).pow_(n > 4),
@@ -378,3 +381,25 @@ def test_autograd_compares_a_number_made_of_sizes(name: str) -> None:
             atol=1e-3 if found.dtype in (torch.float16, torch.bfloat16) else None,
         )
     assert opforge.stats()["fallbacks"] == {}
+=======
+def test_known_numbers_are_constants_before_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dynamic=True` makes each `eps` and momentum of a batch norm a number that changes; Dynamo's own run finds them out. The program was traced
+    with them, and then a second time with constants.
+    """
+    from opforge.runtime import compile_fx
+
+    traced = 0
+    trace = compile_fx.trace
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal traced
+        traced += 1
+        return trace(*args, **kwargs)
+
+    monkeypatch.setattr(compile_fx, "trace", counted)
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.ReLU(), torch.nn.BatchNorm2d(3)).eval()
+    x = torch.randn(2, 3, 5, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="opforge", dynamic=True)(x), model(x))
+    assert traced == 1
+>>>>>>> f0da329d
