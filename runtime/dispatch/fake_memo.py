@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..torch_compat import FakeTensor, OpOverload, below_autograd, in_fake_kernel
+from ..torch_compat import FakeTensor, OpOverload, below_autograd, in_fake_kernel, is_zerotensor
 from .operators import op_info
 from .regions import Layout, expressions
 
@@ -76,7 +76,7 @@ class FakeMemo:
         """What is compared of arguments; of tensors also their place in their storage, where results lie there too (`placed`)."""
         kind = type(a)
         if kind is FakeTensor:
-            if a.fake_mode is not self.fake_mode or a.constant is not None or a.layout is not torch.strided:
+            if a.fake_mode is not self.fake_mode or not _is_ordinary(a):
                 raise _Unknown
             place = expressions((a.storage_offset(), a.untyped_storage().nbytes())) if placed else ()
             sizes, strides = expressions(tuple(a.shape)), expressions(a.stride())
@@ -101,7 +101,7 @@ class FakeMemo:
         given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
         found = []
         for t in results:
-            if type(t) is not FakeTensor or t.layout is not torch.strided or t.constant is not None or t.requires_grad:
+            if type(t) is not FakeTensor or not _is_ordinary(t) or t.requires_grad:
                 return None
             storage = t.untyped_storage()
             view = viewed is not None and storage._cdata == viewed.untyped_storage()._cdata
@@ -136,6 +136,11 @@ class FakeMemo:
                 count = result.bytes // layout.dtype.itemsize
                 viewed = torch.empty((count,), dtype=layout.dtype, device="meta")
             return torch.as_strided(viewed, layout.size, layout.stride, layout.offset)
+
+
+def _is_ordinary(t: Any) -> bool:
+    """Whether a layout says all of a fake tensor: it has no known elements, and memory."""
+    return t.layout is torch.strided and t.constant is None and not is_zerotensor(t)
 
 
 def _is_remembered(op: Any) -> bool:

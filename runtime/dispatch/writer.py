@@ -11,13 +11,9 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
-<<<<<<< HEAD
 from ..torch_compat import is_zerotensor, running_node
-=======
-from ..torch_compat import running_node
 from .fake_memo import FakeMemo
 from .fakes import run_fake
->>>>>>> f0da329d
 from .known import Truth
 from .operators import op_info
 from .regions import Regions, Value, beyond_strides, is_strided

@@ -353,7 +353,6 @@ def test_plain_numbers_where_sizes_are_symbols(name: str) -> None:
     assert opforge.stats()["fallbacks"] == {}
 
 
-<<<<<<< HEAD
 COMPARED: dict[str, Callable[[Tensor, int], Tensor]] = {
     "a truth": lambda x, n: x ** (n > 4) + (n + x) ** (n != 3) + torch.lerp(x, x * 2, n > 4),
     "a truth, in place": lambda x, n: (x * 2).pow_(n > 4),
@@ -381,7 +380,8 @@ def test_autograd_compares_a_number_made_of_sizes(name: str) -> None:
             atol=1e-3 if found.dtype in (torch.float16, torch.bfloat16) else None,
         )
     assert opforge.stats()["fallbacks"] == {}
-=======
+
+
 def test_known_numbers_are_constants_before_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     """`dynamic=True` makes each `eps` and momentum of a batch norm a number that changes; Dynamo's own run finds them out. The program was traced
     with them, and then a second time with constants.
@@ -402,4 +402,3 @@ def test_known_numbers_are_constants_before_tracing(monkeypatch: pytest.MonkeyPa
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(model, backend="opforge", dynamic=True)(x), model(x))
     assert traced == 1
->>>>>>> f0da329d
