@@ -98,19 +98,20 @@ class FakeMemo:
             return None
         results = (out,) if container is None else tuple(out)
         viewed = _viewed(op, args, kwargs)
-        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        tensors, symbols = _tensors((args, kwargs)), _symbols_of((args, kwargs))
+        objects, given = {id(a) for a in tensors}, {a.untyped_storage()._cdata for a in tensors}
         found = []
         for t in results:
             if type(t) is not FakeTensor or not _is_ordinary(t) or t.requires_grad:
                 return None
             storage = t.untyped_storage()
             view = viewed is not None and storage._cdata == viewed.untyped_storage()._cdata
-            if (not view and storage._cdata in given) or any(t is a for a in _tensors((args, kwargs))):
+            if (not view and storage._cdata in given) or id(t) in objects:
                 return None
             if not view:
                 given.add(storage._cdata)
             result = _Result(Layout.of(t), t.fake_device, storage.nbytes(), view)
-            if result.layout.conj or result.layout.neg or not _symbols(result) <= _symbols_of((args, kwargs)):
+            if result.layout.conj or result.layout.neg or not _symbols(result) <= symbols:
                 return None
             again = self._made(result, viewed)
             same = Layout.of(again).key() == result.layout.key()
