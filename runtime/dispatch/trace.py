@@ -39,6 +39,7 @@ from .known import Truth
 from .lifted import LiftedModule
 from .merge import enter_inputs
 from .metadata import Found, analyze
+from .numbers import changing_numbers
 from .randomness import Draws
 from .recorder import Recorder, Restart
 from .symbols import guards_tell
@@ -249,8 +250,19 @@ def _trace_once(
 
 
 def _sizes_from_data(gm: Any) -> bool:
-    """Whether Dynamo has seen that a call of the program makes a size, or a number."""
-    return isinstance(gm, fx.GraphModule) and any(n.meta.get("unbacked_bindings") for n in gm.graph.nodes)
+    """Whether Dynamo has seen that a call of the program makes a size, or a number; those that change between calls are none."""
+    if not isinstance(gm, fx.GraphModule):
+        return False
+    given = set(changing_numbers(gm))
+    given |= {name for n in gm.graph.nodes if n.op == "placeholder" for name in _symbols(n.meta.get("example_value"))}
+    return any(n.meta.get("unbacked_bindings") or _symbols(n.meta.get("example_value")) - given for n in gm.graph.nodes)
+
+
+def _symbols(value: Any) -> set[str]:
+    """The names of those that a symbolic number is made of."""
+    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return set()
+    return {symbol.name for symbol in value.node.expr.free_symbols}
 
 
 def _gradient(t: Any) -> Any:

@@ -379,3 +379,22 @@ def test_a_branch_by_a_size_of_the_program_itself() -> None:
     for x, t in (((torch.arange(12.0) - k).clone(), torch.tensor(float(k))) for k in (0, 8, 11, 2, 12)):
         assert torch.equal(compiled(x, t), branch(x, t))
     assert opforge.stats()["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+def test_powers_by_a_number_from_data(dynamic: bool | None) -> None:
+    """Where all sizes are known, autograd was asked to compare the number, and the whole graph ran eagerly."""
+
+    def program(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return (x * x + 1) ** n.item() + torch.lerp(x, x * 2, n.item()) + (n.item() + 2) ** x
+
+    compiled = torch.compile(program, backend="opforge", fullgraph=True, dynamic=dynamic)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for n in (0, 3, 2):
+            given = [torch.linspace(-1, 1, 12).view(3, 4).requires_grad_() for _ in range(2)]
+            results = [f(x, torch.tensor(n)) for f, x in zip((compiled, program), given, strict=True)]
+            torch.testing.assert_close(*results)
+            torch.testing.assert_close(
+                *(torch.autograd.grad(y.sum(), x)[0] for y, x in zip(results, given, strict=True))
+            )
+    assert opforge.stats()["fallbacks"] == {}
