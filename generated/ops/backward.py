@@ -41,7 +41,7 @@ def native_dropout_backward(b, grad_output, mask, scale):
 
 # spec: aten.native_layer_norm_backward
 def native_layer_norm_backward(b, grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask):
-    b.native_if(is_float(dtype(grad_out)), "is_float(dtype(grad_out))")
+    b.require(is_float(dtype(grad_out)), "is_float(dtype(grad_out))")
     n = rank(input)
     lead = list(range(n - len(normalized_shape)))
     dims = list(range(n - len(normalized_shape), n))
@@ -82,14 +82,12 @@ def native_group_norm_backward(b, grad_out, input, mean, rstd, weight, N, C, HxW
 def native_batch_norm_backward(
     b, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
 ):
+    b.require(is_float(dtype(grad_out)), "is_float(dtype(grad_out))")
     b.native_if(
-        is_float(dtype(grad_out))
-        and (
-            save_mean is not None and save_invstd is not None
-            if train
-            else running_mean is not None and running_var is not None
-        ),
-        "is_float(dtype(grad_out)) and ((save_mean is not None and save_invstd is not None) if train else (running_mean is not None and running_var is not None))",
+        save_mean is not None and save_invstd is not None
+        if train
+        else running_mean is not None and running_var is not None,
+        "(save_mean is not None and save_invstd is not None) if train else (running_mean is not None and running_var is not None)",
     )
     c = size(input, 1)
     dims = [0] + list(range(2, rank(input)))

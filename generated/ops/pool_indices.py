@@ -166,11 +166,10 @@ def max_pool3d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
 
 # spec: aten.adaptive_max_pool2d
 def adaptive_max_pool2d(b, self, output_size):
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all([is_known(m) for m in shape(self)[-2:]])
-        and all([is_known(m) for m in output_size]),
-        "is_float(dtype(self)) and all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size])",
+        all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size]),
+        "all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size])",
     )
     inner = [known(m) for m in shape(self)[-2:]]
     outer = [known(m) for m in output_size]
@@ -217,11 +216,10 @@ def adaptive_max_pool2d(b, self, output_size):
 
 # spec: aten.adaptive_max_pool3d
 def adaptive_max_pool3d(b, self, output_size):
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all([is_known(m) for m in shape(self)[-3:]])
-        and all([is_known(m) for m in output_size]),
-        "is_float(dtype(self)) and all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size])",
+        all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size]),
+        "all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size])",
     )
     inner = [known(m) for m in shape(self)[-3:]]
     outer = [known(m) for m in output_size]

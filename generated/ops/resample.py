@@ -262,15 +262,15 @@ def upsample_linear1d(b, self, output_size, align_corners, scales=None):
     b.require(
         all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
     )
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all(
+        all(
             [
                 scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m
                 for m, o, scale in zip(shape(self)[2:], output_size, [scales])
             ]
         ),
-        "is_float(dtype(self)) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales])])",
+        "all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales])])",
     )
     m = size(self, 2)
     n = output_size[0]
@@ -350,15 +350,15 @@ def upsample_trilinear3d(b, self, output_size, align_corners, scales_d=None, sca
     b.require(
         all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
     )
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all(
+        all(
             [
                 scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m
                 for m, o, scale in zip(shape(self)[2:], output_size, [scales_d, scales_h, scales_w])
             ]
         ),
-        "is_float(dtype(self)) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales_d, scales_h, scales_w])])",
+        "all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales_d, scales_h, scales_w])])",
     )
     inner = shape(self)[2:]
     kind = opmath(dtype(self))

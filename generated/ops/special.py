@@ -266,10 +266,8 @@ def igammac(b, self, other):
 
 # spec: aten.frexp.Tensor
 def frexp_Tensor(b, self):
-    b.native_if(
-        is_float(dtype(self)) and pays_as_loops(self, numel(self)),
-        "is_float(dtype(self)) and pays_as_loops(self, numel(self))",
-    )
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(pays_as_loops(self, numel(self)), "pays_as_loops(self, numel(self))")
     fraction, exponent = b.routine("special.frexp", [self], [(shape(self), dtype(self)), (shape(self), "int32")], [])
     return fraction, exponent
 
