@@ -286,7 +286,7 @@ def _weight_norm_interface(b, v, g, dim=0):
 
 # spec: aten._weight_norm_interface_backward
 def _weight_norm_interface_backward(b, grad_w, saved_v, saved_g, saved_norms, dim):
-    b.native_if(dtype(saved_v) in ["float32", "float64"], 'dtype(saved_v) in ["float32", "float64"]')
+    b.require(dtype(saved_v) in ["float32", "float64"], 'dtype(saved_v) in ["float32", "float64"]')
     dims = [k for k in range(rank(saved_v)) if k != dim]
     along = b.call("aten.sum.dim_IntList", grad_w * saved_v, dims, True) / saved_norms
     return saved_g / saved_norms * (grad_w - saved_v * (along / saved_norms)), along

@@ -120,6 +120,12 @@ CLAUSES = [
     Clause("aten.threshold", ("aten.threshold.default",), "not is_bool(dtype(self))", ("B(3), 0.5, 1.0",)),
     Clause("aten.abs", ("aten.abs.default",), "not is_bool(dtype(self))", ("B(3)",)),
     Clause(
+        "aten.add",
+        ("aten.add.Scalar", "aten.add.Tensor"),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
+        ("I(3, 3), I(3, 3), alpha=1.5",),
+    ),
+    Clause(
         "aten.addcdiv",
         ("aten.addcdiv.default",),
         "is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2))",
@@ -144,9 +150,29 @@ CLAUSES = [
     Clause("aten.round.default", ("aten.round.default",), "not is_bool(dtype(self))", ("B(3)",)),
     Clause("aten.rsub", ("aten.rsub.Scalar", "aten.rsub.Tensor"), "not is_bool(dtype(self))", ("B(3), F(3)",)),
     Clause("aten.rsub", ("aten.rsub.Scalar", "aten.rsub.Tensor"), "not is_bool(dtype(other))", ("F(3), B(3)",)),
+    Clause(
+        "aten.rsub",
+        ("aten.rsub.Scalar", "aten.rsub.Tensor"),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
+        ("I(3, 3), I(3, 3), alpha=1.5",),
+    ),
     Clause("aten.sub", ("aten.sub.Scalar", "aten.sub.Tensor"), "not is_bool(dtype(self))", ("B(3), F(3)",)),
     Clause("aten.sub", ("aten.sub.Scalar", "aten.sub.Tensor"), "not is_bool(dtype(other))", ("F(3), B(3)",)),
+    Clause(
+        "aten.sub",
+        ("aten.sub.Scalar", "aten.sub.Tensor"),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
+        ("I(3, 3), I(3, 3), alpha=1.5",),
+    ),
     Clause("aten.trunc", ("aten.trunc.default",), "not is_bool(dtype(self))", ("B(3)",)),
+    Clause(
+        "aten._weight_norm_interface_backward",
+        ("aten._weight_norm_interface_backward.default",),
+        'dtype(saved_v) in ["float32", "float64"]',
+        (
+            "C(1.0, 3, 4, 1, dtype=float16), C(1.0, 3, 4, 1, dtype=float16), C(1.0, 3, 1, 1, dtype=float16), C(1.0, 3, 1, 1, dtype=float16), 0",
+        ),
+    ),
     Clause(
         "aten.native_batch_norm_backward",
         ("aten.native_batch_norm_backward.default",),
@@ -326,6 +352,12 @@ CLAUSES = [
         ("F(5, 6), [I(5, 3)], I(5, 3, 6)",),
     ),
     Clause(
+        "aten.block_diag",
+        ("aten.block_diag.default",),
+        "all([rank(t) < 3 for t in tensors])",
+        ("[F(2, 3), F(2, 3, 4)]",),
+    ),
+    Clause(
         "aten.gather",
         ("aten.gather.default",),
         "(rank(self) if rank(self) > 0 else 1) == (rank(index) if rank(index) > 0 else 1) or numel(index) == 0",
@@ -387,10 +419,22 @@ CLAUSES = [
         raises="LinAlgError",
     ),
     Clause(
+        "aten._linalg_slogdet",
+        ("aten._linalg_slogdet.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
         "aten._linalg_solve_ex",
         ("aten._linalg_solve_ex.default",),
         "dtype(A) == dtype(B)",
         ("F(3, 3), C(1.0, 3, 2, dtype=float64)",),
+    ),
+    Clause(
+        "aten._linalg_solve_ex",
+        ("aten._linalg_solve_ex.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16), C(1.0, 3, 2, dtype=float16)",),
     ),
     Clause(
         "aten._linalg_svd",
@@ -398,6 +442,12 @@ CLAUSES = [
         "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values.",
         ("C(nan, 3, 3), False, False",),
         raises="LinAlgError",
+    ),
+    Clause(
+        "aten._linalg_svd",
+        ("aten._linalg_svd.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16), False, False",),
     ),
     Clause(
         "aten.cholesky",
@@ -414,10 +464,49 @@ CLAUSES = [
         raises="LinAlgError",
     ),
     Clause(
+        "aten.cholesky_inverse",
+        ("aten.cholesky_inverse.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
         "aten.cholesky_solve",
         ("aten.cholesky_solve.default",),
         "dtype(self) == dtype(input2)",
         ("F(3, 2), C(1.0, 3, 3, dtype=float64)",),
+    ),
+    Clause(
+        "aten.cholesky_solve",
+        ("aten.cholesky_solve.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 3, 2, dtype=float16), C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.geqrf", ("aten.geqrf.default",), 'dtype(self) in ["float32", "float64"]', ("C(1.0, 3, 3, dtype=float16)",)
+    ),
+    Clause(
+        "aten.linalg_householder_product",
+        ("aten.linalg_householder_product.default",),
+        'dtype(input) in ["float32", "float64"]',
+        ("C(1.0, 4, 3, dtype=float16), C(1.0, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.linalg_inv_ex",
+        ("aten.linalg_inv_ex.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.linalg_lu",
+        ("aten.linalg_lu.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.linalg_lu_factor_ex",
+        ("aten.linalg_lu_factor_ex.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
     ),
     Clause(
         "aten.linalg_lu_solve",
@@ -439,11 +528,35 @@ CLAUSES = [
         raises="RuntimeError",
     ),
     Clause(
+        "aten.linalg_lu_solve",
+        ("aten.linalg_lu_solve.default",),
+        'dtype(LU) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16), N(3), C(1.0, 3, 2, dtype=float16)",),
+    ),
+    Clause(
         "aten.linalg_pinv.atol_rtol_tensor",
         ("aten.linalg_pinv.atol_rtol_tensor",),
         "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values.",
         ("C(nan, 3, 3)", "C(nan, 2, 4, 3)"),
         raises="LinAlgError",
+    ),
+    Clause(
+        "aten.linalg_pinv.atol_rtol_tensor",
+        ("aten.linalg_pinv.atol_rtol_tensor",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.linalg_qr",
+        ("aten.linalg_qr.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.linalg_solve_triangular",
+        ("aten.linalg_solve_triangular.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16), C(1.0, 3, 2, dtype=float16), upper=True",),
     ),
     Clause(
         "aten.lu_unpack",
@@ -457,6 +570,18 @@ CLAUSES = [
         "pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive",
         ("F(3, 3), C(0, 3, dtype=int32)", "F(2, 3, 3), C(4, 2, 3, dtype=int32)"),
         raises="RuntimeError",
+    ),
+    Clause(
+        "aten.ormqr",
+        ("aten.ormqr.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 4, 3, dtype=float16), C(1.0, 3, dtype=float16), C(1.0, 4, 2, dtype=float16)",),
+    ),
+    Clause(
+        "aten.triangular_solve",
+        ("aten.triangular_solve.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 3, 2, dtype=float16), C(1.0, 3, 3, dtype=float16)",),
     ),
     Clause(
         "aten.binary_cross_entropy",
@@ -500,6 +625,12 @@ CLAUSES = [
         "aten.multi_margin_loss", ("aten.multi_margin_loss.default",), "is_float(dtype(self))", ("I(3, 4, 5), I(5, 4)",)
     ),
     Clause(
+        "aten.multi_margin_loss",
+        ("aten.multi_margin_loss.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 4, 5, dtype=float16), I(5, 4)",),
+    ),
+    Clause(
         "aten.nll_loss2d_forward",
         ("aten.nll_loss2d_forward.default",),
         'dtype(target) in ["int64", "uint8"]',
@@ -524,6 +655,84 @@ CLAUSES = [
         ("F(4, 5), F(4), None, 1, -100", "F(4, 5), C(1, 4, dtype=int32), None, 1, -100"),
     ),
     Clause("aten.smooth_l1_loss", ("aten.smooth_l1_loss.default",), "beta >= 0", ("F(3), F(3), 1, -1.0",)),
+    Clause(
+        "aten.special_bessel_j0",
+        ("aten.special_bessel_j0.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_bessel_j1",
+        ("aten.special_bessel_j1.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_bessel_y0",
+        ("aten.special_bessel_y0.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_erfcx",
+        ("aten.special_erfcx.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_log_ndtr",
+        ("aten.special_log_ndtr.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_modified_bessel_i0",
+        ("aten.special_modified_bessel_i0.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_modified_bessel_i1",
+        ("aten.special_modified_bessel_i1.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_modified_bessel_k0",
+        ("aten.special_modified_bessel_k0.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_modified_bessel_k1",
+        ("aten.special_modified_bessel_k1.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_ndtri",
+        ("aten.special_ndtri.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_scaled_modified_bessel_k0",
+        ("aten.special_scaled_modified_bessel_k0.default",),
+        'dtype(x) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_scaled_modified_bessel_k1",
+        ("aten.special_scaled_modified_bessel_k1.default",),
+        'dtype(x) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_spherical_bessel_j0",
+        ("aten.special_spherical_bessel_j0.default",),
+        'dtype(x) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
     Clause("aten._log_softmax", ("aten._log_softmax.default",), "is_float(dtype(self))", ("I(3, 3, 5), 1, False",)),
     Clause(
         "aten._native_batch_norm_legit_no_training",
@@ -557,6 +766,12 @@ CLAUSES = [
         ("aten.reflection_pad3d.default",),
         "not is_bool(dtype(self))",
         ("B(1, 2, 4, 4, 4), [1, 1, 1, 1, 1, 1]",),
+    ),
+    Clause(
+        "aten._cdist_forward",
+        ("aten._cdist_forward.default",),
+        'dtype(x1) in ["float32", "float64"]',
+        ("C(1.0, 3, 4, dtype=float16), C(1.0, 5, 4, dtype=float16), 2.0, None",),
     ),
     Clause(
         "aten._adaptive_avg_pool2d",
@@ -762,7 +977,19 @@ CLAUSES = [
         ("F(5), F(3, 4), sorter=C(5, 5)", "F(2, 5), F(2, 3), sorter=C(-1, 2, 5)"),
         raises="RuntimeError",
     ),
+    Clause(
+        "aten._pdist_forward",
+        ("aten._pdist_forward.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 5, 4, dtype=float16)",),
+    ),
     Clause("aten.frexp.Tensor", ("aten.frexp.Tensor",), "is_float(dtype(self))", ("I(3, 3, 5)",)),
+    Clause(
+        "aten.segment_reduce",
+        ("aten.segment_reduce.default",),
+        "indices is None and (lengths is not None or offsets is not None)",
+        ('F(9, 3), "sum", lengths=I(3, 4), indices=I(3, 4), unsafe=True', 'F(9, 3), "sum"'),
+    ),
     Clause(
         "aten.segment_reduce",
         ("aten.segment_reduce.default",),
@@ -774,7 +1001,11 @@ CLAUSES = [
         "aten.segment_reduce",
         ("aten.segment_reduce.default",),
         "segment_reduce(): offsets must not descend",
-        ('F(5), "max", offsets=-N(4)', 'F(2, 5, 3), "sum", offsets=-N(2, 4), axis=1'),
+        (
+            'F(5), "max", offsets=-N(4)',
+            'F(1, 5, 3), "sum", offsets=-N(1, 4), axis=1',
+            'F(2, 5, 3), "sum", offsets=-N(2, 4), axis=1',
+        ),
         raises="RuntimeError",
     ),
 ]
@@ -796,7 +1027,11 @@ POSITIONS = [
     Positions(
         "aten._unsafe_masked_index",
         ("aten._unsafe_masked_index.default",),
-        ("F(5, 6), B(3), [S(5, 3), S(6, 3)], 7", "F(5, 6), B(2, 3), [S(5, 2, 1), S(6, 3)], 0"),
+        (
+            "F(5, 6), B(3), [S(5, 3), S(6, 3)], 7",
+            "F(5, 6), B(2, 3), [S(5, 2, 1), S(6, 3)], 0",
+            "F(3, 5, 6), B(3, 3), [None, S(5, 3), S(6, 3)], 7",
+        ),
     ),
     Positions(
         "aten._unsafe_masked_index_put_accumulate",
@@ -824,6 +1059,8 @@ POSITIONS = [
             "F(5, 6), [None, S(6, 2, 2)]",
             "F(5, 6, 4), [S(5, 3), S(6, 2, 1)]",
             "F(5, 6, 4), [S(5, 3), None, S(4, 3)]",
+            "F(3, 5, 6), [None, S(5, 3), S(6, 3)]",
+            "F(2, 5, 3, 4), [None, S(5, 3), None, S(4, 3)]",
         ),
     ),
     Positions(
@@ -899,12 +1136,18 @@ POSITIONS = [
     Positions(
         "aten.scatter.src",
         ("aten.scatter.src",),
-        ("F(5, 6), 0, I(5, 1, 6), F(1, 6)", "F(), 0, I(1, 1), F(1)", "F(), 0, I(1), F()", "F(4), 0, I(4), F(4)"),
+        (
+            "F(5, 6), 0, I(5, 1, 6), F(1, 6)",
+            "F(), 0, I(1, 1), F(1)",
+            "F(), 0, I(1), F()",
+            "F(4), 0, I(4), F(4)",
+            "F(), 0, I(1, 3), F(3)",
+        ),
     ),
     Positions(
         "aten.scatter.value",
         ("aten.scatter.value",),
-        ("F(5, 6), 0, I(5, 2, 6), 0.5", "F(5, 6), 1, I(6, 5, 3), 2", "F(), 0, I(1, 1), 3"),
+        ("F(5, 6), 0, I(5, 2, 6), 0.5", "F(5, 6), 1, I(6, 5, 3), 2", "F(), 0, I(1, 1), 3", "F(), 0, I(1, 3), 3"),
     ),
     Positions(
         "aten.scatter.value_reduce",
@@ -931,6 +1174,9 @@ POSITIONS = [
         (
             'F(5, 6), 0, I(5, 3, 6), F(3, 6), "sum"',
             'F(5, 6), 0, I(5, 3, 6), F(3, 6), "amax"',
+            'F(), 0, I(1, 3), F(3), "sum"',
+            'F(), 0, I(1), F(), "sum"',
+            'F(4), 0, I(4), F(4), "sum"',
             'F(5, 6), 1, I(6, 5, 3), F(5, 3), "prod"',
             'F(5, 6), 1, I(6, 5, 9), F(5, 9), "mean"',
             'F(5, 6), 0, I(5, 3, 6), F(3, 6), "mean", include_self=False',
@@ -982,6 +1228,27 @@ POSITIONS = [
         "aten.max_unpool3d",
         ("aten.max_unpool3d.default",),
         ("F(2, 3, 1, 1, 1), I(96, 2, 3, 1, 1, 1), [2, 8, 6], [2, 8, 6], [0, 0, 0]",),
+    ),
+    Positions(
+        "aten._upsample_nearest_exact1d.default", ("aten._upsample_nearest_exact1d.default",), ("S(9, 1, 2, 5), [4]",)
+    ),
+    Positions(
+        "aten._upsample_nearest_exact2d.default",
+        ("aten._upsample_nearest_exact2d.default",),
+        ("S(9, 1, 2, 5, 4), [4, 3]",),
+    ),
+    Positions(
+        "aten._upsample_nearest_exact3d.default",
+        ("aten._upsample_nearest_exact3d.default",),
+        ("S(9, 1, 2, 5, 4, 3), [4, 3, 2]",),
+    ),
+    Positions(
+        "aten.upsample_bicubic2d.default", ("aten.upsample_bicubic2d.default",), ("S(9, 1, 2, 4, 5), [8, 9], False",)
+    ),
+    Positions("aten.upsample_nearest1d.default", ("aten.upsample_nearest1d.default",), ("S(9, 1, 2, 5), [4]",)),
+    Positions("aten.upsample_nearest2d.default", ("aten.upsample_nearest2d.default",), ("S(9, 1, 2, 5, 4), [4, 3]",)),
+    Positions(
+        "aten.upsample_nearest3d.default", ("aten.upsample_nearest3d.default",), ("S(9, 1, 2, 5, 4, 3), [4, 3, 2]",)
     ),
 ]
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Change:
-    """What is wrong in a variant, and its text."""
+    """What is wrong in a variant, its text, and the functions in whose arguments the change is."""
 
     what: str
     text: str
+    inside: tuple[str, ...] = ()
 
 
 _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
@@ -57,7 +58,9 @@ def changes(text: str, commutative: Collection[str] = (), body: bool = False) ->
         return
     seen = {ast.unparse(tree), _canonical(tree)}
     count = sum(1 for _ in ast.walk(tree))
+    callers = _callers(tree)
     for k in range(count):
+        inside = callers[_node(tree, k)]
         for what, edit in _edits(_node(tree, k), commutative):
             changed = copy.deepcopy(tree)
             replacement = edit(_node(changed, k))
@@ -66,7 +69,7 @@ def changes(text: str, commutative: Collection[str] = (), body: bool = False) ->
             new = ast.unparse(ast.fix_missing_locations(changed))
             if new not in seen and _canonical(changed) not in seen:
                 seen.add(new)
-                yield Change(what, new)
+                yield Change(what, new, inside)
 
 
 def normal(text: str) -> str:
@@ -75,6 +78,20 @@ def normal(text: str) -> str:
         with contextlib.suppress(SyntaxError):
             return ast.unparse(ast.parse(source))
     return text
+
+
+def _callers(tree: ast.AST) -> dict[ast.AST, tuple[str, ...]]:
+    """For each node the functions in whose arguments it is, the outermost first."""
+    found: dict[ast.AST, tuple[str, ...]] = {}
+
+    def visit(node: ast.AST, inside: tuple[str, ...]) -> None:
+        found[node] = inside
+        for child in ast.iter_child_nodes(node):
+            is_argument = isinstance(node, ast.Call) and child is not node.func
+            visit(child, (*inside, ast.unparse(node.func)) if is_argument else inside)
+
+    visit(tree, ())
+    return found
 
 
 def _canonical(tree: ast.AST) -> str:
