@@ -34,7 +34,7 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
-    """Arguments made from the schema: shapes and layouts in the first dtype, every dtype, two mixed, other parameters, fractions beside integers."""
+    """Arguments made from the schema: shapes and layouts in the first dtype, every dtype, two mixed, other parameters, these beside integers."""
     tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type) and not a.has_default_value()]
     # Eager takes a mask of numbers, but means yes and no by it.
     masks = {k for k, name in enumerate(tensors) if name == "mask" or name.endswith("_mask")}
@@ -70,8 +70,9 @@ def by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
         yield _with_given(schema, call, given)
     fractions = [given for given in others if not any(isinstance(v, bool) for v in given.values())]
     if fractions and torch.int64 in dtypes:
-        call = made(layouts["(3, 5)"], f"(3, 5) {torch.int64} {fractions[-1]}", torch.int64)
-        yield _with_given(schema, call, fractions[-1])
+        for given in (fractions[-1], {name: 3 - k for k, name in enumerate(fractions[-1])}):
+            call = made(layouts["(3, 5)"], f"(3, 5) {torch.int64} {given}", torch.int64)
+            yield _with_given(schema, call, given)
 
 
 def _with_given(schema: Any, call: Made, given: dict[str, Any]) -> Made:

@@ -1036,7 +1036,11 @@ POSITIONS = [
     Positions(
         "aten._unsafe_masked_index_put_accumulate",
         ("aten._unsafe_masked_index_put_accumulate.default",),
-        ("F(5, 6), B(3), [S(5, 3), S(6, 3)], F(3)", "F(5, 6), B(2, 3), [S(5, 2, 1), S(6, 3)], F(2, 3)"),
+        (
+            "F(5, 6), B(3), [S(5, 3), S(6, 3)], F(3)",
+            "F(5, 6), B(2, 3), [S(5, 2, 1), S(6, 3)], F(2, 3)",
+            "F(3, 5, 6), B(3, 3), [None, S(5, 3), S(6, 3)], F(3, 3)",
+        ),
     ),
     Positions("aten.embedding", ("aten.embedding.default",), ("F(10, 4), I(10, 2, 3)",)),
     Positions(
@@ -1086,7 +1090,7 @@ POSITIONS = [
     Positions(
         "aten.index_fill.int_Tensor",
         ("aten.index_fill.int_Tensor",),
-        ("F(5, 6), 0, I(5, 3), F()", "F(), 0, I(1, 1), F()"),
+        ("F(5, 6), 0, I(5, 3), F()", "F(), 0, I(1, 1), F()", "F(), -1, I(1, 1), F()", "F(5, 6), -1, I(6, 3), F()"),
     ),
     Positions(
         "aten.index_put",
@@ -1142,6 +1146,8 @@ POSITIONS = [
             "F(), 0, I(1), F()",
             "F(4), 0, I(4), F(4)",
             "F(), 0, I(1, 3), F(3)",
+            "F(), -1, I(1), F()",
+            "F(5, 6), -1, I(6, 5, 2), F(5, 2)",
         ),
     ),
     Positions(

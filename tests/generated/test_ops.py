@@ -199,6 +199,7 @@ OPS = [
             "F(3, 5), -2",
             "P(3, 5), 1.7",
             "S(5, 7), 3",
+            "C(1.5, 3, dtype=complex64), 4",
         ),
         complex_=True,
     ),
@@ -788,10 +789,17 @@ OPS = [
             "F(1, 4, 8, 12), F(1, 4, 3, 4), F(4, 2, 3, 2), [4], [2, 3], [1, 0], [2, 1], True, [1, 1], 2, [True, True, True]",
             "F(1, 2, 2, 3), F(1, 2, 6, 3), F(2, 1, 2, 2), [2], [2, 1], [0, 1], [2, 2], False, [0, 0], 2, [True, True, True]",
             "F(1, 2, 4, 7), F(1, 2, 2, 2), F(2, 1, 2, 2), [2], [2, 3], [1, 0], [2, 1], True, [1, 2], 2, [True, True, True]",
+            "F(1, 1, 1, 2, 2), F(1, 1, 3, 2, 3), F(1, 1, 2, 1, 2), [1], [1, 1, 1], [0, 0, 0], [2, 1, 1], False, [0, 0, 0], 1, [True, True, True]",
+            "F(1, 1, 1, 1, 2), F(1, 1, 3, 2, 4), F(1, 1, 2, 1, 2), [1], [1, 2, 2], [0, 0, 0], [2, 1, 1], False, [0, 0, 0], 1, [True, True, True]",
         ),
     ),
     Op("aten.arange.default", "create", ("aten.arange.default",), tests=("7", "5.5", "4, dtype=float32")),
-    Op("aten.arange.start", "create", ("aten.arange.start",), tests=("2, 7", "0.5, 5.2", "1, 4, dtype=float32")),
+    Op(
+        "aten.arange.start",
+        "create",
+        ("aten.arange.start",),
+        tests=("2, 7", "0.5, 5.2", "1, 4, dtype=float32", "0.1, 5.0, dtype=float64"),
+    ),
     Op(
         "aten.arange.start_step",
         "create",
@@ -1161,7 +1169,7 @@ OPS = [
         "aten._foreach_copy",
         "composite",
         ("aten._foreach_copy.default",),
-        tests=("[F(3), F(2, 2)], [F(3), F(2, 1)]",),
+        tests=("[F(3), F(2, 2)], [F(3), F(2, 1)]", "[C(1, 3, dtype=int64), F(2)], [F(3), C(1.5, 2, dtype=float64)]"),
         complex_=True,
     ),
     Op(
@@ -1231,7 +1239,11 @@ OPS = [
         "aten._unsafe_masked_index_put_accumulate",
         "scatter",
         ("aten._unsafe_masked_index_put_accumulate.default",),
-        tests=("F(5, 6), B(3), [S(5, 3), S(6, 3)], F(3)", "F(5, 6), B(2, 3), [S(5, 2, 1), S(6, 3)], F(2, 3)"),
+        tests=(
+            "F(5, 6), B(3), [S(5, 3), S(6, 3)], F(3)",
+            "F(5, 6), B(2, 3), [S(5, 2, 1), S(6, 3)], F(2, 3)",
+            "F(3, 5, 6), B(3, 3), [None, S(5, 3), S(6, 3)], F(3, 3)",
+        ),
         complex_=True,
     ),
     Op(
@@ -1252,7 +1264,7 @@ OPS = [
         "aten.diagonal_scatter",
         "view",
         ("aten.diagonal_scatter.default",),
-        tests=("F(4, 5), F(4)", "F(4, 5), F(3), -1", "F(4, 5), F(3), 2"),
+        tests=("F(4, 5), F(4)", "F(4, 5), F(3), -1", "F(4, 5), F(3), 2", "F(4, 3, 5), F(3, 3), 1, -1, 0"),
         complex_=True,
     ),
     Op("aten.embedding", "gather", ("aten.embedding.default",), tests=("F(10, 4), I(10, 2, 3)",), complex_=True),
@@ -1314,7 +1326,12 @@ OPS = [
         "aten.index_fill.int_Tensor",
         "scatter",
         ("aten.index_fill.int_Tensor",),
-        tests=("F(5, 6), 0, I(5, 3), F()", "F(), 0, I(1, 1), F()"),
+        tests=(
+            "F(5, 6), 0, I(5, 3), F()",
+            "F(), 0, I(1, 1), F()",
+            "F(), -1, I(1, 1), F()",
+            "F(5, 6), -1, I(6, 3), F()",
+        ),
         complex_=True,
     ),
     Op(
@@ -1399,6 +1416,8 @@ OPS = [
             "F(), 0, I(1), F()",
             "F(4), 0, I(4), F(4)",
             "F(), 0, I(1, 3), F(3)",
+            "F(), -1, I(1), F()",
+            "F(5, 6), -1, I(6, 5, 2), F(5, 2)",
         ),
         complex_=True,
     ),
@@ -1589,7 +1608,7 @@ OPS = [
         "aten.lu_unpack",
         "composite",
         ("aten.lu_unpack.default",),
-        tests=("F(3, 3), N(3)", "F(2, 4, 3), N(2, 3)", "F(3, 5), N(3)"),
+        tests=("F(3, 3), N(3)", "F(2, 4, 3), N(2, 3)", "F(3, 5), N(3)", "F(3, 3), I(3, 3), True, False"),
     ),
     Op(
         "aten.ormqr",
@@ -1803,7 +1822,7 @@ OPS = [
         "aten._native_batch_norm_legit.no_stats",
         "composite",
         ("aten._native_batch_norm_legit.no_stats",),
-        tests=("F(4, 3, 5), F(3), F(3), True, 0.1, 1e-5",),
+        tests=("F(4, 3, 5), F(3), F(3), True, 0.1, 1e-5", "U(4, 3, 5), None, None, True, 0.1, 1e-5"),
     ),
     Op(
         "aten._native_batch_norm_legit_no_training",
@@ -1952,6 +1971,7 @@ OPS = [
             "F(2, 3, 5, 4), [2, 2], [3, 3], [1, 0], True",
             "S(9, 2, 3, 8, 6), [2, 2]",
             "F(3, 8, 6), [2, 3], [], [1, 1], False, False",
+            "F(3, 7, 8), [3, 2], [2, 3], [1, 0], True, True",
         ),
     ),
     Op(
@@ -1967,6 +1987,7 @@ OPS = [
             "F(3, 5, 6, 4), [2, 3, 2], [1, 2, 3], [1, 1, 0], True, False, 5",
             "F(2, 1, 5, 6, 4), [2, 2, 2], [3, 3, 3], [1, 0, 1], True",
             "F(3, 5, 6, 4), [3, 3, 2], [], [1, 0, 1], False, False",
+            "F(3, 6, 6, 7), [3, 2, 4], [2, 3, 2], [1, 0, 2], True, True",
         ),
     ),
     Op(
@@ -2010,7 +2031,7 @@ OPS = [
         "aten.adaptive_max_pool2d",
         "composite",
         ("aten.adaptive_max_pool2d.default",),
-        tests=("F(2, 3, 8, 6), [4, 3]", "F(3, 7, 5), [4, 3]", "F(2, 3, 5, 6), [7, 9]"),
+        tests=("F(2, 3, 8, 6), [4, 3]", "F(3, 7, 5), [4, 3]", "F(2, 3, 5, 6), [7, 9]", "F(3, 4, 7), [4, 2]"),
     ),
     Op(
         "aten.adaptive_max_pool2d_backward",
@@ -2022,7 +2043,7 @@ OPS = [
         "aten.adaptive_max_pool3d",
         "composite",
         ("aten.adaptive_max_pool3d.default",),
-        tests=("F(2, 3, 4, 6, 4), [2, 3, 4]", "F(3, 5, 6, 4), [3, 4, 5]"),
+        tests=("F(2, 3, 4, 6, 4), [2, 3, 4]", "F(3, 5, 6, 4), [3, 4, 5]", "F(1, 2, 3, 4, 7), [2, 4, 2]"),
     ),
     Op(
         "aten.adaptive_max_pool3d_backward",
@@ -2061,6 +2082,7 @@ OPS = [
             "I(3, 1, 2, 6, 6), [3, 3], [2, 2], [1, 1]",
             "F(3, 9, 7), [3], [2, 1], [1], [2]",
             "F(3, 5, 4), [2, 2], [3, 3], [1, 0], [1, 1], True",
+            "C(-inf, 2, 5, 6), [3, 3], [2, 2], [1, 1]",
         ),
     ),
     Op(
@@ -2086,6 +2108,7 @@ OPS = [
             "F(3, 6, 7, 8), [3, 2, 2], [2, 3, 2], [1, 0, 1], [1], True",
             "F(2, 7, 6, 8), [3], [2, 1, 3], [0, 1, 1], [2]",
             "F(2, 5, 6, 4), [2, 2, 2], [3, 3, 3], [1, 0, 1], [1, 1, 1], True",
+            "C(-inf, 2, 5, 5, 6), [3, 3, 3], [2, 2, 2], [1, 1, 1]",
         ),
     ),
     Op(
@@ -2256,7 +2279,12 @@ OPS = [
         "prims.div",
         "pointwise",
         ("prims.div.default",),
-        tests=("F(3, 5), F(3, 5)", "F(3, 5), F()", "F(), F(3, 5)", "S(9, 3, 5), C(2, 3, 5, dtype=int64)"),
+        tests=(
+            "F(3, 5), F(3, 5)",
+            "F(3, 5), F()",
+            "F(), F(3, 5)",
+            "C(16777219, 3, 5, dtype=int64), C(2, 3, 5, dtype=int64)",
+        ),
         dtypes=("float32", "float64", "bfloat16", "float16", "complex64", "complex128"),
         complex_=True,
     ),

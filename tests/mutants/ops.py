@@ -220,8 +220,11 @@ class OpTests:
         fresh = str(self.entry.get("kind")) in ("view", "composite")
         inference = all(g.inference for g in graphs)
         settings = config.patch({"cache": False, "opt_level": "1", "progress": "off"})
+        counters.reset()
         with settings, torch.inference_mode() if inference else contextlib.nullcontext():
             results = op_check._compiled(cases, fresh)
+        if left := counters.snapshot()["fallbacks"]:
+            return f"the whole graph ran eagerly: {next(iter(left))}"
         return next((f for c, r in zip(cases, results, strict=True) for f in op_check._differences(c, r)), None)
 
     def _faults(self, graph: Graph, program: Program) -> Iterator[str]:
