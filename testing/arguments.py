@@ -34,7 +34,7 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
-    """Arguments made from the schema: shapes and layouts in the first dtype, then every dtype, then two mixed."""
+    """Arguments made from the schema: shapes and layouts in the first dtype, every dtype, two mixed, other parameters, these beside integers."""
     tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type) and not a.has_default_value()]
     # Eager takes a mask of numbers, but means yes and no by it.
     masks = {k for k, name in enumerate(tensors) if name == "mask" or name.endswith("_mask")}
@@ -63,10 +63,16 @@ def by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
         yield made(
             lambda k, d: random_tensor(() if k else (3, 5), d), "int32 and a 0-dim float", torch.int32, torch.float64
         )
-    for given in other_parameters(schema):
+    others = list(other_parameters(schema))
+    for given in others:
         call = made(layouts["(3, 5)"], f"(3, 5) {dtypes[0]} {given}", dtypes[0])
         put_numbers(call.args, given.values())
         yield _with_given(schema, call, given)
+    fractions = [given for given in others if not any(isinstance(v, bool) for v in given.values())]
+    if fractions and torch.int64 in dtypes:
+        for given in (fractions[-1], {name: 3 - k for k, name in enumerate(fractions[-1])}):
+            call = made(layouts["(3, 5)"], f"(3, 5) {torch.int64} {given}", torch.int64)
+            yield _with_given(schema, call, given)
 
 
 def _with_given(schema: Any, call: Made, given: dict[str, Any]) -> Made:
@@ -101,13 +107,16 @@ def plain(kind: str) -> Any:
 
 # -- cases written in the spec -----------------------------------------------------------------------------------------
 def from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
-    """The arguments of a spec's `tests` line, once per dtype of its `F` tensors; with the first dtype also in another layout."""
+    """The arguments of a spec's `tests` line, once per dtype of its `F`, `P` and `U` tensors; with the first dtype also in another layout."""
     tree = ast.parse(f"f({text})", mode="eval").body
     assert isinstance(tree, ast.Call)
     called = [
         n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n is not tree
     ]
     swept = dtypes if {"F", "D"} & set(called) else dtypes[:1]
+    if {"P", "U"} & set(called) and not {"F", "D"} & set(called):
+        others = () if "U" in called else INTS  # no integer lies between 0 and 1
+        swept = tuple(d for d in dtypes if d in (*FLOATS, *others, *COMPLEX))
     for d in swept:
         yield Made(f"{text} {d}", *arguments_of(tree, d))
     if len(dtypes) > 1:
@@ -176,7 +185,7 @@ def value_of(node: ast.expr, dtype: torch.dtype) -> Any:
     shape_ = tuple(sizes)
     make = {
         "F": lambda: random_tensor(shape_, dtype),
-        "P": lambda: (torch.rand(shape_) * 3 + 0.1).to(dtype if dtype in FLOATS else torch.float32),
+        "P": lambda: (torch.rand(shape_) * 3 + (0.1 if dtype in FLOATS else 1)).to(dtype),
         "U": lambda: torch.rand(shape_).clamp(0.01, 0.99).to(dtype if dtype in FLOATS else torch.float32),
         "B": lambda: torch.rand(shape_) > 0.5,
         "D": lambda: positive_definite(shape_).to(dtype),

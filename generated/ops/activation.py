@@ -4,7 +4,7 @@
 """Lowerings: how each operator is computed, element by element."""
 
 from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, is_bool, is_float, nan, rank, size, to, wrap
+from ...runtime.lower.names import dtype, is_bool, is_float, nan, promoted_dtype, rank, size, to, wrap
 
 
 # spec: aten.gelu
@@ -151,7 +151,7 @@ def glu(b, self, dim=-1):
 
 # spec: aten.gelu_backward
 def gelu_backward(b, grad_output, self, *, approximate="none"):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     p = b.pointwise((grad_output, self))
     grad_output, self = p.operands
     cubic = 0.7978845608028654 * (self + 0.044715 * self * self * self)
@@ -168,7 +168,7 @@ def gelu_backward(b, grad_output, self, *, approximate="none"):
 
 # spec: aten.silu_backward
 def silu_backward(b, grad_output, self):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(promoted_dtype(grad_output, self)), "is_float(promoted_dtype(grad_output, self))")
     p = b.pointwise((grad_output, self))
     grad_output, self = p.operands
     y = s.sigmoid(self)
@@ -177,10 +177,8 @@ def silu_backward(b, grad_output, self):
 
 # spec: aten.mish_backward
 def mish_backward(b, grad_output, self):
-    b.native_if(
-        is_float(dtype(grad_output)) and dtype(grad_output) == dtype(self),
-        "is_float(dtype(grad_output)) and dtype(grad_output) == dtype(self)",
-    )
+    b.require(is_float(promoted_dtype(grad_output, self)), "is_float(promoted_dtype(grad_output, self))")
+    b.native_if(dtype(grad_output) == dtype(self), "dtype(grad_output) == dtype(self)")
     p = b.pointwise((grad_output, self))
     grad_output, self = p.operands
     y = s.sigmoid(self)
@@ -197,7 +195,7 @@ def threshold_backward(b, grad_output, self, threshold):
 
 # spec: aten.leaky_relu_backward
 def leaky_relu_backward(b, grad_output, self, negative_slope, self_is_result):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(promoted_dtype(grad_output, self)), "is_float(promoted_dtype(grad_output, self))")
     p = b.pointwise((grad_output, self))
     grad_output, self = p.operands
     return p.result(s.where(self > 0, grad_output, grad_output * negative_slope))
@@ -205,7 +203,9 @@ def leaky_relu_backward(b, grad_output, self, negative_slope, self_is_result):
 
 # spec: aten.elu_backward
 def elu_backward(b, grad_output, alpha, scale, input_scale, is_result, self_or_result):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(
+        is_float(promoted_dtype(grad_output, self_or_result)), "is_float(promoted_dtype(grad_output, self_or_result))"
+    )
     p = b.pointwise((grad_output, self_or_result))
     grad_output, self_or_result = p.operands
     if is_result:
@@ -225,7 +225,7 @@ def elu_backward(b, grad_output, alpha, scale, input_scale, is_result, self_or_r
 
 # spec: aten.hardswish_backward
 def hardswish_backward(b, grad_output, self):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(promoted_dtype(grad_output, self)), "is_float(promoted_dtype(grad_output, self))")
     p = b.pointwise((grad_output, self))
     grad_output, self = p.operands
     return p.result(s.where(self <= -3, 0, s.where(self < 3, grad_output * (self / 3 + 0.5), grad_output)))
@@ -233,7 +233,7 @@ def hardswish_backward(b, grad_output, self):
 
 # spec: aten.hardsigmoid_backward
 def hardsigmoid_backward(b, grad_output, self):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(promoted_dtype(grad_output, self)), "is_float(promoted_dtype(grad_output, self))")
     p = b.pointwise((grad_output, self))
     grad_output, self = p.operands
     return p.result(s.where((self > -3) & (self < 3), grad_output * 0.1666666716337204, 0))
@@ -241,7 +241,7 @@ def hardsigmoid_backward(b, grad_output, self):
 
 # spec: aten.hardtanh_backward
 def hardtanh_backward(b, grad_output, self, min_val, max_val):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(promoted_dtype(grad_output, self)), "is_float(promoted_dtype(grad_output, self))")
     p = b.pointwise((grad_output, self))
     grad_output, self = p.operands
     return p.result(s.where((self <= min_val) | (self >= max_val), 0, grad_output))
@@ -249,7 +249,7 @@ def hardtanh_backward(b, grad_output, self, min_val, max_val):
 
 # spec: aten.softplus_backward
 def softplus_backward(b, grad_output, self, beta, threshold):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(promoted_dtype(grad_output, self)), "is_float(promoted_dtype(grad_output, self))")
     p = b.pointwise((grad_output, self))
     grad_output, self = p.operands
     z = s.exp(self * beta)
@@ -258,7 +258,7 @@ def softplus_backward(b, grad_output, self, beta, threshold):
 
 # spec: aten.sigmoid_backward
 def sigmoid_backward(b, grad_output, output):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(promoted_dtype(grad_output, output)), "is_float(promoted_dtype(grad_output, output))")
     p = b.pointwise((grad_output, output))
     grad_output, output = p.operands
     return p.result(grad_output * (1 - output) * output)
@@ -266,7 +266,7 @@ def sigmoid_backward(b, grad_output, output):
 
 # spec: aten.tanh_backward
 def tanh_backward(b, grad_output, output):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(promoted_dtype(grad_output, output)), "is_float(promoted_dtype(grad_output, output))")
     p = b.pointwise((grad_output, output))
     grad_output, output = p.operands
     return p.result(grad_output * (1 - output * output))
@@ -274,7 +274,7 @@ def tanh_backward(b, grad_output, output):
 
 # spec: aten.log_sigmoid_backward
 def log_sigmoid_backward(b, grad_output, self, buffer):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     p = b.pointwise((grad_output, self, buffer))
     grad_output, self, buffer = p.operands
     return p.result(grad_output * (s.where(self < 0, 1, 0) - s.where(self < 0, 1, -1) * (buffer / (1 + buffer))))
@@ -282,7 +282,7 @@ def log_sigmoid_backward(b, grad_output, self, buffer):
 
 # spec: aten.softshrink_backward
 def softshrink_backward(b, grad_output, self, lambd):
-    b.native_if(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(promoted_dtype(grad_output, self)), "is_float(promoted_dtype(grad_output, self))")
     p = b.pointwise((grad_output, self))
     grad_output, self = p.operands
     return p.result(s.where((self >= -lambd) & (self <= lambd), 0, grad_output))
@@ -290,7 +290,7 @@ def softshrink_backward(b, grad_output, self, lambd):
 
 # spec: aten.hardshrink_backward
 def hardshrink_backward(b, grad_out, self, lambd):
-    b.native_if(is_float(dtype(grad_out)), "is_float(dtype(grad_out))")
+    b.require(is_float(promoted_dtype(grad_out, self)), "is_float(promoted_dtype(grad_out, self))")
     p = b.pointwise((grad_out, self))
     grad_out, self = p.operands
     return p.result(s.where((self >= -lambd) & (self <= lambd), 0, grad_out))
@@ -298,9 +298,10 @@ def hardshrink_backward(b, grad_out, self, lambd):
 
 # spec: aten._prelu_kernel_backward
 def _prelu_kernel_backward(b, grad_output, self, weight):
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        is_float(dtype(grad_output)) and dtype(grad_output) == dtype(self) and dtype(self) == dtype(weight),
-        "is_float(dtype(grad_output)) and dtype(grad_output) == dtype(self) and dtype(self) == dtype(weight)",
+        dtype(grad_output) == dtype(self) and dtype(self) == dtype(weight),
+        "dtype(grad_output) == dtype(self) and dtype(self) == dtype(weight)",
     )
     below = b.call("aten.gt.Scalar", self, 0.0)
     return b.call("aten.where.self", below, grad_output, weight * grad_output), b.call(

@@ -28,7 +28,7 @@ from ...runtime.lower.names import (
 
 # spec: aten.add
 def add_Scalar(b, self, other, alpha=1):
-    b.native_if(
+    b.require(
         is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
         "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
@@ -43,7 +43,7 @@ def add_Scalar(b, self, other, alpha=1):
 
 # spec: aten.add
 def add_Tensor(b, self, other, *, alpha=1):
-    b.native_if(
+    b.require(
         is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
         "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
@@ -60,7 +60,7 @@ def add_Tensor(b, self, other, *, alpha=1):
 def sub_Scalar(b, self, other, alpha=1):
     b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     b.require(not is_bool(dtype(other)), "not is_bool(dtype(other))")
-    b.native_if(
+    b.require(
         is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
         "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
@@ -77,7 +77,7 @@ def sub_Scalar(b, self, other, alpha=1):
 def sub_Tensor(b, self, other, *, alpha=1):
     b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     b.require(not is_bool(dtype(other)), "not is_bool(dtype(other))")
-    b.native_if(
+    b.require(
         is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
         "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
@@ -94,7 +94,7 @@ def sub_Tensor(b, self, other, *, alpha=1):
 def rsub_Scalar(b, self, other, alpha=1):
     b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     b.require(not is_bool(dtype(other)), "not is_bool(dtype(other))")
-    b.native_if(
+    b.require(
         is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
         "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )
@@ -111,7 +111,7 @@ def rsub_Scalar(b, self, other, alpha=1):
 def rsub_Tensor(b, self, other, *, alpha=1):
     b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     b.require(not is_bool(dtype(other)), "not is_bool(dtype(other))")
-    b.native_if(
+    b.require(
         is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha)),
         "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
     )

@@ -41,7 +41,7 @@ def native_dropout_backward(b, grad_output, mask, scale):
 
 # spec: aten.native_layer_norm_backward
 def native_layer_norm_backward(b, grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask):
-    b.native_if(is_float(dtype(grad_out)), "is_float(dtype(grad_out))")
+    b.require(is_float(dtype(grad_out)), "is_float(dtype(grad_out))")
     n = rank(input)
     lead = list(range(n - len(normalized_shape)))
     dims = list(range(n - len(normalized_shape), n))
@@ -82,14 +82,12 @@ def native_group_norm_backward(b, grad_out, input, mean, rstd, weight, N, C, HxW
 def native_batch_norm_backward(
     b, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
 ):
+    b.require(is_float(dtype(grad_out)), "is_float(dtype(grad_out))")
     b.native_if(
-        is_float(dtype(grad_out))
-        and (
-            save_mean is not None and save_invstd is not None
-            if train
-            else running_mean is not None and running_var is not None
-        ),
-        "is_float(dtype(grad_out)) and ((save_mean is not None and save_invstd is not None) if train else (running_mean is not None and running_var is not None))",
+        save_mean is not None and save_invstd is not None
+        if train
+        else running_mean is not None and running_var is not None,
+        "(save_mean is not None and save_invstd is not None) if train else (running_mean is not None and running_var is not None)",
     )
     c = size(input, 1)
     dims = [0] + list(range(2, rank(input)))
@@ -288,7 +286,7 @@ def _weight_norm_interface(b, v, g, dim=0):
 
 # spec: aten._weight_norm_interface_backward
 def _weight_norm_interface_backward(b, grad_w, saved_v, saved_g, saved_norms, dim):
-    b.native_if(dtype(saved_v) in ["float32", "float64"], 'dtype(saved_v) in ["float32", "float64"]')
+    b.require(dtype(saved_v) in ["float32", "float64"], 'dtype(saved_v) in ["float32", "float64"]')
     dims = [k for k in range(rank(saved_v)) if k != dim]
     along = b.call("aten.sum.dim_IntList", grad_w * saved_v, dims, True) / saved_norms
     return saved_g / saved_norms * (grad_w - saved_v * (along / saved_norms)), along

@@ -41,7 +41,7 @@ def nll_loss2d_backward(b, grad_output, self, target, weight, reduction, ignore_
 
 # spec: aten.huber_loss_backward
 def huber_loss_backward(b, grad_output, self, target, reduction, delta):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     kind = opmath(dtype(self))
     x = to(self, kind) - to(target, kind)
     g = to(grad_output, kind) / numel(self) if reduction == 1 else to(grad_output, kind)
@@ -71,7 +71,7 @@ def smooth_l1_loss_backward(b, grad_output, self, target, reduction, beta):
 
 # spec: aten.soft_margin_loss_backward
 def soft_margin_loss_backward(b, grad_output, self, target, reduction):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     kind = opmath(promoted_dtype(grad_output, self, target))
     y = to(target, kind)
     z = b.call("aten.exp.default", b.call("aten.neg.default", y) * to(self, kind))
@@ -81,10 +81,8 @@ def soft_margin_loss_backward(b, grad_output, self, target, reduction):
 
 # spec: aten.binary_cross_entropy_backward
 def binary_cross_entropy_backward(b, grad_output, self, target, weight=None, reduction=1):
-    b.native_if(
-        is_float(dtype(grad_output)) and is_float(dtype(self)),
-        "is_float(dtype(grad_output)) and (is_float(dtype(self)))",
-    )
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     kind = opmath(dtype(self))
     x = to(self, kind)
     g = to(grad_output, kind) * (x - to(target, kind)) / b.call("aten.clamp_min.default", (1.0 - x) * x, 1e-12)

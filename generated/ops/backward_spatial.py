@@ -103,12 +103,10 @@ def avg_pool3d_backward(
 
 # spec: aten._adaptive_avg_pool2d_backward
 def _adaptive_avg_pool2d_backward(b, grad_output, self):
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all(
-            [is_known(m) and is_known(n) and m % n == 0 for m, n in zip(shape(self)[-2:], shape(grad_output)[-2:])]
-        ),
-        "is_float(dtype(self)) and all([is_known(m) and is_known(n) and m % n == 0 for m, n in zip(shape(self)[-2:], shape(grad_output)[-2:])])",
+        all([is_known(m) and is_known(n) and m % n == 0 for m, n in zip(shape(self)[-2:], shape(grad_output)[-2:])]),
+        "all([is_known(m) and is_known(n) and m % n == 0 for m, n in zip(shape(self)[-2:], shape(grad_output)[-2:])])",
     )
     lead = rank(self) - 2
     kernel = [m // n for m, n in zip(shape(self)[lead:], shape(grad_output)[lead:])]
@@ -124,18 +122,16 @@ def _adaptive_avg_pool2d_backward(b, grad_output, self):
 
 # spec: aten.upsample_nearest1d_backward.default
 def upsample_nearest1d_backward(b, grad_output, output_size, input_size, scales=None):
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        is_float(dtype(grad_output))
-        and all(
-            [scale is None or le(o, m * scale + 0.001) for m, o, scale in zip(input_size[2:], output_size, [scales])]
-        )
+        all([scale is None or le(o, m * scale + 0.001) for m, o, scale in zip(input_size[2:], output_size, [scales])])
         and all(
             [
                 scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m and o != 2 * m
                 for m, o, scale in zip(input_size[2:], output_size, [scales])
             ]
         ),
-        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
+        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
     )
     inner = input_size[2:]
     scales_ = [scales]
@@ -148,15 +144,11 @@ def upsample_nearest1d_backward(b, grad_output, output_size, input_size, scales=
     out = input_size
     i = b.coords(out)
     r = b.rcoords([o // m if exact else ceildiv(o + 1, m) + 3 for m, o, exact in zip(inner, output_size, whole)])
-    near = [
-        to(s.floor(to(value_of(x), "float64") / q), "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)
-    ]
+    near = [to(to(value_of(x), "float64") / q, "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)]
     hits = [
         True
         if exact
-        else (c >= 0)
-        & (c < o)
-        & s.eq(s.minimum(to(s.floor(to(c, "float32") * q), "int64"), value_of(m - 1)), value_of(x))
+        else (c >= 0) & (c < o) & s.eq(s.minimum(to(to(c, "float32") * q, "int64"), value_of(m - 1)), value_of(x))
         for x, c, q, m, o, exact in zip(i[2:], near, ratio, inner, output_size, whole)
     ]
     place = [
@@ -168,12 +160,10 @@ def upsample_nearest1d_backward(b, grad_output, output_size, input_size, scales=
 
 # spec: aten._upsample_nearest_exact1d_backward.default
 def _upsample_nearest_exact1d_backward(b, grad_output, output_size, input_size, scales=None):
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        is_float(dtype(grad_output))
-        and all(
-            [scale is None or le(o, m * scale + 0.001) for m, o, scale in zip(input_size[2:], output_size, [scales])]
-        ),
-        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales])])",
+        all([scale is None or le(o, m * scale + 0.001) for m, o, scale in zip(input_size[2:], output_size, [scales])]),
+        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales])])",
     )
     inner = input_size[2:]
     scales_ = [scales]
@@ -186,15 +176,13 @@ def _upsample_nearest_exact1d_backward(b, grad_output, output_size, input_size, 
     out = input_size
     i = b.coords(out)
     r = b.rcoords([o // m if exact else ceildiv(o + 1, m) + 3 for m, o, exact in zip(inner, output_size, whole)])
-    near = [
-        to(s.floor(to(value_of(x), "float64") / q), "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)
-    ]
+    near = [to(to(value_of(x), "float64") / q, "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)]
     hits = [
         True
         if exact
         else (c >= 0)
         & (c < o)
-        & s.eq(s.minimum(to(s.floor((to(c, "float32") + 0.5) * q), "int64"), value_of(m - 1)), value_of(x))
+        & s.eq(s.minimum(to((to(c, "float32") + 0.5) * q, "int64"), value_of(m - 1)), value_of(x))
         for x, c, q, m, o, exact in zip(i[2:], near, ratio, inner, output_size, whole)
     ]
     place = [
@@ -206,9 +194,9 @@ def _upsample_nearest_exact1d_backward(b, grad_output, output_size, input_size, 
 
 # spec: aten.upsample_nearest2d_backward.default
 def upsample_nearest2d_backward(b, grad_output, output_size, input_size, scales_h=None, scales_w=None):
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        is_float(dtype(grad_output))
-        and all(
+        all(
             [
                 scale is None or le(o, m * scale + 0.001)
                 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
@@ -220,7 +208,7 @@ def upsample_nearest2d_backward(b, grad_output, output_size, input_size, scales_
                 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
             ]
         ),
-        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
+        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
     )
     inner = input_size[2:]
     scales_ = [scales_h, scales_w]
@@ -233,15 +221,11 @@ def upsample_nearest2d_backward(b, grad_output, output_size, input_size, scales_
     out = input_size
     i = b.coords(out)
     r = b.rcoords([o // m if exact else ceildiv(o + 1, m) + 3 for m, o, exact in zip(inner, output_size, whole)])
-    near = [
-        to(s.floor(to(value_of(x), "float64") / q), "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)
-    ]
+    near = [to(to(value_of(x), "float64") / q, "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)]
     hits = [
         True
         if exact
-        else (c >= 0)
-        & (c < o)
-        & s.eq(s.minimum(to(s.floor(to(c, "float32") * q), "int64"), value_of(m - 1)), value_of(x))
+        else (c >= 0) & (c < o) & s.eq(s.minimum(to(to(c, "float32") * q, "int64"), value_of(m - 1)), value_of(x))
         for x, c, q, m, o, exact in zip(i[2:], near, ratio, inner, output_size, whole)
     ]
     place = [
@@ -255,15 +239,15 @@ def upsample_nearest2d_backward(b, grad_output, output_size, input_size, scales_
 
 # spec: aten._upsample_nearest_exact2d_backward.default
 def _upsample_nearest_exact2d_backward(b, grad_output, output_size, input_size, scales_h=None, scales_w=None):
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        is_float(dtype(grad_output))
-        and all(
+        all(
             [
                 scale is None or le(o, m * scale + 0.001)
                 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
             ]
         ),
-        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
+        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
     )
     inner = input_size[2:]
     scales_ = [scales_h, scales_w]
@@ -276,15 +260,13 @@ def _upsample_nearest_exact2d_backward(b, grad_output, output_size, input_size, 
     out = input_size
     i = b.coords(out)
     r = b.rcoords([o // m if exact else ceildiv(o + 1, m) + 3 for m, o, exact in zip(inner, output_size, whole)])
-    near = [
-        to(s.floor(to(value_of(x), "float64") / q), "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)
-    ]
+    near = [to(to(value_of(x), "float64") / q, "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)]
     hits = [
         True
         if exact
         else (c >= 0)
         & (c < o)
-        & s.eq(s.minimum(to(s.floor((to(c, "float32") + 0.5) * q), "int64"), value_of(m - 1)), value_of(x))
+        & s.eq(s.minimum(to((to(c, "float32") + 0.5) * q, "int64"), value_of(m - 1)), value_of(x))
         for x, c, q, m, o, exact in zip(i[2:], near, ratio, inner, output_size, whole)
     ]
     place = [
@@ -298,9 +280,9 @@ def _upsample_nearest_exact2d_backward(b, grad_output, output_size, input_size, 
 
 # spec: aten.upsample_nearest3d_backward.default
 def upsample_nearest3d_backward(b, grad_output, output_size, input_size, scales_d=None, scales_h=None, scales_w=None):
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        is_float(dtype(grad_output))
-        and all(
+        all(
             [
                 scale is None or le(o, m * scale + 0.001)
                 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])
@@ -312,7 +294,7 @@ def upsample_nearest3d_backward(b, grad_output, output_size, input_size, scales_
                 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])
             ]
         ),
-        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])])",
+        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])])",
     )
     inner = input_size[2:]
     scales_ = [scales_d, scales_h, scales_w]
@@ -325,15 +307,11 @@ def upsample_nearest3d_backward(b, grad_output, output_size, input_size, scales_
     out = input_size
     i = b.coords(out)
     r = b.rcoords([o // m if exact else ceildiv(o + 1, m) + 3 for m, o, exact in zip(inner, output_size, whole)])
-    near = [
-        to(s.floor(to(value_of(x), "float64") / q), "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)
-    ]
+    near = [to(to(value_of(x), "float64") / q, "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)]
     hits = [
         True
         if exact
-        else (c >= 0)
-        & (c < o)
-        & s.eq(s.minimum(to(s.floor(to(c, "float32") * q), "int64"), value_of(m - 1)), value_of(x))
+        else (c >= 0) & (c < o) & s.eq(s.minimum(to(to(c, "float32") * q, "int64"), value_of(m - 1)), value_of(x))
         for x, c, q, m, o, exact in zip(i[2:], near, ratio, inner, output_size, whole)
     ]
     place = [
@@ -354,15 +332,15 @@ def upsample_nearest3d_backward(b, grad_output, output_size, input_size, scales_
 def _upsample_nearest_exact3d_backward(
     b, grad_output, output_size, input_size, scales_d=None, scales_h=None, scales_w=None
 ):
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        is_float(dtype(grad_output))
-        and all(
+        all(
             [
                 scale is None or le(o, m * scale + 0.001)
                 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])
             ]
         ),
-        "is_float(dtype(grad_output)) and all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])])",
+        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])])",
     )
     inner = input_size[2:]
     scales_ = [scales_d, scales_h, scales_w]
@@ -375,15 +353,13 @@ def _upsample_nearest_exact3d_backward(
     out = input_size
     i = b.coords(out)
     r = b.rcoords([o // m if exact else ceildiv(o + 1, m) + 3 for m, o, exact in zip(inner, output_size, whole)])
-    near = [
-        to(s.floor(to(value_of(x), "float64") / q), "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)
-    ]
+    near = [to(to(value_of(x), "float64") / q, "int64") + (value_of(y) - 1) for x, y, q in zip(i[2:], r, ratio)]
     hits = [
         True
         if exact
         else (c >= 0)
         & (c < o)
-        & s.eq(s.minimum(to(s.floor((to(c, "float32") + 0.5) * q), "int64"), value_of(m - 1)), value_of(x))
+        & s.eq(s.minimum(to((to(c, "float32") + 0.5) * q, "int64"), value_of(m - 1)), value_of(x))
         for x, c, q, m, o, exact in zip(i[2:], near, ratio, inner, output_size, whole)
     ]
     place = [
@@ -402,9 +378,9 @@ def _upsample_nearest_exact3d_backward(
 
 # spec: aten.upsample_linear1d_backward.default
 def upsample_linear1d_backward(b, grad_output, output_size, input_size, align_corners, scales=None):
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        is_float(dtype(grad_output))
-        and (
+        (
             (scales is None or le(output_size[0], input_size[2] * scales + 0.001))
             and gt(input_size[2], 1)
             and gt(output_size[0], 1)
@@ -415,7 +391,7 @@ def upsample_linear1d_backward(b, grad_output, output_size, input_size, align_co
                 for m, o, scale in zip(input_size[2:], output_size, [scales])
             ]
         ),
-        "is_float(dtype(grad_output)) and ((scales is None or output_size[0] <= input_size[2] * scales + 0.001) and input_size[2] > 1 and output_size[0] > 1) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
+        "((scales is None or output_size[0] <= input_size[2] * scales + 0.001) and input_size[2] > 1 and output_size[0] > 1) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
     )
     kind = opmath(dtype(grad_output))
     m, o = (input_size[2], output_size[0])
@@ -433,17 +409,16 @@ def upsample_linear1d_backward(b, grad_output, output_size, input_size, align_co
         "aten.where.self", b.call("aten.eq.Tensor", high, own), share, 0.0
     )
     met = (near >= 0) & (near < o) & (b.call("aten.eq.Tensor", low, own) | b.call("aten.eq.Tensor", high, own))
-    weight = to(weight, kind)
     near = b.call("aten.clamp.default", near, 0, o - 1)
-    taps = b.call("aten.where.self", met, b.call("aten.index.Tensor", to(grad_output, kind), [None, None, near]), 0.0)
+    taps = b.call("aten.where.self", met, b.call("aten.index.Tensor", grad_output, [None, None, near]), 0.0)
     return to(b.call("aten.sum.dim_IntList", taps * weight, [3]), dtype(grad_output))
 
 
 # spec: aten.upsample_bilinear2d_backward.default
 def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_corners, scales_h=None, scales_w=None):
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        is_float(dtype(grad_output))
-        and (
+        (
             (scales_h is None or le(output_size[0], input_size[2] * scales_h + 0.001))
             and gt(input_size[2], 1)
             and gt(output_size[0], 1)
@@ -459,7 +434,7 @@ def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_
                 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
             ]
         ),
-        "is_float(dtype(grad_output)) and ((scales_h is None or output_size[0] <= input_size[2] * scales_h + 0.001) and input_size[2] > 1 and output_size[0] > 1) and ((scales_w is None or output_size[1] <= input_size[3] * scales_w + 0.001) and input_size[3] > 1 and output_size[1] > 1) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
+        "((scales_h is None or output_size[0] <= input_size[2] * scales_h + 0.001) and input_size[2] > 1 and output_size[0] > 1) and ((scales_w is None or output_size[1] <= input_size[3] * scales_w + 0.001) and input_size[3] > 1 and output_size[1] > 1) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
     )
     kind = opmath(dtype(grad_output))
     m_h, o_h = (input_size[2], output_size[0])
@@ -481,7 +456,6 @@ def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_
         & (near_h < o_h)
         & (b.call("aten.eq.Tensor", low_h, own_h) | b.call("aten.eq.Tensor", high_h, own_h))
     )
-    weight_h = to(weight_h, kind)
     near_h = b.call("aten.clamp.default", near_h, 0, o_h - 1)
     m_w, o_w = (input_size[3], output_size[1])
     count_w = ceildiv(2 * (o_w - 1), m_w - 1) + 3 if align_corners else ceildiv(2 * (o_w + 1), m_w) + 3
@@ -502,12 +476,11 @@ def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_
         & (near_w < o_w)
         & (b.call("aten.eq.Tensor", low_w, own_w) | b.call("aten.eq.Tensor", high_w, own_w))
     )
-    weight_w = to(weight_w, kind)
     near_w = b.call("aten.clamp.default", near_w, 0, o_w - 1)
     taps_h = b.call(
         "aten.where.self",
         b.call("aten.unsqueeze.default", met_h, 2),
-        b.call("aten.index.Tensor", to(grad_output, kind), [None, None, near_h]),
+        b.call("aten.index.Tensor", grad_output, [None, None, near_h]),
         0.0,
     )
     rows = b.call("aten.sum.dim_IntList", taps_h * b.call("aten.unsqueeze.default", weight_h, 2), [3])
@@ -517,13 +490,11 @@ def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_
 
 # spec: aten.replication_pad1d_backward
 def replication_pad1d_backward(b, grad_output, self, padding):
-    b.native_if(
-        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
-        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
-    )
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
     lead = rank(self) - 1
-    before = [padding[2 * (0 - d)] for d in range(1)]
-    after = [padding[2 * (0 - d) + 1] for d in range(1)]
+    before = [padding[0]]
+    after = [padding[1]]
     inner = shape(self)[lead:]
     zero = to(0, dtype(grad_output))
     out = shape(self)
@@ -539,22 +510,17 @@ def replication_pad1d_backward(b, grad_output, self, padding):
 
 # spec: aten.reflection_pad1d_backward
 def reflection_pad1d_backward(b, grad_output, self, padding):
-    b.native_if(
-        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
-        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
-    )
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
     lead = rank(self) - 1
-    before = [padding[2 * (0 - d)] for d in range(1)]
-    after = [padding[2 * (0 - d) + 1] for d in range(1)]
+    before = [padding[0]]
+    after = [padding[1]]
     inner = shape(self)[lead:]
     zero = to(0, dtype(grad_output))
     out = shape(self)
     i = b.coords(out)
     r = b.rcoords([3] * 1)
-    place = [
-        y * (y - 1) // 2 * (2 * m - 2) + x + k * (1 - 2 * (y * (3 - y) // 2))
-        for x, y, m, k in zip(before, r, inner, i[lead:])
-    ]
+    place = [y // 2 * (2 * m - 2) + x + k * (1 - 2 * ((y + 1) // 2)) for x, y, m, k in zip(before, r, inner, i[lead:])]
     hits = [
         s.eq(value_of(y), 0)
         | s.eq(value_of(y), 1) & within(k, 1, x + 1)
@@ -566,13 +532,11 @@ def reflection_pad1d_backward(b, grad_output, self, padding):
 
 # spec: aten.replication_pad2d_backward
 def replication_pad2d_backward(b, grad_output, self, padding):
-    b.native_if(
-        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
-        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
-    )
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
     lead = rank(self) - 2
-    before = [padding[2 * (1 - d)] for d in range(2)]
-    after = [padding[2 * (1 - d) + 1] for d in range(2)]
+    before = [padding[2], padding[0]]
+    after = [padding[3], padding[1]]
     inner = shape(self)[lead:]
     zero = to(0, dtype(grad_output))
     out = shape(self)
@@ -590,22 +554,17 @@ def replication_pad2d_backward(b, grad_output, self, padding):
 
 # spec: aten.reflection_pad2d_backward
 def reflection_pad2d_backward(b, grad_output, self, padding):
-    b.native_if(
-        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
-        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
-    )
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
     lead = rank(self) - 2
-    before = [padding[2 * (1 - d)] for d in range(2)]
-    after = [padding[2 * (1 - d) + 1] for d in range(2)]
+    before = [padding[2], padding[0]]
+    after = [padding[3], padding[1]]
     inner = shape(self)[lead:]
     zero = to(0, dtype(grad_output))
     out = shape(self)
     i = b.coords(out)
     r = b.rcoords([3] * 2)
-    place = [
-        y * (y - 1) // 2 * (2 * m - 2) + x + k * (1 - 2 * (y * (3 - y) // 2))
-        for x, y, m, k in zip(before, r, inner, i[lead:])
-    ]
+    place = [y // 2 * (2 * m - 2) + x + k * (1 - 2 * ((y + 1) // 2)) for x, y, m, k in zip(before, r, inner, i[lead:])]
     hits = [
         s.eq(value_of(y), 0)
         | s.eq(value_of(y), 1) & within(k, 1, x + 1)
@@ -619,13 +578,11 @@ def reflection_pad2d_backward(b, grad_output, self, padding):
 
 # spec: aten.replication_pad3d_backward
 def replication_pad3d_backward(b, grad_output, self, padding):
-    b.native_if(
-        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
-        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
-    )
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
     lead = rank(self) - 3
-    before = [padding[2 * (2 - d)] for d in range(3)]
-    after = [padding[2 * (2 - d) + 1] for d in range(3)]
+    before = [padding[4], padding[2], padding[0]]
+    after = [padding[5], padding[3], padding[1]]
     inner = shape(self)[lead:]
     zero = to(0, dtype(grad_output))
     out = shape(self)
@@ -648,22 +605,17 @@ def replication_pad3d_backward(b, grad_output, self, padding):
 
 # spec: aten.reflection_pad3d_backward
 def reflection_pad3d_backward(b, grad_output, self, padding):
-    b.native_if(
-        is_float(dtype(grad_output)) and all([ge(x, 0) for x in padding]),
-        "is_float(dtype(grad_output)) and (all([x >= 0 for x in padding]))",
-    )
+    b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
+    b.native_if(all([ge(x, 0) for x in padding]), "all([x >= 0 for x in padding])")
     lead = rank(self) - 3
-    before = [padding[2 * (2 - d)] for d in range(3)]
-    after = [padding[2 * (2 - d) + 1] for d in range(3)]
+    before = [padding[4], padding[2], padding[0]]
+    after = [padding[5], padding[3], padding[1]]
     inner = shape(self)[lead:]
     zero = to(0, dtype(grad_output))
     out = shape(self)
     i = b.coords(out)
     r = b.rcoords([3] * 3)
-    place = [
-        y * (y - 1) // 2 * (2 * m - 2) + x + k * (1 - 2 * (y * (3 - y) // 2))
-        for x, y, m, k in zip(before, r, inner, i[lead:])
-    ]
+    place = [y // 2 * (2 * m - 2) + x + k * (1 - 2 * ((y + 1) // 2)) for x, y, m, k in zip(before, r, inner, i[lead:])]
     hits = [
         s.eq(value_of(y), 0)
         | s.eq(value_of(y), 1) & within(k, 1, x + 1)

@@ -336,11 +336,10 @@ def scatter_src(b, self, dim, index, src):
     )
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
     self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
-    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
     src_ = src if rank(src) > 0 else b.call("aten.unsqueeze.default", src, 0)
     b.raises("RuntimeError")
-    r = b.rcoords(shape(index_))
-    at_ = b.place_of(b.at(index_, r), size(self_, d))
+    r = b.rcoords(shape(index))
+    at_ = b.place_of(b.at(index, r), size(self_, d))
     return b.scatter(
         self,
         r,
@@ -352,10 +351,6 @@ def scatter_src(b, self, dim, index, src):
 
 # spec: aten.scatter.value
 def scatter_value(b, self, dim, index, value):
-    b.native_if(
-        rank(self) == rank(index) and rank(self) > 0 or rank(self) == 0 and numel(index) == 1,
-        "rank(self) == rank(index) and rank(self) > 0 or (rank(self) == 0 and numel(index) == 1)",
-    )
     b.raises("RuntimeError")
     return b.call(
         "aten.scatter.src", self, dim, index, b.call("aten.full.default", shape(index), value, dtype=dtype(self))
@@ -370,11 +365,10 @@ def scatter_add(b, self, dim, index, src):
     )
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
     self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
-    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
     src_ = src if rank(src) > 0 else b.call("aten.unsqueeze.default", src, 0)
     b.raises("RuntimeError")
-    r = b.rcoords(shape(index_))
-    at_ = b.place_of(b.at(index_, r), size(self_, d))
+    r = b.rcoords(shape(index))
+    at_ = b.place_of(b.at(index, r), size(self_, d))
     return b.scatter(
         self,
         r,
@@ -392,7 +386,6 @@ def scatter_reduce_two(b, self, dim, index, src, reduce, *, include_self=True):
     )
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
     self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
-    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
     src_ = src if rank(src) > 0 else b.call("aten.unsqueeze.default", src, 0)
     least_ = -inf if is_float(dtype(self)) else lowest(dtype(self))
     most = inf if is_float(dtype(self)) else highest(dtype(self))
@@ -411,8 +404,8 @@ def scatter_reduce_two(b, self, dim, index, src, reduce, *, include_self=True):
         else self
     )
     b.raises("RuntimeError")
-    r = b.rcoords(shape(index_))
-    at_ = b.place_of(b.at(index_, r), size(self_, d))
+    r = b.rcoords(shape(index))
+    at_ = b.place_of(b.at(index, r), size(self_, d))
     out = b.scatter(
         start,
         r,
@@ -441,11 +434,10 @@ def scatter_reduce(b, self, dim, index, src, *, reduce):
     )
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
     self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
-    index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
     src_ = src if rank(src) > 0 else b.call("aten.unsqueeze.default", src, 0)
     b.raises("RuntimeError")
-    r = b.rcoords(shape(index_))
-    at_ = b.place_of(b.at(index_, r), size(self_, d))
+    r = b.rcoords(shape(index))
+    at_ = b.place_of(b.at(index, r), size(self_, d))
     return b.scatter(
         self,
         r,
@@ -457,10 +449,6 @@ def scatter_reduce(b, self, dim, index, src, *, reduce):
 
 # spec: aten.scatter.value_reduce
 def scatter_value_reduce(b, self, dim, index, value, *, reduce):
-    b.native_if(
-        rank(self) == rank(index) and rank(self) > 0 or rank(self) == 0 and numel(index) == 1,
-        "rank(self) == rank(index) and rank(self) > 0 or (rank(self) == 0 and numel(index) == 1)",
-    )
     b.raises("RuntimeError")
     return b.call(
         "aten.scatter.reduce",
@@ -649,7 +637,7 @@ def stack(b, tensors, dim=0):
 
 # spec: aten.block_diag
 def block_diag(b, tensors):
-    b.native_if(all([rank(t) < 3 for t in tensors]), "all([rank(t) < 3 for t in tensors])")
+    b.require(all([rank(t) < 3 for t in tensors]), "all([rank(t) < 3 for t in tensors])")
     blocks = [t if rank(t) == 2 else b.call("aten.view.default", t, [1, numel(t)]) for t in tensors]
     sizes = [size(t, 1) for t in blocks]
     starts = [sum(sizes[:k]) for k in range(len(sizes))]

@@ -41,10 +41,8 @@ def _linalg_det(b, A):
 
 # spec: aten._linalg_slogdet
 def _linalg_slogdet(b, A):
-    b.native_if(
-        dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * size(A, -1)),
-        'dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * size(A, -1))',
-    )
+    b.require(dtype(A) in ["float32", "float64"], 'dtype(A) in ["float32", "float64"]')
+    b.native_if(pays_as_loops(A, numel(A) * size(A, -1)), "pays_as_loops(A, numel(A) * size(A, -1))")
     batch = shape(A)[:-2]
     n = size(A, -1)
     sign, log_magnitude, whole = b.routine(
@@ -59,9 +57,10 @@ def _linalg_slogdet(b, A):
 
 # spec: aten.linalg_inv_ex
 def linalg_inv_ex(b, A, *, check_errors=False):
+    b.require(dtype(A) in ["float32", "float64"], 'dtype(A) in ["float32", "float64"]')
     b.native_if(
-        not check_errors and dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * size(A, -1) * 2),
-        'not check_errors and dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * size(A, -1) * 2)',
+        not check_errors and pays_as_loops(A, numel(A) * size(A, -1) * 2),
+        "not check_errors and pays_as_loops(A, numel(A) * size(A, -1) * 2)",
     )
     inverted, info = b.routine("linear.inverse", [A], [(shape(A), dtype(A)), (shape(A)[:-2], "int32")], [])
     return inverted, info
@@ -70,11 +69,10 @@ def linalg_inv_ex(b, A, *, check_errors=False):
 # spec: aten._linalg_solve_ex
 def _linalg_solve_ex(b, A, B, *, left=True, check_errors=False):
     b.require(dtype(A) == dtype(B), "dtype(A) == dtype(B)")
+    b.require(dtype(A) in ["float32", "float64"], 'dtype(A) in ["float32", "float64"]')
     b.native_if(
-        not check_errors
-        and dtype(A) in ["float32", "float64"]
-        and pays_as_loops(A, (numel(A) + numel(B)) * size(A, -1)),
-        'not check_errors and dtype(A) in ["float32", "float64"] and pays_as_loops(A, (numel(A) + numel(B)) * size(A, -1))',
+        not check_errors and pays_as_loops(A, (numel(A) + numel(B)) * size(A, -1)),
+        "not check_errors and pays_as_loops(A, (numel(A) + numel(B)) * size(A, -1))",
     )
     vector = rank(B) == 1 or rank(A) - 1 == rank(B) and all([x == y for x, y in zip(shape(A)[:-1], shape(B))])
     given = b.call("aten.unsqueeze.default", B, -1) if vector else B
@@ -90,9 +88,10 @@ def _linalg_solve_ex(b, A, B, *, left=True, check_errors=False):
 
 # spec: aten.linalg_lu_factor_ex
 def linalg_lu_factor_ex(b, A, *, pivot=True, check_errors=False):
+    b.require(dtype(A) in ["float32", "float64"], 'dtype(A) in ["float32", "float64"]')
     b.native_if(
-        pivot and not check_errors and dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * size(A, -1)),
-        'pivot and not check_errors and dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * size(A, -1))',
+        pivot and not check_errors and pays_as_loops(A, numel(A) * size(A, -1)),
+        "pivot and not check_errors and pays_as_loops(A, numel(A) * size(A, -1))",
     )
     least_ = least(size(A, -1), size(A, -2))
     factors, pivots, info = b.routine(
@@ -103,9 +102,9 @@ def linalg_lu_factor_ex(b, A, *, pivot=True, check_errors=False):
 
 # spec: aten.linalg_lu
 def linalg_lu(b, A, *, pivot=True):
+    b.require(dtype(A) in ["float32", "float64"], 'dtype(A) in ["float32", "float64"]')
     b.native_if(
-        pivot and dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * size(A, -1)),
-        'pivot and dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * size(A, -1))',
+        pivot and pays_as_loops(A, numel(A) * size(A, -1)), "pivot and pays_as_loops(A, numel(A) * size(A, -1))"
     )
     factors, pivots, info = b.call("aten.linalg_lu_factor_ex.default", A)
     p_, l, u = b.call("aten.lu_unpack.default", factors, pivots)
@@ -143,9 +142,10 @@ def lu_unpack(b, LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
 def linalg_lu_solve(b, LU, pivots, B, *, left=True, adjoint=False):
     b.require(dtype(LU) == dtype(B), "dtype(LU) == dtype(B)")
     b.require(dtype(pivots) == "int32", 'dtype(pivots) == "int32"')
+    b.require(dtype(LU) in ["float32", "float64"], 'dtype(LU) in ["float32", "float64"]')
     b.native_if(
-        dtype(LU) in ["float32", "float64"] and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1)),
-        'dtype(LU) in ["float32", "float64"] and pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1))',
+        pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1)),
+        "pays_as_loops(LU, (numel(LU) + numel(B)) * size(LU, -1))",
     )
     pivots = b.each(
         pivots,
@@ -199,9 +199,10 @@ def cholesky(b, self, upper=False):
 # spec: aten.cholesky_solve
 def cholesky_solve(b, self, input2, upper=False):
     b.require(dtype(self) == dtype(input2), "dtype(self) == dtype(input2)")
+    b.require(dtype(self) in ["float32", "float64"], 'dtype(self) in ["float32", "float64"]')
     b.native_if(
-        dtype(self) in ["float32", "float64"] and pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1)),
-        'dtype(self) in ["float32", "float64"] and pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1))',
+        pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1)),
+        "pays_as_loops(self, (numel(self) + numel(input2)) * size(input2, -1))",
     )
     batch = broadcast(shape(self)[:-2], shape(input2)[:-2])
     b_ = b.call("aten.expand.default", self, batch + shape(self)[-2:])
@@ -211,9 +212,9 @@ def cholesky_solve(b, self, input2, upper=False):
 
 # spec: aten.cholesky_inverse
 def cholesky_inverse(b, self, upper=False):
+    b.require(dtype(self) in ["float32", "float64"], 'dtype(self) in ["float32", "float64"]')
     b.native_if(
-        dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * size(self, -1) * 2),
-        'dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * size(self, -1) * 2)',
+        pays_as_loops(self, numel(self) * size(self, -1) * 2), "pays_as_loops(self, numel(self) * size(self, -1) * 2)"
     )
     k = b.call("aten.arange.default", size(self, -1), dtype="int64")
     good = b.call(
@@ -229,11 +230,10 @@ def cholesky_inverse(b, self, upper=False):
 
 # spec: aten.linalg_solve_triangular
 def linalg_solve_triangular(b, self, B, *, upper, left=True, unitriangular=False):
+    b.require(dtype(self) in ["float32", "float64"], 'dtype(self) in ["float32", "float64"]')
     b.native_if(
-        dtype(self) in ["float32", "float64"]
-        and dtype(self) == dtype(B)
-        and pays_as_loops(self, (numel(self) + numel(B)) * size(self, -1)),
-        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(B) and pays_as_loops(self, (numel(self) + numel(B)) * size(self, -1))',
+        dtype(self) == dtype(B) and pays_as_loops(self, (numel(self) + numel(B)) * size(self, -1)),
+        "dtype(self) == dtype(B) and pays_as_loops(self, (numel(self) + numel(B)) * size(self, -1))",
     )
     batch = broadcast(shape(self)[:-2], shape(B)[:-2])
     a = b.call("aten.expand.default", self, batch + shape(self)[-2:])
@@ -245,11 +245,10 @@ def linalg_solve_triangular(b, self, B, *, upper, left=True, unitriangular=False
 
 # spec: aten.triangular_solve
 def triangular_solve(b, self, A, upper=True, transpose=False, unitriangular=False):
+    b.require(dtype(self) in ["float32", "float64"], 'dtype(self) in ["float32", "float64"]')
     b.native_if(
-        dtype(self) in ["float32", "float64"]
-        and dtype(self) == dtype(A)
-        and pays_as_loops(self, (numel(self) + numel(A)) * size(A, -1)),
-        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(A) and pays_as_loops(self, (numel(self) + numel(A)) * size(A, -1))',
+        dtype(self) == dtype(A) and pays_as_loops(self, (numel(self) + numel(A)) * size(A, -1)),
+        "dtype(self) == dtype(A) and pays_as_loops(self, (numel(self) + numel(A)) * size(A, -1))",
     )
     batch = broadcast(shape(self)[:-2], shape(A)[:-2])
     b_ = b.call("aten.expand.default", self, batch + shape(self)[-2:])
@@ -261,9 +260,10 @@ def triangular_solve(b, self, A, upper=True, transpose=False, unitriangular=Fals
 
 # spec: aten.linalg_qr
 def linalg_qr(b, A, mode="reduced"):
+    b.require(dtype(A) in ["float32", "float64"], 'dtype(A) in ["float32", "float64"]')
     b.native_if(
-        dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * greatest(size(A, -1), size(A, -2)) * 2),
-        'dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * greatest(size(A, -1), size(A, -2)) * 2)',
+        pays_as_loops(A, numel(A) * greatest(size(A, -1), size(A, -2)) * 2),
+        "pays_as_loops(A, numel(A) * greatest(size(A, -1), size(A, -2)) * 2)",
     )
     m = size(A, -2)
     n = size(A, -1)
@@ -279,9 +279,9 @@ def linalg_qr(b, A, mode="reduced"):
 
 # spec: aten.geqrf
 def geqrf(b, self):
+    b.require(dtype(self) in ["float32", "float64"], 'dtype(self) in ["float32", "float64"]')
     b.native_if(
-        dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * size(self, -1) * 2),
-        'dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * size(self, -1) * 2)',
+        pays_as_loops(self, numel(self) * size(self, -1) * 2), "pays_as_loops(self, numel(self) * size(self, -1) * 2)"
     )
     least_ = least(size(self, -1), size(self, -2))
     a, tau = b.routine(
@@ -292,32 +292,32 @@ def geqrf(b, self):
 
 # spec: aten.linalg_householder_product
 def linalg_householder_product(b, input, tau):
+    b.require(dtype(input) in ["float32", "float64"], 'dtype(input) in ["float32", "float64"]')
     b.native_if(
-        dtype(input) in ["float32", "float64"]
-        and dtype(input) == dtype(tau)
-        and pays_as_loops(input, numel(input) * size(input, -1) * 2),
-        'dtype(input) in ["float32", "float64"] and dtype(input) == dtype(tau) and pays_as_loops(input, numel(input) * size(input, -1) * 2)',
+        dtype(input) == dtype(tau) and pays_as_loops(input, numel(input) * size(input, -1) * 2),
+        "dtype(input) == dtype(tau) and pays_as_loops(input, numel(input) * size(input, -1) * 2)",
     )
     return b.routine("linear.reflections", [input, tau], [(shape(input), dtype(input))], [])[0]
 
 
 # spec: aten.ormqr
 def ormqr(b, self, input2, input3, left=True, transpose=False):
+    b.require(dtype(self) in ["float32", "float64"], 'dtype(self) in ["float32", "float64"]')
     b.native_if(
-        dtype(self) in ["float32", "float64"]
-        and dtype(self) == dtype(input2)
+        dtype(self) == dtype(input2)
         and dtype(self) == dtype(input3)
         and pays_as_loops(self, numel(input3) * size(input2, -1) * 2),
-        'dtype(self) in ["float32", "float64"] and dtype(self) == dtype(input2) and dtype(self) == dtype(input3) and pays_as_loops(self, numel(input3) * size(input2, -1) * 2)',
+        "dtype(self) == dtype(input2) and dtype(self) == dtype(input3) and pays_as_loops(self, numel(input3) * size(input2, -1) * 2)",
     )
     return b.routine("linear.reflected", [self, input2, input3], [(shape(input3), dtype(self))], [left, transpose])[0]
 
 
 # spec: aten._linalg_svd
 def _linalg_svd(b, A, full_matrices=False, compute_uv=True, *, driver=None):
+    b.require(dtype(A) in ["float32", "float64"], 'dtype(A) in ["float32", "float64"]')
     b.native_if(
-        dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * least(size(A, -1), size(A, -2)) * 8),
-        'dtype(A) in ["float32", "float64"] and pays_as_loops(A, numel(A) * least(size(A, -1), size(A, -2)) * 8)',
+        pays_as_loops(A, numel(A) * least(size(A, -1), size(A, -2)) * 8),
+        "pays_as_loops(A, numel(A) * least(size(A, -1), size(A, -2)) * 8)",
     )
     A = b.each(
         A,
@@ -361,10 +361,10 @@ def _linalg_eigh(b, A, UPLO="L", compute_v=True):
 
 # spec: aten.linalg_pinv.atol_rtol_tensor
 def linalg_pinv_atol_rtol_tensor(b, self, *, atol=None, rtol=None, hermitian=False):
+    b.require(dtype(self) in ["float32", "float64"], 'dtype(self) in ["float32", "float64"]')
     b.native_if(
-        dtype(self) in ["float32", "float64"]
-        and pays_as_loops(self, numel(self) * least(size(self, -1), size(self, -2)) * 8),
-        'dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * least(size(self, -1), size(self, -2)) * 8)',
+        pays_as_loops(self, numel(self) * least(size(self, -1), size(self, -2)) * 8),
+        "pays_as_loops(self, numel(self) * least(size(self, -1), size(self, -2)) * 8)",
     )
     batch = shape(self)[:-2]
     x = (

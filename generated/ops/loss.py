@@ -224,15 +224,15 @@ def multi_margin_loss(b, self, target, p=1, margin=1, weight=None, reduction=1):
     b.require(rank(self) < 3, "rank(self) < 3")
     b.require(p == 1 or p == 2, "p == 1 or p == 2")
     b.require(rank(target) < 2, "rank(target) < 2")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     b.native_if(
-        is_float(dtype(self))
-        and dtype(self) not in ["float16", "bfloat16"]
-        and is_known(numel(self))
+        is_known(numel(self))
         and gt(numel(self), 0)
         and dtype(target) == "int64"
         and (rank(self) == 2 or numel(target) == 1 and reduction != 0)
         and (weight is None or dtype(weight) == dtype(self)),
-        'is_float(dtype(self)) and dtype(self) not in ["float16", "bfloat16"] and is_known(numel(self)) and numel(self) > 0 and dtype(target) == "int64" and (rank(self) == 2 or (numel(target) == 1 and reduction != 0)) and (weight is None or dtype(weight) == dtype(self))',
+        'is_known(numel(self)) and numel(self) > 0 and dtype(target) == "int64" and (rank(self) == 2 or (numel(target) == 1 and reduction != 0)) and (weight is None or dtype(weight) == dtype(self))',
     )
     b.raises("RuntimeError")
     n = size(self, -1)

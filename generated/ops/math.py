@@ -268,7 +268,7 @@ def special_i1e(b, self):
 
 # spec: aten.special_modified_bessel_i0
 def special_modified_bessel_i0(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.i0(self))
@@ -276,7 +276,7 @@ def special_modified_bessel_i0(b, self):
 
 # spec: aten.special_modified_bessel_i1
 def special_modified_bessel_i1(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.i1(self))
@@ -284,7 +284,7 @@ def special_modified_bessel_i1(b, self):
 
 # spec: aten.special_ndtri
 def special_ndtri(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.ndtri(self))
@@ -292,7 +292,7 @@ def special_ndtri(b, self):
 
 # spec: aten.special_log_ndtr
 def special_log_ndtr(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.log_ndtr(self))
@@ -320,7 +320,7 @@ def angle(b, self):
 
 # spec: aten.special_spherical_bessel_j0
 def special_spherical_bessel_j0(b, x):
-    b.native_if(dtype(x) not in ["float16", "bfloat16"], 'dtype(x) not in ["float16", "bfloat16"]')
+    b.require(dtype(x) not in ["float16", "bfloat16"], 'dtype(x) not in ["float16", "bfloat16"]')
     p = b.pointwise((x,), promote="float")
     (x,) = p.operands
     return p.result(s.where(s.eq(x, 0), 1, s.where(s.isinf(x), 0, s.sin(x) / x)))
@@ -339,7 +339,7 @@ def mvlgamma(b, self, p):
 
 # spec: aten.special_bessel_j0
 def special_bessel_j0(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.j0(self))
@@ -347,7 +347,7 @@ def special_bessel_j0(b, self):
 
 # spec: aten.special_bessel_y0
 def special_bessel_y0(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.y0(self))
@@ -355,7 +355,7 @@ def special_bessel_y0(b, self):
 
 # spec: aten.special_modified_bessel_k0
 def special_modified_bessel_k0(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.k0(self))
@@ -363,7 +363,7 @@ def special_modified_bessel_k0(b, self):
 
 # spec: aten.special_scaled_modified_bessel_k0
 def special_scaled_modified_bessel_k0(b, x):
-    b.native_if(dtype(x) not in ["float16", "bfloat16"], 'dtype(x) not in ["float16", "bfloat16"]')
+    b.require(dtype(x) not in ["float16", "bfloat16"], 'dtype(x) not in ["float16", "bfloat16"]')
     p = b.pointwise((x,), promote="float")
     (x,) = p.operands
     return p.result(s.k0e(x))
@@ -371,7 +371,7 @@ def special_scaled_modified_bessel_k0(b, x):
 
 # spec: aten.special_bessel_j1
 def special_bessel_j1(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.j1(self))
@@ -379,7 +379,7 @@ def special_bessel_j1(b, self):
 
 # spec: aten.special_modified_bessel_k1
 def special_modified_bessel_k1(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.k1(self))
@@ -387,7 +387,7 @@ def special_modified_bessel_k1(b, self):
 
 # spec: aten.special_scaled_modified_bessel_k1
 def special_scaled_modified_bessel_k1(b, x):
-    b.native_if(dtype(x) not in ["float16", "bfloat16"], 'dtype(x) not in ["float16", "bfloat16"]')
+    b.require(dtype(x) not in ["float16", "bfloat16"], 'dtype(x) not in ["float16", "bfloat16"]')
     p = b.pointwise((x,), promote="float")
     (x,) = p.operands
     return p.result(s.k1e(x))
@@ -395,7 +395,7 @@ def special_scaled_modified_bessel_k1(b, x):
 
 # spec: aten.special_erfcx
 def special_erfcx(b, self):
-    b.native_if(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
+    b.require(dtype(self) not in ["float16", "bfloat16"], 'dtype(self) not in ["float16", "bfloat16"]')
     p = b.pointwise((self,), promote="float")
     (self,) = p.operands
     return p.result(s.erfcx(self))

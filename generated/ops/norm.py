@@ -25,7 +25,7 @@ from ...runtime.lower.names import (
 
 # spec: aten._softmax
 def _softmax(b, self, dim, half_to_float):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     x = to(self, opmath(dtype(self)))
     e = b.call("aten.exp.default", x - b.call("aten.amax.default", x, [dim], True))
     y = e / b.call("aten.sum.dim_IntList", e, [dim], True)
@@ -34,7 +34,7 @@ def _softmax(b, self, dim, half_to_float):
 
 # spec: aten._log_softmax
 def _log_softmax(b, self, dim, half_to_float):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     x = to(self, opmath(dtype(self)))
     apart = x - b.call("aten.amax.default", x, [dim], True)
     y = apart - b.call(
@@ -45,7 +45,7 @@ def _log_softmax(b, self, dim, half_to_float):
 
 # spec: aten._safe_softmax
 def _safe_softmax(b, self, dim, dtype=None):
-    b.native_if(is_float(dtype_of(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype_of(self)), "is_float(dtype(self))")
     kind = promoted_dtype(self) if dtype is None else dtype
     x = to(self, opmath(kind))
     m = b.call("aten.amax.default", x, [dim], True)
@@ -140,9 +140,10 @@ def _native_batch_norm_legit_no_training(b, input, weight, bias, running_mean, r
 
 # spec: aten.native_batch_norm
 def native_batch_norm(b, input, weight, bias, running_mean, running_var, training, momentum, eps):
+    b.require(is_float(dtype(input)), "is_float(dtype(input))")
     b.native_if(
-        is_float(dtype(input)) and (not training and running_mean is not None and running_var is not None),
-        "is_float(dtype(input)) and (not training and running_mean is not None and running_var is not None)",
+        not training and running_mean is not None and running_var is not None,
+        "not training and running_mean is not None and running_var is not None",
     )
     return b.call(
         "aten._native_batch_norm_legit_no_training.default",

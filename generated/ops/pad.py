@@ -24,8 +24,8 @@ def constant_pad_nd(b, self, pad, value=0):
 def reflection_pad1d(b, self, padding):
     b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     lead = rank(self) - 1
-    before = [padding[2 * (0 - d)] for d in range(1)]
-    after = [padding[2 * (0 - d) + 1] for d in range(1)]
+    before = [padding[0]]
+    after = [padding[1]]
     inner = shape(self)[lead:]
     out = shape(self)[:lead] + [m + x + y for m, x, y in zip(inner, before, after)]
     i = b.coords(out)
@@ -47,8 +47,8 @@ def reflection_pad1d(b, self, padding):
 # spec: aten.replication_pad1d
 def replication_pad1d(b, self, padding):
     lead = rank(self) - 1
-    before = [padding[2 * (0 - d)] for d in range(1)]
-    after = [padding[2 * (0 - d) + 1] for d in range(1)]
+    before = [padding[0]]
+    after = [padding[1]]
     inner = shape(self)[lead:]
     out = shape(self)[:lead] + [m + x + y for m, x, y in zip(inner, before, after)]
     i = b.coords(out)
@@ -71,8 +71,8 @@ def replication_pad1d(b, self, padding):
 def reflection_pad2d(b, self, padding):
     b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     lead = rank(self) - 2
-    before = [padding[2 * (1 - d)] for d in range(2)]
-    after = [padding[2 * (1 - d) + 1] for d in range(2)]
+    before = [padding[2], padding[0]]
+    after = [padding[3], padding[1]]
     inner = shape(self)[lead:]
     out = shape(self)[:lead] + [m + x + y for m, x, y in zip(inner, before, after)]
     i = b.coords(out)
@@ -94,8 +94,8 @@ def reflection_pad2d(b, self, padding):
 # spec: aten.replication_pad2d
 def replication_pad2d(b, self, padding):
     lead = rank(self) - 2
-    before = [padding[2 * (1 - d)] for d in range(2)]
-    after = [padding[2 * (1 - d) + 1] for d in range(2)]
+    before = [padding[2], padding[0]]
+    after = [padding[3], padding[1]]
     inner = shape(self)[lead:]
     out = shape(self)[:lead] + [m + x + y for m, x, y in zip(inner, before, after)]
     i = b.coords(out)
@@ -118,8 +118,8 @@ def replication_pad2d(b, self, padding):
 def reflection_pad3d(b, self, padding):
     b.require(not is_bool(dtype(self)), "not is_bool(dtype(self))")
     lead = rank(self) - 3
-    before = [padding[2 * (2 - d)] for d in range(3)]
-    after = [padding[2 * (2 - d) + 1] for d in range(3)]
+    before = [padding[4], padding[2], padding[0]]
+    after = [padding[5], padding[3], padding[1]]
     inner = shape(self)[lead:]
     out = shape(self)[:lead] + [m + x + y for m, x, y in zip(inner, before, after)]
     i = b.coords(out)
@@ -141,8 +141,8 @@ def reflection_pad3d(b, self, padding):
 # spec: aten.replication_pad3d
 def replication_pad3d(b, self, padding):
     lead = rank(self) - 3
-    before = [padding[2 * (2 - d)] for d in range(3)]
-    after = [padding[2 * (2 - d) + 1] for d in range(3)]
+    before = [padding[4], padding[2], padding[0]]
+    after = [padding[5], padding[3], padding[1]]
     inner = shape(self)[lead:]
     out = shape(self)[:lead] + [m + x + y for m, x, y in zip(inner, before, after)]
     i = b.coords(out)

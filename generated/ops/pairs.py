@@ -8,15 +8,15 @@ from ...runtime.lower.names import broadcast, dtype, inf, is_known, numel, pays_
 
 # spec: aten._cdist_forward
 def _cdist_forward(b, x1, x2, p, compute_mode):
+    b.require(dtype(x1) in ["float32", "float64"], 'dtype(x1) in ["float32", "float64"]')
     b.native_if(
-        dtype(x1) in ["float32", "float64"]
-        and p != 0
+        p != 0
         and p != inf
         and dtype(x1) == dtype(x2)
         and is_known(numel(x1))
         and is_known(numel(x2))
         and pays_as_loops(x1, numel(x1) * size(x2, -2)),
-        'dtype(x1) in ["float32", "float64"] and p != 0 and p != inf and dtype(x1) == dtype(x2) and is_known(numel(x1)) and is_known(numel(x2)) and pays_as_loops(x1, numel(x1) * size(x2, -2))',
+        "p != 0 and p != inf and dtype(x1) == dtype(x2) and is_known(numel(x1)) and is_known(numel(x2)) and pays_as_loops(x1, numel(x1) * size(x2, -2))",
     )
     if size(x1, -1) == 0:
         return b.call(

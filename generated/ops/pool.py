@@ -218,11 +218,10 @@ def max_pool3d(b, self, kernel_size, stride=[], padding=[0], dilation=[1], ceil_
 # spec: aten._adaptive_avg_pool2d
 def _adaptive_avg_pool2d(b, self, output_size):
     b.require(all([gt(m, 0) for m in shape(self)[-2:]]), "all([m > 0 for m in shape(self)[-2:]])")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all([is_known(m) for m in shape(self)[-2:]])
-        and all([is_known(m) for m in output_size]),
-        "is_float(dtype(self)) and all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size])",
+        all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size]),
+        "all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size])",
     )
     lead = rank(self) - 2
     inner = [known(m) for m in shape(self)[lead:]]
@@ -273,11 +272,10 @@ def _adaptive_avg_pool2d(b, self, output_size):
 # spec: aten._adaptive_avg_pool3d
 def _adaptive_avg_pool3d(b, self, output_size):
     b.require(all([gt(m, 0) for m in shape(self)[-3:]]), "all([m > 0 for m in shape(self)[-3:]])")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all([is_known(m) for m in shape(self)[-3:]])
-        and all([is_known(m) for m in output_size]),
-        "is_float(dtype(self)) and all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size])",
+        all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size]),
+        "all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size])",
     )
     lead = rank(self) - 3
     inner = [known(m) for m in shape(self)[lead:]]

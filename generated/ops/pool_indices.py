@@ -166,16 +166,14 @@ def max_pool3d_with_indices(b, self, kernel_size, stride=[], padding=[0], dilati
 
 # spec: aten.adaptive_max_pool2d
 def adaptive_max_pool2d(b, self, output_size):
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all([is_known(m) for m in shape(self)[-2:]])
-        and all([is_known(m) for m in output_size]),
-        "is_float(dtype(self)) and all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size])",
+        all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size]),
+        "all([is_known(m) for m in shape(self)[-2:]]) and all([is_known(m) for m in output_size])",
     )
     inner = [known(m) for m in shape(self)[-2:]]
     outer = [known(m) for m in output_size]
     kernel = [greatest([ceildiv((x + 1) * m, n) - x * m // n for x in range(n)]) for m, n in zip(inner, outer)]
-    low = -inf if is_float(dtype(self)) else lowest(dtype(self))
     at_h = b.call("aten.arange.default", outer[0], dtype="int64") * inner[0]
     h = b.call("aten.view.default", b.call("aten.floor_divide.Scalar", at_h, outer[0]), [-1, 1, 1, 1]) + b.call(
         "aten.view.default", b.call("aten.arange.default", kernel[0], dtype="int64"), [-1, 1]
@@ -198,35 +196,30 @@ def adaptive_max_pool2d(b, self, output_size):
         b.call("aten.clamp_max.default", h, inner[0] - 1),
         b.call("aten.clamp_max.default", w, inner[1] - 1),
     ]
-    x = b.call("aten.where.self", inside_, b.call("aten._unsafe_index.Tensor", self, places), low)
+    x = b.call("aten.where.self", inside_, b.call("aten._unsafe_index.Tensor", self, places), -inf)
     top = b.call("aten.amax.default", x, [-2, -1], True)
     place = b.call(
         "aten.amin.default",
         b.call("aten.where.self", inside_ & b.call("aten.eq.Tensor", x, top), here, prod(inner)),
         [-2, -1],
     )
-    if is_float(dtype(self)):
-        last = b.call(
-            "aten.amax.default",
-            b.call("aten.where.self", inside_ & b.call("aten.isnan.default", x), here, -1),
-            [-2, -1],
-        )
-        place = b.call("aten.where.self", last >= 0, last, place)
+    last = b.call(
+        "aten.amax.default", b.call("aten.where.self", inside_ & b.call("aten.isnan.default", x), here, -1), [-2, -1]
+    )
+    place = b.call("aten.where.self", last >= 0, last, place)
     return b.call("aten.squeeze.dims", top, [-2, -1]), place
 
 
 # spec: aten.adaptive_max_pool3d
 def adaptive_max_pool3d(b, self, output_size):
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all([is_known(m) for m in shape(self)[-3:]])
-        and all([is_known(m) for m in output_size]),
-        "is_float(dtype(self)) and all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size])",
+        all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size]),
+        "all([is_known(m) for m in shape(self)[-3:]]) and all([is_known(m) for m in output_size])",
     )
     inner = [known(m) for m in shape(self)[-3:]]
     outer = [known(m) for m in output_size]
     kernel = [greatest([ceildiv((x + 1) * m, n) - x * m // n for x in range(n)]) for m, n in zip(inner, outer)]
-    low = -inf if is_float(dtype(self)) else lowest(dtype(self))
     at_d = b.call("aten.arange.default", outer[0], dtype="int64") * inner[0]
     d = b.call("aten.view.default", b.call("aten.floor_divide.Scalar", at_d, outer[0]), [-1, 1, 1, 1, 1, 1]) + b.call(
         "aten.view.default", b.call("aten.arange.default", kernel[0], dtype="int64"), [-1, 1, 1]
@@ -261,20 +254,19 @@ def adaptive_max_pool3d(b, self, output_size):
         b.call("aten.clamp_max.default", h, inner[1] - 1),
         b.call("aten.clamp_max.default", w, inner[2] - 1),
     ]
-    x = b.call("aten.where.self", inside_, b.call("aten._unsafe_index.Tensor", self, places), low)
+    x = b.call("aten.where.self", inside_, b.call("aten._unsafe_index.Tensor", self, places), -inf)
     top = b.call("aten.amax.default", x, [-3, -2, -1], True)
     place = b.call(
         "aten.amin.default",
         b.call("aten.where.self", inside_ & b.call("aten.eq.Tensor", x, top), here, prod(inner)),
         [-3, -2, -1],
     )
-    if is_float(dtype(self)):
-        last = b.call(
-            "aten.amax.default",
-            b.call("aten.where.self", inside_ & b.call("aten.isnan.default", x), here, -1),
-            [-3, -2, -1],
-        )
-        place = b.call("aten.where.self", last >= 0, last, place)
+    last = b.call(
+        "aten.amax.default",
+        b.call("aten.where.self", inside_ & b.call("aten.isnan.default", x), here, -1),
+        [-3, -2, -1],
+    )
+    place = b.call("aten.where.self", last >= 0, last, place)
     return b.call("aten.squeeze.dims", top, [-3, -2, -1]), place
 
 

@@ -649,10 +649,8 @@ def igammac(b, self, other):
 
 # spec: prims.frexp
 def frexp(b, self):
-    b.native_if(
-        is_float(dtype(self)) and pays_as_loops(self, numel(self)),
-        "is_float(dtype(self)) and pays_as_loops(self, numel(self))",
-    )
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(pays_as_loops(self, numel(self)), "pays_as_loops(self, numel(self))")
     fraction, exponent = b.call("aten.frexp.Tensor", self)
     return fraction, exponent
 
@@ -739,13 +737,13 @@ def prod_default(b, inp, dims, *, output_dtype=None):
 
 # spec: prims.var
 def var(b, inp, dims, correction=1, *, output_dtype=None):
+    b.require(is_float(dtype(inp)), "is_float(dtype(inp))")
     b.native_if(
-        is_float(dtype(inp))
-        and dims is not None
+        dims is not None
         and output_dtype is None
         and len([d for d in range(rank(inp)) if d in dims]) == len(dims)
         and (len(dims) > 0 or rank(inp) == 0),
-        "is_float(dtype(inp)) and dims is not None and output_dtype is None and len([d for d in range(rank(inp)) if d in dims]) == len(dims) and (len(dims) > 0 or rank(inp) == 0)",
+        "dims is not None and output_dtype is None and len([d for d in range(rank(inp)) if d in dims]) == len(dims) and (len(dims) > 0 or rank(inp) == 0)",
     )
     return b.call("aten.var.correction", inp, dims, correction=correction)
 

@@ -33,12 +33,10 @@ def mm(b, self, mat2):
         "not is_bool(dtype(self)) and pays_as_loops(self, numel(self) * size(mat2, -1))",
     )
     kind = opmath(dtype(self))
-    out = shape(self)[:-1] + [size(mat2, -1)]
+    out = [size(self, 0), size(mat2, 1)]
     i = b.coords(out)
-    r = b.rcoords([size(self, -1)])
-    return b.reduce(
-        "sum", out, r, to(b.at(self, [*i[:-1], r[0]]), kind) * to(b.at(mat2, [*i[:-2], r[0], i[-1]]), kind), dtype(self)
-    )
+    r = b.rcoords([size(self, 1)])
+    return b.reduce("sum", out, r, to(b.at(self, [i[0], r[0]]), kind) * to(b.at(mat2, [r[0], i[1]]), kind), dtype(self))
 
 
 # spec: aten.bmm.default

@@ -55,7 +55,7 @@ def upsample_nearest1d(b, self, output_size, scales=None):
                 *[
                     x // (o // m)
                     if exact
-                    else b.place_of(s.minimum(to(s.floor(to(value_of(x), "float32") * q), "int64"), value_of(m - 1)), m)
+                    else b.place_of(s.minimum(to(to(value_of(x), "float32") * q, "int64"), value_of(m - 1)), m)
                     for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
@@ -89,9 +89,7 @@ def _upsample_nearest_exact1d(b, self, output_size, scales=None):
                 *[
                     x // (o // m)
                     if exact
-                    else b.place_of(
-                        s.minimum(to(s.floor((to(value_of(x), "float32") + 0.5) * q), "int64"), value_of(m - 1)), m
-                    )
+                    else b.place_of(s.minimum(to((to(value_of(x), "float32") + 0.5) * q, "int64"), value_of(m - 1)), m)
                     for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
@@ -134,7 +132,7 @@ def upsample_nearest2d(b, self, output_size, scales_h=None, scales_w=None):
                 *[
                     x // (o // m)
                     if exact
-                    else b.place_of(s.minimum(to(s.floor(to(value_of(x), "float32") * q), "int64"), value_of(m - 1)), m)
+                    else b.place_of(s.minimum(to(to(value_of(x), "float32") * q, "int64"), value_of(m - 1)), m)
                     for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
@@ -168,9 +166,7 @@ def _upsample_nearest_exact2d(b, self, output_size, scales_h=None, scales_w=None
                 *[
                     x // (o // m)
                     if exact
-                    else b.place_of(
-                        s.minimum(to(s.floor((to(value_of(x), "float32") + 0.5) * q), "int64"), value_of(m - 1)), m
-                    )
+                    else b.place_of(s.minimum(to((to(value_of(x), "float32") + 0.5) * q, "int64"), value_of(m - 1)), m)
                     for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
@@ -213,7 +209,7 @@ def upsample_nearest3d(b, self, output_size, scales_d=None, scales_h=None, scale
                 *[
                     x // (o // m)
                     if exact
-                    else b.place_of(s.minimum(to(s.floor(to(value_of(x), "float32") * q), "int64"), value_of(m - 1)), m)
+                    else b.place_of(s.minimum(to(to(value_of(x), "float32") * q, "int64"), value_of(m - 1)), m)
                     for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
@@ -247,9 +243,7 @@ def _upsample_nearest_exact3d(b, self, output_size, scales_d=None, scales_h=None
                 *[
                     x // (o // m)
                     if exact
-                    else b.place_of(
-                        s.minimum(to(s.floor((to(value_of(x), "float32") + 0.5) * q), "int64"), value_of(m - 1)), m
-                    )
+                    else b.place_of(s.minimum(to((to(value_of(x), "float32") + 0.5) * q, "int64"), value_of(m - 1)), m)
                     for x, q, m, o, exact in zip(i[2:], ratio, inner, output_size, whole)
                 ],
             ],
@@ -262,15 +256,15 @@ def upsample_linear1d(b, self, output_size, align_corners, scales=None):
     b.require(
         all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
     )
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all(
+        all(
             [
                 scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m
                 for m, o, scale in zip(shape(self)[2:], output_size, [scales])
             ]
         ),
-        "is_float(dtype(self)) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales])])",
+        "all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales])])",
     )
     m = size(self, 2)
     n = output_size[0]
@@ -282,7 +276,7 @@ def upsample_linear1d(b, self, output_size, align_corners, scales=None):
     i = b.coords(out)
     x = to(value_of(i[2]), kind)
     at_ = x * ratio if align_corners else s.maximum((x + 0.5) * ratio - 0.5, 0.0)
-    low = s.minimum(to(s.floor(at_), "int64"), value_of(m - 1))
+    low = s.minimum(to(at_, "int64"), value_of(m - 1))
     high = s.minimum(low + 1, value_of(m - 1))
     share = at_ - to(low, kind)
     left = to(b.at(self, [i[0], i[1], b.place_of(low, m)]), kind)
@@ -328,8 +322,8 @@ def upsample_bilinear2d(b, self, output_size, align_corners, scales_h=None, scal
     x = to(value_of(i[3]), kind)
     at_y = y * ratio_h if align_corners else s.maximum((y + 0.5) * ratio_h - 0.5, 0.0)
     at_x = x * ratio_w if align_corners else s.maximum((x + 0.5) * ratio_w - 0.5, 0.0)
-    top = s.minimum(to(s.floor(at_y), "int64"), value_of(h - 1))
-    left = s.minimum(to(s.floor(at_x), "int64"), value_of(w - 1))
+    top = s.minimum(to(at_y, "int64"), value_of(h - 1))
+    left = s.minimum(to(at_x, "int64"), value_of(w - 1))
     bottom = s.minimum(top + 1, value_of(h - 1))
     right = s.minimum(left + 1, value_of(w - 1))
     down = to(at_y - to(top, kind), kind)
@@ -350,15 +344,15 @@ def upsample_trilinear3d(b, self, output_size, align_corners, scales_d=None, sca
     b.require(
         all([gt(m, 0) for m in shape(self)[1:] + output_size]), "all([m > 0 for m in shape(self)[1:] + output_size])"
     )
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.native_if(
-        is_float(dtype(self))
-        and all(
+        all(
             [
                 scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m
                 for m, o, scale in zip(shape(self)[2:], output_size, [scales_d, scales_h, scales_w])
             ]
         ),
-        "is_float(dtype(self)) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales_d, scales_h, scales_w])])",
+        "all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(shape(self)[2:], output_size, [scales_d, scales_h, scales_w])])",
     )
     inner = shape(self)[2:]
     kind = opmath(dtype(self))
@@ -370,7 +364,7 @@ def upsample_trilinear3d(b, self, output_size, align_corners, scales_d=None, sca
     i = b.coords(out)
     x = [to(value_of(k), kind) for k in i[2:]]
     at_ = [k * q if align_corners else s.maximum((k + 0.5) * q - 0.5, 0.0) for k, q in zip(x, ratio)]
-    low = [s.minimum(to(s.floor(k), "int64"), value_of(m - 1)) for k, m in zip(at_, inner)]
+    low = [s.minimum(to(k, "int64"), value_of(m - 1)) for k, m in zip(at_, inner)]
     share = [k - to(p_, kind) for k, p_ in zip(at_, low)]
     first = [b.place_of(p_, m) for p_, m in zip(low, inner)]
     last = [b.place_of(s.minimum(p_ + 1, value_of(m - 1)), m) for p_, m in zip(low, inner)]

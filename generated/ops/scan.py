@@ -26,7 +26,7 @@ def cumprod(b, self, dim, *, dtype=None):
 
 # spec: aten.logcumsumexp
 def logcumsumexp(b, self, dim):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
     d = wrap(dim, rank(self))
     out = shape(self)
     i = b.coords(out)

@@ -266,35 +266,33 @@ def igammac(b, self, other):
 
 # spec: aten.frexp.Tensor
 def frexp_Tensor(b, self):
-    b.native_if(
-        is_float(dtype(self)) and pays_as_loops(self, numel(self)),
-        "is_float(dtype(self)) and pays_as_loops(self, numel(self))",
-    )
+    b.require(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(pays_as_loops(self, numel(self)), "pays_as_loops(self, numel(self))")
     fraction, exponent = b.routine("special.frexp", [self], [(shape(self), dtype(self)), (shape(self), "int32")], [])
     return fraction, exponent
 
 
 # spec: aten._pdist_forward
 def _pdist_forward(b, self, p=2.0):
-    b.native_if(
-        dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * size(self, 0)),
-        'dtype(self) in ["float32", "float64"] and pays_as_loops(self, numel(self) * size(self, 0))',
-    )
+    b.require(dtype(self) in ["float32", "float64"], 'dtype(self) in ["float32", "float64"]')
+    b.native_if(pays_as_loops(self, numel(self) * size(self, 0)), "pays_as_loops(self, numel(self) * size(self, 0))")
     n = size(self, 0)
     return b.routine("special.pairs", [self], [([n * (n - 1) // 2], dtype(self))], [p * 1.0])[0]
 
 
 # spec: aten.segment_reduce
 def segment_reduce(b, data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
+    b.require(
+        indices is None and (lengths is not None or offsets is not None),
+        "indices is None and (lengths is not None or offsets is not None)",
+    )
     b.native_if(
         dtype(data) in ["float32", "float64"]
-        and indices is None
         and (lengths is None or offsets is None)
-        and (lengths is not None or offsets is not None)
         and reduce in ["sum", "mean", "max", "min", "prod"]
         and pays_as_loops(data, numel(data))
         and (lengths is None or gt(numel(lengths), 0)),
-        'dtype(data) in ["float32", "float64"] and indices is None and (lengths is None or offsets is None) and (lengths is not None or offsets is not None) and reduce in ["sum", "mean", "max", "min", "prod"] and pays_as_loops(data, numel(data)) and (lengths is None or numel(lengths) > 0)',
+        'dtype(data) in ["float32", "float64"] and (lengths is None or offsets is None) and reduce in ["sum", "mean", "max", "min", "prod"] and pays_as_loops(data, numel(data)) and (lengths is None or numel(lengths) > 0)',
     )
     d = wrap(axis, rank(data))
     which = (

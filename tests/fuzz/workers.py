@@ -25,6 +25,7 @@ ENVIRONMENT = {
 """What worker processes have in their environment."""
 # A process grows with every library that it loads; a fresh one now and then keeps it small.
 _PROGRAMS_PER_PROCESS = 400
+_MORE_PATIENCE = 4
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,12 @@ def _serve(todo: queue.Queue[Range], reports: queue.Queue[Any], folder: Path, sh
         reports.put(None)
 
 
-def _run_process(family: str, seeds: range, reports: queue.Queue[Any], folder: Path, shrink: float) -> range:
-    """Run seeds of a family in one process; returns those that are left after one that ended it."""
+def _run_process(
+    family: str, seeds: range, reports: queue.Queue[Any], folder: Path, shrink: float, patience: int = 1
+) -> range:
+    """Run seeds of a family in one process; returns those that are left after one that ended it. A program that seems to hang is given more
+    time in a second process: on a busy machine the first may just have got no turn.
+    """
     words = [family, str(seeds.start), str(seeds.stop), str(folder), str(shrink)]
     command = [sys.executable, "-m", "tests.fuzz.worker", *words]
     environment = {**os.environ, **ENVIRONMENT}
@@ -166,7 +171,7 @@ def _run_process(family: str, seeds: range, reports: queue.Queue[Any], folder: P
     reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
     reader.start()
     seed = seeds.start
-    for line in lines_of(process, HANG_S + shrink):
+    for line in lines_of(process, patience * HANG_S + shrink):
         if line.startswith("{"):
             report = json.loads(line)
             reports.put(report)
@@ -175,6 +180,8 @@ def _run_process(family: str, seeds: range, reports: queue.Queue[Any], folder: P
     reader.join(5)
     if seed < seeds.stop:
         kind = "hang" if status == -9 else "crash"
+        if kind == "hang" and patience == 1:
+            return _run_process(family, range(seed, seeds.stop), reports, folder, shrink, _MORE_PATIENCE)
         text = (
             f"# Reproduce: python -m tests.fuzz --family {family} --seed {seed}\n"
             f"# {kind}: exit status {status}\n{''.join(errors[-12:])}"

@@ -11,24 +11,120 @@ from tests.support.invalid_calls import Clause, Positions, check_clause, check_p
 CLAUSES = [
     Clause("aten._prelu_kernel", ("aten._prelu_kernel.default",), "is_float(dtype(self))", ("I(5, 3), I(5, 3)",)),
     Clause("aten._prelu_kernel", ("aten._prelu_kernel.default",), "dtype(self) == dtype(weight)", ("F(3), C(1, 3)",)),
+    Clause(
+        "aten._prelu_kernel_backward",
+        ("aten._prelu_kernel_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 3, 5), I(3, 3, 5), I(3, 3, 5)",),
+    ),
     Clause("aten.celu", ("aten.celu.default",), "is_float(dtype(self))", ("I(5, 3)",)),
     Clause("aten.celu", ("aten.celu.default",), "alpha != 0", ("F(3), 0.0",)),
     Clause("aten.elu", ("aten.elu.default",), "is_float(dtype(self))", ("I(5, 3)",)),
+    Clause(
+        "aten.elu_backward",
+        ("aten.elu_backward.default",),
+        "is_float(promoted_dtype(grad_output, self_or_result))",
+        ("I(3, 3, 5), 1.0, 1.0, 1.0, False, I(3, 3, 5)",),
+    ),
     Clause("aten.gelu", ("aten.gelu.default",), "is_float(dtype(self))", ("I(5, 3)",)),
+    Clause(
+        "aten.gelu_backward",
+        ("aten.gelu_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 3, 5), I(3, 3, 5)",),
+    ),
     Clause("aten.glu", ("aten.glu.default",), "is_float(dtype(self))", ("I(5, 4)",)),
     Clause("aten.hardshrink", ("aten.hardshrink.default",), "is_float(dtype(self))", ("I(5, 3)",)),
+    Clause(
+        "aten.hardshrink_backward",
+        ("aten.hardshrink_backward.default",),
+        "is_float(promoted_dtype(grad_out, self))",
+        ("I(3, 3, 5), I(3, 3, 5), 0.5",),
+    ),
     Clause("aten.hardsigmoid", ("aten.hardsigmoid.default",), "is_float(dtype(self))", ("I(5, 3)",)),
+    Clause(
+        "aten.hardsigmoid_backward",
+        ("aten.hardsigmoid_backward.default",),
+        "is_float(promoted_dtype(grad_output, self))",
+        ("I(3, 3, 5), I(3, 3, 5)",),
+    ),
     Clause("aten.hardswish", ("aten.hardswish.default",), "is_float(dtype(self))", ("I(5, 3)",)),
+    Clause(
+        "aten.hardswish_backward",
+        ("aten.hardswish_backward.default",),
+        "is_float(promoted_dtype(grad_output, self))",
+        ("I(3, 3, 5), I(3, 3, 5)",),
+    ),
     Clause("aten.hardtanh", ("aten.hardtanh.default",), 'dtype(self) not in ["bool", "uint8"]', ("B(3)",)),
+    Clause(
+        "aten.hardtanh_backward",
+        ("aten.hardtanh_backward.default",),
+        "is_float(promoted_dtype(grad_output, self))",
+        ("I(3, 3, 5), I(3, 3, 5), -0.5, 0.5",),
+    ),
     Clause("aten.leaky_relu", ("aten.leaky_relu.default",), "is_float(dtype(self))", ("I(5, 3)",)),
+    Clause(
+        "aten.leaky_relu_backward",
+        ("aten.leaky_relu_backward.default",),
+        "is_float(promoted_dtype(grad_output, self))",
+        ("I(3, 3, 5), I(3, 3, 5), 0.1, False",),
+    ),
+    Clause(
+        "aten.log_sigmoid_backward",
+        ("aten.log_sigmoid_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 3, 5), I(3, 3, 5), I(3, 3, 5)",),
+    ),
     Clause("aten.log_sigmoid_forward", ("aten.log_sigmoid_forward.default",), "is_float(dtype(self))", ("I(5, 3)",)),
     Clause("aten.mish", ("aten.mish.default",), "is_float(dtype(self))", ("I(5, 3)",)),
+    Clause(
+        "aten.mish_backward",
+        ("aten.mish_backward.default",),
+        "is_float(promoted_dtype(grad_output, self))",
+        ("I(3, 3, 5), I(3, 3, 5)",),
+    ),
     Clause("aten.relu", ("aten.relu.default",), "not is_bool(dtype(self))", ("B(3)",)),
+    Clause(
+        "aten.sigmoid_backward",
+        ("aten.sigmoid_backward.default",),
+        "is_float(promoted_dtype(grad_output, output))",
+        ("I(3, 3, 5), I(3, 3, 5)",),
+    ),
     Clause("aten.silu", ("aten.silu.default",), "is_float(dtype(self))", ("I(5, 3)",)),
+    Clause(
+        "aten.silu_backward",
+        ("aten.silu_backward.default",),
+        "is_float(promoted_dtype(grad_output, self))",
+        ("I(3, 3, 5), I(3, 3, 5)",),
+    ),
     Clause("aten.softplus", ("aten.softplus.default",), "is_float(dtype(self))", ("I(5, 3)",)),
+    Clause(
+        "aten.softplus_backward",
+        ("aten.softplus_backward.default",),
+        "is_float(promoted_dtype(grad_output, self))",
+        ("I(3, 3, 5), I(3, 3, 5), 1.0, 20.0",),
+    ),
     Clause("aten.softshrink", ("aten.softshrink.default",), "is_float(dtype(self))", ("I(5, 3)",)),
+    Clause(
+        "aten.softshrink_backward",
+        ("aten.softshrink_backward.default",),
+        "is_float(promoted_dtype(grad_output, self))",
+        ("I(3, 3, 5), I(3, 3, 5), 0.5",),
+    ),
+    Clause(
+        "aten.tanh_backward",
+        ("aten.tanh_backward.default",),
+        "is_float(promoted_dtype(grad_output, output))",
+        ("I(3, 3, 5), I(3, 3, 5)",),
+    ),
     Clause("aten.threshold", ("aten.threshold.default",), "not is_bool(dtype(self))", ("B(3), 0.5, 1.0",)),
     Clause("aten.abs", ("aten.abs.default",), "not is_bool(dtype(self))", ("B(3)",)),
+    Clause(
+        "aten.add",
+        ("aten.add.Scalar", "aten.add.Tensor"),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
+        ("I(3, 3), I(3, 3), alpha=1.5",),
+    ),
     Clause(
         "aten.addcdiv",
         ("aten.addcdiv.default",),
@@ -54,9 +150,155 @@ CLAUSES = [
     Clause("aten.round.default", ("aten.round.default",), "not is_bool(dtype(self))", ("B(3)",)),
     Clause("aten.rsub", ("aten.rsub.Scalar", "aten.rsub.Tensor"), "not is_bool(dtype(self))", ("B(3), F(3)",)),
     Clause("aten.rsub", ("aten.rsub.Scalar", "aten.rsub.Tensor"), "not is_bool(dtype(other))", ("F(3), B(3)",)),
+    Clause(
+        "aten.rsub",
+        ("aten.rsub.Scalar", "aten.rsub.Tensor"),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
+        ("I(3, 3), I(3, 3), alpha=1.5",),
+    ),
     Clause("aten.sub", ("aten.sub.Scalar", "aten.sub.Tensor"), "not is_bool(dtype(self))", ("B(3), F(3)",)),
     Clause("aten.sub", ("aten.sub.Scalar", "aten.sub.Tensor"), "not is_bool(dtype(other))", ("F(3), B(3)",)),
+    Clause(
+        "aten.sub",
+        ("aten.sub.Scalar", "aten.sub.Tensor"),
+        "is_float(promoted_dtype(self, other)) or is_complex(promoted_dtype(self, other)) or not is_float(dtype(alpha))",
+        ("I(3, 3), I(3, 3), alpha=1.5",),
+    ),
     Clause("aten.trunc", ("aten.trunc.default",), "not is_bool(dtype(self))", ("B(3)",)),
+    Clause(
+        "aten._weight_norm_interface_backward",
+        ("aten._weight_norm_interface_backward.default",),
+        'dtype(saved_v) in ["float32", "float64"]',
+        (
+            "C(1.0, 3, 4, 1, dtype=float16), C(1.0, 3, 4, 1, dtype=float16), C(1.0, 3, 1, 1, dtype=float16), C(1.0, 3, 1, 1, dtype=float16), 0",
+        ),
+    ),
+    Clause(
+        "aten.native_batch_norm_backward",
+        ("aten.native_batch_norm_backward.default",),
+        "is_float(dtype(grad_out))",
+        ("I(3, 2, 3, 4, 4), I(3, 2, 3, 4, 4), I(3, 3), None, None, I(3, 3), I(3, 3), True, 1e-5, [True, True, True]",),
+    ),
+    Clause(
+        "aten.native_layer_norm_backward",
+        ("aten.native_layer_norm_backward.default",),
+        "is_float(dtype(grad_out))",
+        ("I(3, 3, 8), I(3, 3, 8), [8], I(3, 3, 1), I(3, 3, 1), I(3, 8), I(3, 8), [True, True, True]",),
+    ),
+    Clause(
+        "aten.binary_cross_entropy_backward",
+        ("aten.binary_cross_entropy_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3), I(3, 3, 5), I(3, 3, 5)",),
+    ),
+    Clause(
+        "aten.binary_cross_entropy_backward",
+        ("aten.binary_cross_entropy_backward.default",),
+        "is_float(dtype(self))",
+        ("F(3, 5), I(3, 3, 5), I(3, 3, 5)",),
+    ),
+    Clause(
+        "aten.huber_loss_backward",
+        ("aten.huber_loss_backward.default",),
+        "is_float(dtype(self))",
+        ("I(3), I(3, 3, 5), I(3, 3, 5), 1, 1.0",),
+    ),
+    Clause(
+        "aten.soft_margin_loss_backward",
+        ("aten.soft_margin_loss_backward.default",),
+        "is_float(dtype(self))",
+        ("I(3), I(3, 3, 5), I(3, 3, 5), 1",),
+    ),
+    Clause(
+        "aten._adaptive_avg_pool2d_backward",
+        ("aten._adaptive_avg_pool2d_backward.default",),
+        "is_float(dtype(self))",
+        ("I(3, 2, 3, 4, 3), I(3, 2, 3, 8, 6)",),
+    ),
+    Clause(
+        "aten._upsample_nearest_exact1d_backward.default",
+        ("aten._upsample_nearest_exact1d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 1, 2, 10), [10], [1, 2, 5]",),
+    ),
+    Clause(
+        "aten._upsample_nearest_exact2d_backward.default",
+        ("aten._upsample_nearest_exact2d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 1, 2, 10, 8), [10, 8], [1, 2, 5, 4]",),
+    ),
+    Clause(
+        "aten._upsample_nearest_exact3d_backward.default",
+        ("aten._upsample_nearest_exact3d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 1, 2, 10, 8, 6), [10, 8, 6], [1, 2, 5, 4, 3]",),
+    ),
+    Clause(
+        "aten.reflection_pad1d_backward",
+        ("aten.reflection_pad1d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 2, 7), I(3, 2, 4), [1, 2]",),
+    ),
+    Clause(
+        "aten.reflection_pad2d_backward",
+        ("aten.reflection_pad2d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 2, 6, 8), I(3, 2, 4, 5), [1, 2, 1, 1]",),
+    ),
+    Clause(
+        "aten.reflection_pad3d_backward",
+        ("aten.reflection_pad3d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 2, 6, 7, 9), I(3, 2, 4, 5, 6), [1, 2, 1, 1, 2, 0]",),
+    ),
+    Clause(
+        "aten.replication_pad1d_backward",
+        ("aten.replication_pad1d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 2, 7), I(3, 2, 4), [1, 2]",),
+    ),
+    Clause(
+        "aten.replication_pad2d_backward",
+        ("aten.replication_pad2d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 2, 6, 8), I(3, 2, 4, 5), [1, 2, 1, 1]",),
+    ),
+    Clause(
+        "aten.replication_pad3d_backward",
+        ("aten.replication_pad3d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 2, 6, 7, 9), I(3, 2, 4, 5, 6), [1, 2, 1, 1, 2, 0]",),
+    ),
+    Clause(
+        "aten.upsample_bilinear2d_backward.default",
+        ("aten.upsample_bilinear2d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 1, 2, 8, 9), [8, 9], [1, 2, 4, 5], False",),
+    ),
+    Clause(
+        "aten.upsample_linear1d_backward.default",
+        ("aten.upsample_linear1d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 1, 2, 9), [9], [1, 2, 5], False",),
+    ),
+    Clause(
+        "aten.upsample_nearest1d_backward.default",
+        ("aten.upsample_nearest1d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 1, 2, 10), [10], [1, 2, 5]",),
+    ),
+    Clause(
+        "aten.upsample_nearest2d_backward.default",
+        ("aten.upsample_nearest2d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 1, 2, 10, 8), [10, 8], [1, 2, 5, 4]",),
+    ),
+    Clause(
+        "aten.upsample_nearest3d_backward.default",
+        ("aten.upsample_nearest3d_backward.default",),
+        "is_float(dtype(grad_output))",
+        ("I(3, 1, 2, 10, 8, 6), [10, 8, 6], [1, 2, 5, 4, 3]",),
+    ),
     Clause(
         "aten.bitwise_left_shift, aten.__lshift__",
         (
@@ -108,6 +350,12 @@ CLAUSES = [
         ("aten._unsafe_index_put.default",),
         "dtype(self) == dtype(values)",
         ("F(5, 6), [I(5, 3)], I(5, 3, 6)",),
+    ),
+    Clause(
+        "aten.block_diag",
+        ("aten.block_diag.default",),
+        "all([rank(t) < 3 for t in tensors])",
+        ("[F(2, 3), F(2, 3, 4)]",),
     ),
     Clause(
         "aten.gather",
@@ -171,10 +419,22 @@ CLAUSES = [
         raises="LinAlgError",
     ),
     Clause(
+        "aten._linalg_slogdet",
+        ("aten._linalg_slogdet.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
         "aten._linalg_solve_ex",
         ("aten._linalg_solve_ex.default",),
         "dtype(A) == dtype(B)",
         ("F(3, 3), C(1.0, 3, 2, dtype=float64)",),
+    ),
+    Clause(
+        "aten._linalg_solve_ex",
+        ("aten._linalg_solve_ex.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16), C(1.0, 3, 2, dtype=float16)",),
     ),
     Clause(
         "aten._linalg_svd",
@@ -182,6 +442,12 @@ CLAUSES = [
         "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values.",
         ("C(nan, 3, 3), False, False",),
         raises="LinAlgError",
+    ),
+    Clause(
+        "aten._linalg_svd",
+        ("aten._linalg_svd.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16), False, False",),
     ),
     Clause(
         "aten.cholesky",
@@ -198,10 +464,49 @@ CLAUSES = [
         raises="LinAlgError",
     ),
     Clause(
+        "aten.cholesky_inverse",
+        ("aten.cholesky_inverse.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
         "aten.cholesky_solve",
         ("aten.cholesky_solve.default",),
         "dtype(self) == dtype(input2)",
         ("F(3, 2), C(1.0, 3, 3, dtype=float64)",),
+    ),
+    Clause(
+        "aten.cholesky_solve",
+        ("aten.cholesky_solve.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 3, 2, dtype=float16), C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.geqrf", ("aten.geqrf.default",), 'dtype(self) in ["float32", "float64"]', ("C(1.0, 3, 3, dtype=float16)",)
+    ),
+    Clause(
+        "aten.linalg_householder_product",
+        ("aten.linalg_householder_product.default",),
+        'dtype(input) in ["float32", "float64"]',
+        ("C(1.0, 4, 3, dtype=float16), C(1.0, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.linalg_inv_ex",
+        ("aten.linalg_inv_ex.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.linalg_lu",
+        ("aten.linalg_lu.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.linalg_lu_factor_ex",
+        ("aten.linalg_lu_factor_ex.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
     ),
     Clause(
         "aten.linalg_lu_solve",
@@ -223,11 +528,35 @@ CLAUSES = [
         raises="RuntimeError",
     ),
     Clause(
+        "aten.linalg_lu_solve",
+        ("aten.linalg_lu_solve.default",),
+        'dtype(LU) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16), N(3), C(1.0, 3, 2, dtype=float16)",),
+    ),
+    Clause(
         "aten.linalg_pinv.atol_rtol_tensor",
         ("aten.linalg_pinv.atol_rtol_tensor",),
         "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values.",
         ("C(nan, 3, 3)", "C(nan, 2, 4, 3)"),
         raises="LinAlgError",
+    ),
+    Clause(
+        "aten.linalg_pinv.atol_rtol_tensor",
+        ("aten.linalg_pinv.atol_rtol_tensor",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.linalg_qr",
+        ("aten.linalg_qr.default",),
+        'dtype(A) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16)",),
+    ),
+    Clause(
+        "aten.linalg_solve_triangular",
+        ("aten.linalg_solve_triangular.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 3, 3, dtype=float16), C(1.0, 3, 2, dtype=float16), upper=True",),
     ),
     Clause(
         "aten.lu_unpack",
@@ -241,6 +570,18 @@ CLAUSES = [
         "pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive",
         ("F(3, 3), C(0, 3, dtype=int32)", "F(2, 3, 3), C(4, 2, 3, dtype=int32)"),
         raises="RuntimeError",
+    ),
+    Clause(
+        "aten.ormqr",
+        ("aten.ormqr.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 4, 3, dtype=float16), C(1.0, 3, dtype=float16), C(1.0, 4, 2, dtype=float16)",),
+    ),
+    Clause(
+        "aten.triangular_solve",
+        ("aten.triangular_solve.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 3, 2, dtype=float16), C(1.0, 3, 3, dtype=float16)",),
     ),
     Clause(
         "aten.binary_cross_entropy",
@@ -281,6 +622,15 @@ CLAUSES = [
     Clause("aten.multi_margin_loss", ("aten.multi_margin_loss.default",), "p == 1 or p == 2", ("F(4, 5), I(5, 4), 3",)),
     Clause("aten.multi_margin_loss", ("aten.multi_margin_loss.default",), "rank(target) < 2", ("F(4, 5), I(5, 4, 1)",)),
     Clause(
+        "aten.multi_margin_loss", ("aten.multi_margin_loss.default",), "is_float(dtype(self))", ("I(3, 4, 5), I(5, 4)",)
+    ),
+    Clause(
+        "aten.multi_margin_loss",
+        ("aten.multi_margin_loss.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 4, 5, dtype=float16), I(5, 4)",),
+    ),
+    Clause(
         "aten.nll_loss2d_forward",
         ("aten.nll_loss2d_forward.default",),
         'dtype(target) in ["int64", "uint8"]',
@@ -306,10 +656,97 @@ CLAUSES = [
     ),
     Clause("aten.smooth_l1_loss", ("aten.smooth_l1_loss.default",), "beta >= 0", ("F(3), F(3), 1, -1.0",)),
     Clause(
+        "aten.special_bessel_j0",
+        ("aten.special_bessel_j0.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_bessel_j1",
+        ("aten.special_bessel_j1.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_bessel_y0",
+        ("aten.special_bessel_y0.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_erfcx",
+        ("aten.special_erfcx.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_log_ndtr",
+        ("aten.special_log_ndtr.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_modified_bessel_i0",
+        ("aten.special_modified_bessel_i0.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_modified_bessel_i1",
+        ("aten.special_modified_bessel_i1.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_modified_bessel_k0",
+        ("aten.special_modified_bessel_k0.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_modified_bessel_k1",
+        ("aten.special_modified_bessel_k1.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_ndtri",
+        ("aten.special_ndtri.default",),
+        'dtype(self) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_scaled_modified_bessel_k0",
+        ("aten.special_scaled_modified_bessel_k0.default",),
+        'dtype(x) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_scaled_modified_bessel_k1",
+        ("aten.special_scaled_modified_bessel_k1.default",),
+        'dtype(x) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause(
+        "aten.special_spherical_bessel_j0",
+        ("aten.special_spherical_bessel_j0.default",),
+        'dtype(x) not in ["float16", "bfloat16"]',
+        ("C(1.0, 3, 5, dtype=float16)",),
+    ),
+    Clause("aten._log_softmax", ("aten._log_softmax.default",), "is_float(dtype(self))", ("I(3, 3, 5), 1, False",)),
+    Clause(
         "aten._native_batch_norm_legit_no_training",
         ("aten._native_batch_norm_legit_no_training.default",),
         "is_float(dtype(input))",
         ("I(5, 3, 4), None, None, P(4), P(4), 0.1, 0.00001",),
+    ),
+    Clause("aten._safe_softmax", ("aten._safe_softmax.default",), "is_float(dtype(self))", ("I(3, 3, 5), 1",)),
+    Clause("aten._softmax", ("aten._softmax.default",), "is_float(dtype(self))", ("I(3, 3, 5), 1, False",)),
+    Clause(
+        "aten.native_batch_norm",
+        ("aten.native_batch_norm.default",),
+        "is_float(dtype(input))",
+        ("I(3, 2, 3, 4, 4), I(3, 3), I(3, 3), I(3, 3), I(3, 3), False, 0.1, 1e-5",),
     ),
     Clause("aten.renorm", ("aten.renorm.default",), "is_float(dtype(self))", ("I(5, 3, 4), 2.0, 0, 1.0",)),
     Clause("aten.renorm", ("aten.renorm.default",), "rank(self) > 1", ("F(3), 2.0, 0, 1.0",)),
@@ -331,10 +768,22 @@ CLAUSES = [
         ("B(1, 2, 4, 4, 4), [1, 1, 1, 1, 1, 1]",),
     ),
     Clause(
+        "aten._cdist_forward",
+        ("aten._cdist_forward.default",),
+        'dtype(x1) in ["float32", "float64"]',
+        ("C(1.0, 3, 4, dtype=float16), C(1.0, 5, 4, dtype=float16), 2.0, None",),
+    ),
+    Clause(
         "aten._adaptive_avg_pool2d",
         ("aten._adaptive_avg_pool2d.default",),
         "all([m > 0 for m in shape(self)[-2:]])",
         ("F(1, 2, 0, 5), [2, 2]", "F(2, 4, 0), [2, 2]"),
+    ),
+    Clause(
+        "aten._adaptive_avg_pool2d",
+        ("aten._adaptive_avg_pool2d.default",),
+        "is_float(dtype(self))",
+        ("I(3, 2, 3, 8, 6), [4, 3]",),
     ),
     Clause(
         "aten._adaptive_avg_pool3d",
@@ -342,8 +791,28 @@ CLAUSES = [
         "all([m > 0 for m in shape(self)[-3:]])",
         ("F(1, 2, 3, 0, 5), [2, 2, 2]",),
     ),
+    Clause(
+        "aten._adaptive_avg_pool3d",
+        ("aten._adaptive_avg_pool3d.default",),
+        "is_float(dtype(self))",
+        ("I(3, 2, 3, 4, 6, 4), [2, 3, 4]",),
+    ),
     Clause("aten.max_pool2d", ("aten.max_pool2d.default",), 'dtype(self) != "bool"', ("B(1, 2, 4, 4), [2, 2]",)),
     Clause("aten.max_pool3d", ("aten.max_pool3d.default",), 'dtype(self) != "bool"', ("B(1, 2, 4, 4, 4), [2, 2, 2]",)),
+    Clause(
+        "aten.adaptive_max_pool2d",
+        ("aten.adaptive_max_pool2d.default",),
+        "is_float(dtype(self))",
+        ("I(3, 2, 3, 8, 6), [4, 3]",),
+    ),
+    Clause(
+        "aten.adaptive_max_pool3d",
+        ("aten.adaptive_max_pool3d.default",),
+        "is_float(dtype(self))",
+        ("I(3, 2, 3, 4, 6, 4), [2, 3, 4]",),
+    ),
+    Clause("prims.frexp", ("prims.frexp.default",), "is_float(dtype(self))", ("I(3, 3, 5)",)),
+    Clause("prims.var", ("prims.var.default",), "is_float(dtype(inp))", ("I(3, 3, 5), [1], 1.0",)),
     Clause(
         "aten.addbmm.default",
         ("aten.addbmm.default",),
@@ -426,6 +895,12 @@ CLAUSES = [
         ("F(1, 2, 0), [4], False", "F(2, 0, 5), [4], False", "F(1, 2, 5), [0], False"),
     ),
     Clause(
+        "aten.upsample_linear1d.default",
+        ("aten.upsample_linear1d.default",),
+        "is_float(dtype(self))",
+        ("I(3, 1, 2, 5), [9], False",),
+    ),
+    Clause(
         "aten.upsample_nearest1d.default",
         ("aten.upsample_nearest1d.default",),
         "all([m > 0 for m in shape(self)[1:] + output_size])",
@@ -453,6 +928,13 @@ CLAUSES = [
             "F(1, 2, 5, 5, 5), [0, 0, 0], False",
         ),
     ),
+    Clause(
+        "aten.upsample_trilinear3d.default",
+        ("aten.upsample_trilinear3d.default",),
+        "is_float(dtype(self))",
+        ("I(3, 1, 2, 3, 4, 5), [5, 8, 9], False",),
+    ),
+    Clause("aten.logcumsumexp", ("aten.logcumsumexp.default",), "is_float(dtype(self))", ("I(3, 3, 5), 1",)),
     Clause(
         "aten.bucketize.Tensor", ("aten.bucketize.Tensor",), "rank(boundaries) == 1", ("F(3), F(2, 3)", "F(3), F()")
     ),
@@ -496,6 +978,19 @@ CLAUSES = [
         raises="RuntimeError",
     ),
     Clause(
+        "aten._pdist_forward",
+        ("aten._pdist_forward.default",),
+        'dtype(self) in ["float32", "float64"]',
+        ("C(1.0, 5, 4, dtype=float16)",),
+    ),
+    Clause("aten.frexp.Tensor", ("aten.frexp.Tensor",), "is_float(dtype(self))", ("I(3, 3, 5)",)),
+    Clause(
+        "aten.segment_reduce",
+        ("aten.segment_reduce.default",),
+        "indices is None and (lengths is not None or offsets is not None)",
+        ('F(9, 3), "sum", lengths=I(3, 4), indices=I(3, 4), unsafe=True', 'F(9, 3), "sum"'),
+    ),
+    Clause(
         "aten.segment_reduce",
         ("aten.segment_reduce.default",),
         "segment_reduce(): lengths must not be negative, and add up to the size of the dimension",
@@ -506,7 +1001,11 @@ CLAUSES = [
         "aten.segment_reduce",
         ("aten.segment_reduce.default",),
         "segment_reduce(): offsets must not descend",
-        ('F(5), "max", offsets=-N(4)', 'F(2, 5, 3), "sum", offsets=-N(2, 4), axis=1'),
+        (
+            'F(5), "max", offsets=-N(4)',
+            'F(1, 5, 3), "sum", offsets=-N(1, 4), axis=1',
+            'F(2, 5, 3), "sum", offsets=-N(2, 4), axis=1',
+        ),
         raises="RuntimeError",
     ),
 ]
@@ -528,12 +1027,20 @@ POSITIONS = [
     Positions(
         "aten._unsafe_masked_index",
         ("aten._unsafe_masked_index.default",),
-        ("F(5, 6), B(3), [S(5, 3), S(6, 3)], 7", "F(5, 6), B(2, 3), [S(5, 2, 1), S(6, 3)], 0"),
+        (
+            "F(5, 6), B(3), [S(5, 3), S(6, 3)], 7",
+            "F(5, 6), B(2, 3), [S(5, 2, 1), S(6, 3)], 0",
+            "F(3, 5, 6), B(3, 3), [None, S(5, 3), S(6, 3)], 7",
+        ),
     ),
     Positions(
         "aten._unsafe_masked_index_put_accumulate",
         ("aten._unsafe_masked_index_put_accumulate.default",),
-        ("F(5, 6), B(3), [S(5, 3), S(6, 3)], F(3)", "F(5, 6), B(2, 3), [S(5, 2, 1), S(6, 3)], F(2, 3)"),
+        (
+            "F(5, 6), B(3), [S(5, 3), S(6, 3)], F(3)",
+            "F(5, 6), B(2, 3), [S(5, 2, 1), S(6, 3)], F(2, 3)",
+            "F(3, 5, 6), B(3, 3), [None, S(5, 3), S(6, 3)], F(3, 3)",
+        ),
     ),
     Positions("aten.embedding", ("aten.embedding.default",), ("F(10, 4), I(10, 2, 3)",)),
     Positions(
@@ -556,6 +1063,8 @@ POSITIONS = [
             "F(5, 6), [None, S(6, 2, 2)]",
             "F(5, 6, 4), [S(5, 3), S(6, 2, 1)]",
             "F(5, 6, 4), [S(5, 3), None, S(4, 3)]",
+            "F(3, 5, 6), [None, S(5, 3), S(6, 3)]",
+            "F(2, 5, 3, 4), [None, S(5, 3), None, S(4, 3)]",
         ),
     ),
     Positions(
@@ -581,7 +1090,7 @@ POSITIONS = [
     Positions(
         "aten.index_fill.int_Tensor",
         ("aten.index_fill.int_Tensor",),
-        ("F(5, 6), 0, I(5, 3), F()", "F(), 0, I(1, 1), F()"),
+        ("F(5, 6), 0, I(5, 3), F()", "F(), 0, I(1, 1), F()", "F(), -1, I(1, 1), F()", "F(5, 6), -1, I(6, 3), F()"),
     ),
     Positions(
         "aten.index_put",
@@ -631,12 +1140,20 @@ POSITIONS = [
     Positions(
         "aten.scatter.src",
         ("aten.scatter.src",),
-        ("F(5, 6), 0, I(5, 1, 6), F(1, 6)", "F(), 0, I(1, 1), F(1)", "F(), 0, I(1), F()", "F(4), 0, I(4), F(4)"),
+        (
+            "F(5, 6), 0, I(5, 1, 6), F(1, 6)",
+            "F(), 0, I(1, 1), F(1)",
+            "F(), 0, I(1), F()",
+            "F(4), 0, I(4), F(4)",
+            "F(), 0, I(1, 3), F(3)",
+            "F(), -1, I(1), F()",
+            "F(5, 6), -1, I(6, 5, 2), F(5, 2)",
+        ),
     ),
     Positions(
         "aten.scatter.value",
         ("aten.scatter.value",),
-        ("F(5, 6), 0, I(5, 2, 6), 0.5", "F(5, 6), 1, I(6, 5, 3), 2", "F(), 0, I(1, 1), 3"),
+        ("F(5, 6), 0, I(5, 2, 6), 0.5", "F(5, 6), 1, I(6, 5, 3), 2", "F(), 0, I(1, 1), 3", "F(), 0, I(1, 3), 3"),
     ),
     Positions(
         "aten.scatter.value_reduce",
@@ -663,6 +1180,9 @@ POSITIONS = [
         (
             'F(5, 6), 0, I(5, 3, 6), F(3, 6), "sum"',
             'F(5, 6), 0, I(5, 3, 6), F(3, 6), "amax"',
+            'F(), 0, I(1, 3), F(3), "sum"',
+            'F(), 0, I(1), F(), "sum"',
+            'F(4), 0, I(4), F(4), "sum"',
             'F(5, 6), 1, I(6, 5, 3), F(5, 3), "prod"',
             'F(5, 6), 1, I(6, 5, 9), F(5, 9), "mean"',
             'F(5, 6), 0, I(5, 3, 6), F(3, 6), "mean", include_self=False',
@@ -714,6 +1234,27 @@ POSITIONS = [
         "aten.max_unpool3d",
         ("aten.max_unpool3d.default",),
         ("F(2, 3, 1, 1, 1), I(96, 2, 3, 1, 1, 1), [2, 8, 6], [2, 8, 6], [0, 0, 0]",),
+    ),
+    Positions(
+        "aten._upsample_nearest_exact1d.default", ("aten._upsample_nearest_exact1d.default",), ("S(9, 1, 2, 5), [4]",)
+    ),
+    Positions(
+        "aten._upsample_nearest_exact2d.default",
+        ("aten._upsample_nearest_exact2d.default",),
+        ("S(9, 1, 2, 5, 4), [4, 3]",),
+    ),
+    Positions(
+        "aten._upsample_nearest_exact3d.default",
+        ("aten._upsample_nearest_exact3d.default",),
+        ("S(9, 1, 2, 5, 4, 3), [4, 3, 2]",),
+    ),
+    Positions(
+        "aten.upsample_bicubic2d.default", ("aten.upsample_bicubic2d.default",), ("S(9, 1, 2, 4, 5), [8, 9], False",)
+    ),
+    Positions("aten.upsample_nearest1d.default", ("aten.upsample_nearest1d.default",), ("S(9, 1, 2, 5), [4]",)),
+    Positions("aten.upsample_nearest2d.default", ("aten.upsample_nearest2d.default",), ("S(9, 1, 2, 5, 4), [4, 3]",)),
+    Positions(
+        "aten.upsample_nearest3d.default", ("aten.upsample_nearest3d.default",), ("S(9, 1, 2, 5, 4, 3), [4, 3, 2]",)
     ),
 ]
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is wrong in a variant, and its text."""
+    """What is wrong in a variant, its text, and the functions in whose arguments the change is."""
 
     what: str
     text: str
+    inside: tuple[str, ...] = ()
 
 
 _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
@@ -54,19 +56,20 @@ def changes(text: str, commutative: Collection[str] = (), body: bool = False) ->
         tree = ast.parse(text if body else f"({text})", mode="exec" if body else "eval")
     except SyntaxError:
         return
-    normal = ast.unparse(tree)
-    seen = {normal}
+    seen = {ast.unparse(tree), _canonical(tree)}
     count = sum(1 for _ in ast.walk(tree))
+    callers = _callers(tree)
     for k in range(count):
+        inside = callers[_node(tree, k)]
         for what, edit in _edits(_node(tree, k), commutative):
             changed = copy.deepcopy(tree)
             replacement = edit(_node(changed, k))
             if replacement is not None:
                 changed = _Replace(_node(changed, k), replacement).visit(changed)
             new = ast.unparse(ast.fix_missing_locations(changed))
-            if new not in seen:
+            if new not in seen and _canonical(changed) not in seen:
                 seen.add(new)
-                yield Change(what, new)
+                yield Change(what, new, inside)
 
 
 def normal(text: str) -> str:
@@ -75,6 +78,78 @@ def normal(text: str) -> str:
         with contextlib.suppress(SyntaxError):
             return ast.unparse(ast.parse(source))
     return text
+
+
+def _callers(tree: ast.AST) -> dict[ast.AST, tuple[str, ...]]:
+    """For each node the functions in whose arguments it is, the outermost first."""
+    found: dict[ast.AST, tuple[str, ...]] = {}
+
+    def visit(node: ast.AST, inside: tuple[str, ...]) -> None:
+        found[node] = inside
+        for child in ast.iter_child_nodes(node):
+            is_argument = isinstance(node, ast.Call) and child is not node.func
+            visit(child, (*inside, ast.unparse(node.func)) if is_argument else inside)
+
+    visit(tree, ())
+    return found
+
+
+def _canonical(tree: ast.AST) -> str:
+    """The text of an expression in which variants that mean the same look the same: loop variables over `zip` have the names of what they are
+    taken from, the terms of a sum or product of such variables are sorted, and so are the sides of a difference inside `abs`.
+    """
+    return ast.unparse(ast.fix_missing_locations(_Canonical().visit(copy.deepcopy(tree))))
+
+
+class _Canonical(ast.NodeTransformer):
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        loop = node.generators[0]
+        if len(node.generators) == 1 and isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) == "zip":
+            sources = [ast.unparse(a) for a in loop.iter.args]
+            if isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == len(sources):
+                names = {ast.unparse(x): f"<{source}>" for x, source in zip(loop.target.elts, sources, strict=True)}
+                node.elt = _SortedSums(names).visit(node.elt)
+                loop.iter.args.sort(key=ast.unparse)
+                loop.target = ast.Name("each")
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        inner: ast.AST = node
+        while isinstance(inner, ast.Call) and len(inner.args) == 1 and ast.unparse(inner.func) in ("abs", "value_of"):
+            inner = inner.args[0]
+        if ast.unparse(node.func) == "abs" and isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
+            inner.left, inner.right = sorted((inner.left, inner.right), key=ast.unparse)
+        return node
+
+
+class _SortedSums(ast.NodeTransformer):
+    """Gives variables other names, and sorts sums and products that are made of them alone: these are indices, which do not round."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self.names.get(node.id, node.id))
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Mult) and self._is_index(node.left) and self._is_index(node.right):
+            node.left, node.right = sorted((node.left, node.right), key=ast.unparse)
+        terms = _terms(node)
+        if len(terms) < 2 or not all(map(self._is_index, terms)):
+            return node
+        first, *rest = sorted(terms, key=ast.unparse)
+        return functools.reduce(lambda a, b: ast.BinOp(a, ast.Add(), b), rest, first)
+
+    def _is_index(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self.names.values()
+
+
+def _terms(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _terms(node.left) + _terms(node.right)
+    return [node]
 
 
 def _node(tree: ast.AST, k: int) -> ast.AST:

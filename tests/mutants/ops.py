@@ -5,6 +5,7 @@ with a routine, which it does not know, are compiled.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -198,7 +199,8 @@ class OpTests:
                 fault = next(self._faults(graph, program), None)
                 if fault is not None:
                     return fault
-            return self._invalid(built) or self._killed_by_routines()
+            changed = mutant.get("require") != self.entry.get("require")
+            return self._invalid(built, changed) or self._killed_by_routines()
 
     def _killed_by_routines(self) -> str | None:
         """What the first case with a routine says whose program is another; those are compiled, in a process that may crash."""
@@ -218,8 +220,11 @@ class OpTests:
         fresh = str(self.entry.get("kind")) in ("view", "composite")
         inference = all(g.inference for g in graphs)
         settings = config.patch({"cache": False, "opt_level": "1", "progress": "off"})
+        counters.reset()
         with settings, torch.inference_mode() if inference else contextlib.nullcontext():
             results = op_check._compiled(cases, fresh)
+        if left := counters.snapshot()["fallbacks"]:
+            return f"the whole graph ran eagerly: {next(iter(left))}"
         return next((f for c, r in zip(cases, results, strict=True) for f in op_check._differences(c, r)), None)
 
     def _faults(self, graph: Graph, program: Program) -> Iterator[str]:
@@ -239,14 +244,16 @@ class OpTests:
         else:
             yield from op_check._differences(graph.case, found)
 
-    def _invalid(self, built: Built) -> str | None:
-        """The tests of `require` and of positions, without a compiler."""
+    def _invalid(self, built: Built, changed: bool) -> str | None:
+        """The tests of `require` and of positions, without a compiler; with one where the variant has another check of values."""
         for e in built.entries:
             for clause in map(_parsed, _clauses(e)):
                 try:
                     _check_clause(clause)
                 except AssertionError as error:
                     return f"invalid call: {error}"
+                if changed and clause.raises and (fault := in_a_child(functools.partial(_compiled_clause, clause))):
+                    return f"invalid call: {fault}"
             if e.id in self.known.positions and (text := _positions(e)):
                 try:
                     _check_positions(_parsed(text))
@@ -339,6 +346,11 @@ def _check_clause(clause: Clause) -> None:
                 reason = _attempt(invalid_calls._reason, overload, args, kwargs)
                 assert reason == f"eager raises unless {clause.text}", f"{overload}({text}): {reason}"
         assert tried, f"no overload takes ({text})"
+
+
+def _compiled_clause(clause: Clause) -> None:
+    with config.patch({"cache": False, "opt_level": "1", "progress": "off"}):
+        invalid_calls.check_clause(clause)
 
 
 def _attempt(f: Callable[..., str], *args: Any) -> str:

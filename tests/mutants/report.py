@@ -88,9 +88,13 @@ def _share(c: Counter[str]) -> str:
 def reason_of(report: dict[str, Any], reasons: Sequence[dict[str, Any]]) -> str:
     """The reason of the first clause of `survivors.yaml` that fits, or "not yet looked into"."""
     for clause in reasons:
-        if all(str(v) in str(report.get(k, "")) for k, v in clause["of"].items()):
+        if all(_has(str(report.get(k, "")), v) for k, v in clause["of"].items()):
             return str(clause["reason"])
     return UNKNOWN
+
+
+def _has(text: str, wanted: str | list[str]) -> bool:
+    return any(str(w) in text for w in (wanted if isinstance(wanted, list) else [wanted]))
 
 
 def page_text(reports: Sequence[dict[str, Any]], total: int) -> str:

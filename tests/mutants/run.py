@@ -118,7 +118,8 @@ def _serve(todo: queue.Queue[Task], reports: queue.Queue[Any], results: Results,
                     if report["status"] == "done":
                         break
             else:
-                reports.put({"entry": task.entry, "status": "error", "by": f"the worker ended: {process.wait()}"})
+                ended = f"the worker ended: {process.wait()}"
+                reports.put({"entry": task.entry, "file": task.file, "status": "error", "by": ended})
                 reports.put({"entry": task.entry, "status": "done"})
     except queue.Empty:
         pass

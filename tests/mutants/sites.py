@@ -28,7 +28,7 @@ NO_EXPRESSIONS = {
     "scalars": ("scalar", "reduction", "scan", "doc", "args", "result", "torch", "symbol", "zero_sign"),
 }  # fmt: skip
 """Keys whose values are no expressions."""
-SYMMETRIC = ("broadcast",)
+SYMMETRIC = ("broadcast", "promoted_dtype")
 """Functions of the specs, other than scalars, whose first two arguments may be exchanged."""
 SPELLINGS = ("cpp", "triton", "float", "int", "bool", "any")
 """Keys of a scalar whose values are put into other expressions as they are."""
@@ -42,7 +42,9 @@ CHOICES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong variant of one entry: the value at `path` is `new` in place of `old`; without a path the entry is missing."""
+    """A wrong variant of one entry: the value at `path` is `new` in place of `old`; without a path the entry is missing.
+    `inside`: the functions in whose arguments the change is.
+    """
 
     kind: str
     file: str
@@ -51,6 +53,7 @@ class Mutant:
     what: str
     old: Any
     new: Any
+    inside: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -120,7 +123,7 @@ def mutants_of(entry: Entry, kind: str, commutative: set[str]) -> Iterator[Mutan
             if entry.get("commutative") and name in SPELLINGS and change.what == "arguments exchanged":
                 continue
             new = f"({change.text})" if kind == "scalars" and name in SPELLINGS else change.text
-            yield Mutant(*given, change.what, text, new)
+            yield Mutant(*given, change.what, text, new, change.inside)
 
 
 def _others(entry: Entry, kind: str) -> Iterator[Mutant]:

@@ -32,6 +32,25 @@ def test_variants_of_an_expression() -> None:
     assert _texts("not an expression") == set()
 
 
+def test_variants_that_mean_the_same_are_left_out() -> None:
+    exchanged = _texts("[m + x + y for m, x, y in zip(inner, before, after)]", "arguments exchanged")
+    assert exchanged == set()
+    exchanged = _texts("[m - x + y for m, x, y in zip(inner, before, after)]", "arguments exchanged")
+    assert exchanged == {
+        "[m - x + y for m, x, y in zip(before, inner, after)]",
+        "[m - x + y for m, x, y in zip(inner, after, before)]",
+    }
+    assert "abs(value_of(b - a))" not in _texts("abs(value_of(a - b))")
+    assert "b - abs(a)" in _texts("abs(a) - b")
+
+
+def test_a_variant_knows_the_functions_around_it() -> None:
+    inside = {c.text: c.inside for c in changes("f(g(a) + 1, b) * c")}
+    assert inside["f(g(a) + 2, b) * c"] == ("f",)
+    assert inside["f(a + 1, b) * c"] == ("f",)
+    assert inside["f(g(a) + 1, b)"] == ()
+
+
 def test_variants_of_statements() -> None:
     body = "n = size(x, 0)\nreturn n - 1\n"
     assert "n = size(x, 0)\nreturn n + 1" in _texts(body, body=True)

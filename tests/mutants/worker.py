@@ -69,6 +69,7 @@ class Worker:
                     "entry": mutant.entry,
                     "path": ".".join(map(str, mutant.path)),
                     "what": mutant.what,
+                    "inside": " ".join(mutant.inside),
                     "shown": mutant.show(),
                     "status": status,
                     "by": by,
@@ -128,7 +129,8 @@ def main() -> None:
         try:
             worker.run(kind, name, set(done), say, tag)
         except Exception as error:  # noqa: BLE001 - the tests of the right entry do not run here
-            say({"entry": name, "status": "error", "by": f"{type(error).__name__}: {error}"})
+            file = next(e.source.name for e in worker.base.entries(kind) if e.id == name)
+            say({"entry": name, "file": file, "status": "error", "by": f"{type(error).__name__}: {error}"})
         say({"entry": name, "status": "done"})
 
 

@@ -149,20 +149,26 @@ def _grids(op: Op, schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Mad
             made = [_grid(k, dtype) > 0 if mask else _grid(k, dtype) for k, mask in enumerate(masks)]
             yield filled(schema, f"all {dtype}", made)
             continue
-        for text in op.tests:
+        for text in filter(_has_elements, op.tests):
             yield _from_text(text, dtype, lambda k, shape, d: _grid(k, d), (n, n), f"all {dtype}")
 
 
 def _rows(op: Op, schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
     """Every theme in the first dtype, some in the others; the first `tests` line, and of the others few themes."""
     for at, dtype in enumerate(dtypes):
-        lines = [text for text in op.tests if "(0" not in text and ", 0)" not in text]  # what is empty has no edges
+        # What is empty has no edges.
+        lines = [text for text in op.tests if "(0" not in text and ", 0)" not in text and _has_elements(text)]
         for k, text in enumerate(lines[:1] if at else lines):
             # Rows longer than a vector, where nothing else depends on the shape.
             factor = 7 if op.kind in ("reduction", "scan") and text.count("(") == 1 else 1
             for theme in THEMES if k == at == 0 else FEW:
                 fill = functools.partial(_longer, theme, factor)
                 yield _from_text(text, dtype, fill, None, f"{theme} x {factor} {dtype}")
+
+
+def _has_elements(text: str) -> bool:
+    """Whether a `tests` line has a tensor that edge values may fill."""
+    return any(f"{maker}(" in text for maker in "FPUISBD")
 
 
 def _longer(theme: str, factor: int, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -179,7 +185,7 @@ def _from_text(text: str, dtype: torch.dtype, fill: Any, other: tuple[int, ...] 
         nonlocal count
         if isinstance(node, ast.List):
             return [value(e) for e in node.elts]
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id != "C":
             sizes = [int(ast.literal_eval(a)) for a in node.args]
             if node.func.id in ("F", "P", "U"):
                 count += 1
