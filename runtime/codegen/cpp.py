@@ -280,8 +280,10 @@ class Writer:
 
     def _named(self, e: Expr, text: Callable[[], str]) -> str:
         """The name of a value that only sizes decide: it is computed where the kernel begins."""
-        if e not in self.size_names:
-            value = text()
+        if e in self.size_names:
+            return self.size_names[e]
+        value = text()
+        if e not in self.size_names:  # a sum of one quotient has the quotient's own name by now
             self.size_names[e] = f"factor{len(self.size_names) + 1}"
             self.scopes[0].lines.append(f"    const int64_t {self.size_names[e]} = {value};")
         return self.size_names[e]
