@@ -326,10 +326,8 @@ def tangents_followed(mode: bool) -> AbstractContextManager[Any]:
 
 def kernels_of_zeros() -> list[OpOverload]:
     """Operators that have kernels of their own for zeros without memory. [2.11, 2.13]"""
-    own, skips = (
-        torch._C._dispatch_has_kernel_for_dispatch_key,
-        torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough,
-    )
+    own = torch._C._dispatch_has_kernel_for_dispatch_key
+    skips = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough
     names = (n for n in torch._C._dispatch_get_all_op_names() if own(n, "ZeroTensor") and not skips(n, "ZeroTensor"))
     found = (n.replace("::", ".").split(".") for n in names)
     return [getattr(getattr(getattr(torch.ops, n[0]), n[1]), n[2] if len(n) > 2 else "default") for n in found]

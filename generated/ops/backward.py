@@ -59,6 +59,7 @@ def native_layer_norm_backward(b, grad_out, input, normalized_shape, mean, rstd,
 
 # spec: aten.native_group_norm_backward
 def native_group_norm_backward(b, grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask):
+    b.require(is_float(dtype(input)), "is_float(dtype(input))")
     kind = opmath(dtype(input))
     each = C // group
     parts = [N, group, each, HxW]

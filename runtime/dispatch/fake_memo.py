@@ -8,6 +8,7 @@ results are made from their layouts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +133,7 @@ class FakeMemo:
     def _in_storage(self, result: _Result, viewed: Any) -> torch.Tensor:
         """A tensor of symbolic sizes takes the size of its storage as it is known: torch would compute it again from all sizes and strides."""
         layout, shape_env = result.layout, self.fake_mode.shape_env
-        with shape_env.suppress_guards():
+        with shape_env.suppress_guards() if shape_env is not None else nullcontext():
             if not result.view:
                 count = result.bytes // layout.dtype.itemsize
                 viewed = torch.empty((count,), dtype=layout.dtype, device="meta")

@@ -180,6 +180,12 @@ CLAUSES = [
         ("I(3, 2, 3, 4, 4), I(3, 2, 3, 4, 4), I(3, 3), None, None, I(3, 3), I(3, 3), True, 1e-5, [True, True, True]",),
     ),
     Clause(
+        "aten.native_group_norm_backward",
+        ("aten.native_group_norm_backward.default",),
+        "is_float(dtype(input))",
+        ("I(3, 1, 6, 1, 4), I(3, 1, 6, 1, 4), I(3, 1, 3), I(3, 1, 3), I(3, 6), 1, 6, 4, 3, [True, True, True]",),
+    ),
+    Clause(
         "aten.native_layer_norm_backward",
         ("aten.native_layer_norm_backward.default",),
         "is_float(dtype(grad_out))",
@@ -1234,27 +1240,6 @@ POSITIONS = [
         "aten.max_unpool3d",
         ("aten.max_unpool3d.default",),
         ("F(2, 3, 1, 1, 1), I(96, 2, 3, 1, 1, 1), [2, 8, 6], [2, 8, 6], [0, 0, 0]",),
-    ),
-    Positions(
-        "aten._upsample_nearest_exact1d.default", ("aten._upsample_nearest_exact1d.default",), ("S(9, 1, 2, 5), [4]",)
-    ),
-    Positions(
-        "aten._upsample_nearest_exact2d.default",
-        ("aten._upsample_nearest_exact2d.default",),
-        ("S(9, 1, 2, 5, 4), [4, 3]",),
-    ),
-    Positions(
-        "aten._upsample_nearest_exact3d.default",
-        ("aten._upsample_nearest_exact3d.default",),
-        ("S(9, 1, 2, 5, 4, 3), [4, 3, 2]",),
-    ),
-    Positions(
-        "aten.upsample_bicubic2d.default", ("aten.upsample_bicubic2d.default",), ("S(9, 1, 2, 4, 5), [8, 9], False",)
-    ),
-    Positions("aten.upsample_nearest1d.default", ("aten.upsample_nearest1d.default",), ("S(9, 1, 2, 5), [4]",)),
-    Positions("aten.upsample_nearest2d.default", ("aten.upsample_nearest2d.default",), ("S(9, 1, 2, 5, 4), [4, 3]",)),
-    Positions(
-        "aten.upsample_nearest3d.default", ("aten.upsample_nearest3d.default",), ("S(9, 1, 2, 5, 4, 3), [4, 3, 2]",)
     ),
 ]
 
