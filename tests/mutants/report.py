@@ -135,8 +135,8 @@ def page_text(reports: Sequence[dict[str, Any]], total: int) -> str:
         f"{len(reports)} of {total} mutants were run. {known} of the {survived} survivors have a reason; without these, "
         f"{killed / max(1, killed + survived - known):.1%} are killed.",
         "",
-        "A sample that was worked on says little of the others: where entries were changed, their mutants of before are gone, and reasons match by text, "
-        "some of them too much. A new seed in an empty results file is the measure.",
+        "A sample that was worked on says little of the others: where entries were changed, their mutants of before are gone, and reasons match by "
+        "text, some of them too much. A new seed in an empty results file is the measure.",
         "",
         "## Survivors",
     ]
