@@ -173,23 +173,17 @@ def _under_level(
 def _compile_program(
     gm: Any, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None], trains: bool
 ) -> Compiled:
-    with tangents_followed(False):  # passes run operators on the tensors that were traced, which have tangents
-        return _compile_untracked(gm, example_inputs, cfg, settle, trains)
-
-
-def _compile_untracked(
-    gm: Any, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None], trains: bool
-) -> Compiled:
     watch = Watch(cfg.progress, cfg.dump_dir)
     try:
-        watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)))
-        with watch.stage("trace"):
-            traced = trace(gm, example_inputs, training=trains, random=cfg.random, truth=truth)
-        settle()
-        watch.text("functional_graph.py", lambda: str(traced.graph.code))
-        call, artifacts, inside = compile_traced(traced, cfg, watch)
-        run = bind(traced, call, in_graph=inside)
-        watch.text("dispatch.py", lambda: emit_wrapper(traced, "compiled", in_graph=inside))
+        with tangents_followed(False):  # passes run operators on the tensors that were traced, which may have tangents
+            watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)))
+            with watch.stage("trace"):
+                traced = trace(gm, example_inputs, training=trains, random=cfg.random, truth=truth)
+            settle()
+            watch.text("functional_graph.py", lambda: str(traced.graph.code))
+            call, artifacts, inside = compile_traced(traced, cfg, watch)
+            run = bind(traced, call, in_graph=inside)
+            watch.text("dispatch.py", lambda: emit_wrapper(traced, "compiled", in_graph=inside))
     finally:
         watch.close()
     artifacts.seconds = watch.seconds

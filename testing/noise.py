@@ -8,6 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..runtime.torch_compat import running_node
+
 NOISY_RUNS, MANY_RUNS = 4, 16
 """In some few runs a single sum may have luck every time."""
 # Numbers on this grid are taken as exact: kernels that add and multiply them agree to the bit.
@@ -35,7 +37,7 @@ class Noise(TorchDispatchMode):
         if func.is_view or name in _MOVES:
             return func(*args, **kwargs)
         given = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
-        if name in ("add", "add_") and len(given) == 2 and torch._C._current_graph_task_id() >= 0:
+        if name in ("add", "add_") and len(given) == 2 and running_node() is not None:
             return self._next_gradient(func, given, args, kwargs)
         if _adds(func, name) and not func._schema.is_mutable:
             moved = {id(t): self._moved(t) for t in given if t.is_floating_point() and t.numel()}

@@ -19,8 +19,8 @@ from ..torch_compat import DispatchKey, OpOverload, is_zerotensor, kernels_of_ze
 def register() -> None:
     """Replace torch's kernels, for the process."""
     for op in kernels_of_zeros():
-        op.py_kernels.setdefault(DispatchKey.ZeroTensor, _kernel(op))
-        op._dispatch_cache.clear()
+        if DispatchKey.ZeroTensor not in op.py_kernels:
+            op.py_impl(DispatchKey.ZeroTensor)(_kernel(op))
 
 
 def _kernel(op: OpOverload) -> Callable[..., Any]:

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from ..torch_compat import FakeTensor, OpOverload, below_autograd, in_fake_kernel, is_zerotensor
+from ..torch_compat import FakeTensor, OpOverload, below_autograd, in_fake_kernel, is_zerotensor, pytree
+from .effects import TORCHS
 from .operators import op_info
 from .regions import Layout, expressions
 
 _VALUES = frozenset(
     (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
-_NAMESPACES = frozenset(("aten", "prims"))
 _DATA_DECIDES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 
 
@@ -99,7 +99,8 @@ class FakeMemo:
             return None
         results = (out,) if container is None else tuple(out)
         viewed = _viewed(op, args, kwargs)
-        tensors, symbols = _tensors((args, kwargs)), _symbols_of((args, kwargs))
+        tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        symbols = _symbols_of((args, kwargs))
         objects, given = {id(a) for a in tensors}, {a.untyped_storage()._cdata for a in tensors}
         found = []
         for t in results:
@@ -141,15 +142,15 @@ class FakeMemo:
 
 
 def _is_ordinary(t: Any) -> bool:
-    """Whether a layout says all of a fake tensor: it has no known elements, and memory."""
+    """Whether a fake tensor is nothing but its layout: its elements are not known, and it has memory (unlike zeros without)."""
     return t.layout is torch.strided and t.constant is None and not is_zerotensor(t)
 
 
 def _is_remembered(op: Any) -> bool:
-    """Whether the layouts of its arguments decide those of the operator's results, which are no arguments."""
+    """Whether the layouts of an operator's arguments decide those of its results, none of which is an argument itself."""
     return (
         isinstance(op, OpOverload)
-        and op.namespace in _NAMESPACES
+        and op.namespace in TORCHS
         and op_info(op).kind in ("plain", "view", "decompose", "composite")
         and not op_info(op).keep
         and _DATA_DECIDES.isdisjoint(op.tags)
@@ -163,27 +164,19 @@ def _viewed(op: Any, args: Any, kwargs: Any) -> Any:
     return found if isinstance(found, torch.Tensor) else None
 
 
-def _tensors(a: Any) -> list[torch.Tensor]:
-    if isinstance(a, torch.Tensor):
-        return [a]
-    if isinstance(a, dict):
-        return _tensors(list(a.values()))
-    return [t for x in a for t in _tensors(x)] if isinstance(a, (tuple, list)) else []
-
-
 def _symbols(result: _Result) -> set[Any]:
     return _symbols_of((*result.layout.size, *result.layout.stride, result.layout.offset, result.bytes))
 
 
-def _symbols_of(a: Any) -> set[Any]:
+def _symbols_of(values: Any) -> set[Any]:
     """The symbols of sizes and of the layouts of tensors."""
-    if isinstance(a, torch.SymInt):
-        return set(a.node.expr.free_symbols)
-    if isinstance(a, torch.Tensor):
-        return _symbols_of((*a.shape, *a.stride(), a.storage_offset(), a.untyped_storage().nbytes()))
-    if isinstance(a, dict):
-        return _symbols_of(list(a.values()))
-    return set().union(*map(_symbols_of, a)) if isinstance(a, (tuple, list)) else set()
+    found: set[Any] = set()
+    for a in pytree.tree_leaves(values):
+        if isinstance(a, torch.Tensor):
+            found |= _symbols_of((*a.shape, *a.stride(), a.storage_offset(), a.untyped_storage().nbytes()))
+        elif isinstance(a, torch.SymInt):
+            found |= a.node.expr.free_symbols
+    return found
 
 
 __all__ = ["FakeMemo"]

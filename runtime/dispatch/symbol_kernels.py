@@ -22,8 +22,8 @@ def register() -> None:
     for op, function in COMPOSITES.items():
         op.py_kernels.setdefault(DispatchKey.CompositeImplicitAutograd, function)
     for op, (function, name, position) in NUMBERED.items():
-        op.py_kernels.setdefault(DispatchKey.Autograd, _kernel(op, function, name, position))
-        op._dispatch_cache.clear()
+        if DispatchKey.Autograd not in op.py_kernels:
+            op.py_impl(DispatchKey.Autograd)(_kernel(op, function, name, position))
 
 
 def _kernel(op: Any, function: Callable[..., Any], name: str, position: int) -> Callable[..., Any]:

@@ -98,8 +98,10 @@ class GraphWriter:
         return self.memo.results(op, args, kwargs, lambda: run_fake(self.fake_mode, op, types, args, kwargs), True)
 
     def plain_layout(self, op: Any, t: torch.Tensor) -> list[int]:
-        """The sizes or strides for which a kernel in C++ asks as plain numbers. A tensor may be told by symbols, and have none any more."""
-        asked = getattr(t, op._opname, lambda: None)()  # such an operator has the name of the tensor's own method
+        """The sizes or strides that a kernel in C++ asks for as plain integers. Raises `UnsupportedError` where one of them is a symbol still."""
+        asked = getattr(
+            t, op.overloadpacket.__name__, lambda: None
+        )()  # such an operator has the name of the tensor's own method
         if not isinstance(asked, tuple) or any(type(n) is not int for n in asked):
             raise UnsupportedError(
                 f"a kernel of torch reads symbolic sizes as plain numbers{self.where()}; mark the dimension static"

@@ -12,7 +12,7 @@ import torch
 from ...errors import MetadataError
 from .. import config
 from ..build.scratch import warn_once
-from ..ir.routines import TORCHS
+from ..ir.routines import OWN_MEMORY
 from ..philox import KERNELS
 from ..torch_compat import below_autograd, is_wrapper_type, is_zerotensor
 from ..torch_compat import empty_strided_cpu as empty_strided
@@ -108,7 +108,7 @@ def overload(name: str) -> Any:
     if namespace == "opforge" and op in KERNELS:
         return KERNELS[op][0]
     found = getattr(getattr(getattr(torch.ops, namespace), op), which)
-    if namespace in TORCHS:
+    if namespace in OWN_MEMORY:
         return found
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -201,9 +201,7 @@ def conform(
 
 def _whose(op: str) -> str:
     """What to do about the fake kernel of an operator."""
-    from ..dispatch.effects import TORCHS  # only a mistake needs it
-
-    if op.partition(".")[0] in TORCHS:
+    if op.partition(".")[0] in OWN_MEMORY:
         return ", please report it"
     return f", mend the function that is registered for it (torch.library.register_fake) or {op} itself"
 

@@ -8,15 +8,15 @@ PREFIX = "routine."
 """Of the target of such a call, which goes on with the routine's file and its function."""
 
 
-TORCHS = ("aten", "prims", "opforge")
+OWN_MEMORY = ("aten", "prims", "opforge")
 """Namespaces whose operators keep no argument and, given ordinary tensors, return ordinary tensors."""
 
 
 def is_users(call: Extern) -> bool:
-    """Whether it runs code of the program: an operator of its own, or a function that may have such operators inside."""
+    """Whether a call runs the user's code: a custom operator, or a compiled function (a branch, say) that may call one."""
     if not call.target or routine_of(call) is not None:
         return False
-    return call.compiled or call.target.partition(".")[0] not in TORCHS
+    return call.compiled or call.target.partition(".")[0] not in OWN_MEMORY
 
 
 def routine_of(call: Extern) -> tuple[str, str] | None:
@@ -29,4 +29,4 @@ def routine_of(call: Extern) -> tuple[str, str] | None:
     return file, function
 
 
-__all__ = ["PREFIX", "TORCHS", "is_users", "routine_of"]
+__all__ = ["OWN_MEMORY", "PREFIX", "is_users", "routine_of"]
