@@ -17,7 +17,7 @@ from .dispatch.subclasses import is_wrapper
 from .torch_compat import is_zerotensor, no_modes, pytree, tangents_may_be
 
 Compiled = Callable[..., Any]
-VARIANTS = 32  # of one graph at most; beyond, calls with other sets of tangents run eagerly
+VARIANTS = 32  # the most that one graph may have: further sets of tangents run eagerly
 
 
 class UnderLevel:

@@ -1,7 +1,7 @@
 """Factors of an index that only sizes decide, so that a kernel computes each once and calls it by a name.
 
-With symbolic sizes an index is a long sum: `floordiv(s1 - 1, 2) * s0 * o0 + s0 * o0 + …`. A compiler looks at each of its parts again at every
-access. By loop variables it is short: `factor1 * o0 + r1 + factor2`.
+With symbolic sizes an index is a long sum: `floordiv(s1 - 1, 2) * s0 * o0 + s0 * o0 + …`. The C++ compiler reads all of it again at every
+access. Sorted by loop variables, with a name for each sum of sizes, it is short: `factor1 * o0 + r1 + factor2`.
 """
 
 from __future__ import annotations

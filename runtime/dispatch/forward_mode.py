@@ -70,7 +70,7 @@ class TakenApart(tuple[Any, ...]):
 
 
 class DualProgram:
-    """`program` as a function of `(*inputs, *tangents)`, flat; its results are flat too.
+    """`program` as a function of a flat list of its inputs and their tangents, `(*inputs, *tangents)`, which returns a flat list too.
 
     inputs   how many inputs the program has.
     moved    positions of inputs with a tangent → position of that among the tangents.
