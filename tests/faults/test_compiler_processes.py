@@ -6,6 +6,7 @@ Every compiler here is a shell script; `starts` lists its calls.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import signal
 import subprocess
@@ -158,7 +159,9 @@ def test_an_interrupt_comes_out_and_leaves_no_process(cfg, tmp_path, where, ends
         "from opforge.runtime.build.compiler import Source, compile_cpp, compile_many\n"
         f"from opforge.runtime.config import Config\ncfg = {cfg!r}\n{call}\n"
     )
-    program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    # A suite that a shell started in the background hands down an ignored interrupt.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     until = time.monotonic() + 60
     while not (tmp_path / "started").exists() and time.monotonic() < until:
         time.sleep(0.05)
