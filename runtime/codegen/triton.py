@@ -27,7 +27,7 @@ from .triton_flat import collapsed
 from .triton_group import Members, arguments, blocks_of, constants, selection
 from .triton_idle import idle_where
 from .triton_kept import UNROLLED, cache_hints, kept_rows
-from .triton_launch import launch, wide
+from .triton_launch import accumulators, launch, wide
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
 from .triton_team import ARGUMENTS, Team
@@ -344,7 +344,7 @@ class _Renderer:
             elif isinstance(st, Reduce):
                 before += self._start(st)
                 late += self._combine(st, value, group)
-                ends.append((st, f"{st.name}_acc"))
+                ends.append((st, " + ".join(accumulators(self.launch, st))))
             elif isinstance(st, Scan):
                 one = self._scanned_in_loop(st, value, loops, group, before)
                 self.store(st, one, True)
@@ -402,6 +402,7 @@ class _Renderer:
         if is_position(st) and dtype == "bool":
             identity, dtype = ("0" if st.kind == "argmax" else "1"), "int8"
         lines = [f"{st.name}_acc = tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)})"]
+        lines += [f"{other} = {st.name}_acc" for other in accumulators(self.launch, st)[1:]]
         if is_position(st):
             index = ("tl.int64", 2**63 - 1) if self.wide else ("tl.int32", 2**31 - 1)
             lines.append(f"{st.name}_pos = tl.full([XBLOCK, RBLOCK], {index[1]}, {index[0]})")
@@ -419,7 +420,8 @@ class _Renderer:
         combined = f"{TRITON_COMBINE[kind]}({acc}, {value})"
         if kind_of(st.value.dtype) == "int":
             combined += f".to({TYPES[st.value.dtype]})"
-        return [f"{acc} = tl.where({mask}, {combined}, {acc})"]
+        first, *others = accumulators(self.launch, st)
+        return [f"{', '.join([first, *others])} = {', '.join([*others, f'tl.where({mask}, {combined}, {acc})'])}"]
 
     # -- scans -----------------------------------------------------------------------------------------------------
     def _scan_of(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:

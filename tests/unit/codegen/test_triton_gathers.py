@@ -74,3 +74,13 @@ def test_one_row_at_a_time(name: str) -> None:
 def test_long_sums_are_as_accurate_as_before() -> None:
     plan = planned(summed, given(20, 500, 64))
     assert not any(launch(k, plan.layouts).gathers for k in plan.kernels())
+
+
+def test_sums_are_as_accurate_as_eagers() -> None:
+    inputs = [torch.randint(0, 50, (60, 64), generator=torch.Generator().manual_seed(3)), given(1, 1, 128)[1]]
+    plan = planned(summed, inputs)
+    assert any(launch(k, plan.layouts).gathers for k in plan.kernels())
+    (memory,) = launch_interpreted([replace(job_of(plan, inputs), tile=(64, 1))])
+    exact = summed(inputs[0], inputs[1].double())
+    mine, eager = ((t.double() - exact).norm() for t in (results(plan, memory)[0], summed(*inputs)))
+    assert mine <= eager
