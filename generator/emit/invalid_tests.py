@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from ..model import Model
-from ..op_entries import Lowering, OpEntry
+from ..op_entries import Lowering, OpEntry, Section
 from ..render import header, literal, render
 
 PATH = "tests/generated/test_invalid_calls.py"
@@ -65,11 +65,19 @@ def _takes(overload: str, lowerings: Mapping[str, Lowering], known: dict[str, bo
             found is not None
             and not _unchecked(found)
             and (
-                any(_POSITIONS & s.called for s in found.every_section())
+                any(_from_data(s) for s in found.every_section())
                 or any(_takes(name, lowerings, known) for name in sorted(found.function.calls))
             )
         )
     return known[overload]
+
+
+def _from_data(section: Section) -> bool:
+    """Whether a position in it is an element of an argument: those that are computed from coordinates and sizes are never out of range."""
+    calls = (n for n in section.nodes() if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
+    positions = (call.args[0] for call in calls if call.func.id in _POSITIONS)  # type: ignore[attr-defined]
+    # A tensor's subscript is printed as a read of its element; a list's is left as it is.
+    return any(isinstance(n, ast.Subscript) and n in section.resolved for at in positions for n in ast.walk(at))
 
 
 def _unchecked(w: Lowering) -> bool:
