@@ -43,6 +43,8 @@ class Refusal(NamedTuple):
     """They must have one dtype."""
     not_floating: tuple[int, ...] = ()
     not_bool: tuple[int, ...] = ()
+    bool_with_bools: tuple[int, ...] = ()
+    """Numbers that may be booleans only where all tensors and other numbers are."""
     most_dims: tuple[int, ...] = ()
     """One, and another that must have at least as many dimensions."""
     not_empty: tuple[int, ...] = ()
@@ -1114,21 +1116,49 @@ REFUSALS: dict[Any, Refusal] = {
         "It is not implemented for booleans.",
         not_bool=(0,),
     ),
+    torch.ops.aten.add.Tensor: Refusal(
+        "Its factor is a boolean only where the result is one.",
+        bool_with_bools=(2,),
+    ),
+    torch.ops.aten.add.Scalar: Refusal(
+        "Its factor is a boolean only where the result is one.",
+        bool_with_bools=(2,),
+    ),
+    torch.ops.aten._foreach_add.List: Refusal(
+        "Its factor is a boolean only where the result is one.",
+        bool_with_bools=(2,),
+    ),
+    torch.ops.aten._foreach_add.Tensor: Refusal(
+        "Its factor is a boolean only where the result is one.",
+        bool_with_bools=(2,),
+    ),
+    torch.ops.aten._foreach_sub.List: Refusal(
+        "Its factor is a boolean only where the result is one.",
+        bool_with_bools=(2,),
+    ),
+    torch.ops.aten.addr.default: Refusal(
+        "Its factors are booleans only where the result is one.",
+        bool_with_bools=(3, 4),
+    ),
     torch.ops.aten.sub.Tensor: Refusal(
-        "It is not implemented for booleans.",
+        "It is not implemented for booleans, and takes no boolean factor.",
         not_bool=(0, 1),
+        bool_with_bools=(2,),
     ),
     torch.ops.aten.sub.Scalar: Refusal(
-        "It is not implemented for booleans.",
+        "It is not implemented for booleans, and takes no boolean factor.",
         not_bool=(0,),
+        bool_with_bools=(2,),
     ),
     torch.ops.aten.rsub.Tensor: Refusal(
-        "It is not implemented for booleans.",
+        "It is not implemented for booleans, and takes no boolean factor.",
         not_bool=(0, 1),
+        bool_with_bools=(2,),
     ),
     torch.ops.aten.rsub.Scalar: Refusal(
-        "It is not implemented for booleans.",
+        "It is not implemented for booleans, and takes no boolean factor.",
         not_bool=(0,),
+        bool_with_bools=(2,),
     ),
     torch.ops.aten.logcumsumexp.default: Refusal(
         "It is not implemented for booleans.",

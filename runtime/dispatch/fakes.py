@@ -15,6 +15,7 @@ import torch
 from ...errors import UnsupportedError
 from ...generated.decompositions import CORRECTIONS, REFUSALS, Correction, Refusal
 from ...generated.dispatch_tables import ROLES
+from ..torch_compat import pytree
 from .elementwise import strides_like
 from .overlap import can_view, overlaps_itself
 from .regions import Layout, expressions, is_strided
@@ -71,7 +72,7 @@ def run_writing(fake_mode: Any, op: Any, types: Any, args: Any, kwargs: Any, out
     return found
 
 
-def refusal(op: Any, args: Any) -> str:
+def refusal(op: Any, args: Any, kwargs: Any) -> str:
     """What the eager kernel of `op` does instead with such arguments, which its fake kernel accepts; "" where both agree."""
     rule = REFUSALS.get(op)
     if rule is None:
@@ -99,7 +100,20 @@ def refusal(op: Any, args: Any) -> str:
     dtypes = {k: args[k].dtype for k in sorted(named) if k < len(args) and isinstance(args[k], torch.Tensor)}
     if _wrong_dtypes(rule, dtypes):
         return f"{op} of {', '.join(map(str, dtypes.values()))}: {_clause(rule.doc)}"
+    if rule.bool_with_bools and _is_bool_among_others(op, rule.bool_with_bools, args, kwargs):
+        return f"{op} of a boolean number: {_clause(rule.doc)}"
     return ""
+
+
+def _is_bool_among_others(op: Any, numbers: tuple[int, ...], args: Any, kwargs: Any) -> bool:
+    """Whether one of these arguments is a boolean number, and a tensor or a number among the others is none."""
+    given = dict(enumerate(args)) | {k: kwargs[a.name] for k, a in enumerate(op._schema.arguments) if a.name in kwargs}
+    return any(isinstance(given.get(k), (bool, torch.SymBool)) for k in numbers) and not all(
+        t.dtype == torch.bool if isinstance(t, torch.Tensor) else isinstance(t, (bool, torch.SymBool))
+        for k, a in given.items()
+        if k not in numbers
+        for t in pytree.tree_leaves(a)
+    )
 
 
 def _wrong_dtypes(rule: Refusal, dtypes: dict[int, torch.dtype]) -> bool:

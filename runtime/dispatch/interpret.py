@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -103,8 +104,8 @@ def call(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
     """A call of a program, by what the spec says of it. What replaces it runs below autograd, where operators are not taken apart, so that the
     recorder sees them whole; or autograd follows it, if the spec says so.
     """
-    if function is torch.sym_float and isinstance(args[0], torch.SymBool):
-        return torch.sym_ite(args[0], 1.0, 0.0)  # torch's own expression of it has no value once the bool is known
+    if _is_of_floats(function, args):  # torch's own expression of a truth as a float fails once the truth is known
+        args = tuple(torch.sym_ite(a, 1.0, 0.0) if isinstance(a, torch.SymBool) else a for a in args)
     if function in REFUSED_FUNCTIONS:
         refuses, reason = REFUSED_FUNCTIONS[function]
         if refuses(*args, **kwargs):
@@ -115,6 +116,17 @@ def call(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
         if result is not NotImplemented:
             return result
     return function(*args, **kwargs) if kwargs.get("out") is None else _with_out(function, args, kwargs)
+
+
+def _is_of_floats(function: Any, args: Any) -> bool:
+    """Whether it takes truths for floats: arithmetic and comparisons of Python's numbers, one of which is a float."""
+    if function is torch.sym_float:
+        return True
+    of_numbers = function in _EXTREMES or getattr(operator, getattr(function, "__name__", ""), None) is function
+    return of_numbers and any(isinstance(a, (float, torch.SymFloat)) for a in args)
+
+
+_EXTREMES = (torch.sym_max, torch.sym_min)
 
 
 def _with_out(function: Any, args: Any, kwargs: Any) -> Any:

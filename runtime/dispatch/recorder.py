@@ -127,12 +127,12 @@ class Recorder(GraphWriter, TorchDispatchMode):
         """Whether a view is just another tensor object."""
         return op is ROLES["detach"] or op is ROLES["alias"]
 
-    def _check_refusal(self, op: Any, args: Any) -> None:
-        if why := refusal(op, args):
+    def _check_refusal(self, op: Any, args: Any, kwargs: Any) -> None:
+        if why := refusal(op, args, kwargs):
             raise UnsupportedError(f"{why}{self.where()}")
 
     def _plain(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
-        self._check_refusal(info.op, args)
+        self._check_refusal(info.op, args, kwargs)
         out = self.eager_results(info.op, types, args, kwargs)
         if isinstance(out, torch.Tensor):
             values: Any = (out,)
@@ -161,7 +161,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         return out
 
     def _view(self, info: OpInfo, types: Any, args: Any, kwargs: Any) -> Any:
-        self._check_refusal(info.op, args)
+        self._check_refusal(info.op, args, kwargs)
         if not isinstance(base := info.argument(info.view_arg, args, kwargs), torch.Tensor):
             with self:  # autograd conjugates numbers
                 return info.op(self.tensor_of(base), *args[1:], **kwargs)
@@ -256,7 +256,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
 
             return record_write(self, info, types, args, kwargs)
         f_args, f_kwargs = functional_arguments(info, form, args, kwargs)
-        self._check_refusal(form.op, f_args)
+        self._check_refusal(form.op, f_args, f_kwargs)
         node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)
         result = self.eager_results(form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
         self._check_types(info, form, result, args, kwargs)

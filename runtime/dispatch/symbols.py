@@ -36,6 +36,9 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "Min": torch.sym_min,
     "LShift": operator.lshift,
     "RShift": operator.rshift,
+    "BitwiseFn_bitwise_and": operator.and_,
+    "BitwiseFn_bitwise_or": operator.or_,
+    "BitwiseFn_bitwise_xor": operator.xor,
     "Equality": operator.eq,
     "Unequality": operator.ne,
     "StrictLessThan": operator.lt,
@@ -81,6 +84,11 @@ def guards_tell(shape_env: Any) -> bool:
 
 def _is_mistaken(expr: Any) -> bool:
     return isinstance(expr, sympy.Expr) and bool(expr.is_integer) and not _is_integer(expr)
+
+
+def without_choices(expr: Any) -> Any:
+    """An expression with and, or and not in the place of choices between truths, which sympy makes of comparisons of choices."""
+    return expr.replace(sympy.ITE, lambda c, value, rest: (c & value) | (~c & rest))
 
 
 class Symbols:
@@ -173,6 +181,8 @@ class Symbols:
             rest = others[0][0] if others[0][1] == sympy.true else expr.func(*others)
             parts = (self._expr(condition, torch.SymBool), self._expr(value, kind), self._expr(rest, kind))
             return self._call(torch.sym_ite, parts, expr, kind)
+        if name == "ITE":
+            return self._expr(without_choices(expr), torch.SymBool)  # type: ignore[no-any-return]
         if (function := _UNARY.get(name) or function_of_numbers(name.removeprefix(_OF_MATH))) is not None:
             return self._call(function, (self._expr(expr.args[0], torch.SymFloat),), expr, kind)
         if name == "RoundDecimal":

@@ -154,7 +154,16 @@ class Expr:
 
     def subst(self, mapping: Mapping[Atom, int | Expr], on_value: Callable[[Any], Any] | None = None) -> Expr:
         """Replace atoms; `on_value` maps the node inside a `Val` (an indirect index)."""
-        return self if self.is_const else _subst(self, mapping, on_value, {})
+        if self.is_const:
+            return self
+        terms = self.terms
+        if len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1:  # most coordinates are one variable
+            atom = terms[0][0][0]
+            if atom in mapping:
+                return expr(mapping[atom])
+            if isinstance(atom, Var):
+                return self
+        return _subst(self, mapping, on_value, {})
 
 
 _EXPRS: WeakValueDictionary[tuple, Expr] = WeakValueDictionary()

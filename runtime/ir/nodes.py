@@ -317,20 +317,20 @@ def walk_all(roots: Iterable[Node], skip: Callable[[Node], bool] | None = None) 
     """What `Node.walk` gives, of several expressions together: what they share is met once."""
     seen: set[Node] = set()
     for root in roots:
-        stack: list[tuple[Node, bool]] = [(root, False)]
+        stack: list[Node | None] = [root]
         while stack:
-            node, ready = stack.pop()
-            if ready:
-                yield node
+            node = stack.pop()
+            if node is None:  # stands above a node whose children have been met
+                yield stack.pop()  # type: ignore[misc]
                 continue
             if node in seen or (skip is not None and skip(node)):
                 continue
             seen.add(node)
-            if not (children := node.children()):
+            if not (children := node._children or node.children()):
                 yield node
                 continue
-            stack.append((node, True))
-            stack.extend([(a, False) for a in reversed(children) if a not in seen])
+            stack += (node, None)
+            stack += [a for a in reversed(children) if a not in seen]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
+from ..dispatch.symbols import without_choices
 from ..ir.atoms import SIGNED
 from ..ir.index import Expr, sym
 from ..ir.learned import FUNCTIONS, Learned, names_in
@@ -159,7 +160,7 @@ class Numbers:
             self.b.extern([], target, (argument,), (), True, effect=True, learns=(Learned(_text(symbol)),))
             return symbol
         parts = {s: sympy.Symbol(_text(self._part(s, val)), real=True) for s in e.free_symbols}
-        source = python_source(e.xreplace(parts))
+        source = python_source(without_choices(e).xreplace(parts))
         if names_in(source) - FUNCTIONS != {s.name for s in parts.values()}:
             raise UnsupportedError(f"the number {e} ({type(e).__name__}) cannot be computed in Python")
         symbol = self._name(e, f"number{len(self._named)}")

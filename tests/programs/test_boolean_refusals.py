@@ -64,3 +64,65 @@ def test_as_eager_for_symbolic_sizes(name: str) -> None:
         program(*inputs)
     with pytest.raises(eager.type):
         opforge.compile_fx(torch.fx.symbolic_trace(program), symbolic(list(inputs))[0])(*inputs)
+
+
+FACTORS: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    "add": lambda x, factor: torch.add(x, x, alpha=factor),
+    "add in place": lambda x, factor: x.clone().add_(x, alpha=factor),
+    "add a number": lambda x, factor: torch.add(x, 2, alpha=factor),
+    "add integers": lambda x, factor: torch.add(x.int(), x.int(), alpha=factor),
+    "add to booleans": lambda x, factor: torch.add(x > 0, x, alpha=factor),
+    "sub": lambda x, factor: torch.sub(x, x, alpha=factor),
+    "sub a number": lambda x, factor: torch.sub(x, 2, alpha=factor),
+    "rsub": lambda x, factor: torch.rsub(x, x, alpha=factor),
+    "rsub from a number": lambda x, factor: torch.rsub(x, 2, alpha=factor),
+    "foreach add": lambda x, factor: torch._foreach_add([x > 0, x], [x > 0, x], alpha=factor)[1],
+    "foreach add a tensor": lambda x, factor: torch._foreach_add([x], torch.tensor(2.0), alpha=factor)[0],
+    "foreach sub": lambda x, factor: torch._foreach_sub([x], [x], alpha=factor)[0],
+    "addr": lambda x, factor: torch.addr(x, x[:, 0], x[0], alpha=factor),
+    "addr, of what it adds to": lambda x, factor: torch.addr(x, x[:, 0], x[0], beta=factor),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_a_boolean_factor_made_of_sizes(name: str) -> None:
+    """We computed with 0 or 1, where eager says "Boolean alpha only supported for Boolean results."."""
+
+    def program(x: Tensor) -> Tensor:
+        return FACTORS[name](x, x.shape[0] > 6)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="opforge", dynamic=True)
+    for rows in (7, 4):
+        x = torch.randn(rows, 3)
+        with pytest.raises(RuntimeError, match=r"Boolean (alpha|beta) only supported for Boolean results"):
+            program(x)
+        with pytest.raises(RuntimeError, match=r"Boolean (alpha|beta) only supported for Boolean results"):
+            compiled(x)
+
+
+FACTORS_THAT_EAGER_TAKES: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    "add": lambda x, factor: torch.add(x > 0, x < 1, alpha=factor),
+    "add a boolean": lambda x, factor: torch.add(x > 0, True, alpha=factor),
+    "foreach add": lambda x, factor: torch._foreach_add([x > 0], [x < 1], alpha=factor)[0],
+    "addmm": lambda x, factor: torch.addmm(x, x, torch.ones(3, 3), beta=factor, alpha=factor),
+    "addcmul": lambda x, factor: torch.addcmul(x, x, x, value=factor),
+    "addcdiv": lambda x, factor: torch.addcdiv(x, x, x + 3, value=factor),
+    "index_add": lambda x, factor: x.index_add(0, torch.tensor([0]), x[:1], alpha=factor),
+    "threshold": lambda x, factor: torch.threshold(x, factor, factor),
+    "clamp": lambda x, factor: x.clamp(min=factor),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS_THAT_EAGER_TAKES)
+def test_a_boolean_made_of_sizes_that_eager_takes(name: str) -> None:
+    def program(x: Tensor) -> Tensor:
+        return FACTORS_THAT_EAGER_TAKES[name](x, x.shape[0] > 6)
+
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    compiled = torch.compile(program, backend="opforge", dynamic=True)
+    for rows in (7, 4):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert not opforge.stats()["fallbacks"]

@@ -157,6 +157,11 @@ VALUES: dict[str, Callable[[Tensor], Any]] = {
     "a comparison as a float": lambda x: x + float(x.shape[0] > 1) * float(x.shape[0] > 100),
     "a bool by a factor": lambda x: torch.add(x.long(), x.shape[0] > 5, alpha=2),
     "powers": lambda x: x * 0.9 ** x.shape[0] + x.shape[0] ** 0.25,
+    "a comparison with a comparison": lambda x: x * ((x.shape[0] / 4) > (x.shape[0] <= 5)) + ((x.shape[0] > 9) < x.shape[0] / 40),
+    "the larger of a float and a comparison": lambda x: x * max(x.shape[0] / 10, x.shape[0] == 6),
+    "a chosen comparison": lambda x: x * max(math.tanh(x.shape[0] / 40), (x.shape[0] > 5) > x.shape[0] / 20),
+    "a chosen comparison for an eager kernel": lambda x: x.clamp(max=max(math.tanh(x.shape[0] / 40), (x.shape[0] > 5) > x.shape[0] / 20)),
+    "bits": lambda x: x * (x.shape[0] & 5) + (x.shape[0] | 3) - (x.shape[0] ^ x.shape[1]),
 }  # fmt: skip
 
 
