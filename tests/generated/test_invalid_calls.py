@@ -1120,7 +1120,14 @@ POSITIONS = [
     Positions(
         "aten.index_select",
         ("aten.index_select.default",),
-        ("F(5, 6), 0, I(5, 3)", "F(5, 6), -1, I(6, 8)", "F(5, 6), 1, I(6)", "F(), 0, I(1, 1)", "F(), -1, I(1)"),
+        (
+            "F(5, 6), 0, I(5, 3)",
+            "F(5), 0, I(5, 3)",
+            "F(5, 6), -1, I(6, 8)",
+            "F(5, 6), 1, I(6)",
+            "F(), 0, I(1, 1)",
+            "F(), -1, I(1)",
+        ),
     ),
     Positions("aten.one_hot", ("aten.one_hot.default",), ("I(4, 3, 2), 4", "I(4, 5), 6")),
     Positions(

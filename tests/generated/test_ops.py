@@ -1365,7 +1365,14 @@ OPS = [
         "aten.index_select",
         "gather",
         ("aten.index_select.default",),
-        tests=("F(5, 6), 0, I(5, 3)", "F(5, 6), -1, I(6, 8)", "F(5, 6), 1, I(6)", "F(), 0, I(1, 1)", "F(), -1, I(1)"),
+        tests=(
+            "F(5, 6), 0, I(5, 3)",
+            "F(5), 0, I(5, 3)",
+            "F(5, 6), -1, I(6, 8)",
+            "F(5, 6), 1, I(6)",
+            "F(), 0, I(1, 1)",
+            "F(), -1, I(1)",
+        ),
         complex_=True,
     ),
     Op(
@@ -1586,7 +1593,7 @@ OPS = [
         "aten.linalg_pinv.atol_rtol_tensor",
         "composite",
         ("aten.linalg_pinv.atol_rtol_tensor",),
-        tests=("F(3, 3)", "F(2, 4, 3)", "F(3, 5)", "F(3, 3), hermitian=True", "F(0, 3)"),
+        tests=("F(3, 3)", "F(2, 4, 3)", "F(3, 5)", "F(3, 3), hermitian=True", "F(2, 3, 3), hermitian=True", "F(0, 3)"),
     ),
     Op(
         "aten.linalg_qr",
@@ -1830,7 +1837,7 @@ OPS = [
         ("aten._native_batch_norm_legit_no_training.default",),
         tests=("F(2, 3, 4, 4), F(3), F(3), F(3), P(3), 0.1, 1e-5", "F(5, 3), None, None, F(3), P(3), 0.1, 1e-5"),
     ),
-    Op("aten._safe_softmax", "composite", ("aten._safe_softmax.default",), tests=("F(3, 5), 1",)),
+    Op("aten._safe_softmax", "composite", ("aten._safe_softmax.default",), tests=("F(3, 5), 1", "C(-inf, 3, 5), 1")),
     Op("aten._softmax", "composite", ("aten._softmax.default",), tests=("F(3, 5), 1, False", "F(3, 5, 2), 1, False")),
     Op(
         "aten._softmax_backward_data",
@@ -2043,7 +2050,12 @@ OPS = [
         "aten.adaptive_max_pool3d",
         "composite",
         ("aten.adaptive_max_pool3d.default",),
-        tests=("F(2, 3, 4, 6, 4), [2, 3, 4]", "F(3, 5, 6, 4), [3, 4, 5]", "F(1, 2, 3, 4, 7), [2, 4, 2]"),
+        tests=(
+            "F(2, 3, 4, 6, 4), [2, 3, 4]",
+            "F(3, 5, 6, 4), [3, 4, 5]",
+            "F(1, 2, 3, 4, 7), [2, 4, 2]",
+            "F(1, 2, 3, 5, 7), [3, 3, 2]",
+        ),
     ),
     Op(
         "aten.adaptive_max_pool3d_backward",
@@ -2658,7 +2670,11 @@ OPS = [
         "aten.addbmm.default",
         "reduction",
         ("aten.addbmm.default",),
-        tests=("F(3, 5), F(2, 3, 4), F(2, 4, 5)", "F(5), F(2, 3, 4), F(2, 4, 5), beta=0, alpha=3"),
+        tests=(
+            "F(3, 5), F(2, 3, 4), F(2, 4, 5)",
+            "F(5), F(2, 3, 4), F(2, 4, 5), beta=0, alpha=3",
+            "F(3, 1), F(2, 3, 4), F(2, 4, 5), beta=2, alpha=3",
+        ),
     ),
     Op(
         "aten.addmm.default",
@@ -2806,6 +2822,7 @@ OPS = [
             "C(2e19, 3, 1), 2, [1]",
             "C(1e-30, 3, 1), 3, [1]",
             "C(5.0, 1), 0",
+            "C(-5.0, 1), 3",
         ),
         complex_=True,
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -72,6 +73,11 @@ class Mutant:
         inner[self.path[-1]] = self.new
         return replace(entry, data=data)
 
+    @property
+    def gone(self) -> list[str]:
+        """The functions that the old expression calls and the new one does not."""
+        return sorted(_called(str(self.old)) - _called(str(self.new)))
+
     def show(self) -> str:
         """Entry, place and change on one line, with what stands around the change."""
         where = ".".join(str(p) for p in self.path)
@@ -79,6 +85,10 @@ class Mutant:
             return f"{self.entry} ({self.what})"
         old, new = _difference(normal(str(self.old)), str(self.new))
         return f"{self.entry} {where} ({self.what}): `{old}` → `{new}`"
+
+
+def _called(text: str) -> set[str]:
+    return set(re.findall(r"([A-Za-z_]\w*)\(", text))
 
 
 _AROUND = 40

@@ -13,6 +13,7 @@ from .__main__ import main
 from .mutate import changes
 from .ops import NotCompilable
 from .report import Results, page_text, table
+from .sites import Mutant
 from .worker import Worker, chosen
 
 
@@ -49,6 +50,11 @@ def test_a_variant_knows_the_functions_around_it() -> None:
     assert inside["f(g(a) + 2, b) * c"] == ("f",)
     assert inside["f(a + 1, b) * c"] == ("f",)
     assert inside["f(g(a) + 1, b)"] == ()
+
+
+def test_a_variant_knows_the_functions_that_it_calls_no_more() -> None:
+    old, new = "is_float(x) and pays_as_loops(x, numel(x))", "is_float(x) and numel(x) > 3"
+    assert Mutant("ops", "", "f", ("native_if",), "", old, new).gone == ["pays_as_loops"]
 
 
 def test_variants_of_statements() -> None:

@@ -70,6 +70,7 @@ class Worker:
                     "path": ".".join(map(str, mutant.path)),
                     "what": mutant.what,
                     "inside": " ".join(mutant.inside),
+                    "gone": " ".join(mutant.gone),
                     "shown": mutant.show(),
                     "status": status,
                     "by": by,
