@@ -1117,46 +1117,46 @@ REFUSALS: dict[Any, Refusal] = {
         not_bool=(0,),
     ),
     torch.ops.aten.add.Tensor: Refusal(
-        "Its factor is a boolean only where the result is one.",
+        "It takes a boolean alpha only where everything else is boolean.",
         bool_with_bools=(2,),
     ),
     torch.ops.aten.add.Scalar: Refusal(
-        "Its factor is a boolean only where the result is one.",
+        "It takes a boolean alpha only where everything else is boolean.",
         bool_with_bools=(2,),
     ),
     torch.ops.aten._foreach_add.List: Refusal(
-        "Its factor is a boolean only where the result is one.",
+        "It takes a boolean alpha only where everything else is boolean.",
         bool_with_bools=(2,),
     ),
     torch.ops.aten._foreach_add.Tensor: Refusal(
-        "Its factor is a boolean only where the result is one.",
+        "It takes a boolean alpha only where everything else is boolean.",
         bool_with_bools=(2,),
     ),
     torch.ops.aten._foreach_sub.List: Refusal(
-        "Its factor is a boolean only where the result is one.",
+        "It takes a boolean alpha only where everything else is boolean.",
         bool_with_bools=(2,),
     ),
     torch.ops.aten.addr.default: Refusal(
-        "Its factors are booleans only where the result is one.",
+        "It takes a boolean beta or alpha only where everything else is boolean.",
         bool_with_bools=(3, 4),
     ),
     torch.ops.aten.sub.Tensor: Refusal(
-        "It is not implemented for booleans, and takes no boolean factor.",
+        "It is not implemented for booleans, and takes no boolean alpha.",
         not_bool=(0, 1),
         bool_with_bools=(2,),
     ),
     torch.ops.aten.sub.Scalar: Refusal(
-        "It is not implemented for booleans, and takes no boolean factor.",
+        "It is not implemented for booleans, and takes no boolean alpha.",
         not_bool=(0,),
         bool_with_bools=(2,),
     ),
     torch.ops.aten.rsub.Tensor: Refusal(
-        "It is not implemented for booleans, and takes no boolean factor.",
+        "It is not implemented for booleans, and takes no boolean alpha.",
         not_bool=(0, 1),
         bool_with_bools=(2,),
     ),
     torch.ops.aten.rsub.Scalar: Refusal(
-        "It is not implemented for booleans, and takes no boolean factor.",
+        "It is not implemented for booleans, and takes no boolean alpha.",
         not_bool=(0,),
         bool_with_bools=(2,),
     ),

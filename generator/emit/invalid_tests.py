@@ -73,9 +73,12 @@ def _takes(overload: str, lowerings: Mapping[str, Lowering], known: dict[str, bo
 
 
 def _from_data(section: Section) -> bool:
-    """Whether a position in it is an element of an argument: those that are computed from coordinates and sizes are never out of range."""
-    calls = (n for n in section.nodes() if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
-    positions = (call.args[0] for call in calls if call.func.id in _POSITIONS)  # type: ignore[attr-defined]
+    """Whether it has a position that an argument's element brings: one made of coordinates and sizes is never out of range."""
+    positions = [
+        n.args[0]
+        for n in section.nodes()
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in _POSITIONS
+    ]
     # A tensor's subscript is printed as a read of its element; a list's is left as it is.
     return any(isinstance(n, ast.Subscript) and n in section.resolved for at in positions for n in ast.walk(at))
 

@@ -401,15 +401,16 @@ class _Renderer:
         identity = identity_of(st.kind, dtype)
         if is_position(st) and dtype == "bool":
             identity, dtype = ("0" if st.kind == "argmax" else "1"), "int8"
-        lines = [f"{st.name}_acc = tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)})"]
-        lines += [f"{other} = {st.name}_acc" for other in accumulators(self.launch, st)[1:]]
+        names = accumulators(self.launch, st)
+        lines = [f"{names[0]} = tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)})"]
+        lines += [f"{name} = {names[0]}" for name in names[1:]]
         if is_position(st):
             index = ("tl.int64", 2**63 - 1) if self.wide else ("tl.int32", 2**31 - 1)
             lines.append(f"{st.name}_pos = tl.full([XBLOCK, RBLOCK], {index[1]}, {index[0]})")
         return lines
 
     def _combine(self, st: Reduce, value: str, group: int) -> list[str]:
-        acc, mask = f"{st.name}_acc", f"xmask & rmask{group}"
+        (acc, *others), mask = accumulators(self.launch, st), f"xmask & rmask{group}"
         if is_position(st):
             pos = f"{st.name}_pos"
             value = f"tl.broadcast_to({self._positional(st, value)}, [XBLOCK, RBLOCK])"
@@ -420,8 +421,7 @@ class _Renderer:
         combined = f"{TRITON_COMBINE[kind]}({acc}, {value})"
         if kind_of(st.value.dtype) == "int":
             combined += f".to({TYPES[st.value.dtype]})"
-        first, *others = accumulators(self.launch, st)
-        return [f"{', '.join([first, *others])} = {', '.join([*others, f'tl.where({mask}, {combined}, {acc})'])}"]
+        return [f"{', '.join([acc, *others])} = {', '.join([*others, f'tl.where({mask}, {combined}, {acc})'])}"]
 
     # -- scans -----------------------------------------------------------------------------------------------------
     def _scan_of(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:

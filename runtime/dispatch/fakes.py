@@ -17,6 +17,7 @@ from ...generated.decompositions import CORRECTIONS, REFUSALS, Correction, Refus
 from ...generated.dispatch_tables import ROLES
 from ..torch_compat import pytree
 from .elementwise import strides_like
+from .operators import op_info
 from .overlap import can_view, overlaps_itself
 from .regions import Layout, expressions, is_strided
 from .support import elementwise, row_major, suggested
@@ -107,11 +108,12 @@ def refusal(op: Any, args: Any, kwargs: Any) -> str:
 
 def _is_bool_among_others(op: Any, numbers: tuple[int, ...], args: Any, kwargs: Any) -> bool:
     """Whether one of these arguments is a boolean number, and a tensor or a number among the others is none."""
-    given = dict(enumerate(args)) | {k: kwargs[a.name] for k, a in enumerate(op._schema.arguments) if a.name in kwargs}
-    return any(isinstance(given.get(k), (bool, torch.SymBool)) for k in numbers) and not all(
+    info = op_info(op)
+    given = {k: info.argument(k, args, kwargs) for k in range(len(info.arg_names))}
+    return any(isinstance(given[k], (bool, torch.SymBool)) for k in numbers) and not all(
         t.dtype == torch.bool if isinstance(t, torch.Tensor) else isinstance(t, (bool, torch.SymBool))
         for k, a in given.items()
-        if k not in numbers
+        if k not in numbers and a is not None
         for t in pytree.tree_leaves(a)
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from .effects import run_with_token
 from .inputs import attribute
 from .recorder import Recorder
 from .symbol_kernels import register
+from .symbols import OF_NUMBERS
 
 register()
 
@@ -122,11 +122,7 @@ def _is_of_floats(function: Any, args: Any) -> bool:
     """Whether it takes truths for floats: arithmetic and comparisons of Python's numbers, one of which is a float."""
     if function is torch.sym_float:
         return True
-    of_numbers = function in _EXTREMES or getattr(operator, getattr(function, "__name__", ""), None) is function
-    return of_numbers and any(isinstance(a, (float, torch.SymFloat)) for a in args)
-
-
-_EXTREMES = (torch.sym_max, torch.sym_min)
+    return function in OF_NUMBERS and any(isinstance(a, (float, torch.SymFloat)) for a in args)
 
 
 def _with_out(function: Any, args: Any, kwargs: Any) -> Any:

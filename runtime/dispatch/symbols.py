@@ -57,6 +57,8 @@ _UNARY: dict[str, Callable[..., Any]] = {
     "Abs": operator.abs,
     "Not": torch.sym_not,
 }
+OF_NUMBERS = frozenset(_BINARY.values())
+"""Functions of two of Python's numbers: arithmetic and comparisons."""
 
 _OF_MATH = "OpaqueUnaryFn_"
 """How torch's names of the functions of `math` begin."""
@@ -87,7 +89,7 @@ def _is_mistaken(expr: Any) -> bool:
 
 
 def without_choices(expr: Any) -> Any:
-    """An expression with and, or and not in the place of choices between truths, which sympy makes of comparisons of choices."""
+    """The expression with and, or and not for each `ITE`, sympy's choice between two booleans, which it makes of comparisons of choices."""
     return expr.replace(sympy.ITE, lambda c, value, rest: (c & value) | (~c & rest))
 
 

@@ -5,6 +5,7 @@ Used when the values of a plan are compared with those of its program (`check_va
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
 from math import inf
@@ -204,12 +205,17 @@ def extremes(e: Expr, assumed: Assumed = frozenset()) -> tuple[int, int] | None:
     if not _counted(e):
         return None
     mine = set(variables([e]))
-    tests = [
-        d for n in assumed if (d := _difference(n)) is not None and mine.intersection(variables([d])) and _counted(d)
-    ]
+    tests = [d for d, read in _counted_differences(assumed) if not mine.isdisjoint(read)]
     if points(variables([e, *tests])) is None:
         tests = [d for d in tests if mine.issuperset(variables([d]))]
     return _extremes(e, frozenset(tests))
+
+
+@lru_cache(maxsize=256)
+def _counted_differences(assumed: Assumed) -> tuple[tuple[Expr, frozenset[Var]], ...]:
+    """What is less than 0 where these conditions hold, as far as loop variables alone decide it, and those variables."""
+    found = (_difference(n) for n in assumed)
+    return tuple((d, frozenset(variables([d]))) for d in found if d is not None and _counted(d))
 
 
 def _counted(e: Expr) -> bool:
@@ -220,9 +226,30 @@ def _counted(e: Expr) -> bool:
 @lru_cache(maxsize=4096)
 def _extremes(e: Expr, tests: frozenset[Expr]) -> tuple[int, int] | None:
     """Where all of `tests` are less than 0."""
+    part, start = _apart(e)
+    limits = [_apart(d) for d in tests]
+    if all(found is part or found is -part for found, _ in limits):
+        # They are limits of one expression, as many slices of one tensor make them: its values are found once for all.
+        values = _values(part)
+        first = bisect_left(values, max((k + 1 for found, k in limits if found is not part), default=-inf))
+        end = bisect_right(values, min((-k - 1 for found, k in limits if found is part), default=inf))
+        return (values[first] + start, values[end - 1] + start) if first < end else None
     every = points(variables([e, *tests])) or ()
-    values = {evaluate(e, p) for p in every if all(evaluate(d, p) < 0 for d in tests)}
-    return (min(values), max(values)) if values else None
+    met = {evaluate(e, p) for p in every if all(evaluate(d, p) < 0 for d in tests)}
+    return (min(met), max(met)) if met else None
+
+
+@lru_cache(maxsize=256)
+def _values(e: Expr) -> tuple[int, ...]:
+    """The values at all points of the loops, ascending; none where these are too many."""
+    return tuple(sorted({evaluate(e, p) for p in points(variables([e])) or ()}))
+
+
+@lru_cache(maxsize=4096)
+def _apart(e: Expr) -> tuple[Expr, int]:
+    """An expression without its constant term, and that term."""
+    constant = next((c for monomial, c in e.terms if not monomial), 0)
+    return e - constant, constant
 
 
 def _range(v: Var | Val) -> tuple[int, float]:
@@ -232,25 +259,27 @@ def _range(v: Var | Val) -> tuple[int, float]:
     return 0, v.extent - 1 if isinstance(v.extent, int) else inf
 
 
-def _limits(n: Node) -> list[tuple[Var, bool, Expr]]:
+@lru_cache(maxsize=4096)
+def _limits(n: Node) -> tuple[tuple[Var, bool, Expr], ...]:
     """A loop variable, and a size that is known only when the program runs, where the comparison says that the one is no less (True) or less
     (False) than the other.
     """
     d = _difference(n)
     loops = [a for a in d.atoms() if isinstance(a, (Var, Val))] if d is not None else []
     if d is None or len(loops) != 1 or not isinstance(v := loops[0], Var) or d.coefficient(v) not in (1, -1):
-        return []
+        return ()
     limit = of(v) - d if d.coefficient(v) == 1 else of(v) + d + 1
-    return [] if limit.is_const else [(v, d.coefficient(v) == -1, limit)]
+    return () if limit.is_const else ((v, d.coefficient(v) == -1, limit),)
 
 
-def _negative(n: Node) -> list[tuple[int, list[tuple[Var | Val, int]]]]:
+@lru_cache(maxsize=4096)
+def _negative(n: Node) -> tuple[tuple[int, tuple[tuple[Var | Val, int], ...]], ...]:
     """A comparison of coordinates as linear forms (constant, coefficients of loop variables and positions) that are less than 0. A size in
     a product is at least 1 where a loop of as many steps runs: without it the product is no larger.
     """
     d = _difference(n)
     if d is None:
-        return []
+        return ()
     sizes = {a for v in d.atoms() if isinstance(v, Var) for a in _factors(v.extent)}
     constant, terms = 0, dict[Var | Val, int]()
     for monomial, c in d.terms:
@@ -260,8 +289,8 @@ def _negative(n: Node) -> list[tuple[int, list[tuple[Var | Val, int]]]]:
         elif len(rest) == 1 and (isinstance(v := rest[0], Var) or (isinstance(v, Val) and v.lo is not None)):
             terms[v] = terms.get(v, 0) + c
         else:
-            return []
-    return [(constant, list(terms.items()))]
+            return ()
+    return ((constant, tuple(terms.items())),)
 
 
 def _factors(extent: int | Expr) -> tuple[Atom, ...]:
@@ -270,6 +299,7 @@ def _factors(extent: int | Expr) -> tuple[Atom, ...]:
     return () if any(isinstance(a, Sym) and a.signed for a in factors) else factors
 
 
+@lru_cache(maxsize=4096)
 def _difference(n: Node) -> Expr | None:
     """What is less than 0 where the comparison of two coordinates holds."""
     if n.op not in ("lt", "le", "gt", "ge"):

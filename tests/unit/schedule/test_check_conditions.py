@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from opforge.runtime.ir.index import Expr, Var, bounds, expr, of, proves_less, proves_nonnegative, sym
+from opforge.runtime.ir.facts import evaluate, points, variables
+from opforge.runtime.ir.index import Expr, Var, bounds, divmod_, expr, of, proves_less, proves_nonnegative, sym
 from opforge.runtime.ir.nodes import Node, index_node
-from opforge.runtime.schedule.check_conditions import narrowed
+from opforge.runtime.schedule.check_conditions import extremes, narrowed
 
 ROW, COLUMN = Var("i", 4), Var("j", 6)
 FLAT = of(ROW) * 6 + of(COLUMN)
@@ -42,3 +45,36 @@ def test_narrowed_of_unknown_size() -> None:
     assert proves_less(found, sym("s0"))
     assert not proves_nonnegative(found - 3)
     assert not proves_less(found, sym("s0") - 1)
+
+
+APART = of(ROW) * 6 - of(COLUMN)
+QUARTER = divmod_(FLAT, expr(4))[0]
+
+
+@pytest.mark.parametrize("e", [FLAT, FLAT + 5, -FLAT, QUARTER, APART, of(ROW)], ids=str)
+@pytest.mark.parametrize("read", [FLAT, -FLAT + 20, QUARTER, APART, of(COLUMN)], ids=str)
+@pytest.mark.parametrize("least", [0, 3, 18, 30])
+@pytest.mark.parametrize("most", [-9, 5, 19])
+def test_extremes(e: Expr, read: Expr, least: int, most: int) -> None:
+    """Of limits of one expression they are looked up, of others found point by point: either way as the points say."""
+    assumed = frozenset((compare("ge", read, least), compare("le", read, most), compare("lt", read, 40)))
+    shares_loop = not set(variables([e])).isdisjoint(variables([read]))  # conditions on other loops are not looked at
+    every = points((ROW, COLUMN)) or ()
+    met = [evaluate(e, p) for p in every if not shares_loop or least <= evaluate(read, p) <= most]
+    assert extremes(e, assumed) == ((min(met), max(met)) if met else None)
+
+
+def test_extremes_of_many_parts() -> None:
+    """A split into many parts asks for each part under the limits of all before it: not all points for each."""
+
+    def seconds(name: str, parts: int) -> float:
+        place = of(Var(name, parts)) * 8 + of(Var("j", 8))
+        limits = [compare("ge", place, 8 * k) for k in range(parts)]
+        start = time.process_time()
+        for k in range(1, parts):
+            assert extremes(place - 8 * k, frozenset(limits[:k])) == (-8, 8 * (parts - k) - 1)
+        return time.process_time() - start
+
+    seconds("first", 64)
+    few, many = (min(seconds(name, n) for name in "abc") for n in (128, 512))  # names that no cache has seen
+    assert many < 40 * few, (few, many)  # the pairs of parts and limits: 16 times
