@@ -24,10 +24,11 @@ from .triton_blocks import most_points, tuning_of
 from .triton_branch import Branches, branches
 from .triton_coarse import coarse
 from .triton_flat import collapsed
+from .triton_gather import ROUND, accumulators, combined, rounds
 from .triton_group import Members, arguments, blocks_of, constants, selection
 from .triton_idle import idle_where
 from .triton_kept import UNROLLED, cache_hints, kept_rows
-from .triton_launch import accumulators, launch, wide
+from .triton_launch import launch, wide
 from .triton_online import Online, fewer_passes, keep_up
 from .triton_square import squared
 from .triton_team import ARGUMENTS, Team
@@ -54,7 +55,6 @@ from .triton_values import (
 _PRELUDE = "import opforge.generated.kernels.triton_prelude as tp"
 _IMPORTS = ("import triton", "import triton.language as tl", "", _PRELUDE, "", "")
 NO_HOMES: Mapping[str, str] = MappingProxyType({})
-ON_THEIR_WAY = 8  # rows of a gathering loop (not measured)
 _ATOMICS = {"sum": "add", "max": "max", "min": "min"}
 _ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
@@ -322,7 +322,8 @@ class _Renderer:
         """A loop over tiles: accumulators before, statements inside, final reductions after."""
         before: list[str] = []
         inside = [f"rindex{group} = {steps(self.wide, 'roffset')}"]
-        inside.append(f"rmask{group} = {steps_there(group, count, False)}")
+        gathers = self.launch.gathers
+        inside.append(f"rmask{group} = {steps_there(group, count, False, ROUND if gathers else 'RBLOCK')}")
         after: list[str] = []
         totals: list[str] = []
         late: list[str] = []
@@ -358,16 +359,13 @@ class _Renderer:
         self.lines += [f"{row.tiles} = ()" for row in self.v.rows.values() if row.first]
         count = self.v.bound(count)
         tiles = f"range(0, {count}, RBLOCK)"
-        if self.launch.gathers:
-            # A row is read where another load says: several at a time are on their way.
-            tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor={ON_THEIR_WAY})"
-        elif self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
+        if self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
             # Loads of the second tile are on their way while the first is worked on.
             tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor=2)"
         if self.v.rows:
             tiles = f"{UNROLLED}(0, {count}, RBLOCK)"
-        self.lines.append(f"for roffset in {tiles}:")
-        self.lines += [f"    {line}" for line in inside]
+        loop = [f"for roffset in {tiles}:", *(f"    {line}" for line in inside)]
+        self.lines += rounds(count, inside) if gathers else loop
         self.lines += after + totals
 
     # -- reductions ------------------------------------------------------------------------------------------------
@@ -410,18 +408,16 @@ class _Renderer:
         return lines
 
     def _combine(self, st: Reduce, value: str, group: int) -> list[str]:
-        (acc, *others), mask = accumulators(self.launch, st), f"xmask & rmask{group}"
+        names, mask = accumulators(self.launch, st), f"xmask & rmask{group}"
         if is_position(st):
             pos = f"{st.name}_pos"
             value = f"tl.broadcast_to({self._positional(st, value)}, [XBLOCK, RBLOCK])"
-            return [f"{acc}, {pos} = tp.later_{st.kind}({acc}, {pos}, {value}, rindex{group}, {mask})"]
+            return [f"{names[0]}, {pos} = tp.later_{st.kind}({names[0]}, {pos}, {value}, rindex{group}, {mask})"]
         kind = st.kind
         if st.value.dtype == "bool":
             kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
-        combined = f"{TRITON_COMBINE[kind]}({acc}, {value})"
-        if kind_of(st.value.dtype) == "int":
-            combined += f".to({TYPES[st.value.dtype]})"
-        return [f"{', '.join([acc, *others])} = {', '.join([*others, f'tl.where({mask}, {combined}, {acc})'])}"]
+        stored = f".to({TYPES[st.value.dtype]})" if kind_of(st.value.dtype) == "int" else ""
+        return combined(names, mask, lambda acc: f"{TRITON_COMBINE[kind]}({acc}, {value}){stored}")
 
     # -- scans -----------------------------------------------------------------------------------------------------
     def _scan_of(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from ..ir.index import Expr, Val, product
-from ..ir.nodes import FLOATS, ITEMSIZE, Buffer, Node, Size, contiguous_strides
+from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
 from ..ir.work import cost, nodes_cost
 from ..schedule.memory import flat_index
 from ..schedule.operands import count
@@ -23,7 +23,6 @@ from .triton_tiles import roots
 ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
 COLUMNS_AT_ONCE = 64  # so few are a tile of a few steps for each thread
 GATHERED = 64  # rows that are added up one after another: of more the sum would be less accurate than eager's
-IN_TURN = 4  # accumulators that take these rows in turn, for the same reason
 LONG = 2 * ROWS  # that it may hold of one buffer's rows, where a loop would read them again
 WHOLE = 32  # steps, of which a piece of a row has a multiple
 
@@ -196,12 +195,6 @@ def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
             weight = met if isinstance(met, int) else 1 << 30
             votes += weight * ((outer is not None and outer == 1) - (inner is not None and inner == 1))
     return votes > 0
-
-
-def accumulators(of: Launch, st: Reduce) -> list[str]:
-    """Names of the accumulators of a loop's reduction: they take its tiles in turn, and are combined at the end."""
-    turns = IN_TURN if of.gathers and st.kind == "sum" and st.value.dtype in FLOATS else 1
-    return [f"{st.name}_acc", *(f"{st.name}_acc{k}" for k in range(1, turns))]
 
 
 def gathers(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:

@@ -120,13 +120,15 @@ def steps(wide: bool, start: str = "") -> str:
     return f"({text}).to(tl.int64)" if wide else text
 
 
-def steps_there(group: int, count: str, whole: bool) -> str:
-    """Which steps of a tile there are: all of them where whole tiles make up the loop. `whole`: one tile holds the loop."""
+def steps_there(group: int, count: str, whole: bool, tiles: str = "RBLOCK") -> str:
+    """Which steps of a tile there are: all of them where whole tiles make up the loop. `whole`: one tile holds the loop. `tiles`: the steps
+    that the loop goes through at once.
+    """
     some = f"rindex{group} < {count}"
     n = int(count) if count.isdigit() else 3
     if n == 0 or (n % MANY if not whole else n & (n - 1)):
         return some  # tiles are powers of two, and none of them fills a loop of no steps
-    return f"tl.full([1, RBLOCK], True, tl.int1) if {count} % RBLOCK == 0 else {some}"
+    return f"tl.full([1, RBLOCK], True, tl.int1) if {count} % {tiles} == 0 else {some}"
 
 
 def slow_digits(loops: tuple[Var, ...]) -> dict[Var, tuple[int, str]]:

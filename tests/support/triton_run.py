@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -222,6 +223,24 @@ def _filled(path: Path, numbers: list[int]) -> torch.Tensor:
     return table
 
 
+def handed_on(text: str) -> list[str]:
+    """Assignments in loops that hand a loop's variable to another one: Triton 3.6 loses the values, without a word, where both began with the
+    same number (its interpreter does not).
+    """
+    found: list[str] = []
+    for loop in (n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.For, ast.While))):
+        names = [n for n in ast.walk(loop) if isinstance(n, ast.Name)]
+        read, stored = (
+            {n.id: n.lineno for n in sorted(names, key=lambda n: -n.lineno) if isinstance(n.ctx, kind)}
+            for kind in (ast.Load, ast.Store)
+        )
+        carried = {name for name, line in stored.items() if read.get(name, line + 1) <= line}  # read first
+        for n in (n for n in ast.walk(loop) if isinstance(n, ast.Assign)):
+            values = n.value.elts if isinstance(n.value, ast.Tuple) else [n.value]
+            found += [ast.unparse(n) for v in values if isinstance(v, ast.Name) and v.id in carried]
+    return found
+
+
 def compile_sm90(
     kernel: Kernel, layouts: dict[str, Buffer], sizes: dict[str, int] | None = None, warps: int = 4
 ) -> bytes:
@@ -232,7 +251,9 @@ def compile_sm90(
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{kernel.name}.py"
-        path.write_text(render_kernel(kernel, layouts))
+        text = render_kernel(kernel, layouts)
+        assert not handed_on(text), text
+        path.write_text(text)
         function = getattr(_module(path), kernel.name)
         names = [*kernel.reads, *kernel.writes]
         _, x, r = blocks(kernel, layouts, sizes or dict.fromkeys(kernel.symbols, 100))
@@ -245,7 +266,7 @@ def compile_sm90(
         return compiled.asm["cubin"]
 
 
-__all__ = ["Job", "blocks", "compile_sm90", "job_of", "launch_interpreted", "results"]
+__all__ = ["Job", "blocks", "compile_sm90", "handed_on", "job_of", "launch_interpreted", "results"]
 
 if __name__ == "__main__":
     _run(Path(sys.argv[1]))
