@@ -73,74 +73,17 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
-    "RESTART",
-    "DispatchKey",
-    "FakeTensor",
-    "FakeTensorMode",
-    "GuardOnDataDependentSymNode",
-    "HigherOrderOperator",
-    "LazyGraphModule",
-    "OpOverload",
-    "PyTreeCodeGen",
-    "PyTreeInfo",
-    "ShapeEnv",
-    "TorchDispatchMode",
-    "TorchFunctionMode",
-    "TracingContext",
-    "WeakStorage",
-    "abandon_capture",
-    "auto_functionalized",
-    "below_autograd",
-    "below_vmap",
-    "can_auto_functionalize",
-    "copy_all",
-    "cuda_stream",
-    "disable_autocast",
-    "drop_library_workspaces",
-    "empty_strided_cpu",
-    "empty_strided_cuda",
-    "enable_python_dispatcher",
-    "frame_source",
-    "function_of_numbers",
-    "in_dual_level",
-    "in_fake_kernel",
-    "in_transform",
-    "is_traceable_wrapper_subclass",
-    "is_wrapper_type",
-    "is_zerotensor",
-    "keep_item",
-    "kernels_of_zeros",
-    "known",
-    "known_equal",
-    "made_without_grad",
-    "no_modes",
-    "number_read_from",
-    "operator_schemas",
-    "python_source",
-    "pytree",
-    "refuses_writes",
-    "registered_effect",
-    "reinterpret_tensor",
-    "runtime_asserts",
-    "same_addresses",
-    "saved_objects",
-    "saving_is_hooked",
-    "selective_context",
-    "shares_version",
-    "size_hint",
-    "start_anew",
-    "storage_at",
-    "storage_uses",
-    "symbol_hint",
-    "symbol_range",
-    "tag_activation_checkpoint",
-    "tangents_followed",
-    "tangents_may_be",
-    "tensor_uses",
-    "transforms_preserved",
-    "user_kernel",
-    "with_effects",
-]
+    "RESTART", "DispatchKey", "FakeTensor", "FakeTensorMode", "GuardOnDataDependentSymNode", "HigherOrderOperator", "LazyGraphModule",
+    "OpOverload", "PyTreeCodeGen", "PyTreeInfo", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode", "TracingContext", "WeakStorage",
+    "abandon_capture", "auto_functionalized", "below_autograd", "below_vmap", "can_auto_functionalize", "copy_all", "cuda_stream",
+    "disable_autocast", "drop_library_workspaces", "empty_strided_cpu", "empty_strided_cuda", "enable_python_dispatcher", "frame_source",
+    "function_of_numbers", "in_dual_level", "in_fake_kernel", "in_transform", "is_traceable_wrapper_subclass", "is_wrapper_type",
+    "is_zerotensor", "keep_item", "kernels_of_zeros", "known", "known_equal", "made_without_grad", "no_modes", "number_read_from",
+    "operator_schemas", "python_source", "pytree", "refuses_writes", "registered_effect", "reinterpret_tensor", "runtime_asserts",
+    "same_addresses", "saved_objects", "saving_is_hooked", "selective_context", "shares_version", "size_hint", "start_anew", "storage_at",
+    "storage_uses", "symbol_hint", "symbol_range", "tag_activation_checkpoint", "tangents_followed", "tangents_may_be", "tensor_uses",
+    "transforms_preserved", "user_kernel", "with_effects",
+]  # fmt: skip
 
 
 def operator_schemas(namespaces: tuple[str, ...]) -> list[str]:
@@ -203,22 +146,32 @@ def saving_is_hooked() -> bool:
 
 @contextmanager
 def transforms_preserved() -> Iterator[None]:
-    """Leaves the transforms of `torch.func` that the block entered, and allows hooks for saved tensors again, however it ends: a graph enters and
-    leaves them in calls of its own, so an error between them leaves none. [2.11, 2.13]
+    """Leaves the transforms of `torch.func` and the level of forward-mode differentiation that the block entered, and allows hooks for saved
+    tensors again, however it ends: a graph enters and leaves them in calls of its own, so an error between them leaves none. [2.11, 2.13]
     """
-    from torch._C import _autograd as autograd
-    from torch._C import _functorch as functorch
-
-    depth = functorch.get_dynamic_layer_stack_depth()  # type: ignore[attr-defined]
+    autograd, functorch = torch._C._autograd, torch._C._functorch
+    depth, dual = functorch.get_dynamic_layer_stack_depth(), _has_dual_level()  # type: ignore[attr-defined]
     refused = autograd._saved_tensors_hooks_get_disabled_error_message()
     try:
-        yield
+        with forward_ad._set_fwd_grad_enabled(forward_ad._is_fwd_grad_enabled()):
+            yield
     finally:
         functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)  # type: ignore[attr-defined]
+        if not dual and _has_dual_level():
+            torch._C._exit_dual_level(level=0)
         if refused is None:
             autograd._saved_tensors_hooks_enable()
         else:
             autograd._saved_tensors_hooks_disable(refused)
+
+
+def _has_dual_level() -> bool:
+    """Whether a dual level is on, also one that a graph entered, of which Python's count of them knows nothing. [2.11, 2.13]"""
+    try:
+        torch._C._exit_dual_level(level=torch._C._enter_dual_level())
+    except RuntimeError:  # there can be one
+        return True
+    return False
 
 
 def by_operators(op: Any) -> Callable[..., Any]:

@@ -23,16 +23,14 @@ from .triton_attention import render_matrices
 from .triton_blocks import most_points, tuning_of
 from .triton_branch import Branches, branches
 from .triton_coarse import coarse
-from .triton_flat import collapsed
 from .triton_gather import ROUND, accumulators, combined, rounds
 from .triton_group import Members, arguments, blocks_of, constants, selection
-from .triton_idle import idle_where
+from .triton_idle import as_rendered, idle_where, strided_blocks
 from .triton_kept import UNROLLED, cache_hints, kept_rows
 from .triton_launch import launch, wide
-from .triton_online import Online, fewer_passes, keep_up
-from .triton_square import squared
+from .triton_online import Online, keep_up
 from .triton_team import ARGUMENTS, Team
-from .triton_tiles import over_groups, recompute_tiles, roots
+from .triton_tiles import over_groups, roots
 from .triton_values import (
     BARRIER,
     HALF,
@@ -55,6 +53,7 @@ from .triton_values import (
 _PRELUDE = "import opforge.generated.kernels.triton_prelude as tp"
 _IMPORTS = ("import triton", "import triton.language as tl", "", _PRELUDE, "", "")
 NO_HOMES: Mapping[str, str] = MappingProxyType({})
+PROGRAM = "tl.program_id(0)"
 _ATOMICS = {"sum": "add", "max": "max", "min": "min"}
 _ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
@@ -66,7 +65,7 @@ def render_kernel(
     homes: Mapping[str, str] = NO_HOMES,
     members: Members | None = None,
     tuning: Tuning | None = None,
-    program: str = "tl.program_id(0)",
+    program: str = PROGRAM,
 ) -> str:
     """A Triton module with one function: pointers to what is read, to what is written, sizes, XBLOCK and RBLOCK.
 
@@ -96,12 +95,11 @@ class _Renderer:
         program: str,
     ) -> None:
         self.launch, self.members, self.tuning = launch(kernel, layouts), members, tuning
-        tiled = squared(kernel, layouts)
-        kernel, layouts = (tiled, layouts) if tiled else collapsed(kernel, layouts) or (kernel, layouts)
-        kernel = recompute_tiles(kernel, self.launch.persistent, homes)
-        self.kernel = kernel = kernel if self.launch.persistent else fewer_passes(kernel)
+        kernel, layouts = as_rendered(kernel, layouts, self.launch, homes)
+        self.kernel = kernel
         self.layouts, self.name = layouts, name
-        self.idle = None if members else idle_where(kernel, layouts, homes)
+        self.idle = None if members or program != PROGRAM else idle_where(kernel, layouts, homes)
+        self.asked: list[str] = []  # of such a kernel: whether there is something to do
         read = {homes.get(b, b) for b in kernel.reads}
         self.in_place = {b for b in kernel.writes if homes.get(b, b) in read}
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
@@ -138,12 +136,13 @@ class _Renderer:
         ):
             raise UnsupportedError("updates whose order matters have no Triton form")
         block = most_points(self.launch.bytes, self.tuning)
-        if self.members is None and (cut := branches(self.kernel, block)) is not None:
+        if self.members is None and self.idle is None and (cut := branches(self.kernel, block)) is not None:
             self.branched(cut, block)
             return self._module()
         if self.idle is not None:
-            self.lines.append(f"if tl.max(({self.v.node(self.idle)}).to(tl.int32), 0) == 0:")
-        first = len(self.lines)
+            there = self.v.node(self.idle)
+            self.asked = [*self.lines, f"if tl.max(({there}).to(tl.int32), 0) == 0:"]
+            self.lines.clear()
         written: set[str] = set()
         for phase, mapped in zip(self.kernel.phases, self.mapped, strict=True):
             if not phase.body:
@@ -159,8 +158,6 @@ class _Renderer:
             written |= {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.scratch}
         if self.team:
             self.lines.append(self.team.leaves())
-        if self.idle is not None:
-            self.lines[first:] = [f"    {line}" for line in self.lines[first:]]
         return self._module()
 
     def branched(self, cut: Branches, block: int) -> None:
@@ -206,16 +203,17 @@ class _Renderer:
         if self.kernel.origins:
             head.append(f"    # {comment_text(', '.join(self.kernel.origins))}")
         column = "[:, None]" if self.two_dim else ""
-        named = self.v.constants_in([*self.before, *self.lines, *self.after])
+        named = self.v.constants_in([*self.asked, *self.before, *self.lines, *self.after])
         if self.members:
             types = ["tl.int8" if (t := self.layouts[b].dtype) == "bool" else TYPES[t] for b in buffers]
             body = [*selection(buffers, types, self.members), *named, *self.before]
             body += blocks_of([*self.points, *self.lines], self.members, self.wide)
             return "\n".join(head + [f"    {line}" for line in body]) + "\n"
-        body = [
-            f"xindex = {self.program} * XBLOCK + tl.arange(0, XBLOCK){column}",
-            f"xmask = xindex < {self.v.expr(expr(self.team.rows if self.team else self.launch.outer))}",
-        ]
+        points = self.v.expr(expr(self.team.rows if self.team else self.launch.outer))
+        if self.asked:
+            loop = strided_blocks([*self.points, *self.lines], points, self.program, column)
+            return "\n".join(head + [f"    {line}" for line in [*named, *self.asked, *loop]]) + "\n"
+        body = [f"xindex = {self.program} * XBLOCK + tl.arange(0, XBLOCK){column}", f"xmask = xindex < {points}"]
         body += self.points + named + self.before
         if self.kernel.walk:
             body.append(f"for walk in range(0, {self.v.expr(expr(product(v.extent for v in self.kernel.walk)))}):")

@@ -1,4 +1,7 @@
-"""Kernels in place that leave all they would store as it is where one value, the same for all points, says so: their programs look at it first."""
+"""Kernels in place that leave all they would store as it is where one value, the same for all points, says so: their programs look at it first.
+
+They are few, and each goes through many blocks: a million programs that end at once take half as long as if they worked.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,13 @@ from collections.abc import Mapping
 from ..ir.nodes import Buffer, Node
 from ..schedule.memory import flat_index
 from ..schedule.plan import Kernel, Store
+from .triton_flat import collapsed
+from .triton_launch import Launch, launch
+from .triton_online import fewer_passes
+from .triton_square import squared
+from .triton_tiles import recompute_tiles
+
+PROGRAMS = 32768  # of such a kernel at most: to start them takes 20 µs, and the work takes 1.02 of what it takes one block a program (H200)
 
 
 def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> Node | None:
@@ -30,3 +40,31 @@ def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str
             return None
         found.add(condition)
     return found.pop() if len(found) == 1 else None
+
+
+def as_rendered(
+    kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch, homes: Mapping[str, str]
+) -> tuple[Kernel, Mapping[str, Buffer]]:
+    """A kernel with the loops that its text has, and its layouts."""
+    tiled = squared(kernel, layouts)
+    kernel, layouts = (tiled, layouts) if tiled else collapsed(kernel, layouts) or (kernel, layouts)
+    kernel = recompute_tiles(kernel, shape.persistent, homes)
+    return kernel if shape.persistent else fewer_passes(kernel), layouts
+
+
+def goes_in_strides(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> bool:
+    """Whether the programs of a kernel with a launch of its own go through blocks until all are done, however many programs there are."""
+    if idle_where(kernel, layouts, homes) is None:
+        return False
+    shape = launch(kernel, layouts)
+    return not shape.product and idle_where(*as_rendered(kernel, layouts, shape, homes), homes) is not None
+
+
+def strided_blocks(lines: list[str], points: str, program: str, column: str) -> list[str]:
+    """The lines for each block that a program goes through, below a condition: those at a distance of as many as there are programs."""
+    return [
+        f"    for block in range({program}, tl.cdiv({points}, XBLOCK), tl.num_programs(0)):",
+        f"        xindex = block * XBLOCK + tl.arange(0, XBLOCK){column}",
+        f"        xmask = xindex < {points}",
+        *(f"        {line}" for line in lines),
+    ]

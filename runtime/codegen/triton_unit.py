@@ -12,9 +12,10 @@ from ..schedule.memory import home
 from ..schedule.plan import Kernel, Plan
 from ..schedule.together import together
 from .routines import Routine, routines_of
-from .triton import render_kernel
+from .triton import PROGRAM, render_kernel
 from .triton_blocks import MEASURED, Blocks, blocks, group_blocks, tuning_of
 from .triton_group import FILL, FILL_NAME, MEMBERS, Group, Members, can_join, fill_source, unit_of
+from .triton_idle import PROGRAMS, goes_in_strides
 from .triton_last import COUNTER, FOLLOWING, block_of, chain_source, followed
 from .triton_launch import launch
 from .triton_routines import render_routine, routine_blocks, rows_of
@@ -50,7 +51,8 @@ class TritonUnit:
     """Kernels by the name of the first that has their text; for each function that a wrapper calls (a kernel of the plan, or a group of them)
     that name, and the number of programs of a launch. `grouped`: by name, those that have no call of their own. `chained`: the functions whose
     last program runs what follows, with all their kernels; they take the address of a counter last. `teams`: kernels whose programs wait for each
-    other, with the bytes of memory by which they tell each other; they take the address of a counter, and that of this memory, last.
+    other, with the bytes of memory by which they tell each other; they take the address of a counter, and that of this memory, last. `strided`:
+    kernels whose programs go through blocks until all are done, however many programs there are.
     """
 
     kernels: dict[str, TritonKernel]
@@ -59,6 +61,12 @@ class TritonUnit:
     grouped: dict[str, Group] = field(default_factory=dict)
     chained: dict[str, tuple[str, ...]] = field(default_factory=dict)
     teams: dict[str, int] = field(default_factory=dict)
+    strided: set[str] = field(default_factory=set)
+
+    def programs_of(self, name: str, points: Size, block: int) -> Size:
+        """How many programs a function that runs one kernel is launched with, if each has `block` of these points at a time."""
+        programs = programs_of(points, block)
+        return min(programs, PROGRAMS) if name in self.strided and isinstance(programs, int) else programs
 
     @property
     def source(self) -> str:
@@ -132,15 +140,20 @@ class _Unit:
     def text(self, k: Kernel, name: str, members: Members | None) -> tuple[str, tuple[str, tuple[str, ...]]]:
         """A kernel's source, and what is equal for kernels that are the same binary."""
         buffers = (*k.reads, *k.writes)
-        homes = {b: home(self.plan, b) for b in buffers}
-        source = render_kernel(k, self.plan.layouts, name, homes, members, self.tuning)
+        source = render_kernel(k, self.plan.layouts, name, self.homes(k), members, self.tuning)
         types = tuple(TYPES[self.plan.layouts[n].dtype] for n in buffers)
         return source, (anonymous(source, name, (*buffers, *(b.name for b in k.scratch)), comment="#"), types)
+
+    def homes(self, k: Kernel) -> dict[str, str]:
+        """For the kernel's buffers, in whose memory they are."""
+        return {b: home(self.plan, b) for b in (*k.reads, *k.writes)}
 
     def lone(self, k: Kernel) -> None:
         shape = self.shapes[k.name]
         x = self.add(k, k.name, None, blocks(shape, self.tuning)).xblock
-        self.unit.programs[k.name] = programs_of(shape.outer, x)
+        if goes_in_strides(k, self.plan.layouts, self.homes(k)):
+            self.unit.strided.add(k.name)
+        self.unit.programs[k.name] = self.unit.programs_of(k.name, shape.outer, x)
         if k.team > 1:
             assert x == 1, k.name
             self.unit.teams[k.name] = SLOT * reductions(k) * _number(shape.outer)
@@ -160,9 +173,8 @@ class _Unit:
         name, shape = f"{first.name}_and_{len(others)}", self.shapes[first.name]
         tile, pieces, types = blocks(shape, self.tuning), [], []
         for k in chain:
-            program = "tl.program_id(0)" if k is first else FOLLOWING
-            homes = {b: home(self.plan, b) for b in (*k.reads, *k.writes)}
-            pieces.append(render_kernel(k, self.plan.layouts, k.name, homes, None, self.tuning, program))
+            program = PROGRAM if k is first else FOLLOWING
+            pieces.append(render_kernel(k, self.plan.layouts, k.name, self.homes(k), None, self.tuning, program))
             types += [TYPES[self.plan.layouts[b].dtype] for b in (*k.reads, *k.writes)]
         source = chain_source(name, chain, pieces, [block_of(self.shapes[k.name]) for k in others])
         made = TritonKernel(name, source, (*types, COUNTER), 0, *tile)

@@ -159,7 +159,8 @@ class Cuda:
                     programs[name] = programs_of(product(rows_of(routines[name])), kernel.xblock)
                 else:
                     first = rendered.chained.get(name, (name,))[0]
-                    programs[name] = programs_of(launch(kernels[first], plan.layouts).outer, kernel.xblock)
+                    points = launch(kernels[first], plan.layouts).outer
+                    programs[name] = rendered.programs_of(name, points, kernel.xblock)
         return Built(rendered.source, files, symbols, programs)
 
     def tuned(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> dict[str, TritonKernel]:

@@ -369,3 +369,26 @@ def test_a_random_program_with_gradients_is_left_to_eager() -> None:
         value, tangent = unpack_dual(out)
     torch.testing.assert_close(tangent, torch.where(value == 0, 0, 4 * t))
     assert "draws random numbers" in next(iter(opforge.stats()["fallbacks"]))
+
+
+@pytest.mark.parametrize("name", ["jvp of grad", "hessian"])
+def test_levels_that_a_graph_enters_are_left_where_it_runs_eagerly(name: str) -> None:
+    """Tracing ends between a graph's own calls that enter a level and leave it: a level that stayed made every later one raise."""
+    w, x = torch.randn(5, requires_grad=True), torch.randn(5)
+
+    def cubes(z: torch.Tensor) -> torch.Tensor:
+        return ((z * w) ** 3).sum()
+
+    def program(z: torch.Tensor) -> torch.Tensor:
+        return (
+            torch.func.hessian(cubes)(z) if name == "hessian" else torch.func.jvp(torch.func.grad(cubes), (z,), (z,))[1]
+        )
+
+    torch._dynamo.reset()
+    want = program(x)
+    for _ in range(2):
+        torch.testing.assert_close(torch.compile(program, backend="opforge")(x), want)
+    torch.testing.assert_close(program(x), want)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        assert torch.equal(torch.autograd.forward_ad.unpack_dual(dual * 2).tangent, 2 * x)

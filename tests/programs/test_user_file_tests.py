@@ -104,6 +104,31 @@ def test_a_wrong_fake_kernel_is_named(tmp_path: Path, fake: str, says: str) -> N
     assert "differs at" not in done.stdout
 
 
+def test_calls_whose_fake_kernel_is_right_are_tested_beside_wrong_ones(tmp_path: Path) -> None:
+    """The fake kernel is wrong of float64; the entry of all."""
+    fake = "torch.empty_like(x, dtype=torch.result_type(x, 1.0))"
+    done = _run(
+        tmp_path, "x / (1 + 2 * abs(x))", library=LIBRARY.replace(fake, "torch.empty_like(x, dtype=torch.float32)")
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "returns torch.float64[3, 5], and its fake kernel says torch.float32[3, 5]" in done.stdout
+    assert "torch.float32): result 0 differs at" in done.stdout
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "programs.md").read_text()
+    library = page[page.index('@torch.library.custom_op("my_lib::shrink"') : page.index('Path("my_ops.yaml")')]
+    entry = page[page.index("- op: my_lib.shrink") :]
+    (tmp_path / "my_lib.py").write_text(f"import torch\nfrom torch import Tensor\n\n{library}")
+    (tmp_path / "my_ops.yaml").write_text(entry[: entry.index('""")')])
+    command = [sys.executable, "-m", "opforge", "test", "my_ops.yaml", "--import", "my_lib"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = done.stdout.strip().rpartition(",")
+    assert f"{told[0]}, " in page  # but for the seconds
+    assert told[2].endswith("right")
+
+
 @pytest.mark.parametrize(
     ("expr", "options", "says"),
     [

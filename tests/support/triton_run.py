@@ -18,6 +18,7 @@ import torch
 
 from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.codegen.triton_group import FILL, FILL_NAME
+from opforge.runtime.codegen.triton_idle import goes_in_strides
 from opforge.runtime.codegen.triton_launch import launch
 from opforge.runtime.codegen.triton_team import SLOT, SPACE, reductions
 from opforge.runtime.codegen.triton_unit import TritonUnit
@@ -119,6 +120,8 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
                 names = [*kernel.reads, *kernel.writes]
                 sizes = [job.sizes[s] for s in kernel.symbols]
                 programs, *tile = _blocks_of(job, kernel)
+                if goes_in_strides(kernel, job.layouts, job.homes):
+                    programs = min(programs, 2)
                 if kernel.team > 1:
                     job.memory.setdefault("counter", torch.zeros(1, dtype=torch.int32))
                     names += ["counter", f"space of {kernel.name}"]

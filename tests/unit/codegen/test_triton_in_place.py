@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from opforge.runtime.codegen.triton import render_kernel
+from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.work import cost
@@ -76,6 +77,10 @@ def scaled(x: torch.Tensor, by: torch.Tensor) -> None:
     x.copy_(torch.where(by == 1, x, x * by))
 
 
+def scaled_pieces(x: torch.Tensor, y: torch.Tensor, by: torch.Tensor) -> None:
+    x.copy_(torch.where(by == 1, x, torch.cat([x[:300] * by, y])))
+
+
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
@@ -94,6 +99,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "turned": (turned, [rand(300, 33)]),
     "scaled": (scaled, [rand(30, 33, dtype=torch.bfloat16), torch.tensor(3.0)]),
     "scaled by one": (scaled, [rand(3000), torch.tensor(1.0)]),
+    "scaled, many": (scaled, [rand(9, 50, 77).transpose(0, 1), torch.tensor(0.5)]),
+    "scaled in pieces": (scaled_pieces, [rand(400), rand(100), torch.tensor(3.0)]),
 }
 
 
@@ -156,6 +163,8 @@ def test_programs_that_would_change_nothing_end_at_once() -> None:
     assert "tl.load(arg0" not in before
     assert "tl.load(arg0" in inside
     assert all(line.startswith("        ") for line in inside.rstrip().splitlines())
+    plan = plan_of(scaled, [torch.empty(9000, 9000), torch.tensor(1.0)])
+    assert list(render_triton(plan).programs.values()) == [32768]  # a million would take half as long as the work
     # Where something else is stored as well, there is something to do.
     plan = plan_of(lambda x, by: (x.copy_(torch.where(by == 1, x, x * by)), x.sin())[1], CASES["scaled"][1])
     assert all(
