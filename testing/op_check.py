@@ -17,7 +17,7 @@ import opforge.runtime.philox  # registers the seeded operators
 from ..generated.ops import EXTERN
 from ..runtime.dispatch.trace import trace
 from ..runtime.torch_compat import FakeTensorMode
-from .arguments import COMPLEX, DTYPES, Made, by_default, from_text, other_parameters_of_text
+from .arguments import COMPLEX, DTYPES, HALVES, Made, by_default, from_text, other_parameters_of_text
 from .noise import MANY_RUNS, NOISY_RUNS, Noise
 
 _REJECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
@@ -339,8 +339,10 @@ def _cases(op: Op, overload: str) -> Iterator[Case]:
     right = op.reference or _target(overload)
     made: Iterator[Made]
     if op.tests:
+        halves = tuple(d for d in dtypes[1:] if d in HALVES)[:1]
         made = itertools.chain.from_iterable(
-            from_text(text, dtypes if k == 0 else dtypes[:1]) for k, text in enumerate(op.tests)
+            from_text(text, dtypes) if k == 0 else from_text(text, (*dtypes[:1], *halves), contiguous=True)
+            for k, text in enumerate(op.tests)
         )
         made = itertools.chain(made, other_parameters_of_text(schema, op.tests[0], dtypes[0]))
     else:
