@@ -10,7 +10,8 @@ import torch
 
 from .parameters import PLAIN, numbers_of, other_parameters, put_numbers
 
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.float64, *HALVES)
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 COMPLEX = (torch.complex64, torch.complex128)
 DTYPES = (*FLOATS, *INTS, torch.bool)
@@ -63,6 +64,9 @@ def by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
         yield made(
             lambda k, d: random_tensor(() if k else (3, 5), d), "int32 and a 0-dim float", torch.int32, torch.float64
         )
+    narrow = next((d for d in dtypes if d.is_complex), None)
+    if len(tensors) > 1 and narrow is not None and torch.int64 in dtypes:
+        yield made(layouts["(3, 5)"], f"int64 and {narrow}", torch.int64, narrow)
     others = list(other_parameters(schema))
     for given in others:
         call = made(layouts["(3, 5)"], f"(3, 5) {dtypes[0]} {given}", dtypes[0])
@@ -71,8 +75,10 @@ def by_default(schema: Any, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
     fractions = [given for given in others if not any(isinstance(v, bool) for v in given.values())]
     if fractions and torch.int64 in dtypes:
         for given in (fractions[-1], {name: 3 - k for k, name in enumerate(fractions[-1])}):
-            call = made(layouts["(3, 5)"], f"(3, 5) {torch.int64} {given}", torch.int64)
-            yield _with_given(schema, call, given)
+            mixed = [] if narrow is None else [(narrow, torch.int64), (torch.int64, narrow)]
+            for pair in ((torch.int64, torch.int64), *mixed[: len(tensors)]):
+                call = made(layouts["(3, 5)"], f"(3, 5) {' and '.join(map(str, dict.fromkeys(pair)))} {given}", *pair)
+                yield _with_given(schema, call, given)
 
 
 def _with_given(schema: Any, call: Made, given: dict[str, Any]) -> Made:
@@ -106,8 +112,10 @@ def plain(kind: str) -> Any:
 
 
 # -- cases written in the spec -----------------------------------------------------------------------------------------
-def from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
-    """The arguments of a spec's `tests` line, once per dtype of its `F`, `P` and `U` tensors; with the first dtype also in another layout."""
+def from_text(text: str, dtypes: tuple[torch.dtype, ...], contiguous: bool = False) -> Iterator[Made]:
+    """The arguments of a spec's `tests` line, once per dtype of its `F`, `P` and `U` tensors; unless all are to be `contiguous`, with the first
+    dtype also in another layout.
+    """
     tree = ast.parse(f"f({text})", mode="eval").body
     assert isinstance(tree, ast.Call)
     called = [
@@ -119,7 +127,7 @@ def from_text(text: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Made]:
         swept = tuple(d for d in dtypes if d in (*FLOATS, *others, *COMPLEX))
     for d in swept:
         yield Made(f"{text} {d}", *arguments_of(tree, d))
-    if len(dtypes) > 1:
+    if not contiguous and len(dtypes) > 1:
         args, kwargs = arguments_of(tree, dtypes[0])
         yield Made(f"{text} not contiguous", [strided(a) for a in args], kwargs)
 
@@ -160,7 +168,7 @@ def strided(v: Any) -> Any:
 
 
 def value_of(node: ast.expr, dtype: torch.dtype) -> Any:
-    """A literal, a list, a dtype name, or a tensor (`F`, `P`, `U`, `I`, `S`, `B`, `D`, `N`, `C`)."""
+    """A literal, a list, a dtype name, or a tensor (`F`, `P`, `U`, `I`, `S`, `B`, `D`, `N`, `C`, `T`)."""
     if isinstance(node, ast.List):
         return [value_of(e, dtype) for e in node.elts]
     if isinstance(node, ast.Name):
@@ -175,6 +183,10 @@ def value_of(node: ast.expr, dtype: torch.dtype) -> Any:
             else value
         )
     assert isinstance(node.func, ast.Name)
+    if node.func.id == "T":
+        return torch.tensor(
+            ast.literal_eval(node.args[0]), **{str(k.arg): value_of(k.value, dtype) for k in node.keywords}
+        )
     if node.func.id == "C":
         value, *shape = (value_of(a, dtype) for a in node.args)
         return torch.full(shape, value, **{str(k.arg): value_of(k.value, dtype) for k in node.keywords})

@@ -17,7 +17,7 @@ import opforge.runtime.philox  # registers the seeded operators
 from ..generated.ops import EXTERN
 from ..runtime.dispatch.trace import trace
 from ..runtime.torch_compat import FakeTensorMode
-from .arguments import COMPLEX, DTYPES, Made, by_default, from_text, other_parameters_of_text
+from .arguments import COMPLEX, DTYPES, HALVES, Made, by_default, from_text, other_parameters_of_text
 from .noise import MANY_RUNS, NOISY_RUNS, Noise
 
 _REJECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
@@ -346,8 +346,10 @@ def _cases(op: Op, overload: str) -> Iterator[Case]:
     right = op.reference or _target(overload)
     made: Iterator[Made]
     if op.tests:
+        others = (*dtypes[:1], *_half(op.tests[0], dtypes[1:], right))
         made = itertools.chain.from_iterable(
-            from_text(text, dtypes if k == 0 else dtypes[:1]) for k, text in enumerate(op.tests)
+            from_text(text, dtypes) if k == 0 else from_text(text, others, contiguous=True)
+            for k, text in enumerate(op.tests)
         )
         made = itertools.chain(made, other_parameters_of_text(schema, op.tests[0], dtypes[0]))
     else:
@@ -366,6 +368,17 @@ def _cases(op: Op, overload: str) -> Iterator[Case]:
             continue
         eager = [v.clone() if isinstance(v, torch.Tensor) else v for v in eager]
         yield Case(overload, label, args, kwargs, eager, op.values, op.reference)
+
+
+def _half(text: str, dtypes: tuple[torch.dtype, ...], right: Callable[..., Any]) -> tuple[torch.dtype, ...]:
+    """The first dtype of 16 bits in which the call is accepted, if any. (Of no elements some kernels accept every dtype.)"""
+    for d in dtypes:
+        if d in HALVES:
+            with contextlib.suppress(*_REJECTED):
+                first = next(from_text(text, (d,)))
+                right(*first.args, **first.kwargs)
+                return (d,)
+    return ()
 
 
 def _traced(overload: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -124,14 +124,19 @@ def _adaptive_avg_pool2d_backward(b, grad_output, self):
 def upsample_nearest1d_backward(b, grad_output, output_size, input_size, scales=None):
     b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        all([scale is None or le(o, m * scale + 0.001) for m, o, scale in zip(input_size[2:], output_size, [scales])])
+        all(
+            [
+                scale is None or le(o, m * scale + 0.001) and le(m * scale, o + 1.001)
+                for m, o, scale in zip(input_size[2:], output_size, [scales])
+            ]
+        )
         and all(
             [
                 scale is None or scale % 1 == 0 or is_known(m) and is_known(o) and o != m and o != 2 * m
                 for m, o, scale in zip(input_size[2:], output_size, [scales])
             ]
         ),
-        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
+        "all([scale is None or (o <= m * scale + 0.001 and m * scale <= o + 1.001) for m, o, scale in zip(input_size[2:], output_size, [scales])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
     )
     inner = input_size[2:]
     scales_ = [scales]
@@ -162,8 +167,13 @@ def upsample_nearest1d_backward(b, grad_output, output_size, input_size, scales=
 def _upsample_nearest_exact1d_backward(b, grad_output, output_size, input_size, scales=None):
     b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
-        all([scale is None or le(o, m * scale + 0.001) for m, o, scale in zip(input_size[2:], output_size, [scales])]),
-        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales])])",
+        all(
+            [
+                scale is None or le(o, m * scale + 0.001) and le(m * scale, o + 1.001)
+                for m, o, scale in zip(input_size[2:], output_size, [scales])
+            ]
+        ),
+        "all([scale is None or (o <= m * scale + 0.001 and m * scale <= o + 1.001) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
     )
     inner = input_size[2:]
     scales_ = [scales]
@@ -198,7 +208,7 @@ def upsample_nearest2d_backward(b, grad_output, output_size, input_size, scales_
     b.native_if(
         all(
             [
-                scale is None or le(o, m * scale + 0.001)
+                scale is None or le(o, m * scale + 0.001) and le(m * scale, o + 1.001)
                 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
             ]
         )
@@ -208,7 +218,7 @@ def upsample_nearest2d_backward(b, grad_output, output_size, input_size, scales_
                 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
             ]
         ),
-        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
+        "all([scale is None or (o <= m * scale + 0.001 and m * scale <= o + 1.001) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
     )
     inner = input_size[2:]
     scales_ = [scales_h, scales_w]
@@ -243,11 +253,11 @@ def _upsample_nearest_exact2d_backward(b, grad_output, output_size, input_size, 
     b.native_if(
         all(
             [
-                scale is None or le(o, m * scale + 0.001)
+                scale is None or le(o, m * scale + 0.001) and le(m * scale, o + 1.001)
                 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
             ]
         ),
-        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
+        "all([scale is None or (o <= m * scale + 0.001 and m * scale <= o + 1.001) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
     )
     inner = input_size[2:]
     scales_ = [scales_h, scales_w]
@@ -284,7 +294,7 @@ def upsample_nearest3d_backward(b, grad_output, output_size, input_size, scales_
     b.native_if(
         all(
             [
-                scale is None or le(o, m * scale + 0.001)
+                scale is None or le(o, m * scale + 0.001) and le(m * scale, o + 1.001)
                 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])
             ]
         )
@@ -294,7 +304,7 @@ def upsample_nearest3d_backward(b, grad_output, output_size, input_size, scales_
                 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])
             ]
         ),
-        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])])",
+        "all([scale is None or (o <= m * scale + 0.001 and m * scale <= o + 1.001) for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])]) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m and o != 2 * m) for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])])",
     )
     inner = input_size[2:]
     scales_ = [scales_d, scales_h, scales_w]
@@ -336,11 +346,11 @@ def _upsample_nearest_exact3d_backward(
     b.native_if(
         all(
             [
-                scale is None or le(o, m * scale + 0.001)
+                scale is None or le(o, m * scale + 0.001) and le(m * scale, o + 1.001)
                 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])
             ]
         ),
-        "all([scale is None or o <= m * scale + 0.001 for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])])",
+        "all([scale is None or (o <= m * scale + 0.001 and m * scale <= o + 1.001) for m, o, scale in zip(input_size[2:], output_size, [scales_d, scales_h, scales_w])])",
     )
     inner = input_size[2:]
     scales_ = [scales_d, scales_h, scales_w]
@@ -381,7 +391,11 @@ def upsample_linear1d_backward(b, grad_output, output_size, input_size, align_co
     b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
         (
-            (scales is None or le(output_size[0], input_size[2] * scales + 0.001))
+            (
+                scales is None
+                or le(output_size[0], input_size[2] * scales + 0.001)
+                and le(input_size[2] * scales, output_size[0] + 1.001)
+            )
             and gt(input_size[2], 1)
             and gt(output_size[0], 1)
         )
@@ -391,7 +405,7 @@ def upsample_linear1d_backward(b, grad_output, output_size, input_size, align_co
                 for m, o, scale in zip(input_size[2:], output_size, [scales])
             ]
         ),
-        "((scales is None or output_size[0] <= input_size[2] * scales + 0.001) and input_size[2] > 1 and output_size[0] > 1) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
+        "((scales is None or (output_size[0] <= input_size[2] * scales + 0.001 and input_size[2] * scales <= output_size[0] + 1.001)) and input_size[2] > 1 and output_size[0] > 1) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(input_size[2:], output_size, [scales])])",
     )
     kind = opmath(dtype(grad_output))
     m, o = (input_size[2], output_size[0])
@@ -419,12 +433,20 @@ def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_
     b.require(is_float(dtype(grad_output)), "is_float(dtype(grad_output))")
     b.native_if(
         (
-            (scales_h is None or le(output_size[0], input_size[2] * scales_h + 0.001))
+            (
+                scales_h is None
+                or le(output_size[0], input_size[2] * scales_h + 0.001)
+                and le(input_size[2] * scales_h, output_size[0] + 1.001)
+            )
             and gt(input_size[2], 1)
             and gt(output_size[0], 1)
         )
         and (
-            (scales_w is None or le(output_size[1], input_size[3] * scales_w + 0.001))
+            (
+                scales_w is None
+                or le(output_size[1], input_size[3] * scales_w + 0.001)
+                and le(input_size[3] * scales_w, output_size[1] + 1.001)
+            )
             and gt(input_size[3], 1)
             and gt(output_size[1], 1)
         )
@@ -434,7 +456,7 @@ def upsample_bilinear2d_backward(b, grad_output, output_size, input_size, align_
                 for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])
             ]
         ),
-        "((scales_h is None or output_size[0] <= input_size[2] * scales_h + 0.001) and input_size[2] > 1 and output_size[0] > 1) and ((scales_w is None or output_size[1] <= input_size[3] * scales_w + 0.001) and input_size[3] > 1 and output_size[1] > 1) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
+        "((scales_h is None or (output_size[0] <= input_size[2] * scales_h + 0.001 and input_size[2] * scales_h <= output_size[0] + 1.001)) and input_size[2] > 1 and output_size[0] > 1) and ((scales_w is None or (output_size[1] <= input_size[3] * scales_w + 0.001 and input_size[3] * scales_w <= output_size[1] + 1.001)) and input_size[3] > 1 and output_size[1] > 1) and all([scale is None or scale % 1 == 0 or (is_known(m) and is_known(o) and o != m) for m, o, scale in zip(input_size[2:], output_size, [scales_h, scales_w])])",
     )
     kind = opmath(dtype(grad_output))
     m_h, o_h = (input_size[2], output_size[0])

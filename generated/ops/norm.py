@@ -12,6 +12,7 @@ from ...runtime.lower.names import (
     is_float,
     is_known,
     is_on_gpu,
+    lt,
     numel,
     opmath,
     promoted_dtype,
@@ -197,7 +198,11 @@ def renorm(b, self, p, dim, maxnorm):
     b.require(rank(self) > 1, "rank(self) > 1")
     b.require(gt(p, 0), "p > 0")
     b.require(ge(maxnorm, 0), "maxnorm >= 0")
-    b.native_if(is_known(numel(self)) and gt(numel(self), 0), "is_known(numel(self)) and numel(self) > 0")
+    b.require(
+        lt(p, inf) or all([gt(size(self, k), 0) for k in range(rank(self)) if k != wrap(dim, rank(self))]),
+        "p < inf or all([size(self, k) > 0 for k in range(rank(self)) if k != wrap(dim, rank(self))])",
+    )
+    b.native_if(is_known(numel(self)), "is_known(numel(self))")
     d = wrap(dim, rank(self))
     x = to(self, opmath(dtype(self)))
     n = b.call("aten.linalg_vector_norm.default", x, p, [k for k in range(rank(self)) if k != d], True)

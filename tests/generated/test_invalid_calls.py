@@ -466,7 +466,7 @@ CLAUSES = [
         "aten.cholesky_inverse",
         ("aten.cholesky_inverse.default",),
         "cholesky_inverse: A diagonal element is zero, the inversion could not be completed.",
-        ("C(0.0, 3, 3)", "C(-0.0, 2, 3, 3), True"),
+        ("C(0.0, 3, 3)", "C(-0.0, 2, 3, 3), True", "T([[1.0, 0.0], [2.0, 0.0]])"),
         raises="LinAlgError",
     ),
     Clause(
@@ -759,6 +759,12 @@ CLAUSES = [
     Clause("aten.renorm", ("aten.renorm.default",), "p > 0", ("F(3, 4), -1.0, 0, 1.0",)),
     Clause("aten.renorm", ("aten.renorm.default",), "maxnorm >= 0", ("F(3, 4), 2.0, 0, -1.0",)),
     Clause(
+        "aten.renorm",
+        ("aten.renorm.default",),
+        "p < inf or all([size(self, k) > 0 for k in range(rank(self)) if k != wrap(dim, rank(self))])",
+        ("F(0, 3), inf, 1, 1.0", "F(3, 0), inf, 0, 1.0"),
+    ),
+    Clause(
         "aten.reflection_pad1d", ("aten.reflection_pad1d.default",), "not is_bool(dtype(self))", ("B(1, 2, 4), [1, 1]",)
     ),
     Clause(
@@ -852,13 +858,9 @@ CLAUSES = [
     Clause("aten.argmax", ("aten.argmax.default",), "not is_bool(dtype(self))", ("B(3)", "B(3, 4), 1")),
     Clause("aten.argmin", ("aten.argmin.default",), "not is_bool(dtype(self))", ("B(3)", "B(3, 4), 1")),
     Clause("aten.max.default", ("aten.max.default",), "numel(self) > 0", ("F(0)", "F(3, 0)")),
-    Clause(
-        "aten.max.dim", ("aten.max.dim",), "rank(self) == 0 or size(self, dim) > 0", ("F(0, 3), 0", "F(3, 0), -1, True")
-    ),
+    Clause("aten.max.dim", ("aten.max.dim",), "size(self, dim) > 0", ("F(0, 3), 0", "F(3, 0), -1, True", "F(0), 0")),
     Clause("aten.min.default", ("aten.min.default",), "numel(self) > 0", ("F(0)", "F(3, 0)")),
-    Clause(
-        "aten.min.dim", ("aten.min.dim",), "rank(self) == 0 or size(self, dim) > 0", ("F(0, 3), 0", "F(3, 0), -1, True")
-    ),
+    Clause("aten.min.dim", ("aten.min.dim",), "size(self, dim) > 0", ("F(0, 3), 0", "F(3, 0), -1, True", "F(0), 0")),
     Clause("aten.std.correction", ("aten.std.correction",), "is_float(dtype(self))", ("I(5, 3)",)),
     Clause("aten.std_mean.correction", ("aten.std_mean.correction",), "is_float(dtype(self))", ("I(5, 3)",)),
     Clause("aten.trace", ("aten.trace.default",), "not is_bool(dtype(self))", ("B(3, 3)",)),

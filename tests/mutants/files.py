@@ -15,6 +15,7 @@ from opforge.generator.emit import decompositions, mutations, random
 from opforge.generator.load import Entry
 from opforge.generator.model import Emit, Model
 from opforge.generator.run import build_model
+from opforge.generator.tables import build_table, combinations
 
 from .ops import NotCompilable
 
@@ -93,12 +94,33 @@ class FileTests:
         texts = self._texts(mutant)
         if texts == self.texts:
             raise NotCompilable("the generated modules are the same")
+        if (
+            mutant is not None
+            and mutant.tag == "table"
+            and _results(mutant, self.base) == _results(self.entry, self.base)
+        ):
+            raise NotCompilable("the table says the same of every combination that there is")
         said = _run_on(texts, TESTS[self.kind])
         if said is not None and said.startswith("FAILED "):
             test = said.removeprefix("FAILED ").partition(" - ")[0]
             if _run_on(self.texts, (test,)) is not None:
                 raise RuntimeError(f"{test} fails for the right specs too")
         return said
+
+
+def _results(table: Entry, base: Model) -> list[object]:
+    """What a decision table says of each combination of its predicates; None where that is impossible."""
+    enums = {e.id: tuple(e["members"]) for e in base.documents["mutations"].tagged("enum")}
+    steps = tuple(e.id for e in base.documents["mutations"].tagged("step"))
+    built = build_table(table, enums, steps, Diagnostics())
+    assert built is not None, "the generator has taken it"
+    domains = {name: (False, True) if kind == "bool" else enums[kind] for name, kind in built.over.items()}
+    return [
+        None
+        if any(condition.holds(c) for condition, _ in built.impossible)
+        else next(rule.then for rule in built.rules if rule.when.holds(c))
+        for c in combinations(domains)
+    ]
 
 
 def _run_on(texts: Mapping[str, str], tests: tuple[str, ...]) -> str | None:

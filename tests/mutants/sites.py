@@ -29,7 +29,7 @@ NO_EXPRESSIONS = {
     "scalars": ("scalar", "reduction", "scan", "doc", "args", "result", "torch", "symbol", "zero_sign"),
 }  # fmt: skip
 """Keys whose values are no expressions."""
-SYMMETRIC = ("broadcast", "promoted_dtype")
+SYMMETRIC = ("broadcast", "promoted_dtype", "greatest", "least", "same_dtype")
 """Functions of the specs, other than scalars, whose first two arguments may be exchanged."""
 SPELLINGS = ("cpp", "triton", "float", "int", "bool", "any")
 """Keys of a scalar whose values are put into other expressions as they are."""

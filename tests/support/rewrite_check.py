@@ -65,7 +65,9 @@ def evaluate(pattern: Pattern, values: dict[str, Any]) -> Any:
 
 
 def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
-    """The rule fires on its own pattern; there, and wherever it fires at other dtypes and at odd elements, the values are eager's."""
+    """The rule fires on its own pattern; there, and wherever it fires at other dtypes (also of one tensor alone) and at odd elements, the values
+    are eager's.
+    """
     if rule.match.op == "prims.fma.default" and not _has_fma():
         pytest.skip("this torch has no prims.fma (C1)")
     _check(rule, hints, must_fire=True)
@@ -77,15 +79,24 @@ def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
         _check(rule, hints, odd=True)
     for other in _other_hints(hints):
         _check(rule, other)
+    tensors = [name for name, hint in hints.items() if isinstance(hint, list)]
+    for name in tensors if len(tensors) > 1 else ():
+        _check(rule, hints, apart=name)
+        if rule.each is None:
+            _check(rule, {**hints, name: {"value": 0.5}})
 
 
 def _other_hints(hints: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The hints with another number in the place of one; of a rule about one tensor, with one column or another dimension of it."""
+    """The hints with another number in the place of one, or a tensor of no dimensions; of a rule about one tensor, with one column or another
+    dimension of it.
+    """
     alone = sum(isinstance(h, list) or (isinstance(h, dict) and "shape" in h) for h in hints.values()) == 1
     for name, hint in hints.items():
         value = hint.get("value") if isinstance(hint, dict) else None
         if type(value) in (int, float) and abs(value) < 2**31:
             yield {**hints, name: {"value": value + 1}}
+        if type(value) is float:
+            yield {**hints, name: []}
         if alone and isinstance(hint, list) and hint and hint[-1] != 1:
             yield {**hints, name: [*hint[:-1], 1]}
         if alone and isinstance(hint, list) and len(hint) == 1:
@@ -104,9 +115,11 @@ def _odd(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
-def _check(rule: Rule, hints: dict[str, Any], must_fire: bool = False, odd: bool = False) -> None:
+def _check(rule: Rule, hints: dict[str, Any], must_fire: bool = False, odd: bool = False, apart: str = "") -> None:
+    """`apart`: the tensor that has another dtype than the others."""
     dtype = getattr(torch, hints.get("dtype", "float32"))
-    values = {k: sample(k, h, dtype) for k, h in hints.items() if k not in ("dtype", "result")}
+    other = torch.float64 if dtype == torch.float32 else torch.float32
+    values = {k: sample(k, h, other if k == apart else dtype) for k, h in hints.items() if k not in ("dtype", "result")}
     values = {k: _odd(v) if odd and isinstance(v, torch.Tensor) else v for k, v in values.items()}
     tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
     names = list(tensors)
@@ -126,13 +139,13 @@ def _check(rule: Rule, hints: dict[str, Any], must_fire: bool = False, odd: bool
         with torch.no_grad():
             expected = program(*tensors.values())
             exact = program(*(t.double() if t.is_floating_point() else t for t in tensors.values()))
+        with FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(t) for t in tensors.values()]
+        with mode:  # tensors that the pattern makes of nothing are fake too
+            gm = make_fx(program, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
     except (RuntimeError, NotImplementedError, StopIteration, IndexError, TypeError, ValueError):
         assert not must_fire
         return  # eager has no such call at this dtype
-    with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(t) for t in tensors.values()]
-    with mode:  # tensors that the pattern makes of nothing are fake too
-        gm = make_fx(program, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
     before = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
     report = rewrite(gm, {rule.match.op: (rule,)}, device=rule.device or None)
     gm.recompile()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from opforge.generated.decompositions import DECOMPOSITIONS
 from opforge.generated.dispatch_tables import INVERSES
 from opforge.runtime.dispatch.operators import functional_of, op_info, view_of
 from tests.support.aliasing import iota, through_dispatch
@@ -98,6 +99,7 @@ VIEWS = {
     "t": lambda x: x[0].t(),
     "transpose": lambda x: x.transpose(0, 2),
     "permute": lambda x: x.permute(2, 0, -2),
+    "prims_transpose": lambda x: torch.ops.prims.transpose(x, [2, 0, 1]),
     "slice": lambda x: x[:, 1:3, ::2],
     "slice_from_end": lambda x: x[-1:, :-1],
     "select": lambda x: x[:, -1],
@@ -134,6 +136,25 @@ def test_writes_through_every_view(name: str, intermediate: bool) -> None:
         return v + 0, whole * 1, v, y
 
     through_dispatch(program, lambda: [iota(2, 3, 4)], calls=1)
+
+
+@pytest.mark.parametrize(("training", "tracked"), [(False, True), (True, True), (True, False)])
+def test_a_batch_norm_of_cudnn_is_that_of_the_cpu(training: bool, tracked: bool) -> None:
+    """No CPU has the operator, but what it becomes runs there too."""
+    torch.manual_seed(0)
+    x, weight, bias, mean, var = torch.randn(4, 3, 5), *torch.randn(3, 3), torch.rand(3) + 0.5
+    kept = [(mean.clone(), var.clone()) if tracked else (None, None) for _ in range(2)]
+    *found, reserve = DECOMPOSITIONS[aten.cudnn_batch_norm.default](x, weight, bias, *kept[0], training, 0.3, 1e-2)
+    right = aten.native_batch_norm(x, weight, bias, *kept[1], training, 0.3, 1e-2)
+    torch.testing.assert_close(found, list(right))
+    torch.testing.assert_close(kept[0], kept[1])
+    assert (reserve.shape, reserve.dtype) == ((0,), torch.uint8)
+    g = torch.randn(4, 3, 5)
+    statistics = (*kept[1], right[1], right[2])
+    if training:
+        given = DECOMPOSITIONS[aten.cudnn_batch_norm_backward.default](x, g, weight, *statistics, 1e-2, reserve)
+        wanted = aten.native_batch_norm_backward(g, x, weight, *statistics, True, 1e-2, [True] * 3)
+        torch.testing.assert_close(given, wanted)
 
 
 def test_every_inverse_is_of_a_view() -> None:
