@@ -62,7 +62,7 @@ def reset_stats() -> None:
 def last_artifacts(n: int = 1) -> Artifacts:
     """Texts and counts of the n-th last compiled graph. Raises `LookupError` if nothing was compiled."""
     if len(_engine.HISTORY) < n:
-        raise LookupError(f"only {len(_engine.HISTORY)} graphs were compiled so far")
+        raise LookupError(f"last_artifacts({n}) of graphs compiled since reset_stats(): {len(_engine.HISTORY)}")
     return _engine.HISTORY[-n]
 
 
@@ -78,7 +78,10 @@ class Explanation:
     def __str__(self) -> str:
         parts = [f"# {n} graph(s) ran eagerly: {reason}" for reason, n in self.fallbacks.items()]
         if not self.graphs and not parts:
-            parts = ["# nothing was compiled: the call ran no operator on tensors that Dynamo could capture"]
+            parts = [
+                "# nothing was compiled: the call ran no operator on tensors that Dynamo could capture (nn.LSTM, nn.GRU and nn.RNN are left to "
+                "eager unless torch._dynamo.config.allow_rnn is set)"
+            ]
         for k, artifacts in enumerate(self.graphs):
             for what, a in ((f"graph {k}", artifacts), (f"graph {k}, backward", artifacts.backward)):
                 if a is not None:
@@ -101,18 +104,21 @@ class Explanation:
         return parts
 
 
-def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Explanation]:
+def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Explanation]:
     """`explain(model)(*args)` compiles and runs once, and returns what was made: `.graphs` (of each its loop IR, kernels and wrapper, and its
     backward), `.fallbacks` (what ran eagerly, and why) and `.result`; `print` shows the texts.
 
     fn       a function or module; no call of one (`explain(model)(x)`, not `explain(model(x))`).
+    args     none: they belong to what is returned.
     options  settings of this compile, by their names in Python (`debug_verify=True`).
-    Raises TypeError where `fn` cannot be called or `options=` is given, `ConfigError` for a wrong option.
+    Raises TypeError where `fn` cannot be called, or `args` or `options=` are given, `ConfigError` for a wrong option.
     """
     if not callable(fn):
         raise TypeError(
             f"explain takes a function or module, and what it returns takes the arguments: explain(model)(x); got a {type(fn).__name__}"
         )
+    if args:
+        raise TypeError("what explain returns takes the arguments: explain(model)(x), not explain(model, x)")
     if isinstance(options.get("options"), Mapping):
         raise TypeError(
             "explain takes settings as keyword arguments: explain(model, debug_verify=True), without options="

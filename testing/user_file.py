@@ -116,7 +116,7 @@ def _differentiable(cases: Sequence[Case]) -> Iterator[Case]:
 def _function(text: str, path: Path) -> Callable[..., Any]:
     """The function of `module:name`; the module is looked for in the current folder and beside the spec file too."""
     if not re.fullmatch(r"[\w.]+:\w+", text):
-        raise SpecError(f"expected 'operator=module:function', found '{text}'")
+        raise SpecError(f"expected --reference operator=module:function, found '{text}' after the '='")
     module, _, name = text.partition(":")
     folders = list(dict.fromkeys([str(Path.cwd()), str(path.resolve().parent)]))
     sys.path[:0] = folders

@@ -225,6 +225,10 @@ def _trace_once(
     except TRACE_ERRORS as error:
         if isinstance(error, UnsupportedError) or _is_mistake(error):
             raise
+        if "support saved tensor hooks" in str(error):  # torch's words ask for an issue with torch
+            raise UnsupportedError(
+                f"a gradient by torch.func{recorder.where()} inside of a program that reads tensors which require grad; detach them"
+            ) from error
         raise UnsupportedError(f"{type(error).__name__} while tracing{recorder.where()}: {error}") from error
     finally:
         held.close()

@@ -36,6 +36,7 @@ from .tensor import NotNativeError, Tensor
 _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
 ATOMIC_INTEGERS = ("int32", "int64")
+NO_ENTRY = "no spec entry (opforge.load_specs takes those of your operators)"
 MANY, MANY_ON_GPU = 512, 8192
 """Tensors that the kernel of one operator reads at most: there are as many pointers to pass."""
 _NO_MUTATIONS: Mapping[int, int] = {}
@@ -225,7 +226,7 @@ class _Lowerer:
             self.b.begin(node.name, origin_of(name, node), place_of(name, node))
             args = tuple(self.extern_argument(a) for a in node.args)
             kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
-            count_extern(name, EXTERN.get(name, "no lowering"))
+            count_extern(name, EXTERN.get(name, NO_ENTRY))
             self.b.extern([], name, args, kwargs, True, effect=True, learns=(learned,))
         elif isinstance(val, torch.SymInt):
             self.b.begin(node.name, "number")
@@ -260,7 +261,7 @@ class _Lowerer:
         reason = self.why_extern(node, val)
         lowering = b.lowerings.get(name)
         if reason is None and lowering is None:
-            reason = EXTERN.get(name, "no lowering")
+            reason = EXTERN.get(name, NO_ENTRY)
         if reason is None:
             mark = b.mark()
             try:

@@ -68,6 +68,8 @@ def test_what_cannot_be_called_is_refused_at_once(wrong: Any) -> None:
     """It failed inside of Dynamo, at the call of what explain returned."""
     with pytest.raises(TypeError, match=rf"explain\(model\)\(x\); got a {type(wrong).__name__}$"):
         opforge.explain(wrong)
+    with pytest.raises(TypeError, match=r"explain\(model\)\(x\), not explain\(model, x\)"):
+        opforge.explain(torch.sin, torch.ones(3))
     with pytest.raises(opforge.errors.ConfigError, match="options: unknown setting 'strickt'; did you mean 'strict'"):
         opforge.explain(torch.sin, strickt=True)
 
@@ -76,6 +78,7 @@ def test_the_first_snippet_of_the_readme(capsys: pytest.CaptureFixture[str]) -> 
     text = (Path(__file__).parent.parent.parent / "README.md").read_text()
     found = re.search(r"```python\n(.*?)```", text, re.S)
     assert found is not None
+    opforge.reset_stats()  # a new user's process
     exec(compile(found[1], "README.md", "exec"), {"__name__": "readme"})
     out = capsys.readouterr().out
     assert "'fallbacks': {}" in out

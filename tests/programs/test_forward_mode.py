@@ -385,10 +385,13 @@ def test_levels_that_a_graph_enters_are_left_where_it_runs_eagerly(name: str) ->
         )
 
     torch._dynamo.reset()
+    opforge.reset_stats()
     want = program(x)
     for _ in range(2):
         torch.testing.assert_close(torch.compile(program, backend="opforge")(x), want)
     torch.testing.assert_close(program(x), want)
+    (reason,) = opforge.stats()["fallbacks"]
+    assert "a gradient by torch.func" in reason
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, x)
         assert torch.equal(torch.autograd.forward_ad.unpack_dual(dual * 2).tangent, 2 * x)

@@ -136,7 +136,11 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
         (RIGHT, ("--entry", "opforge_tested.hard"), "no operator 'opforge_tested.hard'"),
         (RIGHT, ("--reference", "opforge_tested.soft"), "expected --reference OP=MODULE:FUNCTION"),
         (RIGHT, ("--reference", "opforge_tested.soft=nowhere:f"), "cannot import the reference 'nowhere:f'"),
-        (RIGHT, ("--reference", "opforge_tested.soft=nowhere"), "expected 'operator=module:function'"),
+        (
+            RIGHT,
+            ("--reference", "opforge_tested.soft=nowhere"),
+            "expected --reference operator=module:function, found 'nowhere' after the '='",
+        ),
     ],
 )
 def test_mistakes_exit_with_2(tmp_path: Path, expr: str, options: tuple[str, ...], says: str) -> None:
