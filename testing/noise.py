@@ -72,6 +72,22 @@ class Noise(TorchDispatchMode):
         return (wide * (1 + torch.finfo(t.dtype).eps * steps)).to(t.dtype)
 
 
+class NoiseOfStatistics(Noise):
+    """Also for running statistics, which a batch norm writes though its schema does not say so: the call that is given moved operands would
+    write copies of them.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = [a.name for a in func._schema.arguments]
+        if not any(name.startswith("running_") for name in names):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        moved = [
+            self._moved(a) if isinstance(a, torch.Tensor) and not name.startswith("running_") else a
+            for name, a in zip(names, args, strict=False)
+        ]
+        return func(*moved, **(kwargs or {}))
+
+
 def _adds(func: Any, name: str) -> bool:
     if torch.Tag.pointwise not in func.tags or name in _TERMS:
         return True

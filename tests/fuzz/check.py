@@ -18,7 +18,7 @@ import torch
 import opforge
 from opforge.runtime.build.toolchain import find_toolchain
 from opforge.runtime.targets import cpu as engine
-from opforge.testing.noise import Noise
+from opforge.testing.noise import NoiseOfStatistics
 from tests.support.matrix import symbolic
 
 from .exact import exactly
@@ -157,7 +157,7 @@ def _compare(
         eager,
         ours,
         lambda dtype: in_dtype(dtype, program, size, number),
-        lambda seed: see(program, functions, size, around=lambda: Noise(seed), number=number),
+        lambda seed: see(program, functions, size, around=lambda: NoiseOfStatistics(seed), number=number),
     )
     if any(kind == "strides" for kind, _ in found):
         told = see(program, functions, size, on_fakes(functions.program), only_strides=True, number=number)

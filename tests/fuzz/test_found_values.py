@@ -115,3 +115,20 @@ def test_convolutions_of_arrays(transposed: bool) -> None:
         convolution_backward(g.numpy(), x.numpy(), w.numpy(), [4], *how, [True] * 3), gradients, strict=True
     ):
         torch.testing.assert_close(torch.from_numpy(own), other)
+
+
+def test_running_statistics_may_round_otherwise_too(quick: None) -> None:
+    """The mean of a softmax is a power of two, which eager's one order of adding gave exactly (modules, 3001161)."""
+    made = (Step('grid((n, 3, 6, m), "float32", 373)', ("p1",)), Step("fill(nn.BatchNorm2d(3, eps=0.1), 331)", ("w1",)))
+    program = Program(
+        0,
+        made,
+        (),
+        ("p1", "w1"),
+        (Step("w1(p1.softmax(-1))", ("v1",)),),
+        ("v1",),
+        sizes=((5, 8),),
+        path="dynamo",
+        family="modules",
+    )
+    assert check(program).different == []

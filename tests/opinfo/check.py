@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import opforge
+from opforge.testing.noise import NoiseOfStatistics
 from tests.fuzz.exact import exactly
 from tests.fuzz.judge import differences
 from tests.fuzz.observe import Direct, Sight, is_foretold, on_fakes
@@ -21,7 +22,7 @@ from tests.support.matrix import symbolic
 
 from .database import Call, Case
 from .listed import BY_DYNAMO, RANDOM, UNSPECIFIED, UNSPECIFIED_RESULTS, UNTOLD, is_in, strays
-from .observe import NoiseOfStatistics, arguments, program_of, see
+from .observe import arguments, program_of, see
 
 FEW_DRAWS, MANY_DRAWS = 9, 100  # one normal number in 50 is outside of what nine others span, and half of it
 ORDER = ("crash", "hang", "wrong", "error", "eager", "raises", "native")

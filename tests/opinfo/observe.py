@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from opforge.testing.noise import Noise
 from tests.fuzz.observe import Sight, default_dtype, gradients, look, strides, version_of
 
 from .database import Call
@@ -147,22 +146,6 @@ def _gradients(sight: Sight, tensors: list[Any], results: list[Any]) -> None:
     generator = torch.Generator().manual_seed(1)
     followed = [r for r in results if isinstance(r, torch.Tensor)]
     gradients(sight, followed, [t for t in tensors if t.requires_grad], lambda t: _cotangent(t, generator))
-
-
-class NoiseOfStatistics(Noise):
-    """Also for running statistics, which a batch norm writes though its schema does not say so: the call that is given moved operands would
-    write copies of them.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        names = [a.name for a in func._schema.arguments]
-        if not any(name.startswith("running_") for name in names):
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        moved = [
-            self._moved(a) if isinstance(a, torch.Tensor) and not name.startswith("running_") else a
-            for name, a in zip(names, args, strict=False)
-        ]
-        return func(*moved, **(kwargs or {}))
 
 
 def _cotangent(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
