@@ -62,7 +62,9 @@ def reset_stats() -> None:
 def last_artifacts(n: int = 1) -> Artifacts:
     """Texts and counts of the n-th last compiled graph. Raises `LookupError` if nothing was compiled."""
     if len(_engine.HISTORY) < n:
-        raise LookupError(f"last_artifacts({n}) of graphs compiled since reset_stats(): {len(_engine.HISTORY)}")
+        raise LookupError(
+            f"last_artifacts({n}), but graphs compiled since reset_stats() or the start: {len(_engine.HISTORY)}"
+        )
     return _engine.HISTORY[-n]
 
 

@@ -79,7 +79,7 @@ __all__ = [
     "disable_autocast", "drop_library_workspaces", "empty_strided_cpu", "empty_strided_cuda", "enable_python_dispatcher", "frame_source",
     "function_of_numbers", "in_dual_level", "in_fake_kernel", "in_transform", "is_traceable_wrapper_subclass", "is_wrapper_type",
     "is_zerotensor", "keep_item", "kernels_of_zeros", "known", "known_equal", "made_without_grad", "no_modes", "number_read_from",
-    "operator_schemas", "python_source", "pytree", "refuses_writes", "registered_effect", "reinterpret_tensor", "runtime_asserts",
+    "operator_schemas", "python_source", "pytree", "refuses_hooks", "refuses_writes", "registered_effect", "reinterpret_tensor", "runtime_asserts",
     "same_addresses", "saved_objects", "saving_is_hooked", "selective_context", "shares_version", "size_hint", "start_anew", "storage_at",
     "storage_uses", "symbol_hint", "symbol_range", "tag_activation_checkpoint", "tangents_followed", "tangents_may_be", "tensor_uses",
     "transforms_preserved", "user_kernel", "with_effects",
@@ -137,6 +137,11 @@ def start_anew(names: Iterable[str]) -> None:
 def saved_objects(ctx: object) -> list[Any]:
     """What an autograd function has saved, versions aside; not for what hooks have packed. Raises where autograd has freed it. [2.11, 2.13]"""
     return [kept.data for kept in ctx._raw_saved_tensors]  # type: ignore[attr-defined]
+
+
+def refuses_hooks(error: BaseException) -> bool:
+    """Whether a transform of `torch.func` refused the hooks for saved tensors that tracing sets; its message asks to open an issue. [2.11, 2.13]"""
+    return isinstance(error, RuntimeError) and "support saved tensor hooks" in str(error)
 
 
 def saving_is_hooked() -> bool:

@@ -8,7 +8,7 @@ from ..ir.nodes import FLOATS
 from ..schedule.plan import Reduce
 from .triton_launch import Launch
 
-ON_THEIR_WAY = 8  # rows of a round (not measured)
+ON_THEIR_WAY = 8  # rows whose loads are in flight together, a round; other numbers were not measured
 ROUND = f"({ON_THEIR_WAY} * RBLOCK)"
 """The steps of a round."""
 IN_TURN = 4  # accumulators of a sum: with one it would be less accurate than eager's
@@ -21,8 +21,8 @@ def accumulators(of: Launch, st: Reduce) -> list[str]:
 
 
 def combined(names: list[str], mask: str, combine: Callable[[str], str]) -> list[str]:
-    """Lines that take a tile into the accumulator whose turn it is. Each is made of its own value alone: Triton 3.6 loses what a loop hands from
-    one variable to another that began with the same number.
+    """Lines that combine a tile with the accumulator whose turn it is. An accumulator is updated from itself alone: Triton 3.6 miscompiles loops
+    that assign one loop-carried variable to another with the same initial value.
     """
     lines = [f"{name} = tl.where({mask}, {combine(name)}, {name})" for name in names]
     if len(names) == 1:

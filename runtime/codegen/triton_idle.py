@@ -1,6 +1,7 @@
 """Kernels in place that leave all they would store as it is where one value, the same for all points, says so: their programs look at it first.
 
-They are few, and each goes through many blocks: a million programs that end at once take half as long as if they worked.
+Such a kernel has few programs, each of which goes through many blocks: to launch a million programs takes half as long as the work, even if
+each of them ends at once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .triton_online import fewer_passes
 from .triton_square import squared
 from .triton_tiles import recompute_tiles
 
-PROGRAMS = 32768  # of such a kernel at most: to start them takes 20 µs, and the work takes 1.02 of what it takes one block a program (H200)
+PROGRAMS = 32768  # of such a kernel at most; on an H200 their launch takes about 20 µs
 
 
 def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> Node | None:
@@ -53,7 +54,7 @@ def as_rendered(
 
 
 def goes_in_strides(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> bool:
-    """Whether the programs of a kernel with a launch of its own go through blocks until all are done, however many programs there are."""
+    """Whether a kernel that is launched alone is right with any number of programs, since each goes through blocks until all are done."""
     if idle_where(kernel, layouts, homes) is None:
         return False
     shape = launch(kernel, layouts)
@@ -61,7 +62,7 @@ def goes_in_strides(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mappin
 
 
 def strided_blocks(lines: list[str], points: str, program: str, column: str) -> list[str]:
-    """The lines for each block that a program goes through, below a condition: those at a distance of as many as there are programs."""
+    """The lines for each block of a program, below a condition: of n programs the first takes the blocks 0, n, 2 n and so on."""
     return [
         f"    for block in range({program}, tl.cdiv({points}, XBLOCK), tl.num_programs(0)):",
         f"        xindex = block * XBLOCK + tl.arange(0, XBLOCK){column}",

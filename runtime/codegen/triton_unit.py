@@ -52,7 +52,7 @@ class TritonUnit:
     that name, and the number of programs of a launch. `grouped`: by name, those that have no call of their own. `chained`: the functions whose
     last program runs what follows, with all their kernels; they take the address of a counter last. `teams`: kernels whose programs wait for each
     other, with the bytes of memory by which they tell each other; they take the address of a counter, and that of this memory, last. `strided`:
-    kernels whose programs go through blocks until all are done, however many programs there are.
+    kernels that are right with any number of programs, since each goes through blocks until all are done.
     """
 
     kernels: dict[str, TritonKernel]
@@ -64,7 +64,7 @@ class TritonUnit:
     strided: set[str] = field(default_factory=set)
 
     def programs_of(self, name: str, points: Size, block: int) -> Size:
-        """How many programs a function that runs one kernel is launched with, if each has `block` of these points at a time."""
+        """The number of programs that a function of one kernel is launched with, where each takes `block` of the points at a time."""
         programs = programs_of(points, block)
         return min(programs, PROGRAMS) if name in self.strided and isinstance(programs, int) else programs
 
@@ -145,7 +145,7 @@ class _Unit:
         return source, (anonymous(source, name, (*buffers, *(b.name for b in k.scratch)), comment="#"), types)
 
     def homes(self, k: Kernel) -> dict[str, str]:
-        """For the kernel's buffers, in whose memory they are."""
+        """For each of the kernel's buffers, the buffer in whose memory it lies."""
         return {b: home(self.plan, b) for b in (*k.reads, *k.writes)}
 
     def lone(self, k: Kernel) -> None:

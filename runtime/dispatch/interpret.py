@@ -104,7 +104,7 @@ def call(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
     """A call of a program, by what the spec says of it. What replaces it runs below autograd, where operators are not taken apart, so that the
     recorder sees them whole; or autograd follows it, if the spec says so.
     """
-    if _is_of_floats(function, args):  # torch's own expression of a truth as a float fails once the truth is known
+    if _is_of_floats(function, args):  # torch's own expression of a boolean as a float fails once its value is known
         args = tuple(torch.sym_ite(a, 1.0, 0.0) if isinstance(a, torch.SymBool) else a for a in args)
     if function in REFUSED_FUNCTIONS:
         refuses, reason = REFUSED_FUNCTIONS[function]
@@ -119,7 +119,7 @@ def call(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_of_floats(function: Any, args: Any) -> bool:
-    """Whether it takes truths for floats: arithmetic and comparisons of Python's numbers, one of which is a float."""
+    """Whether booleans among the arguments count as floats: in arithmetic and comparisons of Python's numbers, one of which is a float."""
     if function is torch.sym_float:
         return True
     return function in OF_NUMBERS and any(isinstance(a, (float, torch.SymFloat)) for a in args)

@@ -25,6 +25,7 @@ from ..torch_compat import (
     enable_python_dispatcher,
     in_dual_level,
     made_without_grad,
+    refuses_hooks,
     tangents_followed,
     transforms_preserved,
 )
@@ -225,7 +226,7 @@ def _trace_once(
     except TRACE_ERRORS as error:
         if isinstance(error, UnsupportedError) or _is_mistake(error):
             raise
-        if "support saved tensor hooks" in str(error):  # torch's words ask for an issue with torch
+        if refuses_hooks(error):
             raise UnsupportedError(
                 f"a gradient by torch.func{recorder.where()} inside of a program that reads tensors which require grad; detach them"
             ) from error

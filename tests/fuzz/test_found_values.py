@@ -118,7 +118,7 @@ def test_convolutions_of_arrays(transposed: bool) -> None:
 
 
 def test_running_statistics_may_round_otherwise_too(quick: None) -> None:
-    """The mean of a softmax is a power of two, which eager's one order of adding gave exactly (modules, 3001161)."""
+    """Eager's order of adding happened to give the mean of a softmax, a power of two, exactly (modules, 3001161)."""
     made = (Step('grid((n, 3, 6, m), "float32", 373)', ("p1",)), Step("fill(nn.BatchNorm2d(3, eps=0.1), 331)", ("w1",)))
     program = Program(
         0,

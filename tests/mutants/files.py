@@ -109,7 +109,7 @@ class FileTests:
 
 
 def _results(table: Entry, base: Model) -> list[object]:
-    """What a decision table says of each combination of its predicates; None where that is impossible."""
+    """What a decision table says of each combination of its predicates; None for a combination that cannot occur."""
     enums = {e.id: tuple(e["members"]) for e in base.documents["mutations"].tagged("enum")}
     steps = tuple(e.id for e in base.documents["mutations"].tagged("step"))
     built = build_table(table, enums, steps, Diagnostics())

@@ -86,7 +86,7 @@ FACTORS: dict[str, Callable[[Tensor, bool], Tensor]] = {
 
 @pytest.mark.parametrize("name", FACTORS)
 def test_a_boolean_factor_made_of_sizes(name: str) -> None:
-    """We computed with 0 or 1, where eager says "Boolean alpha only supported for Boolean results."."""
+    """Eager raises "Boolean alpha only supported for Boolean results."; opforge computed with 0 or 1."""
 
     def program(x: Tensor) -> Tensor:
         return FACTORS[name](x, x.shape[0] > 6)

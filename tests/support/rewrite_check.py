@@ -65,7 +65,7 @@ def evaluate(pattern: Pattern, values: dict[str, Any]) -> Any:
 
 
 def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
-    """The rule fires on its own pattern; there, and wherever it fires at other dtypes (also of one tensor alone) and at odd elements, the values
+    """The rule fires on its own pattern. There, and wherever it fires for other dtypes (also of one tensor alone) and for odd elements, the values
     are eager's.
     """
     if rule.match.op == "prims.fma.default" and not _has_fma():
@@ -87,8 +87,8 @@ def check_rule(rule: Rule, hints: dict[str, Any]) -> None:
 
 
 def _other_hints(hints: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The hints with another number in the place of one, or a tensor of no dimensions; of a rule about one tensor, with one column or another
-    dimension of it.
+    """Variants of the hints: one number replaced by another or by a 0-dimensional tensor; for a rule about a single tensor, that tensor with one
+    column or with another dimension.
     """
     alone = sum(isinstance(h, list) or (isinstance(h, dict) and "shape" in h) for h in hints.values()) == 1
     for name, hint in hints.items():
