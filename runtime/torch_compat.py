@@ -45,6 +45,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 # Fake tensors that the traced program runs on, and the shape environment of their sizes. [2.11, 2.13]
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import disable_fake_tensor_cache as without_fake_cache
 from torch._subclasses.fake_tensor import in_kernel_invocation_manager as in_fake_kernel
 
 # The level of forward-mode differentiation that is on, and whether tensors have their tangents. [2.11, 2.13]
@@ -83,6 +84,7 @@ __all__ = [
     "same_addresses", "saved_objects", "saving_is_hooked", "selective_context", "shares_version", "size_hint", "start_anew", "storage_at",
     "storage_uses", "symbol_hint", "symbol_range", "tag_activation_checkpoint", "tangents_followed", "tangents_may_be", "tensor_uses",
     "transforms_preserved", "user_kernel", "with_effects",
+    "without_fake_cache",
 ]  # fmt: skip
 
 

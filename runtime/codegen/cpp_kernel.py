@@ -12,6 +12,7 @@ Six shapes of code:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from ..ir.index import expr, product
@@ -20,39 +21,47 @@ from ..ir.quote import comment_text
 from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel
 from .cpp import BLOCK, FAULT, MEMORY
-from .cpp_pieces import as_functions, from_start
+from .cpp_pieces import are_alike, as_functions, from_start
+from .cpp_shared import Function
 from .cpp_sizes import size_text
 from .cpp_strips import StripWriter
-from .loops import FlatPhase, flatten
+from .loops import FlatKernel, FlatPhase, collapse, flatten
 from .split import MAX_PIECES, split
 from .tables import CppTables
 
+FEW_PIECES = 4  # from as many on, pieces that are alike are one function
 SHORT = 64  # an inner loop of at most this many steps stays inside the lanes of an outer variable
 
 
 def render_kernel(
     kernel: Kernel, layouts: Mapping[str, Buffer], tables: CppTables, *, lanes: int, threads: int, threshold: int
-) -> str:
-    """C++ source of one `extern "C"` function: pointers of `reads`, then of `writes`, then size symbols (int64_t).
+) -> list[Function]:
+    """The C++ of a kernel: last a function of its name that takes the pointers of `reads`, then of `writes`, then size symbols (int64_t), before it
+    those that it calls.
 
     A kernel with checked positions returns an int: 0, or the number of the check that failed (`kernel_checks`).
     """
     flat = split(flatten(kernel, dict(layouts)))
     checked = bool(kernel_checks(kernel))
-    many = len(flat) > MAX_PIECES and not checked
-    pieces = [KernelWriter(from_start(fk) if many else fk, layouts, tables, lanes, threads, threshold) for fk in flat]
     params = parameters(kernel, layouts)
-    bodies = ["\n".join(piece.body()) for piece in pieces]
-    functions = ""
-    if many:
+
+    def texts(pieces: Sequence[FlatKernel]) -> list[str]:
+        merged = [collapse(piece) for piece in pieces] if len(pieces) > 1 else pieces
+        return ["\n".join(KernelWriter(fk, layouts, tables, lanes, threads, threshold).body()) for fk in merged]
+
+    functions: list[Function] = []
+    bodies: list[str] = []
+    if len(flat) >= FEW_PIECES and not checked:
+        bodies = texts([from_start(fk) for fk in flat])
+    if bodies and (len(flat) > MAX_PIECES or are_alike(bodies, params)):
         starts = [size_text(expr(b.start) - a.start) for a, b in pairwise([flat[0], *flat])]
         functions, text = as_functions(kernel.name, params, bodies, starts)
     else:
+        bodies = texts(flat)
         text = bodies[0] if len(bodies) == 1 else "\n".join(f"    {{\n{b}\n    }}" for b in bodies)
-    head = functions + "".join(f"// {comment_text(o)}\n" for o in kernel.origins)
     if checked:
         text = f"    int {FAULT} = 0;\n{text}\n    return {FAULT};"
-    return f"{head}{_signature(kernel, layouts)} {{\n{text}\n}}\n"
+    return [*functions, _exported(kernel, layouts, text)]
 
 
 def parameters(kernel: Kernel, layouts: Mapping[str, Buffer]) -> dict[str, str]:
@@ -62,16 +71,18 @@ def parameters(kernel: Kernel, layouts: Mapping[str, Buffer]) -> dict[str, str]:
     return params | dict.fromkeys(kernel.symbols, "int64_t")
 
 
-def _signature(kernel: Kernel, layouts: Mapping[str, Buffer]) -> str:
+def _exported(kernel: Kernel, layouts: Mapping[str, Buffer], body: str) -> Function:
+    head = "".join(f"// {comment_text(o)}\n" for o in kernel.origins)
     result = "int" if kernel_checks(kernel) else "void"
-    arguments = ", ".join(f"{kind} {name}" for name, kind in parameters(kernel, layouts).items())
-    return f'extern "C" __attribute__((visibility("default"))) {result} {kernel.name}({arguments})'
+    return Function(kernel.name, parameters(kernel, layouts), body, result, exported=True, head=head)
 
 
-def render_moved(kernel: Kernel, layouts: Mapping[str, Buffer], function: str, steps: Sequence[int]) -> str:
+def render_moved(kernel: Kernel, layouts: Mapping[str, Buffer], function: str, steps: Sequence[int]) -> Function:
     """A kernel that does what another `function` does with buffers that begin so many elements later."""
     moved = [f"{b} + ({n})" if n else b for b, n in zip((*kernel.reads, *kernel.writes), steps, strict=True)]
-    return f"{_signature(kernel, layouts)} {{\n    return {function}({', '.join([*moved, *kernel.symbols])});\n}}\n"
+    return replace(
+        _exported(kernel, layouts, f"    return {function}({', '.join([*moved, *kernel.symbols])});"), head=""
+    )
 
 
 class KernelWriter(StripWriter):

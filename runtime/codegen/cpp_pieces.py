@@ -6,29 +6,32 @@ and sizes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..ir.index import Expr, expr, sym
 from ..ir.nodes import LoadAt, Node, rebuild
+from .cpp_shared import Function, anonymous_body
 from .loops import FlatKernel
 
 START = "piece_start"
 """Where a piece begins in the loop that was cut, as an argument of its function: sums of many sizes are made once, one size after the other."""
 
-_WORD = re.compile(r"[A-Za-z_]\w*")
-
 
 def from_start(piece: FlatKernel) -> FlatKernel:
-    """The piece with the sum of sizes at which it begins replaced by `START`, where that makes an index shorter."""
-    start = expr(piece.start)
-    if start.is_const:
+    """The piece with the place at which it begins replaced by `START`, where that makes an index shorter: `p + 12` is `p + START` then, and
+    `(p + 12) * n`, which stands there as `n * p + 12 * n`, is `n * p + n * START`.
+    """
+    start, part = expr(piece.start), piece.part
+    if start == 0:
         return piece
 
     def shorter(e: Expr) -> Expr:
-        rest = e - start
-        return rest + sym(START) if len(rest.terms) < len(e.terms) else e
+        factor = expr(1) if part is None else e.coefficient(part)
+        if factor is None or factor == 0:
+            return e
+        rest = e - factor * start
+        return rest + factor * sym(START) if len(rest.terms) < len(e.terms) else e
 
     def leaf(ld: Node) -> Node:
         return Node("load", ld.args, ld.dtype, LoadAt(ld.attr.buffer, tuple(map(shorter, ld.attr.index))))
@@ -52,30 +55,31 @@ def from_start(piece: FlatKernel) -> FlatKernel:
     return replace(piece, phases=tuple(phases))
 
 
-def as_functions(name: str, params: Mapping[str, str], bodies: Sequence[str], starts: Sequence[str]) -> tuple[str, str]:
+def are_alike(bodies: Sequence[str], params: Mapping[str, str]) -> bool:
+    """Whether at most half of the pieces are different: then functions for them are less to compile than the pieces themselves."""
+    types = {**params, START: "int64_t"}
+    return 2 * len({anonymous_body(body, types)[0] for body in bodies}) <= len(bodies)
+
+
+def as_functions(
+    name: str, params: Mapping[str, str], bodies: Sequence[str], starts: Sequence[str]
+) -> tuple[list[Function], str]:
     """Functions for the bodies, and the lines that call them one after the other.
 
     params  the kernel's arguments: their C++ types by name.
     bodies  the lines of each piece.
     starts  by how much each begins after the one before it, as C++.
     """
-    known: dict[tuple[str, tuple[str, ...]], str] = {}
-    functions: list[str] = []
+    known: dict[tuple[str, ...], Function] = {}
     calls: list[str] = []
     types = {**params, START: "int64_t"}
     if any(START in body for body in bodies):
         calls.append(f"    int64_t {START} = 0;")
     for body, start in zip(bodies, starts, strict=True):
-        used = [w for w in dict.fromkeys(_WORD.findall(body)) if w in types]
-        loops = dict.fromkeys(re.findall(r"\b[a-z]+\d+(?:p\d+)+\b", body))
-        table = {w: f"arg{k}_" for k, w in enumerate(used)} | {w: f"point{k}_" for k, w in enumerate(loops)}
-        text = _WORD.sub(lambda m, table=table: table.get(m.group(), m.group()), body)  # type: ignore[misc]
-        key = (text, tuple(types[w] for w in used))
-        function = known.setdefault(key, f"{name}_piece{len(known)}")
-        if len(known) > len(functions):
-            arguments = ", ".join(f"{types[w]} {table[w]}" for w in used)
-            functions.append(f"static __attribute__((noinline)) void {function}({arguments}) {{\n{text}\n}}\n")
+        text, used = anonymous_body(body, types)
+        own = {w: types[w] for w in used}
+        function = known.setdefault((text, *own.values()), Function(f"{name}_piece{len(known)}", own, body))
         if calls and start != "0":
             calls.append(f"    {START} += {start};")
-        calls.append(f"    {function}({', '.join(used)});")
-    return "".join(functions), "\n".join(calls)
+        calls.append(f"    {function.name}({', '.join(used)});")
+    return list(known.values()), "\n".join(calls)

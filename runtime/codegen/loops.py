@@ -28,12 +28,13 @@ class FlatPhase:
 
 @dataclass(frozen=True)
 class FlatKernel:
-    """`start`: of one of many pieces of a loop over a symbolic size, where it begins in that loop."""
+    """Of a piece of a loop: `start` is where it begins in that loop, `part` the variable of its own loop, if it has one."""
 
     kernel: Kernel
     outer: tuple[Var, ...]
     phases: tuple[FlatPhase, ...]
     start: Size = 0
+    part: Var | None = None
 
     @property
     def reduces(self) -> bool:
@@ -160,7 +161,7 @@ def substitute(fk: FlatKernel, mapping: dict, loops: dict[Var, tuple[Var, ...]])
         )
         for p in fk.phases
     )
-    return FlatKernel(fk.kernel, vars_(fk.outer), phases)
+    return replace(fk, outer=vars_(fk.outer), phases=phases)
 
 
 # -- vectorization -----------------------------------------------------------------------------------------------------

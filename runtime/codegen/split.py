@@ -13,13 +13,15 @@ from ..ir.fold import compare, compare_sizes, coordinate, fold
 from ..ir.index import Expr, Sym, Val, Var, expr, of, proves_less, proves_nonnegative, size
 from ..ir.nodes import Node, Size, walk_all
 from ..schedule.plan import Reduce, Store
-from .loops import FlatKernel, FlatPhase, FlatStatement, collapse, substitute
+from .loops import FlatKernel, FlatPhase, FlatStatement, substitute
 
 MAX_PIECES = 16
 
 
 def split(fk: FlatKernel) -> list[FlatKernel]:
-    """Kernels that together do the same work, one after the other: what the points of outer loops compute is independent."""
+    """Kernels that together do the same work, one after the other: what the points of outer loops compute is independent. Neighbouring loops of
+    a piece are still apart (`collapse`).
+    """
     fk = fold_kernel(fk)
     if fk.kernel.serial:
         return [fk]
@@ -29,7 +31,7 @@ def split(fk: FlatKernel) -> list[FlatKernel]:
         if len(cuts) >= MAX_PIECES and len(pieces) == 1:
             if not isinstance(v.extent, int):
                 if found := _parted(fk, v, cuts):
-                    return [replace(collapse(p), start=at) for p, at in zip(found, [0, *cuts], strict=True)]
+                    return found
                 continue
             pieces = _halved(fk, v, cuts)
             continue
@@ -37,7 +39,7 @@ def split(fk: FlatKernel) -> list[FlatKernel]:
             continue
         edges = [0, *cuts, v.extent]
         pieces = [piece for p in pieces for piece in _cut(p, v, edges)]
-    return [collapse(p) for p in pieces] if len(pieces) > 1 else pieces
+    return pieces
 
 
 def _halved(fk: FlatKernel, v: Var, cuts: list[Size]) -> list[FlatKernel]:
@@ -97,7 +99,8 @@ def _cut(fk: FlatKernel, v: Var, edges: list[Size]) -> list[FlatKernel]:
     for k, (lo, hi) in enumerate(pairwise(edges)):
         part = Var(f"{v.name}p{k}", size(hi - lo))
         loops = () if part.extent == 1 else (part,)
-        found.append(fold_kernel(substitute(fk, {v: of(part) + lo}, {v: loops}), decide))
+        piece = replace(substitute(fk, {v: of(part) + lo}, {v: loops}), start=lo, part=part if loops else None)
+        found.append(fold_kernel(piece, decide))
     return found
 
 
@@ -117,7 +120,7 @@ def fold_kernel(fk: FlatKernel, decide: Callable[[Node], bool | None] = compare)
         body = tuple(new for s in p.body if (new := one(s)) is not None)
         if body or any(isinstance(s.source, Reduce) for s in p.body):
             phases.append(FlatPhase(p.inner, body))
-    return FlatKernel(fk.kernel, fk.outer, tuple(phases))
+    return replace(fk, phases=tuple(phases))
 
 
 def breakpoints(fk: FlatKernel, v: Var) -> list[Size]:

@@ -12,6 +12,7 @@ from ...generated.scalars import SCALARS
 from ..ir.nodes import Size
 from ..schedule.plan import Plan
 from .cpp_kernel import render_kernel, render_moved
+from .cpp_shared import Function, shared
 from .routines import cpp_routine, routines_of
 from .structure import Structure, structure
 from .tables import CppTables
@@ -57,7 +58,7 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
     bodies: dict[str, str] = {}
     symbols: dict[str, str] = {}
     arity: dict[str, int] = {}
-    texts: list[str] = []
+    functions: list[Function] = []
     alike: dict[Structure | None, str] = {}
     made: dict[Hashable, tuple[str, tuple[int, ...]]] = {}
     for kernel in plan.kernels():
@@ -69,10 +70,11 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
         if same is not None and same.key in made:
             function, starts = made[same.key]
             steps = [there - here for there, here in zip(same.starts, starts, strict=True)]
-            texts.append(render_moved(kernel, plan.layouts, function, steps))
+            functions.append(render_moved(kernel, plan.layouts, function, steps))
             symbols[kernel.name] = alike[same] = kernel.name
             continue
-        text = _outlined(render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold))
+        own = render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold)
+        text = "".join(f.text for f in own)
         known = bodies.setdefault(
             anonymous(text, kernel.name, (*kernel.reads, *kernel.writes, *(b.name for b in kernel.scratch))),
             kernel.name,
@@ -82,7 +84,8 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
             alike[same] = known
             made[same.key] = known, same.starts
         if known == kernel.name:
-            texts.append(text)
+            functions += own
+    texts = [_outlined(f.text) for f in shared(functions)]
     routines = routines_of(plan)
     sizes: dict[str, int] = {}
     for routine in routines:
@@ -99,7 +102,7 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
 
 
 def _outlined(text: str) -> str:
-    """The text of a kernel, with calls where it has many costly functions."""
+    """The text of a function, with calls where it has many costly functions."""
     return _CALL.sub(r"call_\1(", text) if len(_CALL.findall(text)) > MANY else text
 
 

@@ -1,20 +1,30 @@
 """Fake results of operators, remembered by the layouts of what they were given.
 
 Programs repeat themselves: the steps of a recurrent network, the layers of a model, their gradients. Torch's own cache of fake results takes
-most of the time of tracing, more so with symbolic sizes. Here an operator runs on fake tensors once for each kind of arguments; from then on its
-results are made from their layouts.
+most of the time of tracing. Here an operator runs on fake tensors once for each kind of arguments; from then on its results are made from their
+layouts. With symbolic sizes torch's cache costs more than it saves: it makes every result twice, and computes whether an entry fits by
+arithmetic on expressions. It is off then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..torch_compat import FakeTensor, OpOverload, below_autograd, in_fake_kernel, is_zerotensor, pytree
+from ..torch_compat import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    below_autograd,
+    in_fake_kernel,
+    is_zerotensor,
+    pytree,
+    without_fake_cache,
+)
 from .effects import TORCHS
 from .operators import op_info
 from .regions import Layout, expressions
@@ -23,6 +33,12 @@ _VALUES = frozenset(
     (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
 _DATA_DECIDES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
+
+
+def symbolic_uncached(fake_mode: Any, arguments: Any) -> AbstractContextManager[None]:
+    """Switches torch's cache of a mode's fake results off for arguments with symbolic sizes."""
+    symbolic = isinstance(fake_mode, FakeTensorMode) and any(map(_is_symbolic, pytree.tree_leaves(arguments)))
+    return without_fake_cache(fake_mode) if symbolic else nullcontext()
 
 
 class _Unknown(Exception):
@@ -56,22 +72,26 @@ class FakeMemo:
     def results(self, op: Any, args: Any, kwargs: Any, run: Callable[[], Any], corrected: bool) -> Any:
         """What `run` returns: the operator on fake tensors, `corrected` as `run_fake` does it."""
         if not _is_remembered(op):
-            return run()
+            return self._ran(run, args, kwargs)
         try:
             view = op_info(op).kind == "view"
             key = (op, corrected, torch.get_default_dtype(), self._key(args, view), self._key(kwargs, view))
         except _Unknown:
-            return run()
+            return self._ran(run, args, kwargs)
         if key not in self._known:
-            out = run()
+            out = self._ran(run, args, kwargs)
             self._known[key] = self._described(op, out, args, kwargs)
             return out
         known = self._known[key]
         if known is None:
-            return run()
+            return self._ran(run, args, kwargs)
         viewed = _viewed(op, args, kwargs)
         made = [self._made(result, viewed) for result in known.results]
         return made[0] if known.container is None else known.container(made)
+
+    def _ran(self, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        with symbolic_uncached(self.fake_mode, (args, kwargs)):
+            return run()
 
     def _key(self, a: Any, placed: bool) -> Any:
         """What is compared of arguments; of tensors also their place in their storage, where results lie there too (`placed`)."""
@@ -146,6 +166,11 @@ def _is_ordinary(t: Any) -> bool:
     return t.layout is torch.strided and t.constant is None and not is_zerotensor(t)
 
 
+def _is_symbolic(a: Any) -> bool:
+    sizes = a.shape if isinstance(a, torch.Tensor) else (a,)
+    return any(isinstance(n, torch.SymInt) for n in sizes)
+
+
 def _is_remembered(op: Any) -> bool:
     """Whether the layouts of an operator's arguments decide those of its results, none of which is an argument itself."""
     return (
@@ -179,4 +204,4 @@ def _symbols_of(values: Any) -> set[Any]:
     return found
 
 
-__all__ = ["FakeMemo"]
+__all__ = ["FakeMemo", "symbolic_uncached"]

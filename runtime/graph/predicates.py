@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..dispatch.operators import reads_storage
-from ..torch_compat import known_equal, size_hint
+from ..torch_compat import FakeTensor, known_equal, size_hint
 
 
 def value(x: Any) -> Any:
@@ -248,10 +248,10 @@ def is_power_of_two(x: Any) -> bool:
 
 
 def fake_mode_of(node: torch.fx.Node) -> Any:
-    """The fake mode that the node's value belongs to, as a context."""
+    """The fake mode that the node's value, or the first of its values, belongs to, as a context; one without effect where there is none."""
     val = node.meta.get("val")
-    mode = getattr(val, "fake_mode", None)
-    return mode if mode is not None else contextlib.nullcontext()
+    values = val if isinstance(val, (list, tuple)) else (val,)
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), contextlib.nullcontext())
 
 
 NAMES = (

@@ -15,6 +15,7 @@ import torch
 
 from ...errors import OpforgeError
 from ..dispatch.effects import must_run
+from ..dispatch.fake_memo import symbolic_uncached
 from ..dispatch.operators import makes_new, reads_storage
 from ..dispatch.regions import is_strided
 from . import predicates
@@ -52,7 +53,8 @@ class Builder:
         real_args, real_kwargs = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
         node.meta = kept
         # With grad mode on, autograd refuses some traced values: views whose base was written since.
-        with predicates.fake_mode_of(self.before), torch.no_grad():
+        mode = predicates.fake_mode_of(self.before)
+        with mode, symbolic_uncached(mode, (real_args, real_kwargs)), torch.no_grad():
             node.meta["val"] = target(*real_args, **real_kwargs)
         self.made.append(node)
         return node

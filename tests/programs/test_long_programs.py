@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opforge.runtime.compile_fx import HISTORY
 
@@ -72,6 +73,52 @@ def test_columns_of_symbolic_sizes(program: Callable[[Any], Tensor], count: int)
     for rows, width in ((5, 9), (33, 4), (2, 40)):
         xs = [torch.randn(rows, width + 3 * k % 11) for k in range(count)]
         torch.testing.assert_close(compiled(xs), program(xs), rtol=1e-5, atol=1e-6)
+
+
+class Dense(nn.Module):
+    """Layers of which each reads the results of all before it (Huang et al. 2017)."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        channels = [5 + 3 * k for k in range(layers)]
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c) for c in channels)
+        self.products = nn.ModuleList(nn.Conv2d(c, 3, 1) for c in channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [x]
+        for norm, product in zip(self.norms, self.products, strict=True):
+            maps.append(product(norm(torch.cat(maps, 1)).relu()))
+        return torch.cat(maps, 1)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_layers_with_other_numbers_of_channels_share_their_code(training: bool) -> None:
+    lengths = []
+    for layers in (8, 16):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Dense(layers).train(training)
+        judge = copy.deepcopy(model).double()
+        compiled = torch.compile(model, backend="opforge", dynamic=True)
+        for shape in ((2, 5, 7, 9), (3, 5, 4, 6)):
+            x = torch.randn(shape, requires_grad=training)
+            exact = x.detach().double().requires_grad_(training)
+            with torch.set_grad_enabled(training):
+                got, want = compiled(x), judge(exact)
+            torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+            if training:
+                weight = torch.randn(shape[0], 1, *shape[2:])
+                (got * weight).sum().backward()
+                (want * weight.double()).sum().backward()
+                torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-3, atol=1e-4)
+        for a, b in zip(model.parameters(), judge.parameters(), strict=True):
+            if training:
+                torch.testing.assert_close(a.grad.double(), b.grad, rtol=1e-3, atol=1e-3)
+        for a, b in zip(model.buffers(), judge.buffers(), strict=True):
+            torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-5)
+        assert "_shared(" in HISTORY[-1].cpp
+        lengths.append(len(HISTORY[-1].cpp.splitlines()))
+    assert lengths[1] < 2 * lengths[0], lengths
 
 
 def test_the_steps_of_an_unrolled_cell_share_their_code() -> None:
