@@ -174,6 +174,16 @@ CLAUSES = [
         ),
     ),
     Clause(
+        "aten.embedding_dense_backward",
+        ("aten.embedding_dense_backward.default",),
+        'dtype(indices) in ["int32", "int64"]',
+        (
+            "F(3, 4), C(1, 3, dtype=int16), 6, -1, False",
+            "F(3, 4), C(True, 3), 6, -1, False",
+            "F(3, 4), F(3), 6, -1, False",
+        ),
+    ),
+    Clause(
         "aten.native_batch_norm_backward",
         ("aten.native_batch_norm_backward.default",),
         "is_float(dtype(grad_out))",
@@ -370,6 +380,16 @@ CLAUSES = [
         ("F(5, 6), 0, I(5, 3)", "F(), 0, I(1, 1, 1)"),
     ),
     Clause(
+        "aten.index_add",
+        ("aten.index_add.default",),
+        'dtype(index) in ["int32", "int64"]',
+        (
+            "F(5, 6), 0, C(1, 3, dtype=int16), F(3, 6)",
+            "F(5, 6), 0, C(1, 3, dtype=uint8), F(3, 6)",
+            "F(5, 6), 0, F(3), F(3, 6)",
+        ),
+    ),
+    Clause(
         "aten.index_copy",
         ("aten.index_copy.default",),
         "dtype(self) == dtype(source)",
@@ -377,16 +397,34 @@ CLAUSES = [
     ),
     Clause("aten.index_copy", ("aten.index_copy.default",), "rank(index) < 2", ("F(5, 6), 0, I(5, 3, 1), F(3, 6)",)),
     Clause(
+        "aten.index_copy",
+        ("aten.index_copy.default",),
+        'dtype(index) == "int64"',
+        ("F(5, 6), 0, C(1, 3, dtype=int32), F(3, 6)", "F(5, 6), 0, C(True, 3), F(3, 6)", "F(5, 6), 0, F(3), F(3, 6)"),
+    ),
+    Clause(
         "aten.index_fill.int_Scalar",
         ("aten.index_fill.int_Scalar",),
         "rank(index) < 2",
         ("F(5, 6), 0, I(5, 3, 1), 1.0",),
     ),
     Clause(
+        "aten.index_fill.int_Scalar",
+        ("aten.index_fill.int_Scalar",),
+        'dtype(index) == "int64"',
+        ("F(5, 6), 0, C(1, 3, dtype=int32), 1.0", "F(5, 6), 0, C(True, 3), 1.0", "F(5, 6), 0, F(3), 1.0"),
+    ),
+    Clause(
         "aten.index_fill.int_Tensor",
         ("aten.index_fill.int_Tensor",),
         "rank(index) < 2",
         ("F(5, 6), 0, I(5, 3, 1), F()",),
+    ),
+    Clause(
+        "aten.index_fill.int_Tensor",
+        ("aten.index_fill.int_Tensor",),
+        'dtype(index) == "int64"',
+        ("F(5, 6), 0, C(1, 3, dtype=int32), F()", "F(5, 6), 0, C(True, 3), F()", "F(5, 6), 0, F(3), F()"),
     ),
     Clause(
         "aten.index_fill.int_Tensor",
@@ -403,6 +441,16 @@ CLAUSES = [
     Clause(
         "aten.index_reduce",
         ("aten.index_reduce.default",),
+        'dtype(index) in ["int32", "int64"]',
+        (
+            'F(5, 6), 0, C(1, 3, dtype=int16), F(3, 6), "amax"',
+            'F(5, 6), 0, C(True, 3), F(3, 6), "amin"',
+            'F(5, 6), 0, F(3), F(3, 6), "prod"',
+        ),
+    ),
+    Clause(
+        "aten.index_reduce",
+        ("aten.index_reduce.default",),
         "numel(index) == (size(source, dim) if rank(source) > 0 else 1)",
         ('F(2, 2), 0, I(2, 1), F(2, 2), "prod"', 'F(5, 6), 1, I(6, 9), F(5, 3), "amax"'),
     ),
@@ -415,6 +463,12 @@ CLAUSES = [
             'F(3, 2), 0, I(3, 3), F(3, 1), "prod"',
             'F(3, 2), 0, I(3, 3), F(3, 5), "amin"',
         ),
+    ),
+    Clause(
+        "aten.index_select",
+        ("aten.index_select.default",),
+        'dtype(index) in ["int32", "int64"]',
+        ("F(5, 6), 0, C(1, 3, dtype=int16)", "F(5, 6), 0, C(1, 3, dtype=uint8)", "F(5, 6), 0, C(True, 3)"),
     ),
     Clause("aten.one_hot", ("aten.one_hot.default",), 'dtype(self) == "int64"', ("F(3), 4", "C(1, 3, dtype=int32), 4")),
     Clause(
