@@ -541,8 +541,8 @@ def addcmul(b, self, tensor1, tensor2, *, value=1):
 # spec: aten.addcdiv
 def addcdiv(b, self, tensor1, tensor2, *, value=1):
     b.require(
-        is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2)),
-        "is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2))",
+        is_float(promoted_dtype(tensor1, tensor2)) or is_complex(promoted_dtype(tensor1, tensor2)),
+        "is_float(promoted_dtype(tensor1, tensor2)) or is_complex(promoted_dtype(tensor1, tensor2))",
     )
     p = b.pointwise((self, tensor1, tensor2), promote="float")
     self, tensor1, tensor2 = p.operands

@@ -128,8 +128,13 @@ CLAUSES = [
     Clause(
         "aten.addcdiv",
         ("aten.addcdiv.default",),
-        "is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2))",
-        ("I(5, 3), I(5, 3), I(5, 3)",),
+        "is_float(promoted_dtype(tensor1, tensor2)) or is_complex(promoted_dtype(tensor1, tensor2))",
+        (
+            "I(5, 3), I(5, 3), I(5, 3)",
+            "F(3), I(5, 3), I(5, 3)",
+            "F(3), C(True, 3), I(5, 3)",
+            "F(3), C(True, 3), C(True, 3)",
+        ),
     ),
     Clause("aten.ceil", ("aten.ceil.default",), "not is_bool(dtype(self))", ("B(3)",)),
     Clause("aten.floor", ("aten.floor.default",), "not is_bool(dtype(self))", ("B(3)",)),
@@ -224,6 +229,12 @@ CLAUSES = [
         ("aten.soft_margin_loss_backward.default",),
         "is_float(dtype(self))",
         ("I(3), I(3, 3, 5), I(3, 3, 5), 1",),
+    ),
+    Clause(
+        "aten.soft_margin_loss_backward",
+        ("aten.soft_margin_loss_backward.default",),
+        "not is_bool(dtype(target))",
+        ("F(3, 5), F(3, 5), C(True, 3, 5), 0",),
     ),
     Clause(
         "aten._adaptive_avg_pool2d_backward",
@@ -699,6 +710,15 @@ CLAUSES = [
     Clause(
         "aten.nll_loss2d_forward",
         ("aten.nll_loss2d_forward.default",),
+        "weight is None or dtype(weight) == dtype(self)",
+        (
+            "F(2, 5, 3, 4), I(5, 2, 3, 4), I(5, 5), 1, -100",
+            "F(2, 5, 3, 4), I(5, 2, 3, 4), C(1.0, 5, dtype=float64), 1, -100",
+        ),
+    ),
+    Clause(
+        "aten.nll_loss2d_forward",
+        ("aten.nll_loss2d_forward.default",),
         "rank(self) == 4 and shape(target) == [size(self, 0)] + shape(self)[2:]",
         ("F(2, 3, 2, 2), I(3, 2, 2, 1), None, 0, -100", "F(2, 3, 2, 2), I(3, 1, 2, 2), None, 1, -100"),
     ),
@@ -713,6 +733,12 @@ CLAUSES = [
         ("aten.nll_loss_forward.default",),
         'dtype(target) in ["int64", "uint8"]',
         ("F(4, 5), F(4), None, 1, -100", "F(4, 5), C(1, 4, dtype=int32), None, 1, -100"),
+    ),
+    Clause(
+        "aten.nll_loss_forward",
+        ("aten.nll_loss_forward.default",),
+        "weight is None or dtype(weight) == dtype(self)",
+        ("F(4, 5), I(5, 4), I(5, 5), 1, -100", "F(4, 5), I(5, 4), C(1.0, 5, dtype=float64), 1, -100"),
     ),
     Clause("aten.smooth_l1_loss", ("aten.smooth_l1_loss.default",), "beta >= 0", ("F(3), F(3), 1, -1.0",)),
     Clause(

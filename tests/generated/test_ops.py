@@ -1745,7 +1745,7 @@ OPS = [
         "aten.soft_margin_loss",
         "composite",
         ("aten.soft_margin_loss.default",),
-        tests=("F(3, 5), F(3, 5)", "F(3, 5), F(3, 5), 0"),
+        tests=("F(3, 5), F(3, 5)", "F(3, 5), F(3, 5), 0", "F(3, 5), C(3, 3, 5, dtype=uint8), 0"),
     ),
     Op("aten.acos", "pointwise", ("aten.acos.default",), tests=("U(3, 5)", "U(7)")),
     Op("aten.acosh", "pointwise", ("aten.acosh.default",)),
