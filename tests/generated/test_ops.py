@@ -105,7 +105,11 @@ OPS = [
         "aten.addr",
         "composite",
         ("aten.addr.default",),
-        tests=("F(3, 4), F(3), F(4), beta=0.5, alpha=2.0", "F(4), F(3), F(4), beta=0, alpha=2.0"),
+        tests=(
+            "F(3, 4), F(3), F(4), beta=0.5, alpha=2.0",
+            "F(4), F(3), F(4), beta=0, alpha=2.0",
+            "F(3, 4), C(0.3, 3, dtype=bfloat16), C(0.7, 4, dtype=bfloat16)",
+        ),
     ),
     Op("aten.atan2", "pointwise", ("aten.atan2.default",)),
     Op("aten.ceil", "pointwise", ("aten.ceil.default",)),
