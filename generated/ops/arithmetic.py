@@ -541,8 +541,8 @@ def addcmul(b, self, tensor1, tensor2, *, value=1):
 # spec: aten.addcdiv
 def addcdiv(b, self, tensor1, tensor2, *, value=1):
     b.require(
-        is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2)),
-        "is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2))",
+        is_float(promoted_dtype(tensor1, tensor2)) or is_complex(promoted_dtype(tensor1, tensor2)),
+        "is_float(promoted_dtype(tensor1, tensor2)) or is_complex(promoted_dtype(tensor1, tensor2))",
     )
     p = b.pointwise((self, tensor1, tensor2), promote="float")
     self, tensor1, tensor2 = p.operands
@@ -736,7 +736,8 @@ def logit(b, self, eps=None):
 # spec: aten.addr
 def addr(b, self, vec1, vec2, *, beta=1, alpha=1):
     b.native_if(is_nonzero(beta) or beta == 0, "is_nonzero(beta) or beta == 0")
-    outer = b.call("aten.unsqueeze.default", vec1, 1) * vec2
+    kind = promoted_dtype(self, b.call("aten.unsqueeze.default", vec1, 1), vec2)
+    outer = to(b.call("aten.unsqueeze.default", vec1, 1), kind) * to(vec2, kind)
     if not is_nonzero(beta):
-        return to(b.call("aten.mul.Tensor", outer, alpha), promoted_dtype(self, outer))
-    return b.call("aten.mul.Tensor", self, beta) + b.call("aten.mul.Tensor", outer, alpha)
+        return b.call("aten.mul.Tensor", outer, alpha)
+    return b.call("aten.mul.Tensor", to(self, kind), beta) + b.call("aten.mul.Tensor", outer, alpha)

@@ -203,6 +203,7 @@ def _batch_norm_with_update_functional(b, input, weight, bias, running_mean, run
 
 # spec: aten.embedding_dense_backward
 def embedding_dense_backward(b, grad_output, indices, num_weights, padding_idx, scale_grad_by_freq):
+    b.require(dtype(indices) in ["int32", "int64"], 'dtype(indices) in ["int32", "int64"]')
     b.native_if(not scale_grad_by_freq, "not scale_grad_by_freq")
     n = numel(indices)
     kind = opmath(dtype(grad_output))

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, gt, is_float, is_int, numel, opmath, promoted_dtype, rank, size, to
+from ...runtime.lower.names import dtype, gt, is_bool, is_float, is_int, numel, opmath, promoted_dtype, rank, size, to
 
 
 # spec: aten.nll_loss_backward
@@ -72,6 +72,7 @@ def smooth_l1_loss_backward(b, grad_output, self, target, reduction, beta):
 # spec: aten.soft_margin_loss_backward
 def soft_margin_loss_backward(b, grad_output, self, target, reduction):
     b.require(is_float(dtype(self)), "is_float(dtype(self))")
+    b.require(not is_bool(dtype(target)), "not is_bool(dtype(target))")
     kind = opmath(promoted_dtype(grad_output, self, target))
     y = to(target, kind)
     z = b.call("aten.exp.default", b.call("aten.neg.default", y) * to(self, kind))

@@ -99,6 +99,7 @@ def _unsafe_index_Tensor(b, self, indices):
 
 # spec: aten.index_select
 def index_select(b, self, dim, index):
+    b.require(dtype(index) in ["int32", "int64"], 'dtype(index) in ["int32", "int64"]')
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
     self_ = self if rank(self) > 0 else b.call("aten.unsqueeze.default", self, 0)
     index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)
@@ -247,6 +248,7 @@ def _unsafe_index_put(b, self, indices, values, accumulate=False):
 
 # spec: aten.index_add
 def index_add(b, self, dim, index, source, *, alpha=1):
+    b.require(dtype(index) in ["int32", "int64"], 'dtype(index) in ["int32", "int64"]')
     b.native_if(
         dtype(self) == dtype(source)
         and rank(index) < 2
@@ -282,6 +284,7 @@ def index_add(b, self, dim, index, source, *, alpha=1):
 def index_copy(b, self, dim, index, source):
     b.require(dtype(self) == dtype(source), "dtype(self) == dtype(source)")
     b.require(rank(index) < 2, "rank(index) < 2")
+    b.require(dtype(index) == "int64", 'dtype(index) == "int64"')
     b.native_if(
         rank(self) == rank(source) and (rank(self) > 0 or numel(index) == 1),
         "rank(self) == rank(source) and (rank(self) > 0 or numel(index) == 1)",
@@ -303,6 +306,7 @@ def index_copy(b, self, dim, index, source):
 # spec: aten.index_fill.int_Scalar
 def index_fill_int_Scalar(b, self, dim, index, value):
     b.require(rank(index) < 2, "rank(index) < 2")
+    b.require(dtype(index) == "int64", 'dtype(index) == "int64"')
     b.native_if(rank(self) > 0 or numel(index) == 1, "rank(self) > 0 or numel(index) == 1")
     return b.call(
         "aten.index_fill.int_Tensor", self, dim, index, b.call("aten.scalar_tensor.default", value, dtype=dtype(self))
@@ -312,6 +316,7 @@ def index_fill_int_Scalar(b, self, dim, index, value):
 # spec: aten.index_fill.int_Tensor
 def index_fill_int_Tensor(b, self, dim, index, value):
     b.require(rank(index) < 2, "rank(index) < 2")
+    b.require(dtype(index) == "int64", 'dtype(index) == "int64"')
     b.require(rank(value) == 0, "rank(value) == 0")
     b.native_if(rank(self) > 0 or numel(index) == 1, "rank(self) > 0 or numel(index) == 1")
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
@@ -462,6 +467,7 @@ def scatter_value_reduce(b, self, dim, index, value, *, reduce):
 
 # spec: aten.index_reduce
 def index_reduce(b, self, dim, index, source, reduce, *, include_self=True):
+    b.require(dtype(index) in ["int32", "int64"], 'dtype(index) in ["int32", "int64"]')
     b.require(
         numel(index) == (size(source, dim) if rank(source) > 0 else 1),
         "numel(index) == (size(source, dim) if rank(source) > 0 else 1)",

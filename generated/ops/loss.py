@@ -85,8 +85,8 @@ def huber_loss(b, self, target, reduction=1, delta=1.0):
 # spec: aten.soft_margin_loss
 def soft_margin_loss(b, self, target, reduction=1):
     b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
-    loss = to(
-        b.call("aten.log1p.default", b.call("aten.exp.default", b.call("aten.neg.default", target) * self)), dtype(self)
+    loss = b.call(
+        "aten.log1p.default", b.call("aten.exp.default", to(b.call("aten.neg.default", self) * target, dtype(self)))
     )
     return (
         loss
@@ -155,6 +155,7 @@ def binary_cross_entropy_with_logits(b, self, target, weight=None, pos_weight=No
 def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
     b.require(is_float(dtype(self)), "is_float(dtype(self))")
     b.require(dtype(target) in ["int64", "uint8"], 'dtype(target) in ["int64", "uint8"]')
+    b.require(weight is None or dtype(weight) == dtype(self), "weight is None or dtype(weight) == dtype(self)")
     b.raises("IndexError")
     d = rank(self) - 1
     live = b.call("aten.ne.Scalar", target, ignore_index)
@@ -163,7 +164,7 @@ def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
         "aten.squeeze.dim", b.call("aten.gather.default", self, d, b.call("aten.unsqueeze.default", class_, d)), d
     )
     weights = (
-        b.call("aten.index_select.default", weight, 0, b.call("aten.view.default", class_, [-1]))
+        b.call("aten.index_select.default", weight, 0, to(b.call("aten.view.default", class_, [-1]), "int64"))
         if weight is not None
         else None
     )
@@ -186,6 +187,7 @@ def nll_loss_forward(b, self, target, weight, reduction, ignore_index):
 # spec: aten.nll_loss2d_forward
 def nll_loss2d_forward(b, self, target, weight, reduction, ignore_index):
     b.require(dtype(target) in ["int64", "uint8"], 'dtype(target) in ["int64", "uint8"]')
+    b.require(weight is None or dtype(weight) == dtype(self), "weight is None or dtype(weight) == dtype(self)")
     b.require(
         rank(self) == 4 and shape(target) == [size(self, 0)] + shape(self)[2:],
         "rank(self) == 4 and shape(target) == [size(self, 0)] + shape(self)[2:]",
@@ -203,7 +205,7 @@ def nll_loss2d_forward(b, self, target, weight, reduction, ignore_index):
     weights = (
         b.call(
             "aten.view.default",
-            b.call("aten.index_select.default", weight, 0, b.call("aten.view.default", class_, [-1])),
+            b.call("aten.index_select.default", weight, 0, to(b.call("aten.view.default", class_, [-1]), "int64")),
             shape(target),
         )
         if weight is not None

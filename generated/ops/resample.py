@@ -278,7 +278,7 @@ def upsample_linear1d(b, self, output_size, align_corners, scales=None):
     at_ = x * ratio if align_corners else s.maximum((x + 0.5) * ratio - 0.5, 0.0)
     low = s.minimum(to(at_, "int64"), value_of(m - 1))
     high = s.minimum(low + 1, value_of(m - 1))
-    share = at_ - to(low, kind)
+    share = at_ - to(low, kind) if scales is None else s.minimum(at_ - to(low, kind), 1.0)
     left = to(b.at(self, [i[0], i[1], b.place_of(low, m)]), kind)
     right = to(b.at(self, [i[0], i[1], b.place_of(high, m)]), kind)
     return b.define(out, left * (1.0 - share) + right * share, promoted_dtype(self))
@@ -326,8 +326,8 @@ def upsample_bilinear2d(b, self, output_size, align_corners, scales_h=None, scal
     left = s.minimum(to(at_x, "int64"), value_of(w - 1))
     bottom = s.minimum(top + 1, value_of(h - 1))
     right = s.minimum(left + 1, value_of(w - 1))
-    down = to(at_y - to(top, kind), kind)
-    across = to(at_x - to(left, kind), kind)
+    down = to(at_y - to(top, kind) if scales_h is None else s.minimum(at_y - to(top, kind), 1.0), kind)
+    across = to(at_x - to(left, kind) if scales_w is None else s.minimum(at_x - to(left, kind), 1.0), kind)
     a = to(b.at(self, [i[0], i[1], b.place_of(top, h), b.place_of(left, w)]), kind)
     c = to(b.at(self, [i[0], i[1], b.place_of(top, h), b.place_of(right, w)]), kind)
     d = to(b.at(self, [i[0], i[1], b.place_of(bottom, h), b.place_of(left, w)]), kind)
@@ -365,7 +365,10 @@ def upsample_trilinear3d(b, self, output_size, align_corners, scales_d=None, sca
     x = [to(value_of(k), kind) for k in i[2:]]
     at_ = [k * q if align_corners else s.maximum((k + 0.5) * q - 0.5, 0.0) for k, q in zip(x, ratio)]
     low = [s.minimum(to(k, "int64"), value_of(m - 1)) for k, m in zip(at_, inner)]
-    share = [k - to(p_, kind) for k, p_ in zip(at_, low)]
+    share = [
+        k - to(p_, kind) if scale is None else s.minimum(k - to(p_, kind), 1.0)
+        for k, p_, scale in zip(at_, low, [scales_d, scales_h, scales_w])
+    ]
     first = [b.place_of(p_, m) for p_, m in zip(low, inner)]
     last = [b.place_of(s.minimum(p_ + 1, value_of(m - 1)), m) for p_, m in zip(low, inner)]
     rest = [1.0 - k for k in share]

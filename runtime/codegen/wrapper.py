@@ -312,8 +312,8 @@ class WrapperWriter:
             self._learn(call)
             return
         opaque = self._opaque(call)
-        how = "keeping_workspace" if opaque else "overload"
-        self.imports.extend([how] if opaque else [])
+        how = "keeping_workspace" if opaque else "unviewed" if call.whole else "overload"
+        self.imports += [how, *(["conform"] if call.whole else [])]
         target = call.target if call.compiled else self.names.constant("op", f"{how}({call.target!r})")
         names = [b.name for b in call.outs] or [s.symbol for s in call.learns if not s.source]
         left = f"{names[0]}" if call.single and names else _unpacked(call)

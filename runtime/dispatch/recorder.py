@@ -348,6 +348,8 @@ class Recorder(GraphWriter, TorchDispatchMode):
         value = self.value(t)
         region = value.region
         self.written_storages.add(region.key)
+        if self.training and not region.version and not region.inputs:
+            self.refuse_views(value)
         self.current(value)
         if new.meta["val"].dtype != t.dtype:
             new = self.dispatch_node(ROLES["cast"], (new,), {"dtype": t.dtype})

@@ -203,7 +203,9 @@ def _trace_once(
         dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
         saved, seed_before = Saved(), torch.initial_seed()
         had = [_gradient(t) for t in values]
-        with preserved_state(), dispatcher(), saved.hooks() if training else contextlib.nullcontext(), recorder:
+        hooks = saved.hooks() if training else contextlib.nullcontext()
+        # The program may enter a level of forward-mode differentiation of its own.
+        with preserved_state(), dispatcher(), tangents_followed(True), hooks, recorder:
             recorder.training = training
             recorder.expects_no_grad = may_train and not training and _grad_is_off(border.given)
             result = _run(gm, calling.unflatten_inputs(values[:count]), attributes, recorder, held)

@@ -11,7 +11,8 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
-from ..torch_compat import is_zerotensor, running_node
+from ..ir.routines import OWN_MEMORY
+from ..torch_compat import OpOverload, is_zerotensor, running_node
 from .fake_memo import FakeMemo
 from .fakes import run_fake
 from .known import Truth
@@ -181,6 +182,19 @@ class GraphWriter:
         value = self.regions.add(t, self._constant(t, self.fake_mode.from_tensor(t, static_shapes=True)))
         value.region.constant = True
         return value
+
+    def refuse_views(self, value: Value) -> None:
+        """The program is about to write to the result of an operator of the user, followed by autograd: what the operator returns must be no
+        view then, which no fake kernel tells.
+        """
+        node = value.root.node
+        while node.target is operator.getitem:
+            node = node.args[0]
+        if not isinstance(node.target, OpOverload) or node.target.namespace in OWN_MEMORY:
+            return
+        if any(t.requires_grad for t, v in self.regions.values.values() if v.region is value.region):
+            node.meta["whole"] = True
+            self.kept.add(node)
 
     def current(self, value: Value) -> fx.Node:
         """The node of the value's present contents."""

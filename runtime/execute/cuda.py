@@ -23,6 +23,7 @@ from .support import (
     reinterpret,
     restride,
     unmet,
+    unviewed,
 )
 
 empty_strided = empty_strided_cuda
@@ -83,4 +84,5 @@ __all__ = [
     "reinterpret",
     "restride",
     "unmet",
+    "unviewed",
 ]

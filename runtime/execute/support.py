@@ -120,6 +120,25 @@ def overload(name: str) -> Any:
     return call
 
 
+def unviewed(name: str) -> Any:
+    """As `overload`, of an operator of the user whose results the program writes to. Raises `MetadataError` where one is a view: eager's autograd
+    refuses such a write, or what is computed of the result after it.
+    """
+    found = overload(name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = found(*args, **kwargs)
+        if any(
+            isinstance(t, torch.Tensor) and t._is_view() for t in (out if isinstance(out, (tuple, list)) else (out,))
+        ):
+            raise MetadataError(
+                f"{name} returned a view of another tensor, and the program writes to that memory; let it return a copy"
+            )
+        return out
+
+    return call
+
+
 def keeping_workspace(name: str) -> Any:
     """As `overload`, in grad mode: only there the kernel returns what its own gradient reads."""
     found = overload(name)
@@ -250,4 +269,5 @@ __all__ = [
     "reinterpret",
     "restride",
     "unmet",
+    "unviewed",
 ]

@@ -400,8 +400,7 @@ class Ref:
 class Extern:
     """A call of an eager kernel. `args`/`kwargs` may hold `Ref`s at any depth (lists and tuples); other leaves are plain data or sizes.
 
-    outs    one Buffer per tensor result (with the strides that the kernel gives its results; a sparse tensor has none, and only calls and
-            the caller read it).
+    outs    one Buffer per tensor result, with the strides that the kernel gives it; a sparse tensor has none (only calls and the caller read it).
     target  registered name of the overload, `namespace.name.overload`; "" where nothing is called, but sizes are computed and checked.
     places  of `outs` among the kernel's results, where others (numbers, None) lie between or after them.
     writes  it writes into so many of its first arguments and returns nothing: `outs` are these afterwards. What was None had no contents.
@@ -420,6 +419,7 @@ class Extern:
     writes: int = 0
     learns: tuple[Any, ...] = ()
     demands: tuple[tuple[str, str], ...] = ()
+    whole: bool = False  # no result may be a view (`MetadataError`): the program writes to it, which eager's autograd refuses for views
 
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(r.buffer for r in refs((self.args, tuple(v for _, v in self.kwargs)))))

@@ -180,6 +180,7 @@ def _extern(call: Extern) -> list[str]:
     many = "" if call.single else " many" + "".join(f" {k}" for k in call.places)
     many += " effect" if call.effect else ""
     many += " compiled" if call.compiled else ""
+    many += " whole" if call.whole else ""
     many += f" writes {call.writes}" if call.writes else ""
     many += "".join(f" learn {_learned(s)}" for s in call.learns)
     many += "".join(f" demand {json.dumps(source)} {json.dumps(message)}" for source, message in call.demands)
@@ -357,7 +358,7 @@ def _read_extern(r: Reader) -> Extern:
     single, places = not r.take("many"), []
     while not single and r.peek().isdigit():
         places.append(r.integer())
-    effect, compiled = r.take("effect"), r.take("compiled")
+    effect, compiled, whole = r.take("effect"), r.take("compiled"), r.take("whole")
     writes = r.integer() if r.take("writes") else 0
     learns: list[Learned] = []
     demands: list[tuple[str, str]] = []
@@ -385,4 +386,5 @@ def _read_extern(r: Reader) -> Extern:
         writes,
         tuple(learns),
         tuple(demands),
+        whole,
     )

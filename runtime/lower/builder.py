@@ -440,11 +440,14 @@ class Builder:
         compiled: bool = False,
         writes: int = 0,
         learns: tuple[Learned, ...] = (),
+        whole: bool = False,
     ) -> list[Tensor]:
         """A call of an eager kernel (`compiled`: of a function that comes with the program) with results `outs`, at `places` among all its
-        results when there are others; with an `effect` it runs even if nothing uses them; `writes`: as in `Extern`. It `learns` sizes.
+        results when there are others; with an `effect` it runs even if nothing uses them; `writes`, `whole`: as in `Extern`. It `learns` sizes.
         """
-        call = Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled, writes, learns)
+        call = Extern(
+            tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled, writes, learns, (), whole
+        )
         self.items.append(call)
         return [self.tensor(o) for o in outs]
 

@@ -384,7 +384,8 @@ class _Lowerer:
             args = tuple(self.own_storage(a, b) for a, b in zip(node.args, args, strict=True))
         kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
         # All that a call which makes no elements can do is to raise an error.
-        effect = op_info(node.target).keep or all(map(is_empty, leaves(val)))
+        whole = node.meta.get("whole", False)
+        effect = op_info(node.target).keep or whole or all(map(is_empty, leaves(val)))
         single = isinstance(val, torch.Tensor)
         tensors = [val] if single else [v for v in val if isinstance(v, torch.Tensor)]
         names = [self.b.fresh(node.name if single else f"{node.name}_{k}") for k in range(len(tensors))]
@@ -392,9 +393,9 @@ class _Lowerer:
         outs = [self.buffer(n, v) for n, v in zip(names, tensors, strict=True)]
         effect = effect or bool(learns)
         if single:
-            return self.b.extern(outs, name, args, kwargs, True, effect, learns=learns)[0]
+            return self.b.extern(outs, name, args, kwargs, True, effect, learns=learns, whole=whole)[0]
         places = tuple(k for k, v in enumerate(val) if isinstance(v, torch.Tensor)) if len(tensors) < len(val) else ()
-        handles = iter(self.b.extern(outs, name, args, kwargs, False, effect, places, learns=learns))
+        handles = iter(self.b.extern(outs, name, args, kwargs, False, effect, places, learns=learns, whole=whole))
         return [next(handles) if isinstance(v, torch.Tensor) else self.plain_result(v, name) for v in val]
 
     def plain_result(self, v: Any, name: str) -> Any:

@@ -128,8 +128,13 @@ CLAUSES = [
     Clause(
         "aten.addcdiv",
         ("aten.addcdiv.default",),
-        "is_float(promoted_dtype(self, tensor1, tensor2)) or is_complex(promoted_dtype(self, tensor1, tensor2))",
-        ("I(5, 3), I(5, 3), I(5, 3)",),
+        "is_float(promoted_dtype(tensor1, tensor2)) or is_complex(promoted_dtype(tensor1, tensor2))",
+        (
+            "I(5, 3), I(5, 3), I(5, 3)",
+            "F(3), I(5, 3), I(5, 3)",
+            "F(3), C(True, 3), I(5, 3)",
+            "F(3), C(True, 3), C(True, 3)",
+        ),
     ),
     Clause("aten.ceil", ("aten.ceil.default",), "not is_bool(dtype(self))", ("B(3)",)),
     Clause("aten.floor", ("aten.floor.default",), "not is_bool(dtype(self))", ("B(3)",)),
@@ -174,6 +179,16 @@ CLAUSES = [
         ),
     ),
     Clause(
+        "aten.embedding_dense_backward",
+        ("aten.embedding_dense_backward.default",),
+        'dtype(indices) in ["int32", "int64"]',
+        (
+            "F(3, 4), C(1, 3, dtype=int16), 6, -1, False",
+            "F(3, 4), C(True, 3), 6, -1, False",
+            "F(3, 4), F(3), 6, -1, False",
+        ),
+    ),
+    Clause(
         "aten.native_batch_norm_backward",
         ("aten.native_batch_norm_backward.default",),
         "is_float(dtype(grad_out))",
@@ -214,6 +229,12 @@ CLAUSES = [
         ("aten.soft_margin_loss_backward.default",),
         "is_float(dtype(self))",
         ("I(3), I(3, 3, 5), I(3, 3, 5), 1",),
+    ),
+    Clause(
+        "aten.soft_margin_loss_backward",
+        ("aten.soft_margin_loss_backward.default",),
+        "not is_bool(dtype(target))",
+        ("F(3, 5), F(3, 5), C(True, 3, 5), 0",),
     ),
     Clause(
         "aten._adaptive_avg_pool2d_backward",
@@ -370,6 +391,16 @@ CLAUSES = [
         ("F(5, 6), 0, I(5, 3)", "F(), 0, I(1, 1, 1)"),
     ),
     Clause(
+        "aten.index_add",
+        ("aten.index_add.default",),
+        'dtype(index) in ["int32", "int64"]',
+        (
+            "F(5, 6), 0, C(1, 3, dtype=int16), F(3, 6)",
+            "F(5, 6), 0, C(1, 3, dtype=uint8), F(3, 6)",
+            "F(5, 6), 0, F(3), F(3, 6)",
+        ),
+    ),
+    Clause(
         "aten.index_copy",
         ("aten.index_copy.default",),
         "dtype(self) == dtype(source)",
@@ -377,16 +408,34 @@ CLAUSES = [
     ),
     Clause("aten.index_copy", ("aten.index_copy.default",), "rank(index) < 2", ("F(5, 6), 0, I(5, 3, 1), F(3, 6)",)),
     Clause(
+        "aten.index_copy",
+        ("aten.index_copy.default",),
+        'dtype(index) == "int64"',
+        ("F(5, 6), 0, C(1, 3, dtype=int32), F(3, 6)", "F(5, 6), 0, C(True, 3), F(3, 6)", "F(5, 6), 0, F(3), F(3, 6)"),
+    ),
+    Clause(
         "aten.index_fill.int_Scalar",
         ("aten.index_fill.int_Scalar",),
         "rank(index) < 2",
         ("F(5, 6), 0, I(5, 3, 1), 1.0",),
     ),
     Clause(
+        "aten.index_fill.int_Scalar",
+        ("aten.index_fill.int_Scalar",),
+        'dtype(index) == "int64"',
+        ("F(5, 6), 0, C(1, 3, dtype=int32), 1.0", "F(5, 6), 0, C(True, 3), 1.0", "F(5, 6), 0, F(3), 1.0"),
+    ),
+    Clause(
         "aten.index_fill.int_Tensor",
         ("aten.index_fill.int_Tensor",),
         "rank(index) < 2",
         ("F(5, 6), 0, I(5, 3, 1), F()",),
+    ),
+    Clause(
+        "aten.index_fill.int_Tensor",
+        ("aten.index_fill.int_Tensor",),
+        'dtype(index) == "int64"',
+        ("F(5, 6), 0, C(1, 3, dtype=int32), F()", "F(5, 6), 0, C(True, 3), F()", "F(5, 6), 0, F(3), F()"),
     ),
     Clause(
         "aten.index_fill.int_Tensor",
@@ -403,6 +452,16 @@ CLAUSES = [
     Clause(
         "aten.index_reduce",
         ("aten.index_reduce.default",),
+        'dtype(index) in ["int32", "int64"]',
+        (
+            'F(5, 6), 0, C(1, 3, dtype=int16), F(3, 6), "amax"',
+            'F(5, 6), 0, C(True, 3), F(3, 6), "amin"',
+            'F(5, 6), 0, F(3), F(3, 6), "prod"',
+        ),
+    ),
+    Clause(
+        "aten.index_reduce",
+        ("aten.index_reduce.default",),
         "numel(index) == (size(source, dim) if rank(source) > 0 else 1)",
         ('F(2, 2), 0, I(2, 1), F(2, 2), "prod"', 'F(5, 6), 1, I(6, 9), F(5, 3), "amax"'),
     ),
@@ -415,6 +474,12 @@ CLAUSES = [
             'F(3, 2), 0, I(3, 3), F(3, 1), "prod"',
             'F(3, 2), 0, I(3, 3), F(3, 5), "amin"',
         ),
+    ),
+    Clause(
+        "aten.index_select",
+        ("aten.index_select.default",),
+        'dtype(index) in ["int32", "int64"]',
+        ("F(5, 6), 0, C(1, 3, dtype=int16)", "F(5, 6), 0, C(1, 3, dtype=uint8)", "F(5, 6), 0, C(True, 3)"),
     ),
     Clause("aten.one_hot", ("aten.one_hot.default",), 'dtype(self) == "int64"', ("F(3), 4", "C(1, 3, dtype=int32), 4")),
     Clause(
@@ -645,6 +710,15 @@ CLAUSES = [
     Clause(
         "aten.nll_loss2d_forward",
         ("aten.nll_loss2d_forward.default",),
+        "weight is None or dtype(weight) == dtype(self)",
+        (
+            "F(2, 5, 3, 4), I(5, 2, 3, 4), I(5, 5), 1, -100",
+            "F(2, 5, 3, 4), I(5, 2, 3, 4), C(1.0, 5, dtype=float64), 1, -100",
+        ),
+    ),
+    Clause(
+        "aten.nll_loss2d_forward",
+        ("aten.nll_loss2d_forward.default",),
         "rank(self) == 4 and shape(target) == [size(self, 0)] + shape(self)[2:]",
         ("F(2, 3, 2, 2), I(3, 2, 2, 1), None, 0, -100", "F(2, 3, 2, 2), I(3, 1, 2, 2), None, 1, -100"),
     ),
@@ -659,6 +733,12 @@ CLAUSES = [
         ("aten.nll_loss_forward.default",),
         'dtype(target) in ["int64", "uint8"]',
         ("F(4, 5), F(4), None, 1, -100", "F(4, 5), C(1, 4, dtype=int32), None, 1, -100"),
+    ),
+    Clause(
+        "aten.nll_loss_forward",
+        ("aten.nll_loss_forward.default",),
+        "weight is None or dtype(weight) == dtype(self)",
+        ("F(4, 5), I(5, 4), I(5, 5), 1, -100", "F(4, 5), I(5, 4), C(1.0, 5, dtype=float64), 1, -100"),
     ),
     Clause("aten.smooth_l1_loss", ("aten.smooth_l1_loss.default",), "beta >= 0", ("F(3), F(3), 1, -1.0",)),
     Clause(

@@ -254,6 +254,38 @@ def test_tangents_that_a_program_makes_itself() -> None:
     assert not opforge.stats()["fallbacks"]
 
 
+def level_of_its_own(x: Tensor, t: Tensor) -> Any:
+    with dual_level():
+        return unpack_dual(make_dual(x, t).sin() * 2)
+
+
+def two_levels(x: Tensor, t: Tensor) -> Any:
+    with dual_level():
+        first = unpack_dual(make_dual(x, t).sin()).tangent
+    with dual_level():
+        return first, unpack_dual(make_dual(first, t).cos()).tangent
+
+
+def level_under_gradients(x: Tensor, t: Tensor) -> Any:
+    with dual_level():
+        value, tangent = unpack_dual((make_dual(x * x, t).sin() * x).sum(0))
+    return value, tangent
+
+
+@pytest.mark.parametrize("f", [level_of_its_own, two_levels, level_under_gradients])
+def test_levels_that_a_program_enters_itself(f: Program) -> None:
+    """The tangent of such a program was None: it was traced without forward-mode differentiation."""
+    torch._dynamo.reset()
+    x, t = tensors((4, 5), (4, 5))
+    x.requires_grad_(f is level_under_gradients)
+    compiled, eager = torch.compile(f, backend="opforge")(x, t), f(x, t)
+    torch.testing.assert_close(tuple(compiled), tuple(eager))
+    if f is level_under_gradients:
+        ours, theirs = (torch.autograd.grad(v.sum() + d.square().sum(), x) for v, d in (compiled, eager))
+        torch.testing.assert_close(ours, theirs)
+    assert not opforge.stats()["fallbacks"]
+
+
 # --- reverse mode too
 
 

@@ -295,3 +295,75 @@ def test_a_dropout_that_drops_nothing_returns_its_input(p: float) -> None:
     compiled = torch.compile(lambda x: torch.nn.functional.dropout(x, p, p == 0), backend="opforge", dynamic=True)
     x = torch.ones(3, 5, requires_grad=True)
     assert compiled(x) is x
+
+
+@torch.library.custom_op("opforge_tests::turned", mutates_args=())
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """A copy, which is a view of memory that the operator made."""
+    return x.t().clone(memory_format=torch.contiguous_format).t()
+
+
+@turned.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, (1, x.shape[0]), dtype=x.dtype)
+
+
+turned.register_autograd(lambda ctx, grad: grad * 1)
+
+WRITES: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {  # and whether eager raises
+    "through a detached tensor": (lambda v: v.detach().mul_(2), True),
+    "of all elements": (lambda v: v.detach().zero_(), True),
+    "through a view": (lambda v: v[0].mul_(2), True),
+    "followed by autograd": (lambda v: v.mul_(2), True),
+    "of a copy": (lambda v: v.clone().mul_(2), False),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.filterwarnings("ignore::opforge.errors.OpforgeWarning")
+def test_a_write_to_a_view_that_an_operator_made_is_refused_as_in_eager(name: str) -> None:
+    """The compiled result was no view, and the error was lost (fuzzer, raw 3000704)."""
+    write, raises = WRITES[name]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        v = torch.ops.opforge_tests.turned(x)
+        write(v)
+        return v
+
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    x = torch.arange(6.0).view(2, 3).requires_grad_()
+    compiled = torch.compile(program, backend="opforge")
+    if not raises:
+        (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
+        assert gradient.tolist() == torch.ones(2, 3).tolist()
+        assert not opforge.stats()["fallbacks"]
+        return
+    for run in (program, compiled):
+        with pytest.raises(RuntimeError, match=r"is a view and (is being|its base or another)"):
+            torch.autograd.grad(run(x).sum(), x)
+    (reason,) = opforge.stats()["fallbacks"]
+    assert "returned a view of another tensor" in reason
+
+
+def test_a_result_that_is_no_view_is_written_in_compiled_code() -> None:
+    @torch.library.custom_op("opforge_tests::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    doubled.register_fake(torch.empty_like)
+    doubled.register_autograd(lambda ctx, grad: grad * 2)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        v = torch.ops.opforge_tests.doubled(x)
+        v.mul_(3)
+        v.detach().add_(1)
+        return v
+
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    x = torch.arange(6.0).view(2, 3).requires_grad_()
+    result = torch.compile(program, backend="opforge")(x)
+    assert result.tolist() == (x * 6 + 1).tolist()
+    assert torch.autograd.grad(result.sum(), x)[0].tolist() == torch.full((2, 3), 6.0).tolist()
+    assert not opforge.stats()["fallbacks"]

@@ -105,6 +105,13 @@ def test_round_trip_is_exact():
     assert again.items[0].body is program.items[0].body
 
 
+def test_a_call_that_must_return_no_views():
+    call = Extern((Buffer("y", (2,), "float32", (1,)),), "ns.op.default", (Ref("x"),), whole=True)
+    program = Program((Buffer("x", (2,), "float32", (1,)),), [call], (Output("y", (1,)),), ())
+    assert "ns.op.default(&x) whole" in dump(program)
+    assert parse(dump(program)) == program
+
+
 def test_form():
     text = dump(everything())
     assert (
