@@ -118,7 +118,7 @@ ASAN_SOME ?= -k "softmax or norm or pad or roll or cat or gather or index or poo
 test-asan: $(STAMP) ## C++ kernels under AddressSanitizer (g++), stack included: a sample (ten minutes on two idle cores); ASAN_TESTS=files, ASAN_FUZZ=programs
 	$(PY) -m pytest tests/unit/build/test_sanitizer.py
 	$(ASAN) $(PYTEST) -m "not slow and not gpu" $(ASAN_TESTS)
-	$(ASAN) $(PYTEST) -m "not slow and not gpu" tests/generated/test_ops.py $(ASAN_SOME)
+	$(if $(ASAN_SOME),$(ASAN) $(PYTEST) -m "not slow and not gpu" tests/generated/test_ops.py $(ASAN_SOME))
 	$(ASAN) $(PY) -m tests.fuzz --shrink 0 --programs $(ASAN_FUZZ)
 	for word in $(ASAN_SURROUNDINGS); do echo "with $$word"; \
 	  $(ASAN) $$word $(PYTEST) -m "not slow and not gpu" $(ASAN_OTHERS) && \

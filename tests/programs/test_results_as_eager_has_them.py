@@ -367,3 +367,12 @@ def test_a_result_that_is_no_view_is_written_in_compiled_code() -> None:
     assert result.tolist() == (x * 6 + 1).tolist()
     assert torch.autograd.grad(result.sum(), x)[0].tolist() == torch.full((2, 3), 6.0).tolist()
     assert not opforge.stats()["fallbacks"]
+
+
+def test_narrow_vectors_are_multiplied_in_the_result_s_dtype() -> None:
+    """Their product was rounded to bfloat16 first: an error of 0.004 of 3.7."""
+    rows, columns, onto = brain(64), brain(48), torch.randn(64, 48)
+    got = torch.compile(torch.addr, backend="opforge")(onto, rows, columns)
+    want = onto.double() + rows.double()[:, None] * columns.double()
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), want, rtol=2e-7, atol=2e-7)
