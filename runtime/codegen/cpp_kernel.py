@@ -12,7 +12,6 @@ Six shapes of code:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from ..ir.index import expr, product
@@ -22,22 +21,21 @@ from ..schedule.kernels import kernel_checks
 from ..schedule.plan import Kernel
 from .cpp import BLOCK, FAULT, MEMORY
 from .cpp_pieces import are_alike, as_functions, from_start
-from .cpp_shared import Function
+from .cpp_shared import FEW, Function
 from .cpp_sizes import size_text
 from .cpp_strips import StripWriter
 from .loops import FlatKernel, FlatPhase, collapse, flatten
 from .split import MAX_PIECES, split
 from .tables import CppTables
 
-FEW_PIECES = 4  # from as many on, pieces that are alike are one function
 SHORT = 64  # an inner loop of at most this many steps stays inside the lanes of an outer variable
 
 
 def render_kernel(
     kernel: Kernel, layouts: Mapping[str, Buffer], tables: CppTables, *, lanes: int, threads: int, threshold: int
 ) -> list[Function]:
-    """The C++ of a kernel: last a function of its name that takes the pointers of `reads`, then of `writes`, then size symbols (int64_t), before it
-    those that it calls.
+    """The C++ functions of a kernel. The last has the kernel's name and takes the pointers of `reads`, then of `writes`, then size symbols (int64_t);
+    those before it are the pieces that it calls.
 
     A kernel with checked positions returns an int: 0, or the number of the check that failed (`kernel_checks`).
     """
@@ -51,7 +49,7 @@ def render_kernel(
 
     functions: list[Function] = []
     bodies: list[str] = []
-    if len(flat) >= FEW_PIECES and not checked:
+    if len(flat) >= FEW and not checked:
         bodies = texts([from_start(fk) for fk in flat])
     if bodies and (len(flat) > MAX_PIECES or are_alike(bodies, params)):
         starts = [size_text(expr(b.start) - a.start) for a, b in pairwise([flat[0], *flat])]
@@ -61,7 +59,8 @@ def render_kernel(
         text = bodies[0] if len(bodies) == 1 else "\n".join(f"    {{\n{b}\n    }}" for b in bodies)
     if checked:
         text = f"    int {FAULT} = 0;\n{text}\n    return {FAULT};"
-    return [*functions, _exported(kernel, layouts, text)]
+    head = "".join(f"// {comment_text(o)}\n" for o in kernel.origins)
+    return [*functions, _exported(kernel, layouts, text, head)]
 
 
 def parameters(kernel: Kernel, layouts: Mapping[str, Buffer]) -> dict[str, str]:
@@ -71,8 +70,7 @@ def parameters(kernel: Kernel, layouts: Mapping[str, Buffer]) -> dict[str, str]:
     return params | dict.fromkeys(kernel.symbols, "int64_t")
 
 
-def _exported(kernel: Kernel, layouts: Mapping[str, Buffer], body: str) -> Function:
-    head = "".join(f"// {comment_text(o)}\n" for o in kernel.origins)
+def _exported(kernel: Kernel, layouts: Mapping[str, Buffer], body: str, head: str = "") -> Function:
     result = "int" if kernel_checks(kernel) else "void"
     return Function(kernel.name, parameters(kernel, layouts), body, result, exported=True, head=head)
 
@@ -80,9 +78,7 @@ def _exported(kernel: Kernel, layouts: Mapping[str, Buffer], body: str) -> Funct
 def render_moved(kernel: Kernel, layouts: Mapping[str, Buffer], function: str, steps: Sequence[int]) -> Function:
     """A kernel that does what another `function` does with buffers that begin so many elements later."""
     moved = [f"{b} + ({n})" if n else b for b, n in zip((*kernel.reads, *kernel.writes), steps, strict=True)]
-    return replace(
-        _exported(kernel, layouts, f"    return {function}({', '.join([*moved, *kernel.symbols])});"), head=""
-    )
+    return _exported(kernel, layouts, f"    return {function}({', '.join([*moved, *kernel.symbols])});")
 
 
 class KernelWriter(StripWriter):

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_LOCAL = re.compile(r"\breg_\w+|\b[a-z]+\d+(?:p\d+)+(?:_\w+)?\b")
+REGISTER = r"\breg_\w+"
+_LOCAL = re.compile(REGISTER + r"|\b[a-z]+\d+(?:p\d+)+(?:_\w+)?\b")
 """Names of the kernel that are not arguments: registers, and loops numbered by the piece that they run over."""
 
-FEW = 4  # functions of one kind, from as many on
+FEW = 4  # from as many on, functions or pieces of one kind are one function
 SHORT = 8  # lines: a function that is no longer is not worth a call
 _NUMBER = re.compile(r"(?<=[*+<] )\d+(?=[ ;,)\]])|\b\d+(?= \* )")
-"""An integer in the arithmetic of an address or of a loop's end: an array's length or an argument of a template stands elsewhere."""
+"""An integer that takes part in the arithmetic of an address, or that ends a loop. The length of an array and the argument of a template have to
+be constants, and are not matched."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Function:
 
 
 def anonymous_body(body: str, params: Mapping[str, str]) -> tuple[str, list[str]]:
-    """A body with positions for the names of arguments, registers and loops of pieces, and the arguments that it uses, in order."""
+    """A body in which arguments, registers and the loops of pieces are named by their position, and the arguments that it uses, in order."""
     used = [w for w in dict.fromkeys(_WORD.findall(body)) if w in params]
     own = dict.fromkeys(_LOCAL.findall(body))
     table = {w: f"arg{k}_" for k, w in enumerate(used)} | {w: f"own{k}_" for k, w in enumerate(own) if w not in params}
@@ -50,8 +52,8 @@ def anonymous_body(body: str, params: Mapping[str, str]) -> tuple[str, list[str]
 
 
 def shared(functions: Sequence[Function]) -> list[Function]:
-    """The same functions, those of a kind as calls of one before them which takes the numbers that differ. Only where some take sizes: where all
-    numbers are known, the compiler makes better code of them.
+    """The functions, with those that differ only in numbers of addresses turned into calls of a common one, which takes these numbers and stands
+    before the first of them. A unit in which no function takes sizes is left as it is: with all numbers known the compiler makes better code.
     """
     if all("int64_t" not in f.params.values() for f in functions):
         return list(functions)
@@ -84,4 +86,4 @@ def _as_one(members: Sequence[tuple[Function, Sequence[str]]]) -> list[Function]
     return [common, *(replace(f, body=call) for (f, _), call in zip(members, calls, strict=True))]
 
 
-__all__ = ["Function", "anonymous_body", "shared"]
+__all__ = ["FEW", "REGISTER", "Function", "anonymous_body", "shared"]

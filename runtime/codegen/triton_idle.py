@@ -17,7 +17,7 @@ from .triton_online import fewer_passes
 from .triton_square import squared
 from .triton_tiles import recompute_tiles
 
-PROGRAMS = 32768  # of such a kernel at most; on an H200 their launch takes about 20 µs
+PROGRAMS = 32768  # the most that such a kernel has; to launch them takes about 20 µs on an H200
 
 
 def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> Node | None:
@@ -54,7 +54,7 @@ def as_rendered(
 
 
 def goes_in_strides(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> bool:
-    """Whether a kernel that is launched alone is right with any number of programs, since each goes through blocks until all are done."""
+    """Whether a kernel that is launched alone may have any number of programs: each goes through blocks until all are done."""
     if idle_where(kernel, layouts, homes) is None:
         return False
     shape = launch(kernel, layouts)

@@ -12,7 +12,7 @@ from ...generated.scalars import SCALARS
 from ..ir.nodes import Size
 from ..schedule.plan import Plan
 from .cpp_kernel import render_kernel, render_moved
-from .cpp_shared import Function, shared
+from .cpp_shared import REGISTER, Function, shared
 from .routines import cpp_routine, routines_of
 from .structure import Structure, structure
 from .tables import CppTables
@@ -119,5 +119,5 @@ def anonymous(text: str, name: str, buffers: tuple[str, ...], comment: str = "//
     """The text with names replaced by positions, and without comments: what makes two kernels the same code."""
     table = {name: "K", **{b: f"B{k}" for k, b in enumerate(dict.fromkeys(buffers))}}
     text = re.sub(comment + r"[^\n]*\n", "", text)
-    table |= {r: f"R{k}" for k, r in enumerate(dict.fromkeys(re.findall(r"\breg_\w+", text)))}
+    table |= {r: f"R{k}" for k, r in enumerate(dict.fromkeys(re.findall(REGISTER, text)))}
     return re.sub(r"\w+", lambda m: table.get(m.group(), m.group()), text)

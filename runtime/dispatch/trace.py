@@ -204,7 +204,7 @@ def _trace_once(
         saved, seed_before = Saved(), torch.initial_seed()
         had = [_gradient(t) for t in values]
         hooks = saved.hooks() if training else contextlib.nullcontext()
-        # The program may enter a level of forward-mode differentiation of its own.
+        # The program itself may enter a level of forward-mode differentiation.
         with preserved_state(), dispatcher(), tangents_followed(True), hooks, recorder:
             recorder.training = training
             recorder.expects_no_grad = may_train and not training and _grad_is_off(border.given)

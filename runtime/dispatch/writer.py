@@ -184,8 +184,8 @@ class GraphWriter:
         return value
 
     def refuse_views(self, value: Value) -> None:
-        """The program is about to write to the result of an operator of the user, followed by autograd: what the operator returns must be no
-        view then, which no fake kernel tells.
+        """Mark the call of a user's operator to whose result, followed by autograd, the program is about to write. Eager refuses the write where
+        the result is a view; a fake kernel does not say whether it is, so the wrapper looks at the real one.
         """
         node = value.root.node
         while node.target is operator.getitem:

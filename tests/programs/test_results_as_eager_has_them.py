@@ -299,7 +299,7 @@ def test_a_dropout_that_drops_nothing_returns_its_input(p: float) -> None:
 
 @torch.library.custom_op("opforge_tests::turned", mutates_args=())
 def turned(x: torch.Tensor) -> torch.Tensor:
-    """A copy, which is a view of memory that the operator made."""
+    """A copy, as a transposed view of new memory."""
     return x.t().clone(memory_format=torch.contiguous_format).t()
 
 
@@ -310,7 +310,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 turned.register_autograd(lambda ctx, grad: grad * 1)
 
-WRITES: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {  # and whether eager raises
+WRITES: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {  # each with whether eager raises
     "through a detached tensor": (lambda v: v.detach().mul_(2), True),
     "of all elements": (lambda v: v.detach().zero_(), True),
     "through a view": (lambda v: v[0].mul_(2), True),

@@ -1,4 +1,4 @@
-"""Functions that differ in the numbers of their addresses are one, and nothing else is."""
+"""Functions that differ only in the numbers of their addresses become one function; all others stay apart."""
 
 from __future__ import annotations
 
