@@ -85,3 +85,25 @@ def test_what_decides_results_is_compared() -> None:
     assert row.storage_offset() == 12
     assert of(aten.slice.Tensor, row, 0, 1).storage_offset() == 13
     assert of(aten.slice.Tensor, of(aten.select.int, x, 0, 1), 0, 1).storage_offset() == 7
+
+
+def test_torchs_cache_is_off_for_symbolic_sizes_only() -> None:
+    """There it costs more than it saves. It is on again afterwards, also behind an error."""
+    fake_mode = FakeTensorMode(shape_env=ShapeEnv())
+    memo = FakeMemo(fake_mode)
+    fixed, symbolic = (fake_mode.from_tensor(torch.randn(4, 6), static_shapes=static) for static in (True, False))
+    seen: list[bool] = []
+
+    def run(fails: bool = False) -> Tensor:
+        seen.append(fake_mode.cache_enabled)
+        if fails:
+            raise ValueError
+        return fake_mode.dispatch(aten.neg.default, (type(fixed),), (fixed,), {})
+
+    memo.results(aten.neg.default, (fixed,), {}, run, False)
+    memo.results(aten.neg.default, (symbolic,), {}, run, False)
+    memo.results(aten.mul.Tensor, (fixed, symbolic.shape[0]), {}, run, False)
+    with pytest.raises(ValueError):
+        memo.results(aten.abs.default, (symbolic,), {}, lambda: run(True), False)
+    assert seen == [True, False, False, False]
+    assert fake_mode.cache_enabled
