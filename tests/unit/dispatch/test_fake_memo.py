@@ -97,13 +97,13 @@ def test_torchs_cache_is_off_for_symbolic_sizes_only() -> None:
     def run(fails: bool = False) -> Tensor:
         seen.append(fake_mode.cache_enabled)
         if fails:
-            raise ValueError
+            raise ValueError("no such kernel")
         return fake_mode.dispatch(aten.neg.default, (type(fixed),), (fixed,), {})
 
     memo.results(aten.neg.default, (fixed,), {}, run, False)
     memo.results(aten.neg.default, (symbolic,), {}, run, False)
     memo.results(aten.mul.Tensor, (fixed, symbolic.shape[0]), {}, run, False)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="no such kernel"):
         memo.results(aten.abs.default, (symbolic,), {}, lambda: run(True), False)
     assert seen == [True, False, False, False]
     assert fake_mode.cache_enabled
