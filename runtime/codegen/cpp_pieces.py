@@ -73,13 +73,14 @@ def as_functions(
     known: dict[tuple[str, ...], Function] = {}
     calls: list[str] = []
     types = {**params, START: "int64_t"}
-    if any(START in body for body in bodies):
+    counted = any(START in body for body in bodies)
+    if counted:
         calls.append(f"    int64_t {START} = 0;")
     for body, start in zip(bodies, starts, strict=True):
         text, used = anonymous_body(body, types)
         own = {w: types[w] for w in used}
         function = known.setdefault((text, *own.values()), Function(f"{name}_piece{len(known)}", own, body))
-        if calls and start != "0":
+        if counted and start != "0":
             calls.append(f"    {START} += {start};")
         calls.append(f"    {function.name}({', '.join(used)});")
     return list(known.values()), "\n".join(calls)

@@ -55,6 +55,21 @@ def test_equal_sizes_are_cut_in_order_too() -> None:
     assert len(re.findall(r"^    \w+_piece\d+\(", HISTORY[-1].cpp, re.MULTILINE)) == 20
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_stack_of_different_pieces(dim: int, dynamic: bool) -> None:
+    """Functions that do not ask where their piece begins: the number of the next one was added up without being declared."""
+    torch._dynamo.reset()
+
+    def program(xs: list[Tensor]) -> Tensor:
+        return torch.stack([x * k + x.tanh() for k, x in enumerate(xs)], dim)
+
+    compiled = torch.compile(program, backend="opforge", dynamic=dynamic, options={"strict": True})
+    for rows, columns in ((5, 9), (16, 128)):
+        xs = [torch.randn(rows, columns) for _ in range(24)]
+        torch.testing.assert_close(compiled(xs), program(xs), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("count", [3, 20])
 @pytest.mark.parametrize(
     "program",
