@@ -4,6 +4,7 @@ python -m tests.fuzz --programs 10000               the nightly run (`make fuzz`
 python -m tests.fuzz --family norms --family raw    some families alone
 python -m tests.fuzz --campaign FILE --minutes 30   goes on where the file's last run ended; --minutes 0 prints its totals
 python -m tests.fuzz --family norms --seed 1234     one program: its file, and how it comes out
+python -m tests.fuzz --device cuda --jobs 16        on a GPU
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ def main() -> int:
     )
     parser.add_argument("--first", type=int, default=0, help="seed of the first (default %(default)s)")
     parser.add_argument("--seed", type=int, help="only the program of this seed and family, printed as a file")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        choices=["cpu", "cuda"],
+        help="where the programs' tensors are (default %(default)s; on cuda no families of memory)",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default %(default)s)")
     parser.add_argument(
         "--shrink", type=float, default=60.0, help="seconds to make a failure smaller (default %(default)s)"
@@ -60,10 +67,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="opforge-fuzz-", ignore_cleanup_errors=True) as folder:
         if options.seed is not None:
             with quick_builds(Path(folder)):
-                return _one((options.family or ["aliasing"])[0], options.seed, options.shrink)
+                return _one((options.family or ["aliasing"])[0], options.seed, options.shrink, options.device)
         summary = Summary()
         start = time.monotonic()
-        chosen = options.family or [*FAMILIES]
+        chosen = options.family or [f.name for f in FAMILIES.values() if options.device == "cpu" or f.on_gpus]
         if options.campaign is not None:
             differences = campaign.run(options.campaign, chosen, options, Path(folder))
             print(campaign.totals(campaign.read(options.campaign)))
@@ -75,8 +82,8 @@ def main() -> int:
         return 1 if summary.failures else 0
 
 
-def _one(family: str, seed: int, seconds: float) -> int:
-    program = program_of(family, seed)
+def _one(family: str, seed: int, seconds: float, device: str) -> int:
+    program = program_of(family, seed, device)
     print(runnable(program, []))
     outcome = check(program)
     if not outcome.different:

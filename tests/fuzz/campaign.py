@@ -27,9 +27,10 @@ class Part:
     reasons: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     commit: str = ""
+    device: str = "cpu"
 
     @classmethod
-    def of(cls, given: Range, summary: Summary, seconds: float) -> Part:
+    def of(cls, given: Range, summary: Summary, seconds: float, device: str = "cpu") -> Part:
         """The part that a finished range is."""
         counts = summary.families[given.family]
         return cls(
@@ -42,6 +43,7 @@ class Part:
             dict(summary.ordinary_reasons.most_common()),
             round(seconds, 1),
             _commit(),
+            device,
         )
 
 
@@ -72,7 +74,7 @@ def run(path: Path, families: Sequence[str], options: Any, folder: Path) -> int:
             return found
         summary = Summary()
         run_all([given], options, folder, summary)
-        part = Part.of(given, summary, time.monotonic() - start)
+        part = Part.of(given, summary, time.monotonic() - start, options.device)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(json.dumps(asdict(part)) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,19 +21,22 @@ assert raw.layout  # its operators are registered
 
 @dataclass(frozen=True)
 class Family:
-    """How programs of one kind are made: `draw(seed)`. `doc` says what they are; `ordinary` ones should all be compiled."""
+    """How programs of one kind are made: `draw(seed)`. `doc` says what they are; `ordinary` ones should all be compiled. Those `on_gpus` make all
+    their tensors where they are told to.
+    """
 
     name: str
     doc: str
     draw: Callable[[int], Program]
     ordinary: bool = True
+    on_gpus: bool = True
 
 
-def program_of(family: str, seed: int) -> Program:
-    """The program of a seed in a family: always the same one. Raises KeyError for a family that there is not."""
+def program_of(family: str, seed: int, device: str = "cpu") -> Program:
+    """The program of a seed in a family: always the same one, whose tensors are on the device. Raises KeyError for a family that there is not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return FAMILIES[family].draw(seed)
+        return replace(FAMILIES[family].draw(seed), device=device)
 
 
 def _inputs(draft: Draft, shapes: tuple[str, ...], count: int, *, leaves: float = 0.7) -> None:
@@ -219,9 +222,9 @@ def _add_objective(draft: Draft) -> None:
 FAMILIES: Mapping[str, Family] = {
     f.name: f
     for f in (
-        Family("aliasing", "views, aliases, writes and dtypes of all kinds", generate, ordinary=False),
+        Family("aliasing", "views, aliases, writes and dtypes of all kinds", generate, ordinary=False, on_gpus=False),
         Family("modules", "torch.nn modules that train", _modules),
-        Family("raw", "custom operators that take memory by its address", _raw),
+        Family("raw", "custom operators that take memory by its address", _raw, on_gpus=False),
         Family("numbers", "numbers made of sizes that change", _numbers),
         Family("counters", "step counters, rates and schedules", _counters),
         Family("attributes", "Python attributes that the program reads, or writes, and that change", _attributes),

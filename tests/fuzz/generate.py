@@ -343,7 +343,7 @@ def _broadcasts(envs: list[Env], a: str, b: str) -> bool:
 
 
 def _env(n: int, m: int, call: int) -> Env:
-    env: Env = {**names(), "n": n, "m": m, "call": call, "FLOAT": None}
+    env: Env = {**names(), "n": n, "m": m, "call": call, "FLOAT": None, "DEVICE": "cpu"}
     exec(GRID + PARTS, env)
     return env
 

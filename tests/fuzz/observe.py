@@ -12,7 +12,7 @@ import torch
 
 from opforge.runtime.torch_compat import FakeTensorMode
 
-from .program import Functions, Program
+from .program import Functions, Program, on
 
 
 @dataclass
@@ -41,12 +41,13 @@ def see(
     """
     torch.manual_seed(program.seed)
     sight = Sight()
-    args, leaves = functions.make(*size)
+    with on(program.device):
+        args, leaves = functions.make(*size)
+        functions.before(number)
     modules = [a for a in args if isinstance(a, torch.nn.Module)]
     leaves = [*leaves, *(p for module in modules for p in module.parameters())]
-    functions.before(number)
     versions = [version_of(t) for t in args]
-    with warnings.catch_warnings(), around():
+    with warnings.catch_warnings(), on(program.device), around():
         warnings.simplefilter("ignore")
         try:
             with getattr(torch, program.mode)():
@@ -91,7 +92,7 @@ def look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], v
         sight.facts[f"{name}: strides"] = strides(t)
         sight.facts[f"{name}: requires_grad, is_leaf, has grad_fn"] = (t.requires_grad, *_history(t))
         sight.facts[f"{name}: inference, conj, neg"] = (t.is_inference(), t.is_conj(), t.is_neg())
-        sight.values[name] = t.detach().clone()
+        sight.values[name] = _value(t)
     sight.facts[f"{when}written arguments"] = [version_of(t) > old for t, old in zip(args, versions, strict=True)]
     same, shared, bases = [], [], []
     for i, (a, t) in enumerate(tensors):
@@ -109,6 +110,11 @@ def look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], v
     sight.facts[f"{when}views of each other"] = bases
 
 
+def _value(t: torch.Tensor) -> torch.Tensor:
+    """A copy, where it can be compared with that of a run on another device."""
+    return t.detach().clone().cpu()
+
+
 def _look_at_objects(sight: Sight, modules: Sequence[torch.nn.Module], state: Any) -> None:
     """What a call leaves in the buffers of modules, and in the attributes of the program's `state`."""
     named = [(f"buffer {k}.{name}", b) for k, module in enumerate(modules) for name, b in module.named_buffers()]
@@ -116,7 +122,7 @@ def _look_at_objects(sight: Sight, modules: Sequence[torch.nn.Module], state: An
     for name, value in named:
         if isinstance(value, torch.Tensor):
             sight.facts[f"{name}: dtype, size"] = (value.dtype, tuple(value.shape))
-            sight.values[name] = value.detach().clone()
+            sight.values[name] = _value(value)
         elif isinstance(value, (bool, int, float, str)):
             sight.facts[f"{name}: value"] = value
 
@@ -139,7 +145,11 @@ def version_of(t: Any) -> int:
 def _gradients(sight: Sight, program: Program, tensors: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
     """Of all that requires grad at once, with fixed random cotangents."""
     generator = torch.Generator().manual_seed(program.seed)
-    gradients(sight, tensors, leaves, lambda t: (torch.randint(-16, 17, t.shape, generator=generator) / 8).to(t.dtype))
+    gradients(sight, tensors, leaves, lambda t: _cotangent(t, generator))
+
+
+def _cotangent(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return (torch.randint(-16, 17, t.shape, generator=generator, device="cpu") / 8).to(t.device, t.dtype)
 
 
 def gradients(
@@ -162,7 +172,7 @@ def gradients(
         sight.facts[f"gradient {k} is there"] = g is not None
         if g is not None:
             sight.facts[f"gradient {k}: dtype, size"] = (g.dtype, tuple(g.shape), leaf.shape == g.shape, g.layout)
-            sight.values[f"gradient {k}"] = g.detach().to_dense() if g.layout != torch.strided else g.detach().clone()
+            sight.values[f"gradient {k}"] = _value(g.to_dense() if g.layout != torch.strided else g)
 
 
 def on_fakes(program: Callable[..., Any]) -> Callable[..., Any]:

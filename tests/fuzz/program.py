@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -18,11 +19,12 @@ def grid(shape, dtype, seed, step=8.0):
     """Fixed numbers: multiples of 1/step between -3 and 3, integers between -4 and 4, or booleans."""
     g = torch.Generator().manual_seed(seed)
     if dtype == "bool":
-        return torch.rand(shape, generator=g) > 0.5
+        return (torch.rand(shape, generator=g, device="cpu") > 0.5).to(DEVICE)
     if dtype[0] in "iu":
-        return torch.randint(0 if dtype[0] == "u" else -4, 5, shape, generator=g).to(getattr(torch, dtype))
+        return torch.randint(0 if dtype[0] == "u" else -4, 5, shape, generator=g, device="cpu").to(DEVICE, getattr(torch, dtype))
     bound = int(3 * step)
-    t = (torch.randint(-bound, bound + 1, shape, generator=g).double() / step).to(getattr(torch, dtype))
+    t = torch.randint(-bound, bound + 1, shape, generator=g, device="cpu").double() / step
+    t = t.to(DEVICE, getattr(torch, dtype))
     return t.to(FLOAT) if FLOAT else t
 '''
 
@@ -36,7 +38,7 @@ def fill(module, seed):
     with torch.no_grad():
         for k, p in enumerate(module.parameters()):
             p.copy_(grid(tuple(p.shape), "float64", seed + k) / 4)
-    return module.to(FLOAT) if FLOAT else module
+    return module.to(DEVICE, FLOAT)
 
 
 state = State()
@@ -75,6 +77,7 @@ class Program:
     family   which generator made it (`families.py`); the seed is one of that family.
     before   set attributes of `state` before each call, by its number `call`; the program may read and write them.
     dynamo_shapes  the argument `dynamic` of torch.compile, where it is not told by `sizes`.
+    device   where its tensors are: "cpu" or "cuda".
     """
 
     seed: int
@@ -90,6 +93,7 @@ class Program:
     family: str = "aliasing"
     before: tuple[Step, ...] = ()
     dynamo_shapes: str = "by sizes"
+    device: str = "cpu"
 
     @property
     def dynamic(self) -> bool:
@@ -109,7 +113,9 @@ class Program:
     @property
     def options(self) -> str:
         """The options of `python -m tests.fuzz` that make the program again."""
-        return (f"--family {self.family} " if self.ordinary else "") + f"--seed {self.seed}"
+        family = f"--family {self.family} " if self.ordinary else ""
+        device = f"--device {self.device} " if self.device != "cpu" else ""
+        return f"{family}{device}--seed {self.seed}"
 
     def valid(self) -> bool:
         """Whether every name is defined before it is used."""
@@ -150,7 +156,7 @@ class Program:
 
     def functions(self, dtype: str = "") -> Functions:
         """The program's functions, compiled from its source."""
-        namespace = {**names(), "FLOAT": getattr(torch, dtype or "_", None)}
+        namespace = {**names(), "FLOAT": getattr(torch, dtype or "_", None), "DEVICE": self.device}
         text = GRID + (PARTS if self.ordinary else "") + self.source(dtype)
         exec(compile(text, f"<fuzz {self.name}>", "exec"), namespace)
         return Functions(
@@ -179,6 +185,11 @@ class Functions:
     after: Callable[..., Iterable[Callable[[], Any]]] = field(repr=False)
     before: Callable[[int], None] = lambda call: None
     state: Any = None
+
+
+def on(device: str) -> contextlib.AbstractContextManager[object]:
+    """Where new tensors are made meanwhile; the processor's needs no mode."""
+    return contextlib.nullcontext() if device == "cpu" else torch.device(device)
 
 
 def names() -> dict[str, Any]:
@@ -217,7 +228,8 @@ def runnable(program: Program, found: Sequence[str]) -> str:
         f"# Reproduce: python -m tests.fuzz {program.options}\n{comments}"
         f"# path {program.path}, sizes {program.sizes}, called under {program.mode}\n"
         f"import math\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\nimport opforge\n{imports}\n"
-        f'opforge.config.configure({{"debug.verify": True}})\nFLOAT = None\n\n\n{GRID}{parts}\n\n{program.source()}\n\n'
+        f'opforge.config.configure({{"debug.verify": True}})\nFLOAT, DEVICE = None, "{program.device}"\n'
+        f"{'' if program.device == 'cpu' else 'torch.set_default_device(DEVICE)'}\n\n\n{GRID}{parts}\n\n{program.source()}\n\n"
         f"{run}\nfor call, (n, m) in enumerate({list(program.sizes)}):\n"
         "    for name in ('eager', 'opforge'):\n"
         f"        args, leaves = make(n, m)\n{set_state}"

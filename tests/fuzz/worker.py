@@ -41,14 +41,14 @@ def report(program: Program, outcome: Outcome, seconds: float) -> dict[str, Any]
 
 
 def main() -> None:
-    """`worker FAMILY FIRST END FOLDER SECONDS`"""
+    """`worker FAMILY FIRST END FOLDER SECONDS DEVICE`"""
     family, first, end = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    folder, seconds = Path(sys.argv[4]), float(sys.argv[5])
+    folder, seconds, device = Path(sys.argv[4]), float(sys.argv[5]), sys.argv[6]
     warnings.simplefilter("ignore")
     set_lanes()
     with quick_builds(folder):
         for seed in range(first, end):
-            program = program_of(family, seed)
+            program = program_of(family, seed, device)
             print(json.dumps(report(program, check(program), seconds)), flush=True)
 
 

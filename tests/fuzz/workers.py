@@ -112,8 +112,7 @@ def run_all(ranges: Sequence[Range], options: Any, folder: Path, summary: Summar
             todo.put(Range(r.family, r.seeds[k : k + size]))
     reports: queue.Queue[dict[str, Any] | None] = queue.Queue()
     threads = [
-        threading.Thread(target=_serve, args=(todo, reports, folder, options.shrink), daemon=True)
-        for _ in range(options.jobs)
+        threading.Thread(target=_serve, args=(todo, reports, folder, options), daemon=True) for _ in range(options.jobs)
     ]
     for thread in threads:
         thread.start()
@@ -144,13 +143,13 @@ def _until_done(reports: queue.Queue[dict[str, Any] | None], count: int) -> Iter
             yield report
 
 
-def _serve(todo: queue.Queue[Range], reports: queue.Queue[Any], folder: Path, shrink: float) -> None:
+def _serve(todo: queue.Queue[Range], reports: queue.Queue[Any], folder: Path, options: Any) -> None:
     try:
         while True:
             given = todo.get_nowait()
             seeds = given.seeds
             while seeds:
-                seeds = _run_process(given.family, seeds, reports, folder, shrink)
+                seeds = _run_process(given.family, seeds, reports, folder, options)
     except queue.Empty:
         pass
     finally:
@@ -158,12 +157,12 @@ def _serve(todo: queue.Queue[Range], reports: queue.Queue[Any], folder: Path, sh
 
 
 def _run_process(
-    family: str, seeds: range, reports: queue.Queue[Any], folder: Path, shrink: float, patience: int = 1
+    family: str, seeds: range, reports: queue.Queue[Any], folder: Path, options: Any, patience: int = 1
 ) -> range:
     """Run seeds of a family in one process; returns those that are left after one that ended it. A program that seems to hang is given more
     time in a second process: on a busy machine the first may just have got no turn.
     """
-    words = [family, str(seeds.start), str(seeds.stop), str(folder), str(shrink)]
+    words = [family, str(seeds.start), str(seeds.stop), str(folder), str(options.shrink), options.device]
     command = [sys.executable, "-m", "tests.fuzz.worker", *words]
     environment = {**os.environ, **ENVIRONMENT}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -171,7 +170,7 @@ def _run_process(
     reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
     reader.start()
     seed = seeds.start
-    for line in lines_of(process, patience * HANG_S + shrink):
+    for line in lines_of(process, patience * HANG_S + options.shrink):
         if line.startswith("{"):
             report = json.loads(line)
             reports.put(report)
@@ -181,9 +180,9 @@ def _run_process(
     if seed < seeds.stop:
         kind = "hang" if status == -9 else "crash"
         if kind == "hang" and patience == 1:
-            return _run_process(family, range(seed, seeds.stop), reports, folder, shrink, _MORE_PATIENCE)
+            return _run_process(family, range(seed, seeds.stop), reports, folder, options, _MORE_PATIENCE)
         text = (
-            f"# Reproduce: python -m tests.fuzz --family {family} --seed {seed}\n"
+            f"# Reproduce: python -m tests.fuzz --family {family} --device {options.device} --seed {seed}\n"
             f"# {kind}: exit status {status}\n{''.join(errors[-12:])}"
         )
         reports.put(_lost(family, seed, kind, text))
