@@ -6,14 +6,19 @@ import dataclasses
 import hashlib
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ...errors import BuildError
+from .ptx import with_halves_added_apart
 
 # Positions out of range end a kernel by an assertion, as eager's do; without `debug` Triton leaves assertions out. Numbers below the least normal
-# one count: Triton's own choice is to link libdevice so that its functions (`div_rn`, `floor`, `exp`, ...) take them for 0.
-_OPTIONS = {"debug": True, "sanitize_overflow": False, "enable_reflect_ftz": False}
+# one count: Triton's own choice is to link libdevice so that its functions (`div_rn`, `floor`, `exp`, ...) take them for 0. A product is rounded before
+# it is added, as between eager's kernels: `x * c - max(x * c)` is 0 where the maximum is, not what rounding took from it.
+_OPTIONS = {"debug": True, "sanitize_overflow": False, "enable_reflect_ftz": False, "enable_fp_fusion": False}
+_OPTIONS_OF_PRODUCTS = _OPTIONS | {"enable_fp_fusion": True}
+"""Of kernels that multiply tiles: the device adds their products unrounded anyway."""
 ALIGNED = 16  # bytes: what one thread loads at once at most
 
 
@@ -66,17 +71,30 @@ def compile_job(job: Job, folder: Path) -> Binary:
         constexprs=constants,
         attrs={(k,): [["tt.divisibility", ALIGNED]] for k in range(len(job.pointers))} if job.aligned else {},
     )
+    target = GPUTarget("cuda", job.capability, 32)
+    options = (_OPTIONS_OF_PRODUCTS if "tp.dot(" in job.source else _OPTIONS) | {"num_warps": job.warps}
     try:
-        made = triton.compile(
-            source, target=GPUTarget("cuda", job.capability, 32), options=_OPTIONS | {"num_warps": job.warps}
-        )
+        made = triton.compile(source, target=target, options=options)
+        cubin, ptx = made.asm["cubin"], with_halves_added_apart(made.asm["ptx"])
+        if ptx != made.asm["ptx"]:
+            cubin = _assembled(ptx, source, target, options, made.metadata._asdict())
     except Exception as error:  # Triton's errors have no common base
         raise BuildError(f"{type(error).__name__}: {error}") from error
     m = made.metadata
     if m.profile_scratch_size:
         raise BuildError("the kernel needs scratch memory for a profile, which is not supported")
     meta = {"name": m.name, "shared": m.shared, "warps": m.num_warps}
-    return Binary(made.asm["cubin"], meta | ({"scratch": m.global_scratch_size} if m.global_scratch_size else {}))
+    return Binary(cubin, meta | ({"scratch": m.global_scratch_size} if m.global_scratch_size else {}))
+
+
+def _assembled(ptx: str, source: Any, target: Any, options: dict[str, Any], metadata: dict[str, Any]) -> bytes:
+    """The cubin that Triton's last stage makes of PTX."""
+    from triton.compiler import make_backend
+
+    backend = make_backend(target)
+    stages: dict[str, Callable[[str, dict[str, Any]], bytes]] = {}
+    backend.add_stages(stages, backend.parse_options(dict(options)), source.language)
+    return stages["cubin"](ptx, metadata)
 
 
 def _module(job: Job, folder: Path) -> Any:

@@ -50,7 +50,7 @@ FEW = 2  # kernels for which no process is started where Triton is loaded alread
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHAPING = (
     *sorted((_PACKAGE / "generated" / "kernels").glob("triton_*.py")),
-    Path(__file__).with_name("triton_job.py"),
+    *(Path(__file__).with_name(name) for name in ("triton_job.py", "ptx.py")),
 )
 """What kernels import, and what compiles them."""
 _ENDED = "ended"  # what is said of a worker that ended by itself, without an answer
