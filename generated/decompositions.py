@@ -27,10 +27,13 @@ from ..runtime.dispatch.support import (
     is_from_end,
     is_row_major,
     is_single_or_double,
+    last_dims,
     last_product,
+    least_step,
     row_major,
     size,
     suggested,
+    wide_dtype,
 )
 
 
@@ -292,6 +295,32 @@ def chain_matmul(matrices):  # type: ignore[no-untyped-def]
     if last_product(matrices, 2) == 0:
         return torch.ops.aten.mm.default(matrices[0], matrices[1])
     return torch.ops.aten.linalg_multi_dot.default(matrices)
+
+
+# spec: aten.rms_norm.default
+def rms_norm(input, normalized_shape, weight=None, eps=None):  # type: ignore[no-untyped-def]
+    """On a GPU the gradient of its kernel takes the addresses of symbolic sizes for numbers (torch 2.11 to 2.13)."""
+    return torch.ops.aten.type_as.default(
+        torch.ops.aten.mul.Tensor(
+            torch.ops.aten.mul.Tensor(
+                torch.ops.aten._to_copy.default(input, dtype=wide_dtype(input)),
+                torch.ops.aten.rsqrt.default(
+                    torch.ops.aten.add.Scalar(
+                        torch.ops.aten.mean.dim(
+                            torch.ops.aten.pow.Tensor_Scalar(
+                                torch.ops.aten._to_copy.default(input, dtype=wide_dtype(input)), 2
+                            ),
+                            last_dims(input, normalized_shape),
+                            True,
+                        ),
+                        given(eps, least_step(input)),
+                    )
+                ),
+            ),
+            given(weight, 1.0),
+        ),
+        input,
+    )
 
 
 # spec: aten.lerp.Scalar
@@ -646,6 +675,7 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.fill_diagonal_.default: fill_diagonal,
     torch.ops.aten.linalg_multi_dot.default: linalg_multi_dot,
     torch.ops.aten.chain_matmul.default: chain_matmul,
+    torch.ops.aten.rms_norm.default: rms_norm,
 }
 """Operators of which torch runs this in the place of its own kernel where sizes may be symbols."""
 

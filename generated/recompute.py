@@ -712,3 +712,31 @@ HEAVY: frozenset[str] = frozenset(
         "aten.vdot.default",
     )
 )
+
+# Results that are an element of the operand, and comparisons that look for it.
+PICKS: frozenset[str] = frozenset(
+    (
+        "aten.amax.default",
+        "aten.amin.default",
+        "aten.aminmax.default",
+        "aten.linalg_vector_norm.default",
+        "aten.max.default",
+        "aten.max.dim",
+        "aten.median.default",
+        "aten.median.dim",
+        "aten.min.default",
+        "aten.min.dim",
+        "aten.nanmedian.default",
+        "aten.nanmedian.dim",
+        "aten.norm.Scalar",
+        "aten.norm.ScalarOpt_dim",
+        "aten.norm.ScalarOpt_dim_dtype",
+        "aten.norm.ScalarOpt_dtype",
+    )
+)
+COMPARES: frozenset[str] = frozenset(
+    (
+        "aten.eq.Scalar",
+        "aten.eq.Tensor",
+    )
+)

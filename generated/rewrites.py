@@ -840,6 +840,7 @@ mm_of_few_rows = Rule(
     when=lambda m: (
         p.is_half(m["a"])
         and p.is_few(p.size(m["a"], 0), 64)
+        and p.are_known(p.shape(m["b"]))
         and p.made_of_smaller(m["b"])
         and not p.has_backward(m["out"])
     ),
@@ -874,6 +875,7 @@ addmm_of_few_rows = Rule(
     when=lambda m: (
         p.is_half(m["a"])
         and p.is_few(p.size(m["a"], 0), 64)
+        and p.are_known(p.shape(m["b"]))
         and p.made_of_smaller(m["b"])
         and not p.has_backward(m["out"])
     ),

@@ -87,6 +87,28 @@ def is_single_or_double(x: torch.Tensor) -> bool:
     return x.dtype in (torch.float32, torch.float64)
 
 
+def last_dims(x: torch.Tensor, sizes: Sequence[Any]) -> list[int]:
+    """The last dimensions of a tensor, which have these sizes. Raises RuntimeError where they have others, as eager's kernels of norms do."""
+    n = len(sizes)
+    if not n or n > x.ndim or any(a != b for a, b in zip(x.shape[x.ndim - n :], sizes, strict=True)):
+        raise RuntimeError(
+            f"Given normalized_shape={list(sizes)}, expected input with these last sizes, but got input of size {list(x.shape)}"
+        )
+    return list(range(-n, 0))
+
+
+def wide_dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype in which eager's kernels compute sums of a tensor: float32 (or complex64) for half precision."""
+    return {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}.get(
+        x.dtype, x.dtype
+    )
+
+
+def least_step(x: torch.Tensor) -> float:
+    """The distance of 1 from the next number, in the dtype in which sums of a tensor are computed."""
+    return torch.finfo(wide_dtype(x)).eps
+
+
 def is_cube(x: torch.Tensor) -> bool:
     """Whether all sizes are equal. Symbols are compared as torch's own kernels compare them, so that the same guards hold."""
     return all(n == x.shape[0] for n in x.shape[1:])

@@ -121,15 +121,13 @@ def is_few(n: Any, most: int) -> bool:
 def made_of_smaller(x: Any, calls: int = 8) -> bool:
     """Whether a tensor is made by a few calls, element by element, of one that has as many elements of fewer bytes (a quantized weight)."""
     count, each = value(x).numel(), value(x).element_size()
-    if not isinstance(count, int):
-        return False
     work, met = [x], 0
     while work and met < calls:
         node = work.pop()
         met += 1
         for source in node.all_input_nodes:
             t = value(source)
-            if isinstance(t, torch.Tensor) and t.numel() == count:
+            if isinstance(t, torch.Tensor) and known_equal(t.numel(), count):
                 if t.element_size() < each:
                     return True
                 work.append(source)

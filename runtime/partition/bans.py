@@ -12,13 +12,15 @@ far        a value that is also read by a cheap node `FAR` or more heavy kernels
 whole      a value that a heavy node reads in the forward, and one in the backward: it lies in memory both times, so that computing it
            again would be a kernel of its own, where reading it costs nothing more.
 long       the end of a chain of `CHAIN` pointwise nodes: a backward kernel cannot hold more in registers.
+found      a value made of sums of which the forward took an element (a maximum) that the backward looks for: computed again, in another order of
+           its sums, it may hold no such element.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .classes import OpClass
+from .classes import OpClass, compares, picks
 from .facts import Facts
 
 SHRINKS = 4
@@ -52,6 +54,7 @@ def min_cut_rules(f: Facts, *, plain: bool = False) -> Rules:
     """What pays: fewest bytes, with all bans. `plain`: every byte weighs the same."""
     rules = hard_rules(f, plain=plain)
     _soft(f, rules)
+    _found(f, rules)
     _regions(f, rules)
     return rules
 
@@ -68,7 +71,8 @@ def hard_rules(f: Facts, *, plain: bool) -> Rules:
 
 
 def finish(f: Facts, rules: Rules) -> Rules:
-    """Apply the tags of checkpointed regions to rules that were changed."""
+    """Ban what must be found again, and apply the tags of checkpointed regions, to rules that were changed."""
+    _found(f, rules)
     _regions(f, rules)
     return rules
 
@@ -153,6 +157,34 @@ def _read_whole(f: Facts, v: int) -> bool:
                 forward = forward or f.required[u]
                 backward = backward or f.live[u]
     return forward and backward
+
+
+def _found(f: Facts, rules: Rules) -> None:
+    for v, n in enumerate(f.nodes):
+        if not compares(n):
+            continue
+        for u in f.inputs[v]:
+            taker = f.root[u] if f.kind[u] is OpClass.VIEW else u
+            if f.kind[taker] is OpClass.PART:
+                taker = f.inputs[taker][0]
+            if picks(f.nodes[taker]):
+                for x in f.inputs[taker]:
+                    rules.banned[x] = rules.banned[x] or _is_made_of_sums(f, rules, x)
+
+
+def _is_made_of_sums(f: Facts, rules: Rules, v: int) -> bool:
+    """Whether a value that is computed again takes sums that are, too."""
+    work, met = [v], {v}
+    while work:
+        u = work.pop()
+        if rules.banned[u] or f.kind[u] <= OpClass.SYMBOL:
+            continue
+        if f.kind[u] is OpClass.REDUCTION and not picks(f.nodes[u]):
+            return True
+        new = set(f.inputs[u]) - met
+        met |= new
+        work += new
+    return False
 
 
 def _regions(f: Facts, rules: Rules) -> None:

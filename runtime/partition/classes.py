@@ -58,6 +58,16 @@ def class_of_op(op: OpOverload) -> OpClass:
     return OpClass.REDUCTION if name in recompute.REDUCTION else OpClass.HEAVY
 
 
+def picks(node: fx.Node) -> bool:
+    """Whether the result of a node is an element of its operand."""
+    return isinstance(node.target, OpOverload) and str(node.target) in recompute.PICKS
+
+
+def compares(node: fx.Node) -> bool:
+    """Whether a node asks which elements are equal."""
+    return isinstance(node.target, OpOverload) and str(node.target) in recompute.COMPARES
+
+
 def class_of(node: fx.Node) -> OpClass:
     """The class of a node of a joint graph."""
     if node.op == "placeholder":

@@ -55,6 +55,31 @@ def test_a_mask_is_kept_rather_than_what_it_was_made_of() -> None:
     assert p.saved_bytes == 8 * 32  # bool
 
 
+EXTREMES = {
+    "amax": lambda x: x.amax(-1),
+    "max": lambda x: x.max(),
+    "norm": lambda x: torch.linalg.vector_norm(x, float("inf"), -1),
+}
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.5])
+@pytest.mark.parametrize("extreme", EXTREMES)
+def test_what_holds_a_maximum_is_not_summed_up_again(extreme: str, budget: float) -> None:
+    """Its gradient looks for the maximum; among values whose sums were taken in another order there may be none, and 0 / 0 was its share."""
+    _, p = cut(lambda x: EXTREMES[extreme](F.layer_norm(x, x.shape)), (33, 17), budget=budget)
+    work = [n for op in (torch.ops.aten.eq.Tensor, torch.ops.aten.eq.Scalar) for n in nodes(p.backward, op)]
+    for n in work:
+        work += n.all_input_nodes
+    assert torch.ops.aten.native_layer_norm.default not in {n.target for n in work}
+    assert p.saved_bytes <= 33 * 17 * 4 + 256
+
+
+def test_what_holds_a_maximum_is_computed_again_without_sums() -> None:
+    _, p = cut(lambda x: (x * 2).amax(-1), (64, 64))
+    assert p.saved_bytes <= 64 * 4
+    assert nodes(p.backward, torch.ops.aten.mul.Tensor)
+
+
 def test_layer_norm_keeps_mean_and_rstd() -> None:
     _, p = cut(lambda x, g, b: F.layer_norm(x, (64,), g, b), (32, 64), (64,), (64,))
     assert p.saved_bytes == 2 * 32 * 4
