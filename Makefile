@@ -81,7 +81,7 @@ format: $(STAMP) ## rewrite the sources in house format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-test: $(STAMP) ## the test-suite (about 25 minutes on two cores)
+test: $(STAMP) ## the test-suite (half an hour on two cores)
 	$(PYTEST) -m "not slow and not gpu"
 
 test-all: $(STAMP) ## the test-suite with the slow tests

@@ -420,6 +420,7 @@ class Extern:
     learns: tuple[Any, ...] = ()
     demands: tuple[tuple[str, str], ...] = ()
     whole: bool = False  # no result may be a view (`MetadataError`): the program writes to it, which eager's autograd refuses for views
+    elsewhere: bool = False  # a result is on another device than the graph, whose memory it cannot be in
 
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(r.buffer for r in refs((self.args, tuple(v for _, v in self.kwargs)))))

@@ -181,6 +181,7 @@ def _extern(call: Extern) -> list[str]:
     many += " effect" if call.effect else ""
     many += " compiled" if call.compiled else ""
     many += " whole" if call.whole else ""
+    many += " elsewhere" if call.elsewhere else ""
     many += f" writes {call.writes}" if call.writes else ""
     many += "".join(f" learn {_learned(s)}" for s in call.learns)
     many += "".join(f" demand {json.dumps(source)} {json.dumps(message)}" for source, message in call.demands)
@@ -358,7 +359,7 @@ def _read_extern(r: Reader) -> Extern:
     single, places = not r.take("many"), []
     while not single and r.peek().isdigit():
         places.append(r.integer())
-    effect, compiled, whole = r.take("effect"), r.take("compiled"), r.take("whole")
+    effect, compiled, whole, elsewhere = (r.take(word) for word in ("effect", "compiled", "whole", "elsewhere"))
     writes = r.integer() if r.take("writes") else 0
     learns: list[Learned] = []
     demands: list[tuple[str, str]] = []
@@ -387,4 +388,5 @@ def _read_extern(r: Reader) -> Extern:
         tuple(learns),
         tuple(demands),
         whole,
+        elsewhere,
     )

@@ -441,13 +441,14 @@ class Builder:
         writes: int = 0,
         learns: tuple[Learned, ...] = (),
         whole: bool = False,
+        elsewhere: bool = False,
     ) -> list[Tensor]:
         """A call of an eager kernel (`compiled`: of a function that comes with the program) with results `outs`, at `places` among all its
-        results when there are others; with an `effect` it runs even if nothing uses them; `writes`, `whole`: as in `Extern`. It `learns` sizes.
+        results when there are others; with an `effect` it runs even if nothing uses them; `writes`, `whole`, `elsewhere`: as in `Extern`. It `learns`
+        sizes.
         """
-        call = Extern(
-            tuple(outs), target, args, kwargs, single, effect, self.origin, places, compiled, writes, learns, (), whole
-        )
+        about = places, compiled, writes, learns, (), whole, elsewhere
+        call = Extern(tuple(outs), target, args, kwargs, single, effect, self.origin, *about)
         self.items.append(call)
         return [self.tensor(o) for o in outs]
 

@@ -307,8 +307,11 @@ class _Lowerer:
         many = MANY if self.device == "cpu" else MANY_ON_GPU
         return f"more than {many} tensors" if len(tensors) > many else None
 
+    def is_elsewhere(self, t: torch.Tensor) -> bool:
+        return t.device.type != self.device
+
     def unloopable(self, t: torch.Tensor) -> str | None:
-        if t.device.type != self.device:
+        if self.is_elsewhere(t):
             return f"a tensor on {t.device.type}"
         if t.layout != torch.strided:
             return f"layout {t.layout}"
@@ -392,10 +395,11 @@ class _Lowerer:
         learns = self.sizes.from_data.of_results(names, tensors)
         outs = [self.buffer(n, v) for n, v in zip(names, tensors, strict=True)]
         effect = effect or bool(learns)
+        about: dict[str, Any] = {"learns": learns, "whole": whole, "elsewhere": any(map(self.is_elsewhere, tensors))}
         if single:
-            return self.b.extern(outs, name, args, kwargs, True, effect, learns=learns, whole=whole)[0]
+            return self.b.extern(outs, name, args, kwargs, True, effect, **about)[0]
         places = tuple(k for k, v in enumerate(val) if isinstance(v, torch.Tensor)) if len(tensors) < len(val) else ()
-        handles = iter(self.b.extern(outs, name, args, kwargs, False, effect, places, learns=learns, whole=whole))
+        handles = iter(self.b.extern(outs, name, args, kwargs, False, effect, places, **about))
         return [next(handles) if isinstance(v, torch.Tensor) else self.plain_result(v, name) for v in val]
 
     def plain_result(self, v: Any, name: str) -> Any:
@@ -414,7 +418,8 @@ class _Lowerer:
         if isinstance(fake.storage_offset(), torch.SymInt) or fake.storage_offset() != 0:
             raise UnsupportedError(f"{node.name} does not begin where its storage does")
         copy = self.buffer(self.b.fresh(node.name), fake)
-        return refs_to(self.b.extern([copy], str(ROLES["clone"]), (argument,), (), True)[0])
+        elsewhere = self.is_elsewhere(fake)
+        return refs_to(self.b.extern([copy], str(ROLES["clone"]), (argument,), (), True, elsewhere=elsewhere)[0])
 
     def extern_argument(self, a: Any) -> Any:
         if isinstance(a, fx.Node):

@@ -49,7 +49,8 @@ def plan_of(
 
 def has_out(call: Extern) -> bool:
     """Whether the kernel can write its result into given memory."""
-    return routine_of(call) is not None or (call.single and call.target in OUT and not is_paired(call))
+    own = call.single and call.target in OUT and not is_paired(call) and not call.elsewhere
+    return own or routine_of(call) is not None
 
 
 def row_bytes(call: Extern) -> int:
@@ -64,7 +65,8 @@ def any_strides(call: Extern) -> bool:
 
 def factors(call: Extern) -> tuple[int, ...] | None:
     """Which arguments a call multiplies, if it is a product of matrices, and which one it adds, if any."""
-    return PRODUCTS.get(call.target) if call.single and not call.kwargs and not is_paired(call) else None
+    ours = call.single and not call.kwargs and not is_paired(call) and not call.elsewhere
+    return PRODUCTS.get(call.target) if ours else None
 
 
 def planned_peak(forward: fx.GraphModule, backward: fx.GraphModule, owned: Collection[int], cfg: Config) -> int | None:

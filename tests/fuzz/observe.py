@@ -88,7 +88,7 @@ def look(sight: Sight, when: str, args: Sequence[Any], results: Sequence[Any], v
     tensors = [(name, t) for name, t in named if isinstance(t, torch.Tensor)]
     sight.facts[f"{when}plain results"] = [r for r in results if not isinstance(r, torch.Tensor)]
     for name, t in tensors:
-        sight.facts[f"{name}: dtype, size"] = (t.dtype, tuple(t.shape))
+        sight.facts[f"{name}: dtype, size"] = (t.dtype, tuple(t.shape), t.device.type)
         sight.facts[f"{name}: strides"] = strides(t)
         sight.facts[f"{name}: requires_grad, is_leaf, has grad_fn"] = (t.requires_grad, *_history(t))
         sight.facts[f"{name}: inference, conj, neg"] = (t.is_inference(), t.is_conj(), t.is_neg())
