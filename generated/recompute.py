@@ -734,9 +734,4 @@ PICKS: frozenset[str] = frozenset(
         "aten.norm.ScalarOpt_dtype",
     )
 )
-COMPARES: frozenset[str] = frozenset(
-    (
-        "aten.eq.Scalar",
-        "aten.eq.Tensor",
-    )
-)
+COMPARES: frozenset[str] = frozenset(("aten.eq.Tensor",))

@@ -1,9 +1,9 @@
 """PTX that its assembler takes as it is meant.
 
 For devices of capability 9.0 LLVM adds two numbers of 16 bits at once, in the halves of one of 32. Where only one half of the sum is read and an
-operand is a constant, ptxas (12.8 and 12.9, which Triton 3.6 to 3.8 bring; triton-lang/triton#11581, pytorch/pytorch#193183) encodes the constant as 0:
-`x + 36` is `x`. Triton's index computations of short loops end in such sums, and the kernel then reads other elements. Two additions of 16 bits are
-assembled as they are meant.
+operand is a constant, ptxas (12.8 and 12.9, which Triton 3.6 to 3.8 bring; triton-lang/triton#11581, pytorch/pytorch#193183) encodes the constant
+as 0: `x + 36` is `x`. Triton's index computations of short loops end in such sums, and the kernel then reads other elements. Two additions of 16
+bits are assembled as they are meant.
 """
 
 from __future__ import annotations

@@ -80,6 +80,12 @@ def test_what_holds_a_maximum_is_computed_again_without_sums() -> None:
     assert nodes(p.backward, torch.ops.aten.mul.Tensor)
 
 
+def test_a_norm_that_is_compared_with_zero_keeps_no_more() -> None:
+    """The gradient of a 2-norm asks whether it is 0: no element is looked for."""
+    _, p = cut(lambda x: torch.linalg.vector_norm(F.layer_norm(x, x.shape), 2, -1), (33, 17))
+    assert p.saved_bytes <= 33 * 4 + 2 * 4
+
+
 def test_layer_norm_keeps_mean_and_rstd() -> None:
     _, p = cut(lambda x, g, b: F.layer_norm(x, (64,), g, b), (32, 64), (64,), (64,))
     assert p.saved_bytes == 2 * 32 * 4
