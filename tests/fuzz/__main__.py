@@ -5,18 +5,20 @@ python -m tests.fuzz --family norms --family raw    some families alone
 python -m tests.fuzz --campaign FILE --minutes 30   goes on where the file's last run ended; --minutes 0 prints its totals
 python -m tests.fuzz --family norms --seed 1234     one program: its file, and how it comes out
 python -m tests.fuzz --device cuda --jobs 16        on a GPU
+python -m tests.fuzz --device interpreter           by a GPU's kernels, without one
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from . import campaign
-from .check import check, quick_builds
+from .check import check, kernels_of, quick_builds
 from .families import FAMILIES, program_of
 from .program import runnable
 from .shrink import shrink
@@ -50,8 +52,9 @@ def main() -> int:
     parser.add_argument(
         "--device",
         default="cpu",
-        choices=["cpu", "cuda"],
-        help="where the programs' tensors are (default %(default)s; on cuda no families of memory)",
+        choices=["cpu", "cuda", "interpreter"],
+        help="where programs run, but for those that take memory of the processor: interpreter is Triton's, for the kernels of a GPU "
+        "(default %(default)s)",
     )
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default %(default)s)")
     parser.add_argument(
@@ -64,9 +67,11 @@ def main() -> int:
     )
     parser.add_argument("--part", type=int, default=100, help="programs in a part of a campaign (default %(default)s)")
     options = parser.parse_args()
+    if options.device == "interpreter":
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is loaded, here and by the workers
     with tempfile.TemporaryDirectory(prefix="opforge-fuzz-", ignore_cleanup_errors=True) as folder:
         if options.seed is not None:
-            with quick_builds(Path(folder)):
+            with quick_builds(Path(folder)), kernels_of(options.device, Path(folder)):
                 return _one((options.family or ["aliasing"])[0], options.seed, options.shrink, options.device)
         summary = Summary()
         start = time.monotonic()

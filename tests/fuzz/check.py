@@ -87,7 +87,7 @@ def prepare(program: Program) -> Prepared:
     """Compile the program."""
     prepared = Prepared(program, program.functions(), Outcome())
     torch._dynamo.reset()
-    with _noted(prepared.outcome), on(program.device):
+    with _noted(prepared.outcome), on(program.place):
         prepared.call, prepared.fits = _compile(program, prepared.functions)
     return prepared
 
@@ -206,6 +206,20 @@ def quick_builds(folder: Path) -> Iterator[None]:
             yield
         finally:
             engine.PRELUDE = original
+
+
+@contextlib.contextmanager
+def kernels_of(device: str, folder: Path) -> Iterator[None]:
+    """On "interpreter" the programs of meanwhile have a GPU's kernels, run by Triton's interpreter; `TRITON_INTERPRET=1` is in the environment."""
+    if device != "interpreter":
+        yield
+        return
+    from tests.support.interpreted import interpreted  # loads Triton
+
+    modules = folder / f"kernels.{os.getpid()}"
+    modules.mkdir(exist_ok=True)
+    with interpreted(modules):
+        yield
 
 
 def _make_once(path: Path, make: Callable[[Path], object]) -> None:

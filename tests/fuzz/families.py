@@ -33,7 +33,9 @@ class Family:
 
 
 def program_of(family: str, seed: int, device: str = "cpu") -> Program:
-    """The program of a seed in a family: always the same one, whose tensors are on the device. Raises KeyError for a family that there is not."""
+    """The program of a seed in a family: always the same one, whose tensors are on the device (of "interpreter": the processor). Raises KeyError
+    for a family that there is not.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return replace(FAMILIES[family].draw(seed), device=device)

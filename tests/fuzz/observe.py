@@ -41,13 +41,13 @@ def see(
     """
     torch.manual_seed(program.seed)
     sight = Sight()
-    with on(program.device):
+    with on(program.place):
         args, leaves = functions.make(*size)
         functions.before(number)
     modules = [a for a in args if isinstance(a, torch.nn.Module)]
     leaves = [*leaves, *(p for module in modules for p in module.parameters())]
     versions = [version_of(t) for t in args]
-    with warnings.catch_warnings(), on(program.device), around():
+    with warnings.catch_warnings(), on(program.place), around():
         warnings.simplefilter("ignore")
         try:
             with getattr(torch, program.mode)():

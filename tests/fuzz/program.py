@@ -77,7 +77,7 @@ class Program:
     family   which generator made it (`families.py`); the seed is one of that family.
     before   set attributes of `state` before each call, by its number `call`; the program may read and write them.
     dynamo_shapes  the argument `dynamic` of torch.compile, where it is not told by `sizes`.
-    device   where its tensors are: "cpu" or "cuda".
+    device   where it runs: "cpu", "cuda", or by a GPU's kernels on the processor: "interpreter".
     """
 
     seed: int
@@ -94,6 +94,11 @@ class Program:
     before: tuple[Step, ...] = ()
     dynamo_shapes: str = "by sizes"
     device: str = "cpu"
+
+    @property
+    def place(self) -> str:
+        """The device of its tensors, for torch."""
+        return "cuda" if self.device == "cuda" else "cpu"
 
     @property
     def dynamic(self) -> bool:
@@ -156,7 +161,7 @@ class Program:
 
     def functions(self, dtype: str = "") -> Functions:
         """The program's functions, compiled from its source."""
-        namespace = {**names(), "FLOAT": getattr(torch, dtype or "_", None), "DEVICE": self.device}
+        namespace = {**names(), "FLOAT": getattr(torch, dtype or "_", None), "DEVICE": self.place}
         text = GRID + (PARTS if self.ordinary else "") + self.source(dtype)
         exec(compile(text, f"<fuzz {self.name}>", "exec"), namespace)
         return Functions(
@@ -228,8 +233,8 @@ def runnable(program: Program, found: Sequence[str]) -> str:
         f"# Reproduce: python -m tests.fuzz {program.options}\n{comments}"
         f"# path {program.path}, sizes {program.sizes}, called under {program.mode}\n"
         f"import math\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\nimport opforge\n{imports}\n"
-        f'opforge.config.configure({{"debug.verify": True}})\nFLOAT, DEVICE = None, "{program.device}"\n'
-        f"{'' if program.device == 'cpu' else 'torch.set_default_device(DEVICE)'}\n\n\n{GRID}{parts}\n\n{program.source()}\n\n"
+        f'opforge.config.configure({{"debug.verify": True}})\nFLOAT, DEVICE = None, "{program.place}"\n'
+        f"{'' if program.place == 'cpu' else 'torch.set_default_device(DEVICE)'}\n\n\n{GRID}{parts}\n\n{program.source()}\n\n"
         f"{run}\nfor call, (n, m) in enumerate({list(program.sizes)}):\n"
         "    for name in ('eager', 'opforge'):\n"
         f"        args, leaves = make(n, m)\n{set_state}"

@@ -6,6 +6,8 @@ import argparse
 import ctypes
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,3 +291,12 @@ def test_a_campaign_goes_on_where_it_ended(tmp_path: Path, capfd: pytest.Capture
     assert "20 programs, 1 differ from eager" in text
     assert "10.00%  5..24" in text
     assert "2 left to eager: norms: no rule" in text
+
+
+@pytest.mark.parametrize(("family", "seed"), [("norms", 100603), ("modules", 100297), ("counters", 200000)])
+def test_kernels_of_a_gpu(family: str, seed: int) -> None:
+    """Found on a GPU: a maximum that the backward did not find again, a rule without end; and numbers that change, which a GPU reads from memory."""
+    words = ["--device", "interpreter", "--family", family, "--first", str(seed), "--programs", "1", "--jobs", "1"]
+    run = subprocess.run([sys.executable, "-m", "tests.fuzz", *words, "--shrink", "0"], capture_output=True, text=True)
+    assert "1 programs in" in run.stdout, run.stderr
+    assert run.returncode == 0, run.stdout

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.lanes import set_lanes
 
-from .check import Outcome, check, quick_builds, reason
+from .check import Outcome, check, kernels_of, quick_builds, reason
 from .families import program_of
 from .program import Program, runnable
 from .shrink import shrink
@@ -46,7 +46,7 @@ def main() -> None:
     folder, seconds, device = Path(sys.argv[4]), float(sys.argv[5]), sys.argv[6]
     warnings.simplefilter("ignore")
     set_lanes()
-    with quick_builds(folder):
+    with quick_builds(folder), kernels_of(device, folder):
         for seed in range(first, end):
             program = program_of(family, seed, device)
             print(json.dumps(report(program, check(program), seconds)), flush=True)

@@ -168,7 +168,7 @@ class _Lowerer(lowering._Lowerer):
 
     def __init__(self, gm: torch.fx.GraphModule, device: str, checks: bool, products: int) -> None:
         super().__init__(gm, "cuda", checks, 0)  # small products are loops on the CPU only
-        self.device = "cpu"
+        self.device = self.numbers.device = "cpu"
 
 
 @contextlib.contextmanager
