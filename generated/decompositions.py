@@ -33,6 +33,7 @@ from ..runtime.dispatch.support import (
     row_major,
     size,
     suggested,
+    suggested_format,
     wide_dtype,
 )
 
@@ -300,26 +301,29 @@ def chain_matmul(matrices):  # type: ignore[no-untyped-def]
 # spec: aten.rms_norm.default
 def rms_norm(input, normalized_shape, weight=None, eps=None):  # type: ignore[no-untyped-def]
     """On a GPU the gradient of its kernel takes the addresses of symbolic sizes for numbers (torch 2.11 to 2.13)."""
-    return torch.ops.aten.type_as.default(
-        torch.ops.aten.mul.Tensor(
+    return torch.ops.aten.contiguous.default(
+        torch.ops.aten.type_as.default(
             torch.ops.aten.mul.Tensor(
-                torch.ops.aten._to_copy.default(input, dtype=wide_dtype(input)),
-                torch.ops.aten.rsqrt.default(
-                    torch.ops.aten.add.Scalar(
-                        torch.ops.aten.mean.dim(
-                            torch.ops.aten.pow.Tensor_Scalar(
-                                torch.ops.aten._to_copy.default(input, dtype=wide_dtype(input)), 2
+                torch.ops.aten.mul.Tensor(
+                    torch.ops.aten._to_copy.default(input, dtype=wide_dtype(input)),
+                    torch.ops.aten.rsqrt.default(
+                        torch.ops.aten.add.Scalar(
+                            torch.ops.aten.mean.dim(
+                                torch.ops.aten.pow.Tensor_Scalar(
+                                    torch.ops.aten._to_copy.default(input, dtype=wide_dtype(input)), 2
+                                ),
+                                last_dims(input, normalized_shape),
+                                True,
                             ),
-                            last_dims(input, normalized_shape),
-                            True,
-                        ),
-                        given(eps, least_step(input)),
-                    )
+                            given(eps, least_step(input)),
+                        )
+                    ),
                 ),
+                given(weight, 1.0),
             ),
-            given(weight, 1.0),
+            input,
         ),
-        input,
+        memory_format=suggested_format(input),
     )
 
 

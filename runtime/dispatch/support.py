@@ -211,10 +211,10 @@ def elementwise(*operands: Any) -> torch.Tensor:
 def suggested(t: torch.Tensor, shape: Sequence[Any] | None = None) -> torch.Tensor:
     """A tensor that is channels-last if `t` is, else contiguous; of the sizes of `t`, or of `shape`."""
     shape = t.shape if shape is None else shape
-    return torch.empty(shape, dtype=t.dtype, device=t.device, memory_format=_memory_format(t))
+    return torch.empty(shape, dtype=t.dtype, device=t.device, memory_format=suggested_format(t))
 
 
-def _memory_format(t: torch.Tensor) -> torch.memory_format:
+def suggested_format(t: torch.Tensor) -> torch.memory_format:
     """Channels-last if the strides order the dimensions so (sizes of 1 included), else contiguous."""
     for rank, order, answer in (
         (4, (1, 3, 2, 0), torch.channels_last),

@@ -37,6 +37,29 @@ def test_as_eager(dtype: torch.dtype, weight: str, dims: int, eps: float | None)
             torch.testing.assert_close(a, b, rtol=4 * eps_of, atol=4 * eps_of * float(b.detach().abs().max()))
 
 
+LAYOUTS = {
+    "transposed": lambda n: torch.randn(4, n).t(),
+    "channels-last": lambda n: torch.randn(2, 3, n, 5).contiguous(memory_format=torch.channels_last),
+    "every second": lambda n: torch.randn(4, 2 * n)[:, ::2],
+    "expanded": lambda n: torch.randn(n, 1).expand(n, 4),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides(layout: str) -> None:
+    torch._dynamo.reset()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:])
+
+    compiled = torch.compile(program, backend="opforge", dynamic=True, options={"strict": True})
+    for n in (6, 9):
+        x = LAYOUTS[layout](n)
+        got, want = compiled(x), program(x)
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [[7], [], [8, 4]])
 def test_other_sizes_are_refused(shape: list[int]) -> None:
     x = torch.randn(4, 8)
