@@ -428,8 +428,7 @@ class Extern:
 
 def is_paired(call: Extern) -> bool:
     """Whether an eager kernel takes or returns complex tensors."""
-    given = refs((call.args, tuple(v for _, v in call.kwargs)))
-    return any(b.paired for b in call.outs) or any(r.paired for r in given)
+    return any(b.paired for b in (*call.outs, *refs((call.args, tuple(v for _, v in call.kwargs)))))
 
 
 def refs(tree: Any) -> Iterator[Ref]:

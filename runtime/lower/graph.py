@@ -23,7 +23,7 @@ from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
 from .builder import Builder
 from .control import Call, Control, call_control
-from .layouts import is_dense, is_empty, is_laid_out_by_rows, repeats
+from .layouts import is_dense, is_empty, is_laid_out_by_rows, repeats, slowest_first
 from .leaves import DTYPE_NAMES, complex_part, contradict, leaves, mapped, read_of, refs_to, tensors_of
 from .names import inverse, permuted, unlinear
 from .number import Number, Numbers
@@ -471,12 +471,7 @@ class _Lowerer:
             or val.is_neg()
         ):
             raise UnsupportedError("the base is not dense, or is seen as another dtype")
-        # The dimensions of the base from the slowest to the fastest: with them in this order, storage order is row-major order.
-        order = (
-            list(range(fake.ndim))
-            if is_laid_out_by_rows(fake)
-            else sorted(range(fake.ndim), key=lambda d: (-fake.stride()[d], fake.shape[d]))
-        )
+        order = slowest_first(fake)
         shape, stride = self.sizes.shape(val.shape), self.sizes.strides(val.stride())
         i = self.b.coords(shape)
         at: Size = self.sizes.index(val.storage_offset() - fake.storage_offset())

@@ -27,6 +27,13 @@ def is_dense(t: torch.Tensor) -> bool:
     return True
 
 
+def slowest_first(t: torch.Tensor) -> list[int]:
+    """The dimensions of a dense tensor, from the slowest to the fastest: with them in this order, storage order is row-major order."""
+    if is_laid_out_by_rows(t):
+        return list(range(t.ndim))
+    return sorted(range(t.ndim), key=lambda d: (-t.stride()[d], t.shape[d]))
+
+
 def is_empty(t: Any) -> bool:
     """Whether a tensor is known to have no elements."""
     return isinstance(t, torch.Tensor) and any(type(n) is int and n == 0 for n in t.shape)
