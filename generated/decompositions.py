@@ -29,7 +29,7 @@ from ..runtime.dispatch.support import (
     is_single_or_double,
     last_dims,
     last_product,
-    least_step,
+    epsilon,
     row_major,
     size,
     suggested,
@@ -315,7 +315,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):  # type: ignore[no
                                 last_dims(input, normalized_shape),
                                 True,
                             ),
-                            given(eps, least_step(input)),
+                            given(eps, epsilon(input)),
                         )
                     ),
                 ),

@@ -1288,8 +1288,7 @@ template <class V> OPF_INLINE V exp_plain(V x) {
     const V s = power_of_2(e.rounded);
     return v_fma(e.value, s, s);
 }
-// Where e**x or 2**x is 0 nothing is computed that is less than the least number: some processors take a hundred cycles for it, and a masked
-// softmax has a row of them.
+// Where e**x or 2**x rounds to 0 nothing underflows on the way: some processors are slow at subnormal results, and a masked softmax has many.
 template <class V> OPF_INLINE V v_exp(V x) {
     if constexpr (!is_float32<V>) return libm_exp(x);
     else {

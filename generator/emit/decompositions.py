@@ -18,7 +18,7 @@ CONDITIONS = ("enlarges_scores", "has_symbolic_sizes", "is_exact_scale", "is_fol
 """Helpers of conditions on the calls of a function."""
 HELPERS = (
     "bound", "is_from_end", "block_sizes", "interleaved_sizes", "given", "is_cube", "is_row_major", "diagonal_layout", "last_product", "size",
-    "is_single_or_double", "last_dims", "least_step", "masks_scores", "suggested_format", "wide_dtype", *OF_RECORDER,
+    "is_single_or_double", "last_dims", "epsilon", "masks_scores", "suggested_format", "wide_dtype", *OF_RECORDER,
 )  # fmt: skip
 
 

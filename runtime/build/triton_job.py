@@ -15,7 +15,7 @@ from .ptx import with_halves_added_apart
 
 # Positions out of range end a kernel by an assertion, as eager's do; without `debug` Triton leaves assertions out. Numbers below the least normal
 # one count: Triton's own choice is to link libdevice so that its functions (`div_rn`, `floor`, `exp`, ...) take them for 0. A product is rounded
-# before it is added, as between eager's kernels: `x * c - max(x * c)` is 0 where the maximum is, not what rounding took from it.
+# before it is added, as between eager's kernels: fused, `x * c - max(x * c)` is the rounding error of the product where it should be 0.
 _OPTIONS = {"debug": True, "sanitize_overflow": False, "enable_reflect_ftz": False, "enable_fp_fusion": False}
 _OPTIONS_OF_PRODUCTS = _OPTIONS | {"enable_fp_fusion": True}
 """Of kernels that multiply tiles: the device adds their products unrounded anyway."""

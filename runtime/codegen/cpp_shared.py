@@ -15,7 +15,7 @@ REGISTER = r"\breg_\w+"
 _LOCAL = re.compile(REGISTER + r"|\b[a-z]+\d+(?:p\d+)+(?:_\w+)?\b")
 """Names of the kernel that are not arguments: registers, and loops numbered by the piece that they run over."""
 
-FEW = 4  # from as many on, functions or pieces of one kind are one function
+FEW = 4  # from this many on, functions or pieces that are alike become one function
 SHORT = 8  # lines: a function that is no longer is not worth a call
 _NUMBER = re.compile(r"(?<=[*+<] )\d+(?=[ ;,)\]])|\b\d+(?= \* )")
 """An integer that takes part in the arithmetic of an address, or that ends a loop. The length of an array and the argument of a template have to

@@ -104,8 +104,8 @@ def wide_dtype(x: torch.Tensor) -> torch.dtype:
     )
 
 
-def least_step(x: torch.Tensor) -> float:
-    """The distance of 1 from the next number, in the dtype in which sums of a tensor are computed."""
+def epsilon(x: torch.Tensor) -> float:
+    """The machine epsilon of the dtype in which sums of a tensor are computed."""
     return torch.finfo(wide_dtype(x)).eps
 
 

@@ -184,7 +184,7 @@ class GraphWriter:
         return value
 
     def refuse_views(self, value: Value) -> None:
-        """Mark the call of a user's operator to whose result, followed by autograd, the program is about to write. Eager refuses the write where
+        """Mark a call of a user's operator: the program is about to write to its result, which autograd tracks. Eager refuses the write where
         the result is a view; a fake kernel does not say whether it is, so the wrapper looks at the real one.
         """
         node = value.root.node

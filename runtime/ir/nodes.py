@@ -428,7 +428,7 @@ class Extern:
 
 def is_paired(call: Extern) -> bool:
     """Whether an eager kernel takes or returns complex tensors."""
-    return any(x.paired for some in (call.outs, refs((call.args, [v for _, v in call.kwargs]))) for x in some)
+    return any(b.paired for b in call.outs) or any(r.paired for r in refs((call.args, [v for _, v in call.kwargs])))
 
 
 def refs(tree: Any) -> Iterator[Ref]:

@@ -210,7 +210,7 @@ def quick_builds(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kernels_of(device: str, folder: Path) -> Iterator[None]:
-    """On "interpreter" the programs of meanwhile have a GPU's kernels, run by Triton's interpreter; `TRITON_INTERPRET=1` is in the environment."""
+    """On "interpreter", programs are compiled for a GPU while this lasts, and Triton's interpreter runs them. It needs `TRITON_INTERPRET=1`."""
     if device != "interpreter":
         yield
         return

@@ -58,7 +58,7 @@ def test_equal_sizes_are_cut_in_order_too() -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_a_stack_of_different_pieces(dim: int, dynamic: bool) -> None:
-    """Functions that do not ask where their piece begins: the number of the next one was added up without being declared."""
+    """None of these functions takes the place where its piece begins, yet their caller added that place up without declaring it."""
     torch._dynamo.reset()
 
     def program(xs: list[Tensor]) -> Tensor:

@@ -88,7 +88,7 @@ def test_what_decides_results_is_compared() -> None:
 
 
 def test_torchs_cache_is_off_for_symbolic_sizes_only() -> None:
-    """There it costs more than it saves. It is on again afterwards, also behind an error."""
+    """With symbolic sizes it costs more than it saves. It is switched on again afterwards, after an error too."""
     fake_mode = FakeTensorMode(shape_env=ShapeEnv())
     memo = FakeMemo(fake_mode)
     fixed, symbolic = (fake_mode.from_tensor(torch.randn(4, 6), static_shapes=static) for static in (True, False))

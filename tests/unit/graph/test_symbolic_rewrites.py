@@ -29,7 +29,7 @@ from tests.support.matrix import symbolic
 def test_positions_of_a_pool_are_made_narrow_once(
     pool: Callable[[Tensor], Tensor], shape: tuple[int, ...], batch: bool
 ) -> None:
-    """With a symbolic batch alone the positions still fit into 16 bits; the rule saw no end then."""
+    """Where only the batch is symbolic, positions still fit into 16 bits. The rule then applied to its own result without end."""
     x = torch.randn(shape, requires_grad=True)
     given = [_with_symbolic_batch(x)] if batch else symbolic([x])[0]
     traced = trace(lambda x: (pool(x),), given, training=True)

@@ -14,7 +14,7 @@ from opforge.runtime.schedule.planned import plan_of
 
 
 def test_results_on_a_processor_are_not_in_the_memory_of_a_gpu() -> None:
-    """The product of two tensors of a CPU in a graph of a GPU: `out=` was memory of the GPU, and the call raised."""
+    """A product of two CPU tensors in a GPU's graph was given memory of the GPU as `out=`, and raised."""
     a = torch.randn(4, 4)
     with torch.no_grad():
         traced = trace(lambda a: ((a @ a).exp() @ a,), [a])

@@ -65,7 +65,7 @@ EXTREMES = {
 @pytest.mark.parametrize("budget", [1.0, 0.5])
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_what_holds_a_maximum_is_not_summed_up_again(extreme: str, budget: float) -> None:
-    """Its gradient looks for the maximum; among values whose sums were taken in another order there may be none, and 0 / 0 was its share."""
+    """The gradient looks for elements equal to the maximum. Of values summed up again in another order none may be, and it was 0 / 0."""
     _, p = cut(lambda x: EXTREMES[extreme](F.layer_norm(x, x.shape)), (33, 17), budget=budget)
     work = [n for op in (torch.ops.aten.eq.Tensor, torch.ops.aten.eq.Scalar) for n in nodes(p.backward, op)]
     for n in work:
