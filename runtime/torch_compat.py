@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -67,6 +67,9 @@ from torch.overrides import TorchFunctionMode
 # Nested arguments and results as flat lists. [2.11, 2.13]
 from torch.utils import _pytree as pytree
 
+# The mode of `torch.device(...)` and `torch.set_default_device`. [2.11, 2.13]
+from torch.utils._device import DeviceContext
+
 # The mode whose handler sees every operator that the traced program calls, and the test for subclasses that wrap tensors. [2.11, 2.13]
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
@@ -74,16 +77,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
-    "RESTART", "DispatchKey", "FakeTensor", "FakeTensorMode", "GuardOnDataDependentSymNode", "HigherOrderOperator", "LazyGraphModule",
-    "OpOverload", "PyTreeCodeGen", "PyTreeInfo", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode", "TracingContext", "WeakStorage",
-    "abandon_capture", "auto_functionalized", "below_autograd", "below_vmap", "can_auto_functionalize", "copy_all", "cuda_stream",
-    "disable_autocast", "drop_library_workspaces", "empty_strided_cpu", "empty_strided_cuda", "enable_python_dispatcher", "frame_source",
-    "function_of_numbers", "in_dual_level", "in_fake_kernel", "in_transform", "is_traceable_wrapper_subclass", "is_wrapper_type",
-    "is_zerotensor", "keep_item", "kernels_of_zeros", "known", "known_equal", "made_without_grad", "no_modes", "number_read_from",
-    "operator_schemas", "python_source", "pytree", "refuses_hooks", "refuses_writes", "registered_effect", "reinterpret_tensor", "runtime_asserts",
-    "same_addresses", "saved_objects", "saving_is_hooked", "selective_context", "shares_version", "size_hint", "start_anew", "storage_at",
-    "storage_uses", "symbol_hint", "symbol_range", "tag_activation_checkpoint", "tangents_followed", "tangents_may_be", "tensor_uses",
-    "transforms_preserved", "user_kernel", "with_effects",
+    "RESTART", "DispatchKey", "FakeTensor", "FakeTensorMode", "GuardOnDataDependentSymNode", "HigherOrderOperator", "LazyGraphModule", "OpOverload",
+    "PyTreeCodeGen", "PyTreeInfo", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode", "TracingContext", "WeakStorage", "abandon_capture",
+    "auto_functionalized", "below_autograd", "below_vmap", "can_auto_functionalize", "copy_all", "cuda_stream", "default_device", "disable_autocast",
+    "drop_library_workspaces", "empty_strided_cpu", "empty_strided_cuda", "enable_python_dispatcher", "frame_source", "function_of_numbers",
+    "in_dual_level", "in_fake_kernel", "in_transform", "is_traceable_wrapper_subclass", "is_wrapper_type", "is_zerotensor", "keep_item",
+    "kernels_of_zeros", "known", "known_equal", "made_without_grad", "no_modes", "number_read_from", "operator_schemas", "python_source", "pytree",
+    "refuses_hooks", "refuses_writes", "registered_effect", "reinterpret_tensor", "runtime_asserts", "same_addresses", "saved_objects",
+    "saving_is_hooked", "selective_context", "shares_version", "size_hint", "start_anew", "storage_at", "storage_uses", "symbol_hint", "symbol_range",
+    "tag_activation_checkpoint", "tangents_followed", "tangents_may_be", "tensor_uses", "transforms_preserved", "user_kernel", "with_effects",
     "without_fake_cache",
 ]  # fmt: skip
 
@@ -291,6 +293,16 @@ def kernels_of_zeros() -> list[OpOverload]:
     names = (n for n in torch._C._dispatch_get_all_op_names() if own(n, "ZeroTensor") and not skips(n, "ZeroTensor"))
     found = (n.replace("::", ".").split(".") for n in names)
     return [getattr(getattr(getattr(torch.ops, n[0]), n[1]), n[2] if len(n) > 2 else "default") for n in found]
+
+
+def default_device() -> AbstractContextManager[Any]:
+    """The caller's default device, in force again: Dynamo puts it aside while it compiles, and until 2.12 its graphs do not say it either.
+    [2.11, 2.13]
+    """
+    from torch._dynamo.variables.torch_function import torch_function_mode_stack_state_mgr as aside
+
+    device = next((mode.device for mode in aside.stack if isinstance(mode, DeviceContext)), None)
+    return nullcontext() if device is None else torch.device(device)
 
 
 def disable_autocast() -> AbstractContextManager[Any]:

@@ -40,7 +40,7 @@ class Noise(TorchDispatchMode):
         if name in ("add", "add_") and len(given) == 2 and running_node() is not None:
             return self._next_gradient(func, given, args, kwargs)
         if _adds(func, name) and not func._schema.is_mutable:
-            moved = {id(t): self._moved(t) for t in given if t.is_floating_point() and t.numel()}
+            moved = {id(t): self._moved(t) for t in given if _is_floating(t)}
             out = func(*args, **kwargs)
             if any(map(_rounded, [*_floating(out), *given])):
                 args, kwargs = tree_map(lambda a: moved.get(id(a), a), (args, kwargs))
@@ -82,7 +82,7 @@ class NoiseOfStatistics(Noise):
         if not any(name.startswith("running_") for name in names):
             return super().__torch_dispatch__(func, types, args, kwargs)
         moved = [
-            self._moved(a) if isinstance(a, torch.Tensor) and not name.startswith("running_") else a
+            self._moved(a) if _is_floating(a) and not name.startswith("running_") else a
             for name, a in zip(names, args, strict=False)
         ]
         return func(*moved, **(kwargs or {}))
@@ -95,7 +95,11 @@ def _adds(func: Any, name: str) -> bool:
 
 
 def _floating(out: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()]
+    return [t for t in tree_leaves(out) if _is_floating(t)]
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
 
 
 # Pointwise operators that add products: with one rounding or with two, as large as the terms.
@@ -158,7 +162,7 @@ _MOVES = frozenset(
 
 
 def _rounded(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+    if not _is_floating(value):
         return False
     if value.dtype in _BITS:
         scaled = torch.frexp(value.detach().double())[0] * 2 ** _BITS[value.dtype]

@@ -21,6 +21,7 @@ from torch import fx
 from ...errors import UnsupportedError
 from ...generated.schemas import OutputType, ViewAndMutationMeta
 from ..torch_compat import (
+    default_device,
     disable_autocast,
     enable_python_dispatcher,
     in_dual_level,
@@ -342,7 +343,8 @@ def _run(
         return gm.record(args, recorder, held)
     if isinstance(gm, fx.GraphModule):
         graph = gm.graph  # of an exported program, it takes its arguments apart and puts its results together itself
-        return graph.process_outputs(run_graph(gm, graph.process_inputs(*args), attributes, recorder))
+        with default_device():
+            return graph.process_outputs(run_graph(gm, graph.process_inputs(*args), attributes, recorder))
     with Called(recorder):
         if isinstance(gm, torch.nn.Module):
             return torch.func.functional_call(gm, attributes, tuple(args), tie_weights=True)

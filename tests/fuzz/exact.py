@@ -62,10 +62,17 @@ class Exact(TorchDispatchMode):
         with np.errstate(all="ignore"):
             values = None if rounded else self._values(name, function, args, kwargs)
         out = func(*args, **kwargs)
-        results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        leaves = tree_leaves(out)
+        results = [t for t in leaves if isinstance(t, torch.Tensor)]
+        if values is not None and len(values) == len(
+            leaves
+        ):  # gradients that nobody asked for have no place among the results
+            values = [v for v, t in zip(values, leaves, strict=True) if isinstance(t, torch.Tensor)]
         if name in _SELECTS and len(results) == 2:
             values = [self._selected(args, kwargs, results[1]), results[1].numpy()]
         doubt = values is None or doubtful
+        if values is None and func._schema.is_mutable:  # nor what an operator of the program's has written
+            results += [t for t in _written(func, args, kwargs) if t.is_floating_point()]
         for k, t in enumerate(results):
             if values is not None and np.ndim(values[k]) > t.ndim:
                 self._doubtful.add(
@@ -93,6 +100,8 @@ class Exact(TorchDispatchMode):
             if name in _OF_VALUES and any(t.dtype != torch.float64 for t in values):
                 return None
             high = self._halves(function, args, kwargs, False)
+            if name == "ones_like":  # exact, and of its operand's halves it would be two
+                return high
             low = self._halves(function, args, kwargs, True)
             return [h + l for h, l in zip(high, low, strict=True)] if high[0].dtype == np.longdouble else high
         if name in _KNOWN:
@@ -108,8 +117,10 @@ class Exact(TorchDispatchMode):
             return None
         with self:
             made = decomposition(*args, **kwargs)
-        parts = [t for t in tree_leaves(made) if isinstance(t, torch.Tensor)]
-        return None if any(_key(t) in self._doubtful for t in parts) else [np.array(self._array(t)) for t in parts]
+        parts = tree_leaves(made)
+        if any(isinstance(t, torch.Tensor) and _key(t) in self._doubtful for t in parts):
+            return None
+        return [np.array(self._array(t)) if isinstance(t, torch.Tensor) else None for t in parts]
 
     def _halves(self, function: Any, args: Any, kwargs: Any, low: bool) -> list[Array]:
         def half(a: Any) -> Any:
@@ -160,6 +171,14 @@ class Exact(TorchDispatchMode):
 
 def _key(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
+
+
+def _written(function: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    given = {**kwargs, **{a.name: value for a, value in zip(function._schema.arguments, args, strict=False)}}
+    written = [
+        given.get(a.name) for a in function._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    ]
+    return [t for t in tree_leaves(written) if isinstance(t, torch.Tensor)]
 
 
 def _without_numbers(function: Any, args: Any) -> Any:

@@ -56,9 +56,11 @@ def differences(
                 lows.get(name),
             )
         ]
+    moved = next((e for r in runs for stage, e in r.raised.items() if stage not in eager.raised), None)
+    lacking = f" (eager with moved roundings {_name(moved)})" if moved else ""  # so that they excuse nothing
     for name in unequal:
         kind = "gradient" if name.startswith("gradient") else "value"
-        found.append((kind, f"{name}: {_show(eager.values[name], ours.values[name], exact.get(name))}"))
+        found.append((kind, f"{name}: {_show(eager.values[name], ours.values[name], exact.get(name))}{lacking}"))
     return found
 
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import opforge
 from opforge.errors import BuildError
 from opforge.runtime.targets import cpu as engine
-from opforge.testing.noise import Noise
+from opforge.testing.noise import Noise, NoiseOfStatistics
 
 from . import campaign
 from .builds import Batch, together
@@ -28,7 +29,7 @@ from .exact import Exact
 from .families import FAMILIES, ORDINARY, program_of
 from .generate import generate
 from .judge import differences
-from .observe import Sight, see
+from .observe import Sight, default_dtype, see
 from .program import Program, Step, runnable
 from .shrink import shrink
 from .workers import Range, Summary
@@ -227,10 +228,12 @@ def test_float64_programs_are_judged_by_their_condition(name: str) -> None:
     assert _judged(_CANCELLING, name, 20.0) != []
 
 
-@pytest.mark.parametrize("seed", range(0, 40, 4))
-def test_what_is_more_exact_than_float64_agrees_with_it(seed: int) -> None:
-    program = generate(seed)
-    plain = see(program, program.functions("float64"), program.sizes[0])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", [*range(0, 40, 4), 46, 51])
+def test_what_is_more_exact_than_float64_agrees_with_it(family: str, seed: int) -> None:
+    program = program_of(family, seed)
+    with default_dtype("float64"):
+        plain = see(program, program.functions("float64"), program.sizes[0])
     exact = in_dtype("float64", program, program.sizes[0])
     assert set(plain.raised) == set(exact.raised)
     for name, value in plain.values.items():
@@ -253,6 +256,36 @@ def test_what_is_more_exact_than_float64(operator: Callable[[torch.Tensor], torc
         assert low is not None
         assert exact.low(g) is not None
     assert 0 < abs(float(low)) <= 2.0**-53 * abs(float(y.detach()))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.LayerNorm(3), nn.GroupNorm(1, 3)])
+def test_what_is_more_exact_than_float64_of_a_fixed_input(norm: nn.Module) -> None:
+    """A norm's backward gives no gradient of its input then, and the others are not taken for one another."""
+    norm, x = norm.double(), torch.randn(4, 3, dtype=torch.float64)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad((norm(x) * x.sin()).sum(), [norm.weight, norm.bias])
+
+    plain = gradients()
+    with Exact() as exact:
+        for found, expected in zip(gradients(), plain, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+            assert exact.low(found) is not None
+
+
+@torch.library.custom_op("opforge_fuzz::normed", mutates_args=())
+def normed(x: torch.Tensor, running_mean: torch.Tensor, reserve: torch.Tensor) -> torch.Tensor:
+    assert reserve.tolist() == [1, 255]
+    return x - running_mean
+
+
+def test_noise_leaves_integers() -> None:
+    """A batch norm of cuDNN's hands its backward bytes."""
+    x, mean = torch.rand(50), torch.rand(50)
+    with NoiseOfStatistics(0):
+        moved = normed(x, mean, torch.tensor([1, 255], dtype=torch.uint8))
+    assert not torch.equal(moved, x - mean)
+    assert torch.allclose(moved, x - mean, atol=1e-6)
 
 
 def test_noise_moves_float64() -> None:

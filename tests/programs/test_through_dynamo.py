@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -123,3 +124,31 @@ def test_a_kernel_that_reads_symbolic_sizes_as_numbers_is_named_by_its_line() ->
     torch.testing.assert_close(found, program(x))
     (reason,) = opforge.stats()["fallbacks"]
     assert "a kernel of torch reads symbolic sizes as plain numbers (test_through_dynamo.py:" in reason
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("lasting", [False, True])
+def test_default_device(lasting: bool, dynamic: bool) -> None:
+    """Dynamo's graphs of torch 2.11 do not say on which device their new tensors are (aot_eager makes them on the processor)."""
+    made: list[str] = []
+
+    def seen(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        traced = trace(gm, inputs).graph.graph
+        made.extend(n.meta["val"].device.type for n in traced.nodes if "arange" in str(n.target))
+        return gm
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(x.shape[0], dtype=torch.float32) / 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=seen, dynamic=dynamic, fullgraph=True)
+    x = torch.ones(5)
+    try:
+        if lasting:
+            torch.set_default_device("meta")
+        with contextlib.nullcontext() if lasting else torch.device("meta"):
+            assert compiled(x).device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert compiled(x).device.type == "cpu"
+    assert made == ["meta", "cpu"]
