@@ -176,11 +176,12 @@ def _compile_program(
     watch = Watch(cfg.progress, cfg.dump_dir)
     try:
         with tangents_followed(False):  # passes run operators on the tensors that were traced, which may have tangents
-            watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)))
+            watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)), "pre-grad graph")
             with watch.stage("trace"):
                 traced = trace(gm, example_inputs, training=trains, random=cfg.random, truth=truth)
             settle()
-            watch.text("functional_graph.py", lambda: str(traced.graph.code))
+            what = "inference graph" if traced.gradients is None else "joint graph"
+            watch.text("functional_graph.py", lambda: str(traced.graph.code), what)
             call, artifacts, inside = compile_traced(traced, cfg, watch)
             run = bind(traced, call, in_graph=inside)
             watch.text("dispatch.py", lambda: emit_wrapper(traced, "compiled", in_graph=inside))
@@ -230,7 +231,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     if cfg.rewrites:
         with watch.stage("rewrite"):
             report = rewrite(traced.graph, RULES)
-        watch.text("rewritten_graph.py", lambda: _rewritten(report.applied, traced))
+        watch.text("rewritten_graph.py", lambda: _rewritten(report.applied, traced), "post-grad graph")
     static, written = traced.static_arguments, written_inside(traced)
     if traced.gradients is None:
         call, artifacts = compile_graph(traced.graph, cfg, watch, written=written, fixed=static)
@@ -245,8 +246,8 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
 
     with watch.stage("partition"):
         parts = split(traced, cfg, written)
-    watch.text("forward_graph.py", lambda: str(parts.forward.code))
-    watch.text("backward_graph.py", lambda: str(parts.backward.code))
+    watch.text("forward_graph.py", lambda: str(parts.forward.code), "forward graph")
+    watch.text("backward_graph.py", lambda: str(parts.backward.code), "backward graph")
     watch.text("autograd_function.py", lambda: emit_function(parts.halves))
     needed = {k for where, k in parts.halves.saved if where == "output"}
     forward, artifacts = compile_graph(
@@ -259,14 +260,14 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
         return call
 
     def backward_later(graph: torch.fx.GraphModule, into: Mapping[int, int] = MappingProxyType({})) -> Compiled:
-        watch = Watch(cfg.progress, cfg.dump_dir)
+        later = Watch(cfg.progress, cfg.dump_dir, watch.compile_id)
         try:
             with tangents_followed(False):
-                call = _or_eager(lambda: backward(graph, watch, into), lambda: eager_backward(graph, into), cfg)
+                call = _or_eager(lambda: backward(graph, later, into), lambda: eager_backward(graph, into), cfg)
         finally:
-            watch.close()
+            later.close()
         if (made := artifacts.backward) is not None:
-            made.seconds = watch.seconds
+            made.seconds = later.seconds
             counters.count_graph(made.kernels, made.externs, made.seconds, made.arena_bytes, False, graphs=0)
         return call
 
@@ -307,7 +308,7 @@ def compile_graph(
         if target.device != "cpu":
             give_numbers(graph, target.device)
         lowered = lower(graph, written, device=target.device, checks=cfg.index_checks, products=cfg.loop_products)
-    watch.text("loop_ir.txt", lambda: dump(lowered.program))
+    watch.text("loop_ir.txt", lambda: dump(lowered.program), "loops")
     try:
         functions, inside, controls = _compile_controls(lowered.controls, cfg, watch)
         functions |= {call.name: call.function for call in lowered.calls}

@@ -32,7 +32,7 @@ from .schedule.check import check
 from .schedule.memory import home
 from .schedule.outputs import separate_outputs
 from .schedule.plan import ExternStep, Kernel, Plan
-from .schedule.text import plan_text
+from .schedule.text import fusion_text, plan_text
 from .targets.base import Target
 
 Compiled = Callable[..., Any]
@@ -133,10 +133,12 @@ def _stored(entry: Entry, target: Target) -> Artifacts | None:
 
 
 def _dump_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
-    watch.text("plan.txt", lambda: plan_text(plan))
-    watch.text("kernels.cpp", lambda: cpp)
+    watch.text("plan.txt", lambda: plan_text(plan), "schedule")
+    watch.text("fusion.txt", lambda: fusion_text(plan), "fusion")
+    watch.text("kernels.cpp", lambda: cpp, "kernels")
     watch.text("kernels_triton.py", lambda: "\n\n".join(_triton(k, plan) for k in plan.kernels()))
     watch.text("graph.py", lambda: wrapper)
+    watch.text("output_code.txt", lambda: f"{wrapper}\n{cpp}", "code")
 
 
 def _triton(kernel: Kernel, plan: Plan) -> str:

@@ -469,3 +469,31 @@ def same_addresses(tensors: list[Any], addresses: list[int]) -> bool:
 def copy_all(targets: list[Any], sources: list[Any]) -> None:
     """Copy each source into its target, in few kernels. [2.11, 2.13]"""
     torch._foreach_copy_(targets, sources)
+
+
+def artifact_logger(module: str, switch: str) -> Any:
+    """The logger that the name `switch` in TORCH_LOGS turns on, or None where torch has no such name. [2.11, 2.13]"""
+    try:
+        return torch._logging.getArtifactLogger(module, switch)
+    except ValueError:
+        return None
+
+
+def current_compile() -> Any:
+    """Dynamo's number of the compile that is running, or None. [2.11, 2.13]"""
+    return torch._guards.CompileContext.current_compile_id()
+
+
+def structured_trace() -> bool:
+    """Whether TORCH_TRACE is set: the handler that writes it removes itself at the first entry of all otherwise. [2.11, 2.13]"""
+    return bool(torch._logging._internal.trace_log.handlers)
+
+
+def structured_entry(entry: str, name: str, text: Callable[[], str], compile_id: Any) -> None:
+    """A text in the structured trace: as the entry of that name, or with "" as an artifact. [2.11, 2.13]"""
+    metadata = {} if entry else {"name": name, "encoding": "string"}
+    if entry == "inductor_output_code":
+        metadata = {"filename": name + ".py"}
+    torch._logging.trace_structured(
+        entry or "artifact", lambda: metadata, payload_fn=text, expect_trace_id=False, compile_id=compile_id
+    )

@@ -1,4 +1,4 @@
-"""One compilation as seen from outside: seconds by stage, progress on the terminal, and the texts for `dump_dir`."""
+"""One compilation as seen from outside: seconds by stage, progress on the terminal, and the texts for `dump_dir` and torch's log switches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ..torch_compat import current_compile
+from . import torch_logs
 from .dump import Dump
 from .log import LOG
 from .progress import Progress
@@ -16,9 +18,12 @@ __all__ = ["Watch"]
 
 
 class Watch:
-    """Passed through all stages of one graph's compilation; made of the settings `progress` and `dump_dir`."""
+    """Passed through all stages of one graph's compilation; made of the settings `progress` and `dump_dir`. `compile_id` is Dynamo's number of
+    the compile, for a backward that is compiled later.
+    """
 
-    def __init__(self, progress: str, dump_dir: str) -> None:
+    def __init__(self, progress: str, dump_dir: str, compile_id: object = None) -> None:
+        self.compile_id = compile_id or current_compile()
         self.seconds: dict[str, float] = {}
         self.progress = Progress(progress)
         self.dump = Dump(dump_dir)
@@ -43,14 +48,23 @@ class Watch:
     @property
     def wanted(self) -> bool:
         """Whether anybody reads the texts."""
+        return self._read or any(map(torch_logs.wanted, torch_logs.TOLD))
+
+    @property
+    def _read(self) -> bool:
         return bool(self.dump) or LOG.isEnabledFor(logging.DEBUG)
 
-    def text(self, name: str, make: Callable[[], str]) -> None:
-        """What a stage made: a file of that name where `dump_dir` is set, a message where TORCH_LOGS has +opforge."""
-        if self.wanted:
+    def text(self, name: str, make: Callable[[], str], what: str = "") -> None:
+        """What a stage made: a file of that name where `dump_dir` is set, a message where TORCH_LOGS has +opforge, and where torch's log switches
+        or its structured trace ask for it; `what` is its key in `torch_logs.TOLD`.
+        """
+        told = bool(what) and torch_logs.wanted(what)
+        if told or self._read:
             text = make()
             LOG.debug("%s%s\n%s", self._prefix, name, text)
             self.dump.text(self._prefix + name, lambda: text)
+            if told:
+                torch_logs.tell(what, self._prefix.replace("_", " "), text, self.compile_id)
 
     def close(self) -> None:
         """Take the progress line away and write the texts; to be called however compiling ended."""

@@ -8,7 +8,7 @@ from ..ir.index import Expr, Var
 from ..ir.nodes import Buffer, Size
 from .plan import CopyStep, ExternStep, Fold, Kernel, KernelStep, Place, Plan, Reduce, Scan, Statement
 
-__all__ = ["plan_text"]
+__all__ = ["fusion_text", "plan_text"]
 
 
 def plan_text(plan: Plan) -> str:
@@ -25,6 +25,21 @@ def plan_text(plan: Plan) -> str:
             lines.append(f"free {', '.join(dead)}")
     lines.append(f"memory: arena of {plan.arena_bytes} bytes")
     lines += [f"  {name}: {_place(place)}{_layout(plan.layouts.get(name))}" for name, place in plan.places.items()]
+    return "\n".join(lines) + "\n"
+
+
+def fusion_text(plan: Plan) -> str:
+    """What each kernel computes, with the lines of the program that it comes from, and the calls of eager kernels between them."""
+    lines: list[str] = []
+    for step in plan.steps:
+        if isinstance(step, KernelStep):
+            k = step.kernel
+            lines.append(
+                f"kernel {k.name}: {len(k.defines)} loops in one, {', '.join(k.reads)} -> {', '.join(k.writes)}"
+            )
+            lines += [f"  {origin.removesuffix(': ')}" for origin in k.origins]
+        elif isinstance(step, ExternStep):
+            lines.append(_extern(step))
     return "\n".join(lines) + "\n"
 
 

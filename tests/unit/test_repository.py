@@ -21,8 +21,8 @@ RANK = {
     name: rank
     for rank, names in enumerate(
         [
-            ("errors", "garbage"),
-            ("torch_compat", "config", "observe", "philox"),
+            ("errors", "garbage", "torch_compat"),
+            ("config", "observe", "philox"),
             ("ir",),
             ("dispatch",),
             ("partition",),

@@ -1,0 +1,100 @@
+"""What torch's own switches show of a compile: TORCH_LOGS, and TORCH_TRACE with the pages that tlparse makes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from opforge.runtime.observe.torch_logs import TOLD
+
+PROGRAM = """
+import torch
+
+def model(x, w):
+    h = torch.nn.functional.gelu(x @ w)  # the first line
+    return (h.softmax(-1) * x).sum()
+
+x, w = (torch.rand(64, 64, requires_grad=True) for _ in range(2))
+torch.compile(model, backend="opforge", options={"cache_dir": CACHE})(x, w).backward()
+with torch.no_grad():
+    torch.compile(model, backend="opforge", options={"cache_dir": CACHE})(x, w)
+"""
+EXPECTED = {
+    "pre_grad_graphs": ["softmax", "gelu"],
+    "aot_joint_graph": ["aten.gelu_backward", "aten._softmax.default"],
+    "aot_graphs": ["forward graph", "backward graph", "functional graph", "aten.gelu_backward"],
+    "post_grad_graphs": ["aten._softmax"],
+    "ir_pre_fusion": ["softmax"],
+    "schedule": ["kernel k0_gelu_softmax", "memory: arena"],
+    "fusion": ["kernel k0_gelu_softmax", "gelu: ", "the first line", "extern aten.mm.default"],
+    "kernel_code": ["k0_gelu_softmax(", "v_exp"],
+    "output_code": ["def call(", "k0_gelu_softmax(", "v_exp"],
+}
+
+
+def run(folder: Path, **switches: str) -> str:
+    script = folder / "program.py"
+    script.write_text(PROGRAM.replace("CACHE", repr(str(folder / "cache"))))
+    environment = {k: v for k, v in os.environ.items() if k not in ("TORCH_LOGS", "TORCH_TRACE")} | switches
+    ran = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout + ran.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path) -> dict[str, str]:
+    """What each switch prints, of one run with all of them."""
+    lines = run(folder, TORCH_LOGS=",".join(EXPECTED)).splitlines()
+    return {switch: "\n".join(line for line in lines if f"[__{switch}]" in line) for switch in EXPECTED}
+
+
+def test_every_switch_is_tried() -> None:
+    assert set(EXPECTED) == {told.switch for told in TOLD.values()}
+
+
+@pytest.mark.parametrize("switch", EXPECTED)
+def test_switches(told: dict[str, str], switch: str) -> None:
+    for text in EXPECTED[switch]:
+        assert text in told[switch]
+
+
+def test_a_warm_start_shows_its_code_too(told: dict[str, str], folder: Path) -> None:
+    assert "k0_gelu_softmax(" in told["output_code"]
+    again = run(folder, TORCH_LOGS="output_code")
+    assert again.count("def call(") == told["output_code"].count("def call(") > 0
+    assert "[__aot_graphs]" not in again
+
+
+def test_nothing_without_a_switch(folder: Path) -> None:
+    assert run(folder) == ""
+
+
+def test_pages_of_tlparse(told: dict[str, str], folder: Path) -> None:
+    tlparse = shutil.which("tlparse", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if tlparse is None:
+        pytest.skip("C16: tlparse is not installed (pip install tlparse)")
+    run(folder, TORCH_TRACE=str(folder / "trace"))
+    (log,) = (folder / "trace").iterdir()
+    command = [tlparse, str(log), "-o", str(folder / "pages"), "--no-browser"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    names = [p.name.rpartition("_")[0] for p in (folder / "pages").rglob("*.*")]
+    for name in ("aot_joint_graph", "aot_forward_graph", "aot_backward_graph", "aot_inference_graph"):
+        assert name in names
+    pages = [p.read_text() for p in (folder / "pages").rglob("inductor_output_code*.html")]
+    assert any("def" in page and "call" in page and "k0_gelu_softmax" in page for page in pages)
+    index = (folder / "pages" / "index.html").read_text()
+    assert "inductor_output_code" in index
+    # A backward that is compiled when it first runs stands with its forward's number.
+    compiles = Counter(p.parent.name.rpartition("_")[0] for p in (folder / "pages").rglob("schedule_*.txt"))
+    assert compiles == {"-_0_0": 2, "-_0_1": 1}
