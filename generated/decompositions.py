@@ -312,7 +312,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):  # type: ignore[no
                                 torch.ops.aten.pow.Tensor_Scalar(
                                     torch.ops.aten._to_copy.default(input, dtype=wide_dtype(input)), 2
                                 ),
-                                last_dims(input, normalized_shape),
+                                last_dims(input, normalized_shape, weight),
                                 True,
                             ),
                             given(eps, epsilon(input)),

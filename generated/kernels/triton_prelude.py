@@ -303,6 +303,22 @@ def bitcast(a, dtype: tl.constexpr):
     return a.to(dtype, bitcast=True)
 
 
+@triton.jit
+def apart(a):
+    """The same value, of an operation that nothing else reads: to other types of its width and back, of which no instruction is left."""
+    if INTERPRETED:
+        return a
+    elif a.dtype.primitive_bitwidth == 64:
+        other: tl.constexpr = tl.int64 if a.dtype.is_floating() else tl.float64
+    elif a.dtype.primitive_bitwidth == 32:
+        other: tl.constexpr = tl.int32 if a.dtype.is_floating() else tl.float32
+    elif a.dtype.primitive_bitwidth == 16:
+        other: tl.constexpr = tl.int16 if a.dtype.is_floating() else tl.float16
+    else:
+        other: tl.constexpr = tl.float8e5
+    return a.to(other, bitcast=True).to(a.dtype, bitcast=True)
+
+
 # ---- Elementary and special functions -----------------------------------------------------------------------------------
 @triton.jit
 def exp(a):

@@ -19,6 +19,7 @@ from ..ir.nodes import Buffer, Node, Size, load
 from ..ir.quote import comment_text
 from ..schedule.memory import flat_index
 from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from .triton_apart import read_elsewhere
 from .triton_attention import render_matrices
 from .triton_blocks import most_points, tuning_of
 from .triton_branch import Branches, branches
@@ -122,6 +123,7 @@ class _Renderer:
         self.scratch = {b.name: b for b in kernel.scratch}
         self.mapped = over_groups(kernel)
         self.v.coarse = coarse(st for _, _, body in self.mapped for st in body)
+        self.read_elsewhere = read_elsewhere([st for _, _, body in self.mapped for st in body])
         self.rows = kept_rows(kernel, self.mapped, layouts, self.launch, self.tuning)
         self.stored: set[Node] = set()  # at the loops of a group: values that are known since they were stored
         self.stores = Counter(st.buffer for p in kernel.phases for st in p.body if not isinstance(st, Reduce))
@@ -471,6 +473,8 @@ class _Renderer:
         # Pointer and value must be blocks of one shape.
         shape = "[XBLOCK, RBLOCK]" if deep else "[XBLOCK, 1]" if self.two_dim else "[XBLOCK]"
         typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
+        if self.two_dim and not deep and self.read_elsewhere(st):
+            typed = f"tp.apart({typed})"
         arguments = (
             f"{st.buffer} + tl.broadcast_to(xindex * 0 + {where}, {shape}), tl.broadcast_to({typed}, {shape}), {mask}"
         )

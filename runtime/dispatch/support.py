@@ -87,12 +87,19 @@ def is_single_or_double(x: torch.Tensor) -> bool:
     return x.dtype in (torch.float32, torch.float64)
 
 
-def last_dims(x: torch.Tensor, sizes: Sequence[Any]) -> list[int]:
-    """The last dimensions of a tensor, which have these sizes. Raises RuntimeError where they have others, as eager's kernels of norms do."""
+def last_dims(x: torch.Tensor, sizes: Sequence[Any], weight: torch.Tensor | None = None) -> list[int]:
+    """The last dimensions of a tensor, which have these sizes, as a weight has. Raises RuntimeError where one has others, as eager's kernels of
+    norms do.
+    """
     n = len(sizes)
     if not n or n > x.ndim or any(a != b for a, b in zip(x.shape[x.ndim - n :], sizes, strict=True)):
         raise RuntimeError(
             f"Given normalized_shape={list(sizes)}, expected input with these last sizes, but got input of size {list(x.shape)}"
+        )
+    if weight is not None and (weight.ndim != n or any(a != b for a, b in zip(weight.shape, sizes, strict=True))):
+        raise RuntimeError(
+            f"Expected weight to be of same shape as normalized_shape, but got weight of shape {list(weight.shape)} and "
+            f"normalized_shape = {list(sizes)}"
         )
     return list(range(-n, 0))
 

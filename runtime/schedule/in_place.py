@@ -64,6 +64,8 @@ def write_in_place(
     """
     writer = {name: k for k, step in enumerate(steps) for name in step_writes(step)}
     last_read = {name: k for k, step in enumerate(steps) for name in step_reads(step)}
+    # An indexed update writes what the copy before it has filled, perhaps at one place from several points: each must read the old contents.
+    updated = {name for name, n in Counter(name for step in steps for name in step_writes(step)).items() if n > 1}
     # A kernel that checks positions, and an eager kernel, may raise: by then no input has been changed.
     raises = max((k for k, s in enumerate(steps) if not isinstance(s, KernelStep) or _checks(s)), default=-1)
     # A call that writes into its arguments comes after what it follows in the program, also if that writes an input.
@@ -84,6 +86,7 @@ def write_in_place(
             continue
         if (
             k <= raises
+            or source in updated
             or source in held
             or last_read.get(target, -1) > k
             or not _same(layouts[target], layouts[source])

@@ -68,3 +68,21 @@ def test_other_sizes_are_refused(shape: list[int]) -> None:
     torch._dynamo.reset()
     with pytest.raises(RuntimeError, match="normalized_shape"):
         torch.compile(lambda x: F.rms_norm(x, shape), backend="opforge", dynamic=True)(x)
+
+
+@pytest.mark.parametrize("shape", [[1], [4, 8], [2, 4, 8]])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_weights_of_other_sizes_are_refused(dims: int, shape: list[int]) -> None:
+    """A weight that can be multiplied with the rows was taken, where eager refuses it."""
+    if dims == 2 and shape == [4, 8]:
+        shape = [8]
+    x, w = torch.randn(4, 8), torch.randn(shape)
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-dims:], w)
+
+    with pytest.raises(RuntimeError, match="Expected weight to be of same shape"):
+        program(x, w)
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="Expected weight to be of same shape"):
+        torch.compile(program, backend="opforge", dynamic=True)(x, w)

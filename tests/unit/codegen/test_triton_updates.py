@@ -126,3 +126,27 @@ def test_compiles_for_sm90(ran: dict[str, tuple[Plan, dict[str, Tensor]]], name:
     plan, _ = ran[name]
     for k in plan.kernels():
         assert compile_sm90(k, plan.layouts)[:4] == b"\x7fELF"
+
+
+def doubled_at_arange(c: Tensor) -> None:
+    p = torch.arange(5)
+    c.index_copy_(0, p, c.index_select(0, p) * 2)
+
+
+def doubled_at_one_place(c: Tensor) -> None:
+    p = torch.zeros(1500, dtype=torch.int64)
+    c[p] = c[p] * 2
+
+
+@pytest.mark.parametrize("f", [doubled_at_arange, doubled_at_one_place])
+def test_every_point_reads_the_old_contents(f: Callable[..., Any]) -> None:
+    """An update with positions that are known was computed in the memory of the input that it reads: all but the first program that came to a
+    row read what another had doubled.
+    """
+    c = rand(9, 2)
+    plan = planned(f, [c], writes=True)
+    (memory,) = launch_interpreted([job_of(plan, [c])])
+    (copy,) = (step for step in plan.steps if isinstance(step, CopyStep))
+    want = c.clone()
+    f(want)
+    assert torch.equal(memory[copy.source].view(9, 2), want)
