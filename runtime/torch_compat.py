@@ -67,9 +67,6 @@ from torch.overrides import TorchFunctionMode
 # Nested arguments and results as flat lists. [2.11, 2.13]
 from torch.utils import _pytree as pytree
 
-# The mode of `torch.device(...)` and `torch.set_default_device`. [2.11, 2.13]
-from torch.utils._device import DeviceContext
-
 # The mode whose handler sees every operator that the traced program calls, and the test for subclasses that wrap tensors. [2.11, 2.13]
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
@@ -79,14 +76,14 @@ from torch.utils._python_dispatch import _disable_current_modes as no_modes
 __all__ = [
     "RESTART", "DispatchKey", "FakeTensor", "FakeTensorMode", "GuardOnDataDependentSymNode", "HigherOrderOperator", "LazyGraphModule", "OpOverload",
     "PyTreeCodeGen", "PyTreeInfo", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode", "TracingContext", "WeakStorage", "abandon_capture",
-    "auto_functionalized", "below_autograd", "below_vmap", "can_auto_functionalize", "copy_all", "cuda_stream", "default_device", "disable_autocast",
-    "drop_library_workspaces", "empty_strided_cpu", "empty_strided_cuda", "enable_python_dispatcher", "frame_source", "function_of_numbers",
-    "in_dual_level", "in_fake_kernel", "in_transform", "is_traceable_wrapper_subclass", "is_wrapper_type", "is_zerotensor", "keep_item",
-    "kernels_of_zeros", "known", "known_equal", "made_without_grad", "no_modes", "number_read_from", "operator_schemas", "python_source", "pytree",
-    "refuses_hooks", "refuses_writes", "registered_effect", "reinterpret_tensor", "runtime_asserts", "same_addresses", "saved_objects",
-    "saving_is_hooked", "selective_context", "shares_version", "size_hint", "start_anew", "storage_at", "storage_uses", "symbol_hint", "symbol_range",
-    "tag_activation_checkpoint", "tangents_followed", "tangents_may_be", "tensor_uses", "transforms_preserved", "user_kernel", "with_effects",
-    "without_fake_cache",
+    "artifact_logger", "auto_functionalized", "below_autograd", "below_vmap", "can_auto_functionalize", "copy_all", "cuda_stream", "current_compile",
+    "default_device", "disable_autocast", "drop_library_workspaces", "empty_strided_cpu", "empty_strided_cuda", "enable_python_dispatcher",
+    "frame_source", "function_of_numbers", "in_dual_level", "in_fake_kernel", "in_transform", "is_traceable_wrapper_subclass", "is_wrapper_type",
+    "is_zerotensor", "keep_item", "kernels_of_zeros", "known", "known_equal", "made_without_grad", "no_modes", "number_read_from", "operator_schemas",
+    "python_source", "pytree", "refuses_hooks", "refuses_writes", "registered_effect", "reinterpret_tensor", "runtime_asserts", "same_addresses",
+    "saved_objects", "saving_is_hooked", "selective_context", "sequence_number", "shares_version", "size_hint", "start_anew", "storage_at",
+    "storage_uses", "structured_entry", "structured_trace", "symbol_hint", "symbol_range", "tag_activation_checkpoint", "tangents_followed",
+    "tangents_may_be", "tensor_uses", "transforms_preserved", "user_kernel", "with_effects", "without_fake_cache",
 ]  # fmt: skip
 
 
@@ -201,6 +198,11 @@ def running_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+def sequence_number(node: Any = None) -> int:
+    """When autograd's node was made: a count of this thread; without one, the number that its next node will have. [2.11, 2.13]"""
+    return torch.autograd._get_sequence_nr() if node is None else node._sequence_nr()  # type: ignore[no-any-return, attr-defined]
+
+
 def drop_library_workspaces() -> None:
     """Let go of the memory that torch keeps for cuBLAS, one piece for each handle and stream: the next product gets its own. [2.11, 2.13]"""
     torch._C._cuda_clearCublasWorkspaces()
@@ -300,6 +302,7 @@ def default_device() -> AbstractContextManager[Any]:
     [2.11, 2.13]
     """
     from torch._dynamo.variables.torch_function import torch_function_mode_stack_state_mgr as aside
+    from torch.utils._device import DeviceContext
 
     device = next((mode.device for mode in aside.stack if isinstance(mode, DeviceContext)), None)
     return nullcontext() if device is None else torch.device(device)
@@ -491,9 +494,6 @@ def structured_trace() -> bool:
 
 def structured_entry(entry: str, name: str, text: Callable[[], str], compile_id: Any) -> None:
     """A text in the structured trace: as the entry of that name, or with "" as an artifact. [2.11, 2.13]"""
-    metadata = {} if entry else {"name": name, "encoding": "string"}
-    if entry == "inductor_output_code":
-        metadata = {"filename": name + ".py"}
-    torch._logging.trace_structured(
-        entry or "artifact", lambda: metadata, payload_fn=text, expect_trace_id=False, compile_id=compile_id
-    )
+    about = {"filename": f"{name}.py"} if "code" in entry else {} if entry else {"name": name, "encoding": "string"}
+    trace = functools.partial(torch._logging.trace_structured, expect_trace_id=False, compile_id=compile_id)
+    trace(entry or "artifact", lambda: about, payload_fn=text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from torch import fx
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ..ir.routines import OWN_MEMORY
-from ..torch_compat import OpOverload, is_zerotensor, running_node
+from ..torch_compat import OpOverload, is_zerotensor, running_node, sequence_number
 from .fake_memo import FakeMemo
 from .fakes import run_fake
 from .known import Truth
@@ -28,7 +29,8 @@ KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack")
 class GraphWriter:
     """The graph that is being written.
 
-    origin   the node of the traced program that runs now: its metadata goes to the nodes made meanwhile.
+    origin   the node of the traced program that runs now, in its backward the one that is differentiated: its metadata goes to the nodes
+             made meanwhile.
     kept     nodes that dead-code elimination leaves alone.
     makers   the node that made a tensor object, by the object's id.
     backward whether the program's gradients are being computed: nodes say so in their metadata.
@@ -49,10 +51,28 @@ class GraphWriter:
         self.constants: dict[str, torch.Tensor] = {}
         self.regions = Regions()
         self.symbols = Symbols(self.graph, fake_mode.shape_env)
-        self.origin: fx.Node | None = None
+        self._origin: fx.Node | None = None
+        self._origins: list[fx.Node | None] = [None]
+        self._first_numbers = [0]  # of autograd's nodes that are made while each of `_origins` runs
         self.kept: set[fx.Node] = set()
         self.makers: dict[int, fx.Node] = {}
         self.truths: dict[fx.Node, Truth] = {}
+
+    @property
+    def origin(self) -> fx.Node | None:
+        """The node of the program whose operators are recorded now; in its backward the one that made autograd's node."""
+        if not self.backward:
+            return self._origin
+        if (node := running_node()) is None:
+            return self._origin
+        made_by = self._origins[bisect.bisect_right(self._first_numbers, sequence_number(node)) - 1]
+        return made_by or self._origin  # which a function that is run within the backward was given
+
+    @origin.setter
+    def origin(self, node: fx.Node | None) -> None:
+        self._origin = node
+        self._origins.append(node)
+        self._first_numbers.append(sequence_number())
 
     def call(self, op: Any, args: Any, kwargs: Any, val: Any, *, keep: bool = False) -> fx.Node:
         """A call node with the fake value `val` and the origin's metadata; `keep` saves it from dead-code
