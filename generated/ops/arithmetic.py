@@ -22,6 +22,7 @@ from ...runtime.lower.names import (
     opmath,
     part_dtype,
     promoted_dtype,
+    rank,
     to,
 )
 
@@ -318,16 +319,74 @@ def pow_Tensor_Scalar(b, self, exponent):
 # spec: aten.pow.Tensor_Tensor, aten.pow.Scalar
 def pow_Scalar(b, self, exponent):
     b.native_if(is_float(promoted_dtype(self, exponent)), "is_float(promoted_dtype(self, exponent))")
+    same = not is_number(self) and not is_number(exponent) and rank(exponent) == 0 and rank(self) != 0
     p = b.pointwise((self, exponent))
     self, exponent = p.operands
+    if same and p.common in ["float32", "float64"]:
+        return p.result(
+            s.where(
+                s.eq(exponent, 2),
+                self * self,
+                s.where(
+                    s.eq(exponent, 3),
+                    self * self * self,
+                    s.where(
+                        s.eq(exponent, -1),
+                        s.reciprocal(self),
+                        s.where(
+                            s.eq(exponent, 0.5) & (self > 0),
+                            s.sqrt(self),
+                            s.where(
+                                s.eq(exponent, -0.5) & (self > 0),
+                                s.rsqrt(self),
+                                s.where(
+                                    s.eq(exponent, -2) & ~s.isinf(self * self),
+                                    s.reciprocal(self * self),
+                                    s.pow(self, exponent),
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            )
+        )
     return p.result(s.pow(self, exponent))
 
 
 # spec: aten.pow.Tensor_Tensor, aten.pow.Scalar
 def pow_Tensor_Tensor(b, self, exponent):
     b.native_if(is_float(promoted_dtype(self, exponent)), "is_float(promoted_dtype(self, exponent))")
+    same = not is_number(self) and not is_number(exponent) and rank(exponent) == 0 and rank(self) != 0
     p = b.pointwise((self, exponent))
     self, exponent = p.operands
+    if same and p.common in ["float32", "float64"]:
+        return p.result(
+            s.where(
+                s.eq(exponent, 2),
+                self * self,
+                s.where(
+                    s.eq(exponent, 3),
+                    self * self * self,
+                    s.where(
+                        s.eq(exponent, -1),
+                        s.reciprocal(self),
+                        s.where(
+                            s.eq(exponent, 0.5) & (self > 0),
+                            s.sqrt(self),
+                            s.where(
+                                s.eq(exponent, -0.5) & (self > 0),
+                                s.rsqrt(self),
+                                s.where(
+                                    s.eq(exponent, -2) & ~s.isinf(self * self),
+                                    s.reciprocal(self * self),
+                                    s.pow(self, exponent),
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            )
+        )
     return p.result(s.pow(self, exponent))
 
 

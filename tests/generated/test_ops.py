@@ -211,7 +211,7 @@ OPS = [
         "aten.pow.Tensor_Tensor, aten.pow.Scalar",
         "pointwise",
         ("aten.pow.Scalar", "aten.pow.Tensor_Tensor"),
-        tests=("P(3, 5), F(5)", "P(3, 5), F(3, 1)", "2.5, F(3, 5)"),
+        tests=("P(3, 5), F(5)", "P(3, 5), F(3, 1)", "2.5, F(3, 5)", "F(3, 5), F()"),
     ),
     Op(
         "aten.remainder",

@@ -10,8 +10,9 @@ pytest.importorskip("triton")
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.builder import Builder
 from opforge.runtime.lower.tensor import Tensor
+from tests.support.gpu_plan import planned
 from tests.support.loops import plan_of, pointwise, program_of
-from tests.support.triton_run import compile_sm90
+from tests.support.triton_run import compile_sm90, job_of, launch_interpreted, results
 
 ONE = ("j0", "j1", "y0", "k0", "k1", "k0e", "k1e", "erfcx", "trigamma")
 TWO = ("zeta",)
@@ -47,3 +48,21 @@ def test_divisors_of_a_number_for_all_compile_for_sm90(dtype: torch.dtype) -> No
         return pointwise(b, lambda a, c: s.gcd(a, c) + s.gcd(c, a), x, n)
 
     compiles(build, [torch.ones(300, dtype=dtype), torch.ones((), dtype=dtype)])
+
+
+EXPONENTS = (2.0, 3.0, -1.0, 0.5, -0.5, -2.0, 1.7)
+
+
+def test_powers_by_one_exponent() -> None:
+    """An exponent that changes from call to call: those of products and roots are computed as such."""
+    ends = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -2.0, 1e-20, 2e19, -1e30, 1e-38])
+    x = torch.cat([torch.linspace(0.1, 4, 90), ends])
+    plans = [planned(torch.pow, [x, torch.tensor(n)]) for n in EXPONENTS]
+    memories = launch_interpreted([job_of(p, [x, torch.tensor(n)]) for p, n in zip(plans, EXPONENTS, strict=True)])
+    for n, plan, memory in zip(EXPONENTS, plans, memories, strict=True):
+        (got,) = results(plan, memory)
+        torch.testing.assert_close(got, (x.double() ** torch.tensor(n)).float(), rtol=2e-7, atol=0, equal_nan=True)
+        if n != 1.7:
+            assert torch.equal(got[:90], x[:90] ** n), n
+    (kernel,) = plans[0].kernels()
+    assert compile_sm90(kernel, plans[0].layouts)[:4] == b"\x7fELF"
