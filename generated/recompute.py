@@ -719,6 +719,12 @@ PICKS: frozenset[str] = frozenset(
         "aten.amax.default",
         "aten.amin.default",
         "aten.aminmax.default",
+        "aten.cummax.default",
+        "aten.cummin.default",
+        "aten.gather.default",
+        "aten.index.Tensor",
+        "aten.index_select.default",
+        "aten.kthvalue.default",
         "aten.linalg_vector_norm.default",
         "aten.max.default",
         "aten.max.dim",
@@ -726,12 +732,27 @@ PICKS: frozenset[str] = frozenset(
         "aten.median.dim",
         "aten.min.default",
         "aten.min.dim",
+        "aten.mode.default",
         "aten.nanmedian.default",
         "aten.nanmedian.dim",
         "aten.norm.Scalar",
         "aten.norm.ScalarOpt_dim",
         "aten.norm.ScalarOpt_dim_dtype",
         "aten.norm.ScalarOpt_dtype",
+        "aten.sort.default",
+        "aten.sort.stable",
+        "aten.take.default",
+        "aten.topk.default",
     )
 )
-COMPARES: frozenset[str] = frozenset(("aten.eq.Tensor",))
+COMPARES: frozenset[str] = frozenset(
+    (
+        "aten.eq.Tensor",
+        "aten.ge.Tensor",
+        "aten.gt.Tensor",
+        "aten.isin.Tensor_Tensor",
+        "aten.le.Tensor",
+        "aten.lt.Tensor",
+        "aten.ne.Tensor",
+    )
+)

@@ -64,7 +64,7 @@ def picks(node: fx.Node) -> bool:
 
 
 def compares(node: fx.Node) -> bool:
-    """Whether a node asks which elements are equal."""
+    """Whether a node compares elements with one another."""
     return isinstance(node.target, OpOverload) and str(node.target) in recompute.COMPARES
 
 

@@ -74,6 +74,32 @@ def test_what_holds_a_maximum_is_not_summed_up_again(extreme: str, budget: float
     assert p.saved_bytes <= 33 * 17 * 4 + 256
 
 
+MASKS = {
+    "of a maximum": lambda y: y >= y.amax(-1, keepdim=True),
+    "of what is no maximum": lambda y: y != y.amax(-1, keepdim=True),
+    "of the greatest": lambda y: y >= y.topk(3, -1).values[..., -1:],
+    "of the smallest": lambda y: y <= y.kthvalue(4, -1, keepdim=True).values,
+    "of a sorted one": lambda y: y > y.sort(-1).values[..., 2:3],
+    "of a position": lambda y: y == y.gather(-1, y.argmax(-1, keepdim=True)),
+    "of a row": lambda y: y < y.index_select(0, torch.tensor([2])),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_what_a_mask_is_made_of_is_not_summed_up_again(mask: str) -> None:
+    """The threshold was kept, and what is compared with it was summed up again: the element that is the threshold may then be below it."""
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y = F.layer_norm(x, x.shape)
+        return torch.where(MASKS[mask](y), y, 0) * w
+
+    _, p = cut(program, (33, 17), (33, 17))
+    work = [n for n in p.backward.graph.nodes if getattr(n.meta.get("val"), "dtype", None) is torch.bool]
+    for n in work:
+        work += n.all_input_nodes
+    assert torch.ops.aten.native_layer_norm.default not in {n.target for n in work}
+
+
 def test_what_holds_a_maximum_is_computed_again_without_sums() -> None:
     _, p = cut(lambda x: (x * 2).amax(-1), (64, 64))
     assert p.saved_bytes <= 64 * 4
