@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 
 # What the help texts list, without the imports that the lists themselves would need; a test compares them.
+FAULTS = 12
+"""Of how many wrong results of an operator `opforge test` tells."""
 KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter", "composite", "extern", "decomposed")
 EMITTERS: tuple[str, ...] = (
     *("config", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),
@@ -176,9 +178,14 @@ def run_tests(
     failed = 0
     for tested in check_file(spec, imports or (), {name: text for name, _, text in pairs}, entry or ()):
         counts = f"{tested.cases} calls, {tested.gradients} of them with gradients, {tested.seconds:.1f} s"
-        print(f"{tested.id}: {counts}: {f'{len(tested.faults)} wrong' if tested.faults else 'right'}", flush=True)
-        for fault in tested.faults[:12]:
+        print(
+            f"{tested.id}: {counts}: {f'{len(tested.faults)} results or gradients wrong' if tested.faults else 'right'}",
+            flush=True,
+        )
+        for fault in tested.faults[:FAULTS]:
             print(f"  {fault}")
+        if len(tested.faults) > FAULTS:
+            print(f"  and {len(tested.faults) - FAULTS} more")
         failed += bool(tested.faults)
     raise typer.Exit(1 if failed else 0)
 

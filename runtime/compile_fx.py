@@ -43,7 +43,7 @@ from .lower.control import Control
 from .lower.graph import lower
 from .lower.known import truth
 from .observe import counters
-from .observe.watch import Watch
+from .observe.watch import Watch, readable
 from .realize import Artifacts, Compiled, EagerProgram, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
@@ -176,12 +176,12 @@ def _compile_program(
     watch = Watch(cfg.progress, cfg.dump_dir)
     try:
         with tangents_followed(False):  # passes run operators on the tensors that were traced, which may have tangents
-            watch.text("dynamo_graph.py", lambda: str(getattr(gm, "code", gm)), "pre-grad graph")
+            watch.graph("dynamo_graph.py", gm, "pre-grad graph")
             with watch.stage("trace"):
                 traced = trace(gm, example_inputs, training=trains, random=cfg.random, truth=truth)
             settle()
             what = "inference graph" if traced.gradients is None else "joint graph"
-            watch.text("functional_graph.py", lambda: str(traced.graph.code), what)
+            watch.graph("functional_graph.py", traced.graph, what)
             call, artifacts, inside = compile_traced(traced, cfg, watch)
             run = bind(traced, call, in_graph=inside)
             watch.text("dispatch.py", lambda: emit_wrapper(traced, "compiled", in_graph=inside))
@@ -246,8 +246,8 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
 
     with watch.stage("partition"):
         parts = split(traced, cfg, written)
-    watch.text("forward_graph.py", lambda: str(parts.forward.code), "forward graph")
-    watch.text("backward_graph.py", lambda: str(parts.backward.code), "backward graph")
+    watch.graph("forward_graph.py", parts.forward, "forward graph")
+    watch.graph("backward_graph.py", parts.backward, "backward graph")
     watch.text("autograd_function.py", lambda: emit_function(parts.halves))
     needed = {k for where, k in parts.halves.saved if where == "output"}
     forward, artifacts = compile_graph(
@@ -256,7 +256,8 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     artifacts.function = emit_function(parts.halves)
 
     def backward(graph: torch.fx.GraphModule, watch: Watch, into: Mapping[int, int] = MappingProxyType({})) -> Compiled:
-        call, artifacts.backward = compile_graph(graph, cfg, watch, boxed=True, frugal=True, fixed=kept, written=into)
+        within = watch.inside("backward")
+        call, artifacts.backward = compile_graph(graph, cfg, within, boxed=True, frugal=True, fixed=kept, written=into)
         return call
 
     def backward_later(graph: torch.fx.GraphModule, into: Mapping[int, int] = MappingProxyType({})) -> Compiled:
@@ -268,7 +269,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
             later.close()
         if (made := artifacts.backward) is not None:
             made.seconds = later.seconds
-            counters.count_graph(made.kernels, made.externs, made.seconds, made.arena_bytes, False, graphs=0)
+            counters.count_graph(made.kernels, made.externs, made.seconds, made.arena_bytes, made.cached, graphs=0)
         return call
 
     kept = kept_for_backward(parts.halves, static)
@@ -341,7 +342,7 @@ def _compile_controls(
             if cfg.rewrites:
                 with within.stage("rewrite"):
                     rewrite(graph, RULES)
-            within.text("functional_graph.py", lambda graph=graph: str(graph.code))  # type: ignore[misc]
+            within.graph("functional_graph.py", graph, "inference graph")
             namespace[role], inside[f"{control.name}_{role}"] = compile_graph(graph, cfg, within)
         source = sources[control.name] = render_control(control)
         watch.text(f"{control.name}.py", lambda source=source: source)  # type: ignore[misc]
@@ -394,7 +395,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _rewritten(applied: Sequence[tuple[str, str]], traced: Traced) -> str:
-    return "".join(f"# {rule} at {node}\n" for rule, node in applied) + str(traced.graph.code)
+    return "".join(f"# {rule} at {node}\n" for rule, node in applied) + readable(traced.graph)
 
 
 def target_of(graph: torch.fx.GraphModule, cfg: Config) -> Target:

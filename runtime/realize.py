@@ -134,11 +134,11 @@ def _stored(entry: Entry, target: Target) -> Artifacts | None:
 
 def _dump_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
     watch.text("plan.txt", lambda: plan_text(plan), "schedule")
-    watch.text("fusion.txt", lambda: fusion_text(plan), "fusion")
+    watch.tell("fusion", lambda: fusion_text(plan))
     watch.text("kernels.cpp", lambda: cpp, "kernels")
     watch.text("kernels_triton.py", lambda: "\n\n".join(_triton(k, plan) for k in plan.kernels()))
     watch.text("graph.py", lambda: wrapper)
-    watch.text("output_code.txt", lambda: f"{wrapper}\n{cpp}", "code")
+    watch.tell("code", lambda: f"{wrapper}\n{cpp}")
 
 
 def _triton(kernel: Kernel, plan: Plan) -> str:

@@ -170,7 +170,10 @@ def _target_of(command: tuple[str, ...], flags: tuple[str, ...], timeout_s: floa
     if ran.failure is not None:
         said = (ran.errors or ran.output).strip()
         what = "refuses its flags" if ran.status else f"does not tell its macros: it {ran.failure}"
-        raise BuildError(f"the C++ compiler {what}\n  command: {shlex.join(words)}\n{said}")
+        raise BuildError(
+            f"the C++ compiler {what}\n  command: {shlex.join(words)}\n{said}",
+            short=(*said.splitlines()[:3], f"flags: {shlex.join(flags)} (the setting cxx_flags is among them)"),
+        )
     macros = {line.split()[1] for line in ran.output.splitlines() if line.startswith("#define ")}
     widest = sorted(CPU_TARGETS.values(), key=lambda t: -t.lanes)
     target = next((t.name for t in widest if t.guard in macros and "OPFORGE_SCALAR" not in macros), "scalar")

@@ -78,8 +78,8 @@ def count_graph(
     *,
     graphs: int = 1,
 ) -> None:
-    """One compiled graph: its kernels, its calls of eager kernels by operator, seconds by stage, bytes of its arena. `graphs` is 0 for the
-    backward of one that was counted before.
+    """One compiled graph: its kernels, its calls of eager kernels by operator, seconds by stage, bytes of its arena, whether it came out of the
+    cache. `graphs` is 0 for the backward of one that was counted before.
     """
     LOG.info(
         "%s: %d kernels, eager kernels %s, arena %d bytes, %.2f s%s",
@@ -93,7 +93,7 @@ def count_graph(
     with _lock:
         _totals["graphs"] += graphs
         _totals["kernels"] += kernels
-        _totals["cache_hits"] += int(cached)
+        _totals["cache_hits"] += graphs * int(cached)
         _totals["arena_bytes"] = max(_totals["arena_bytes"], arena_bytes)
         _calls.update(externs)
         for stage, s in seconds.items():

@@ -8,7 +8,7 @@ import functools
 import logging
 from dataclasses import dataclass
 
-from ..torch_compat import artifact_logger, structured_entry, structured_trace
+from ..torch_compat import artifact_logger, current_compile, structured_entry, structured_trace
 
 __all__ = ["TOLD", "Told", "tell", "wanted"]
 
@@ -38,8 +38,8 @@ TOLD = {
     "loops": Told("loops before fusion", "ir_pre_fusion"),
     "schedule": Told("schedule", "schedule"),
     "fusion": Told("kernels after fusion", "fusion"),
-    "kernels": Told("code of the kernels", "kernel_code"),
-    "code": Told("output code", "output_code", "inductor_output_code"),
+    "kernels": Told("kernel code", "kernel_code"),
+    "code": Told("code", "output_code", "inductor_output_code"),
 }
 
 
@@ -57,10 +57,12 @@ def tell(what: str, prefix: str, text: str, compile_id: object) -> None:
     """
     told = TOLD[what]
     title = prefix + told.title
+    if compile_id is not None and current_compile() is None:
+        title += f" [{compile_id}]"  # which torch writes itself while Dynamo compiles
     if _is_on(told.switch):
         _logger(told.switch).debug("opforge: %s\n%s", title, text)  # type: ignore[union-attr]
     if structured_trace():
-        structured_entry(told.entry, title.replace(" ", "_"), lambda: text, compile_id)
+        structured_entry(told.entry, (prefix + told.title).replace(" ", "_"), lambda: text, compile_id)
 
 
 def _is_on(switch: str) -> bool:

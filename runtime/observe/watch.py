@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
+
 from ..torch_compat import current_compile
 from . import torch_logs
 from .dump import Dump
 from .log import LOG
 from .progress import Progress
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "readable"]
 
 
 class Watch:
@@ -58,15 +60,30 @@ class Watch:
         """What a stage made: a file of that name where `dump_dir` is set, a message where TORCH_LOGS has +opforge, and where torch's log switches
         or its structured trace ask for it; `what` is its key in `torch_logs.TOLD`.
         """
-        told = bool(what) and torch_logs.wanted(what)
-        if told or self._read:
+        if self._read or (what and torch_logs.wanted(what)):
             text = make()
             LOG.debug("%s%s\n%s", self._prefix, name, text)
             self.dump.text(self._prefix + name, lambda: text)
-            if told:
-                torch_logs.tell(what, self._prefix.replace("_", " "), text, self.compile_id)
+            if what:
+                self.tell(what, lambda: text)
+
+    def tell(self, what: str, make: Callable[[], str]) -> None:
+        """`text` for torch's switches and trace alone."""
+        if torch_logs.wanted(what):
+            torch_logs.tell(what, self._prefix.replace("_", " "), make(), self.compile_id)
+
+    def graph(self, name: str, graph: object, what: str) -> None:
+        """`text` of a graph: its operators with sizes, strides and devices, below the lines of the program that they come from."""
+        self.text(name, lambda: readable(graph), what)
 
     def close(self) -> None:
         """Take the progress line away and write the texts; to be called however compiling ended."""
         self.progress.close()
         self.dump.write()
+
+
+def readable(graph: object) -> str:
+    """A graph as Python, with what is known of its values and the program's lines; another callable as its name."""
+    if not isinstance(graph, torch.fx.GraphModule):
+        return str(graph)
+    return graph.print_readable(print_output=False, include_stride=True, include_device=True)

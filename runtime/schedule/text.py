@@ -34,9 +34,7 @@ def fusion_text(plan: Plan) -> str:
     for step in plan.steps:
         if isinstance(step, KernelStep):
             k = step.kernel
-            lines.append(
-                f"kernel {k.name}: {len(k.defines)} loops in one, {', '.join(k.reads)} -> {', '.join(k.writes)}"
-            )
+            lines.append(f"kernel {k.name}: of {', '.join(k.defines)}; {', '.join(k.reads)} -> {', '.join(k.writes)}")
             lines += [f"  {origin.removesuffix(': ')}" for origin in k.origins]
         elif isinstance(step, ExternStep):
             lines.append(_extern(step))
