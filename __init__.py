@@ -20,6 +20,8 @@ _WHERE = {
     "aot_function": "aot",
     "aot_module": "aot",
     "aot_module_simplified": "aot",
+    "install": "default_backend",
+    "uninstall": "default_backend",
     "backend": "frontend_api",
     "compile_fx": "frontend_api",
     "stats": "frontend_api",
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         aot_module,
         aot_module_simplified,
     )
+    from .default_backend import install, uninstall
     from .frontend_api import backend, compile_fx, explain, last_artifacts, load_specs, reset_stats, stats
     from .runtime import config as config
 
@@ -59,10 +62,12 @@ __all__ = [
     "config",
     "errors",
     "explain",
+    "install",
     "last_artifacts",
     "load_specs",
     "reset_stats",
     "stats",
+    "uninstall",
 ]
 
 

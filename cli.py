@@ -190,6 +190,34 @@ def run_tests(
     raise typer.Exit(1 if failed else 0)
 
 
+@app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run_script(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python program; what follows are its arguments.")],
+) -> None:
+    """Run a program with opforge as its default backend: `torch.compile(model)` in it, and in libraries it uses, compiles by opforge.
+
+    As `opforge.install()` at its first line; what was changed is printed to stderr.
+    """
+    import runpy
+    import traceback
+
+    from .default_backend import install
+
+    if not script.is_file():
+        _stop(f"there is no program {script}")
+    with install() as installed:
+        print(installed, file=sys.stderr)
+        sys.argv[:] = [str(script), *context.args]
+        sys.path[0] = str(script.resolve().parent)
+        gc.enable()
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except Exception as error:  # noqa: BLE001 - the program's own, shown as Python shows it
+            traceback.print_exception(error)
+            raise typer.Exit(1) from None
+
+
 @app.command("new-op")
 def new_op(
     name: Annotated[str, typer.Argument(help="The operator: softplus, aten.sum.dim_IntList, my_lib.my_op.")],

@@ -1,0 +1,167 @@
+"""`opforge.install()`: opforge wherever a program, or a library it uses, compiles with torch's default backend.
+
+Three places name a default, or a closed list of names: `torch.compile` without `backend=`; accelerate's enum of backends, by which its users and
+transformers' `Trainer` choose one; and the compile configuration of transformers' `generate`. A library that is imported later is changed then.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+
+__all__ = ["Installed", "install", "uninstall"]
+
+_NAME = "opforge"
+_lock = threading.RLock()
+_installed: Installed | None = None
+
+
+class Installed:
+    """What `install` has changed. Printed, it says so; as a context manager it is undone at the end of the block.
+
+    changes  one line for each place, in the order in which they were changed.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[str] = []
+        self._undo: list[Callable[[], None]] = []
+        self._finder: _OnImport | None = None
+
+    def __str__(self) -> str:
+        waiting = self._finder.waiting if self._finder is not None else {}
+        later = [f"{name}, when it is imported" for name in waiting]
+        return "\n".join(["opforge is the default backend of:", *(f"  {line}" for line in [*self.changes, *later])])
+
+    def __enter__(self) -> Installed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        uninstall()
+
+    def _change(self, change: tuple[str, Callable[[], None]]) -> None:
+        text, undo = change
+        self.changes.append(text)
+        self._undo.append(undo)
+
+    def _everything(self) -> None:
+        self._change(_torch_compile())
+        waiting = {}
+        for name, changed in _LIBRARIES.items():
+            if name in sys.modules:
+                self._change(changed(sys.modules[name]))
+            else:
+                waiting[name] = lambda module, changed=changed: self._change(changed(module))
+        self._finder = _OnImport(waiting)
+        sys.meta_path.insert(0, self._finder)
+
+    def _nothing(self) -> None:
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        for undo in reversed(self._undo):
+            undo()
+
+
+def install() -> Installed:
+    """Make opforge the default backend of this process: of `torch.compile` without `backend=`, of accelerate (which takes the name "opforge" too)
+    and of transformers' `generate`. Returns what was changed; called again it changes nothing. `uninstall()` puts all of it back, and so does the
+    end of `with opforge.install():`. What a program has compiled already stays as it is.
+    """
+    global _installed
+    with _lock:
+        if _installed is None:
+            _installed = Installed()
+            _installed._everything()
+        return _installed
+
+
+def uninstall() -> None:
+    """Put back what `install` has changed; does nothing where it has not."""
+    global _installed
+    with _lock:
+        if _installed is not None:
+            _installed._nothing()
+            _installed = None
+
+
+def _torch_compile() -> tuple[str, Callable[[], None]]:
+    text = "torch.compile without backend="
+    if hasattr(torch.compiler, "set_default_backend"):
+        before = torch.compiler.get_default_backend()
+        torch.compiler.set_default_backend(_NAME)
+        return text, lambda: torch.compiler.set_default_backend(before)
+    defaults: dict[str, Any] = torch.compile.__kwdefaults__  # type: ignore[attr-defined]
+    named = defaults["backend"]
+    defaults["backend"] = _NAME
+    return text, lambda: defaults.update(backend=named)
+
+
+def _accelerate(module: ModuleType) -> tuple[str, Callable[[], None]]:
+    """A member of an enum whose members are text, in capitals."""
+    backends, name = module.DynamoBackend, _NAME.upper()
+    if name in backends.__members__:
+        return "accelerate: it knows the name", lambda: None
+    member = str.__new__(backends, name)
+    member._name_ = member._value_ = name
+    backends._member_names_.append(name)
+    backends._member_map_[name] = backends._value2member_map_[name] = member
+
+    def undo() -> None:
+        backends._member_names_.remove(name)
+        del backends._member_map_[name], backends._value2member_map_[name]
+
+    return f'accelerate: dynamo_backend="{_NAME}", and transformers\' Trainer: torch_compile_backend="{_NAME}"', undo
+
+
+def _transformers(module: ModuleType) -> tuple[str, Callable[[], None]]:
+    """The default of a dataclass stands in its class, and among the defaults of its `__init__`."""
+    config = module.CompileConfig
+    before, defaults = config.backend, config.__init__.__defaults__
+    config.backend = _NAME
+    config.__init__.__defaults__ = tuple(_NAME if value == before else value for value in defaults)
+
+    def undo() -> None:
+        config.backend, config.__init__.__defaults__ = before, defaults
+
+    return "transformers: CompileConfig() of generate", undo
+
+
+#: By the module that holds the name.
+_LIBRARIES: dict[str, Callable[[ModuleType], tuple[str, Callable[[], None]]]] = {
+    "accelerate.utils.dataclasses": _accelerate,
+    "transformers.generation.configuration_utils": _transformers,
+}
+
+
+class _OnImport(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; what waits for a module runs when that module has been loaded."""
+
+    def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]) -> None:
+        self.waiting = waiting
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        then = self.waiting.get(name)
+        if then is None:
+            return None
+        finders = [f for f in sys.meta_path if f is not self]
+        spec = next((s for f in finders if (s := f.find_spec(name, path, target)) is not None), None)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def loaded(module: ModuleType) -> None:
+                load(module)
+                if self in sys.meta_path and self.waiting.pop(name, None) is not None:
+                    then(module)
+
+            spec.loader.exec_module = loaded  # type: ignore[method-assign]
+        return spec
