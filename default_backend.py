@@ -54,12 +54,16 @@ class Installed:
 
     def _everything(self) -> None:
         self._change(_torch_compile())
-        waiting = {}
-        for name, changed in _LIBRARIES.items():
+        waiting: dict[str, Callable[[ModuleType], None]] = {}
+
+        def change(module: ModuleType) -> None:
+            self._change(_LIBRARIES[module.__name__](module))
+
+        for name in _LIBRARIES:
             if name in sys.modules:
-                self._change(changed(sys.modules[name]))
+                change(sys.modules[name])
             else:
-                waiting[name] = lambda module, changed=changed: self._change(changed(module))
+                waiting[name] = change
         self._finder = _OnImport(waiting)
         sys.meta_path.insert(0, self._finder)
 
@@ -98,7 +102,7 @@ def _torch_compile() -> tuple[str, Callable[[], None]]:
         before = torch.compiler.get_default_backend()
         torch.compiler.set_default_backend(_NAME)
         return text, lambda: torch.compiler.set_default_backend(before)
-    defaults: dict[str, Any] = torch.compile.__kwdefaults__  # type: ignore[attr-defined]
+    defaults: dict[str, Any] = torch.compile.__kwdefaults__ or {}
     named = defaults["backend"]
     defaults["backend"] = _NAME
     return text, lambda: defaults.update(backend=named)
