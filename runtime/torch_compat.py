@@ -488,8 +488,8 @@ def current_compile() -> Any:
 
 
 def structured_trace() -> bool:
-    """Whether TORCH_TRACE is set: the handler that writes it removes itself at the first entry of all otherwise. [2.11, 2.13]"""
-    return bool(torch._logging._internal.trace_log.handlers)
+    """Whether anything takes it: without TORCH_TRACE its handler has no folder, until the first entry of all removes it. [2.11, 2.13]"""
+    return any(getattr(h, "root_dir", h) is not None for h in torch._logging._internal.trace_log.handlers)
 
 
 def structured_entry(entry: str, name: str, text: Callable[[], str], compile_id: Any) -> None:

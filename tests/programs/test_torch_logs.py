@@ -80,6 +80,14 @@ def test_nothing_without_a_switch(folder: Path) -> None:
     assert run(folder) == ""
 
 
+def test_no_text_is_made_without_a_switch() -> None:
+    """Also where Dynamo has not compiled anything in the process yet."""
+    text = "from opforge.runtime.observe.watch import Watch; print(Watch('off', '').wanted)"
+    environment = {k: v for k, v in os.environ.items() if k not in ("TORCH_LOGS", "TORCH_TRACE")}
+    ran = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.stdout == "False\n", ran.stderr
+
+
 def test_pages_of_tlparse(told: dict[str, str], folder: Path) -> None:
     tlparse = shutil.which("tlparse", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if tlparse is None:
