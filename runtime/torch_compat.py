@@ -489,11 +489,12 @@ def current_compile() -> Any:
 
 def structured_trace() -> bool:
     """Whether anything takes it: without TORCH_TRACE its handler has no folder, until the first entry of all removes it. [2.11, 2.13]"""
-    return any(getattr(h, "root_dir", h) is not None for h in torch._logging._internal.trace_log.handlers)
+    handlers = torch._logging._internal.trace_log.handlers  # pytest has some of its own there
+    return any(getattr(h, "root_dir", h) is not None and "Torch" in type(h.formatter).__name__ for h in handlers)
 
 
 def structured_entry(entry: str, name: str, text: Callable[[], str], compile_id: Any) -> None:
     """A text in the structured trace: as the entry of that name, or with "" as an artifact. [2.11, 2.13]"""
     about = {"filename": f"{name}.py"} if "code" in entry else {} if entry else {"name": name, "encoding": "string"}
-    trace = functools.partial(torch._logging.trace_structured, expect_trace_id=False, compile_id=compile_id)
-    trace(entry or "artifact", lambda: about, payload_fn=text)
+    told: dict[str, Any] = {"payload_fn": text, "expect_trace_id": False, "compile_id": compile_id}
+    torch._logging.trace_structured(entry or "artifact", lambda: about, **told)

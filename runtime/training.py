@@ -125,7 +125,7 @@ def _keep_made_from_inputs(joint: fx.GraphModule, parts: Partition | Cut, gradie
                 continue
             if isinstance(node.target, OpOverload) and op_info(node.target).kind == "view":
                 work += node.users
-            elif node.name in known and not known[node.name].meta.keys() & {"must_save", "recompute"}:
+            elif node.name in known and not known[node.name].meta.keys() & {"must_save", "region"}:
                 marked = known[node.name].meta["must_save"] = True
     return marked
 

@@ -51,10 +51,10 @@ def joint_module(graph: fx.GraphModule, gradients: Sequence[int], *, unsaved: Co
         # Sizes that only the backward takes stand in the middle of it; partition functions expect the whole forward before it.
         backward = backward or bool(node.meta.get("backward"))
         meta["partitioner_tag"] = "is_backward" if backward else "is_forward"
-        if "recompute" in meta:  # a checkpointed region, as torch tells it
+        if "region" in meta:  # a checkpointed region, as torch tells it
             keep = meta.get("must_save") or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             policy = CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-            meta |= {"ac_graph_id": meta["recompute"], "recompute": policy}
+            meta |= {"ac_graph_id": meta["region"], "recompute": policy}
     rest = _beyond(gradients, counts["primals"], len(found))
     every: list[Any] = [*([None] * counts["primals"]), *(found[k] for k in rest)]
     for k, g in zip(gradients, found, strict=False):
@@ -144,7 +144,7 @@ def _mark_regions(graph: fx.Graph) -> None:
     for node in graph.nodes:
         policy = node.meta.get("recompute")
         if isinstance(policy, CheckpointPolicy):
-            node.meta["recompute"] = node.meta.get("ac_graph_id", 0)
+            node.meta["region"] = node.meta.get("ac_graph_id", 0)
             node.meta["must_save"] = policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
 

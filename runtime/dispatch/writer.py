@@ -92,7 +92,7 @@ class GraphWriter:
                     f"{op} would run a second time with other random numbers or effects{self.where()}"
                 )
         if self.region is not None:
-            meta["recompute"] = self.region
+            meta["region"] = self.region
         origin = self.origin
         if origin is not None:
             for key in KEPT_META:

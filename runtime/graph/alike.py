@@ -13,7 +13,7 @@ from .patterns import Rule, match
 
 DEPTH = 4  # of calls that are compared by their arguments: a weight is transposed, cast or sliced anew for each step of a loop
 LONG = 8  # lists of more arguments are compared by identity
-PASS = ("backward", "recompute", "must_save")  # calls that differ in one of these are computed at different times
+PASS = ("backward", "region", "must_save")  # calls that differ in one of these are computed at different times
 
 
 @dataclass

@@ -22,7 +22,7 @@ from . import predicates
 from .alike import Alike
 from .patterns import Rule, head, match
 
-KEPT_META = ("stack_trace", "nn_module_stack", "source", "backward", "recompute", "must_save")
+KEPT_META = ("stack_trace", "nn_module_stack", "source", "backward", "region", "must_save")
 LIMIT = 16  # rewrites per node of the graph before the rules are taken to loop
 
 
@@ -70,7 +70,7 @@ class Builder:
             if node.target is not target or node.args != args or node.kwargs != kwargs or not node < self.before:
                 continue
             of_this_pass = kept.get("backward") or not node.meta.get("backward")
-            if of_this_pass and all(node.meta.get(k) == kept.get(k) for k in ("recompute", "must_save")):
+            if of_this_pass and all(node.meta.get(k) == kept.get(k) for k in ("region", "must_save")):
                 return node
         return None
 

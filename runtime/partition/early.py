@@ -50,7 +50,7 @@ def gains_early(joint: fx.GraphModule, parts: Partition, cfg: Config) -> bool:
     if not own or len(set(gradients)) < len(gradients) or not all(map(_may_be_scaled, (tangent, *gradients))):
         return False
     # What draws random numbers, has an effect or takes long stays in the backward, which may never run.
-    if tangent.meta["val"].dim() or any(class_of(n) not in _CHEAP or "recompute" in n.meta for n in later):
+    if tangent.meta["val"].dim() or any(class_of(n) not in _CHEAP or "region" in n.meta for n in later):
         return False
     if not LEAST <= sum(bytes_of(g.meta["val"]) for g in gradients) <= parts.saved_bytes:
         return False

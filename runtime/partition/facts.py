@@ -149,7 +149,7 @@ def gather(
         required=[False] * len(nodes),
         root=list(range(len(nodes))),
         level=[0] * len(nodes),
-        tag=[n.meta.get("recompute") for n in nodes],
+        tag=[n.meta.get("region") for n in nodes],
         pinned=[bool(n.meta.get("must_save")) for n in nodes],
         output=[False] * len(nodes),
         lent=[False] * len(nodes),
@@ -182,7 +182,7 @@ def _equal_nodes(
         if kind[v] in (OpClass.INPUT, OpClass.FIXED, OpClass.EFFECT) or node in given:
             continue
         side = node.meta.get("backward", False) and kind[v] > OpClass.VIEW
-        key = (node.op, node.target, node.meta.get("recompute"), side, _key((node.args, node.kwargs), index, same))
+        key = (node.op, node.target, node.meta.get("region"), side, _key((node.args, node.kwargs), index, same))
         try:
             same[v] = first.setdefault(key, v)
         except TypeError:  # an argument that cannot be hashed

@@ -52,7 +52,7 @@ def partition(
 
     The placeholders are `num_primals` inputs of the forward, then the tangents; the result is `(forward outputs, gradients)`. Nodes carry
     `meta["val"]`; those recorded while the backward ran `meta["backward"]`; those that the user wants computed again
-    `meta["recompute"]` (the number of the checkpointed region). `never_saved_raw`: positions of inputs that are overwritten after the
+    `meta["region"]` (the number of the checkpointed region). `never_saved_raw`: positions of inputs that are overwritten after the
     forward; `lent`: positions of forward outputs that a caller may overwrite. What the backward reads of them is copied.
 
     policy  `default`: what the backward reads is kept · `min_cut`: fewest bytes, cheap values are computed again.

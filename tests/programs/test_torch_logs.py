@@ -106,3 +106,22 @@ def test_pages_of_tlparse(told: dict[str, str], folder: Path) -> None:
     # A backward that is compiled when it first runs stands with its forward's number.
     compiles = Counter(p.parent.name.rpartition("_")[0] for p in (folder / "pages").rglob("*schedule_*.txt"))
     assert compiles == {"-_0_0": 2, "-_0_1": 1}
+
+
+def test_a_checkpointed_region_is_printed(folder: Path) -> None:
+    """Torch prints what a node's `recompute` says, and expects its own kind of it there."""
+    text = f"""
+import torch
+from torch.utils.checkpoint import checkpoint
+
+def model(x):
+    return checkpoint(lambda y: y.sin().exp(), x, use_reentrant=False).sum()
+
+torch.compile(model, backend="opforge", options={{"cache_dir": {str(folder / "cache")!r}}})(torch.rand(8, requires_grad=True)).backward()
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TORCH_TRACE"} | {
+        "TORCH_LOGS": "aot_joint_graph,aot_graphs"
+    }
+    ran = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert "backward graph" in ran.stderr

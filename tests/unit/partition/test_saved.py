@@ -201,7 +201,7 @@ def tagged(count: int) -> tuple[fx.GraphModule, int, int]:
     region = 0
     for n in joint.graph.nodes:
         if n.op == "call_function" and not n.meta.get("backward") and n.target is not torch.ops.aten.sum.default:
-            n.meta["recompute"] = region
+            n.meta["region"] = region
             region += n.target is torch.ops.aten.add.Tensor
     return joint, primals, outputs
 
@@ -251,7 +251,7 @@ def test_random_values_in_a_region_are_kept() -> None:
     joint, primals, outputs = joint_graph(f, [torch.randn(16, 16, requires_grad=True) for _ in range(2)])
     for n in joint.graph.nodes:
         if n.op == "call_function" and not n.meta.get("backward"):
-            n.meta["recompute"] = 1
+            n.meta["region"] = 1
     p = partition(joint, primals, outputs)
     check_form(p, primals, outputs)
     flat, tangents = inputs_of(joint, [torch.randn(16, 16) for _ in range(primals)])
