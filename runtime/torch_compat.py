@@ -476,10 +476,8 @@ def copy_all(targets: list[Any], sources: list[Any]) -> None:
 
 def artifact_logger(module: str, switch: str) -> Any:
     """The logger that the name `switch` in TORCH_LOGS turns on, or None where torch has no such name. [2.11, 2.13]"""
-    try:
-        return torch._logging.getArtifactLogger(module, switch)
-    except ValueError:
-        return None
+    known = torch._logging._internal.log_registry.artifact_names
+    return torch._logging.getArtifactLogger(module, switch) if switch in known else None
 
 
 def current_compile() -> Any:
