@@ -25,7 +25,7 @@ app = typer.Typer(
 
 # What the help texts list, without the imports that the lists themselves would need; a test compares them.
 FAULTS = 12
-"""Of how many wrong results of an operator `opforge test` tells."""
+"""How many wrong results of an operator `opforge test` shows."""
 KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter", "composite", "extern", "decomposed")
 EMITTERS: tuple[str, ...] = (
     *("config", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),

@@ -88,7 +88,7 @@ def install() -> Installed:
 
 
 def uninstall() -> None:
-    """Put back what `install` has changed; does nothing where it has not."""
+    """Undo what `install` has changed; without a call of it before, nothing happens."""
     global _installed
     with _lock:
         if _installed is not None:
@@ -146,7 +146,7 @@ _LIBRARIES: dict[str, Callable[[ModuleType], tuple[str, Callable[[], None]]]] = 
 
 
 class _OnImport(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; what waits for a module runs when that module has been loaded."""
+    """Finds no module itself: once a module that is waited for has been loaded, what waits for it is called."""
 
     def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]) -> None:
         self.waiting = waiting

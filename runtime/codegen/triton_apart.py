@@ -16,7 +16,7 @@ from .triton_tiles import roots
 
 
 def read_elsewhere(statements: Sequence[Statement]) -> Callable[[Statement], bool]:
-    """Whether other operations of a kernel read the value that a statement stores, also from where it is stored."""
+    """For each statement of a kernel: whether other operations read the value that it stores, or load it from where it is stored."""
     tops = Counter(root for st in statements for root in roots(st))
     inside: set[Node] = set()
     loaded: set[str] = set()

@@ -61,7 +61,7 @@ def run(function: Any, operands: Sequence[Any], recorder: Recorder) -> Any:
     if isinstance(function, Derived):
         return function.call(operands, recorder)
     if isinstance(function, fx.GraphModule):
-        origin = recorder.origin
+        origin = recorder.running
         try:
             return run_graph(function, operands, {}, recorder)
         finally:

@@ -31,6 +31,7 @@ class GraphWriter:
 
     origin   the node of the traced program that runs now, in its backward the one that is differentiated: its metadata goes to the nodes
              made meanwhile.
+    running  the node that `origin` was last set to, also while a backward runs.
     kept     nodes that dead-code elimination leaves alone.
     makers   the node that made a tensor object, by the object's id.
     backward whether the program's gradients are being computed: nodes say so in their metadata.
@@ -51,7 +52,7 @@ class GraphWriter:
         self.constants: dict[str, torch.Tensor] = {}
         self.regions = Regions()
         self.symbols = Symbols(self.graph, fake_mode.shape_env)
-        self._origin: fx.Node | None = None
+        self.running: fx.Node | None = None
         self._origins: list[fx.Node | None] = [None]
         self._first_numbers = [0]  # of autograd's nodes that are made while each of `_origins` runs
         self.kept: set[fx.Node] = set()
@@ -62,17 +63,18 @@ class GraphWriter:
     def origin(self) -> fx.Node | None:
         """The node of the program whose operators are recorded now; in its backward the one that made autograd's node."""
         if not self.backward:
-            return self._origin
+            return self.running
         if (node := running_node()) is None:
-            return self._origin
+            return self.running
         made_by = self._origins[bisect.bisect_right(self._first_numbers, sequence_number(node)) - 1]
-        return made_by or self._origin  # which a function that is run within the backward was given
+        return made_by or self.running  # a function that runs within the backward was given one
 
     @origin.setter
     def origin(self, node: fx.Node | None) -> None:
-        self._origin = node
-        self._origins.append(node)
-        self._first_numbers.append(sequence_number())
+        self.running = node
+        if not self.backward:  # which may run in another thread, with numbers of its own
+            self._origins.append(node)
+            self._first_numbers.append(sequence_number())
 
     def call(self, op: Any, args: Any, kwargs: Any, val: Any, *, keep: bool = False) -> fx.Node:
         """A call node with the fake value `val` and the origin's metadata; `keep` saves it from dead-code

@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(folder: Path) -> dict[str, str]:
-    """What each switch prints, of one run with all of them."""
+    """What each switch prints, in one run with all of them on."""
     lines = run(folder, TORCH_LOGS=",".join(EXPECTED)).splitlines()
     return {switch: "\n".join(line for line in lines if f"[__{switch}]" in line) for switch in EXPECTED}
 
