@@ -1,0 +1,34 @@
+"""Private names of torch's logs and its structured trace."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = [
+    "artifact_logger", "current_compile", "structured_entry", "structured_trace",
+]  # fmt: skip
+
+
+def artifact_logger(module: str, switch: str) -> Any:
+    """The logger that the name `switch` in TORCH_LOGS turns on, or None where torch has no such name."""
+    known = torch._logging._internal.log_registry.artifact_names
+    return torch._logging.getArtifactLogger(module, switch) if switch in known else None
+
+
+def current_compile() -> Any:
+    """Dynamo's number of the compile that is running, or None."""
+    return torch._guards.CompileContext.current_compile_id()
+
+
+def structured_trace() -> bool:
+    """Whether anything takes it: without TORCH_TRACE its handler has no folder, until the first entry of all removes it."""
+    handlers = torch._logging._internal.trace_log.handlers  # pytest has some of its own there
+    return any(getattr(h, "root_dir", h) is not None and "Torch" in type(h.formatter).__name__ for h in handlers)
+
+
+def structured_entry(entry: str, name: str, text: Callable[[], str], compile_id: Any) -> None:
+    """A text in the structured trace: as the entry of that name, or with "" as an artifact."""
+    about = {"filename": f"{name}.py"} if "code" in entry else {} if entry else {"name": name, "encoding": "string"}
+    told: dict[str, Any] = {"payload_fn": text, "expect_trace_id": False, "compile_id": compile_id}
+    torch._logging.trace_structured(entry or "artifact", lambda: about, **told)
