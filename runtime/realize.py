@@ -70,6 +70,8 @@ class Artifacts:
     """Of the graphs that this one runs (branches, a loop's body); `kernels` and `externs` count theirs."""
     controls: dict[str, str] = field(default_factory=dict)
     """Source of the functions that run them, by name."""
+    entry: str = ""
+    """The key of its entry of the cache."""
 
 
 def realize(
@@ -97,7 +99,7 @@ def realize(
     elif watch.wanted:
         plan = target.schedule(_prepared(lowered, target), frugal, watch)
         _dump_code(plan, artifacts.cpp, artifacts.wrapper, watch)
-    artifacts.program = lowered.program
+    artifacts.program, artifacts.entry = lowered.program, digest
     with watch.stage("load"):
         try:
             wrapper = entry.read("wrapper.py")

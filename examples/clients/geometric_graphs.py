@@ -4,10 +4,7 @@ import torch
 from client import need, run
 from torch import Tensor, nn
 
-import opforge
-
-need("torch_geometric", "torch-geometric")
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv, global_mean_pool
+layers = need("torch_geometric.nn", "torch-geometric")
 
 
 class Network(nn.Module):
@@ -15,19 +12,23 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolutions = nn.ModuleList([GCNConv(16, 32), SAGEConv(32, 32), GATConv(32, 16, heads=2)])
+        self.convolutions = nn.ModuleList(
+            [layers.GCNConv(16, 32), layers.SAGEConv(32, 32), layers.GATConv(32, 16, heads=2)]
+        )
         self.head = nn.Linear(32, 4)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         for convolution in self.convolutions:
             x = convolution(x, edges).relu()
-        return self.head(global_mean_pool(x, None))
+        return self.head(layers.global_mean_pool(x, None))
 
 
 def program(dtype: torch.dtype, backend: str | None) -> dict[str, Tensor]:
     """The losses of steps over six graphs, and the weights after them."""
     model = Network().to(dtype)
-    torch._dynamo.config.capture_dynamic_output_shape_ops = True  # the layers drop self-loops: how many depends on the data
+    torch._dynamo.config.capture_dynamic_output_shape_ops = (
+        True  # the layers drop self-loops: how many depends on the data
+    )
     compiled = model if backend is None else torch.compile(model, backend=backend, dynamic=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     losses = []

@@ -7,14 +7,15 @@ import torch
 from client import need, run
 from torch import Tensor
 
-import opforge
-
-need("sentence_transformers", "sentence-transformers")
-import transformers
-from sentence_transformers import SentenceTransformer, models
+library = need("sentence_transformers", "sentence-transformers")
+models, transformers = need("sentence_transformers.models"), need("transformers")
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "dog", "sees", "likes", "a", "small", "bird"]
-BATCHES = [["the cat sees a bird"], ["a dog", "the small dog likes the cat", "a bird sees a small bird"], ["the dog"] * 5]
+BATCHES = [
+    ["the cat sees a bird"],
+    ["a dog", "the small dog likes the cat", "a bird sees a small bird"],
+    ["the dog"] * 5,
+]
 
 
 def program(dtype: torch.dtype, backend: str | None) -> dict[str, Tensor]:
@@ -26,7 +27,11 @@ def program(dtype: torch.dtype, backend: str | None) -> dict[str, Tensor]:
         transformers.BertTokenizer(str(words)).save_pretrained(folder)
         transformers.BertModel(transformers.BertConfig(vocab_size=len(WORDS), **sizes)).save_pretrained(folder)
         bert = models.Transformer(folder)
-    model = SentenceTransformer(modules=[bert, models.Pooling(64), models.Normalize()], device="cpu").to(dtype).eval()
+    model = (
+        library.SentenceTransformer(modules=[bert, models.Pooling(64), models.Normalize()], device="cpu")
+        .to(dtype)
+        .eval()
+    )
     if backend is not None:
         model.compile(backend=backend)
     results = {}

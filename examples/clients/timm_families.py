@@ -19,7 +19,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ByobNet": ("test_byobnet", {}),
     "NFNet": ("test_nfnet", {}),
     "MambaOut": ("test_mambaout", {}),
-    "Swin": ("swin_tiny_patch4_window7_224", {"img_size": 56, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4), "drop_path_rate": 0.0}),
+    "Swin": (
+        "swin_tiny_patch4_window7_224",
+        {"img_size": 56, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4), "drop_path_rate": 0.0},
+    ),
     "RegNet": ("regnetx_002", {}),
     "DenseNet": ("densenet121", {"growth_rate": 8, "block_config": (2, 2, 2)}),
 }
