@@ -22,13 +22,16 @@ import opforge
 
 #: What an example computes: tensors by name. It is given a dtype, and a backend of `torch.compile`, or None for eager.
 Program = Callable[[torch.dtype, str | None], dict[str, Tensor]]
+ROUNDINGS = ", only roundings"
 #: A compiled result may be this far from float64 (relative norm) where eager happens to be closer: a few roundings.
 FLOOR = 8 * torch.finfo(torch.float32).eps
 
 
 @dataclass
 class Report:
-    """What a client did with opforge. `graphs` counts forwards, `kernels` forward and backward."""
+    """What a client did with opforge. `graphs` counts forwards, `kernels` forward and backward, `breaks` where Dynamo left a part to Python;
+    `fallbacks` are graphs that ran eagerly, by their reasons.
+    """
 
     client: str
     version: str
@@ -37,18 +40,24 @@ class Report:
     kernels: int = 0
     library_calls: dict[str, int] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
+    breaks: int = 0
     error: float = 0.0
     eager_error: float = 0.0
 
     def __str__(self) -> str:
         calls = ", ".join(f"{name} {n}" for name, n in self.library_calls.items()) or "none"
-        eager = ", ".join(f"{why} ({n})" for why, n in self.fallbacks.items()) or "no graph"
         return (
             f"{self.client} {self.version}: {self.what}\n"
             f"  graphs: {self.graphs}, kernels: {self.kernels}, library calls: {calls}\n"
-            f"  ran eagerly: {eager}\n"
+            f"  ran eagerly: {self.eager()}\n"
             f"  largest error against float64: opforge {self.error:.1e}, eager {self.eager_error:.1e}"
         )
+
+    def eager(self) -> str:
+        """What ran eagerly, for readers."""
+        found = [f"{why} ({n})" for why, n in self.fallbacks.items()]
+        found += [f"Python between graphs ({self.breaks} graph breaks)"] if self.breaks else []
+        return "; ".join(found) or "nothing"
 
 
 def need(package: str, install: str | None = None) -> Any:
@@ -72,8 +81,9 @@ def run(package: str, what: str, program: Program, eager: str | None = None) -> 
     `eager` may be "eager", torch's name for Dynamo's program run eagerly, where that program computes something else than the user's (the
     corrections of Adam, in float32).
 
-    Results are judged in groups, by what their names have before a ": ". Raises AssertionError where the largest error of opforge against float64
-    is more than twice eager's largest in the group, and more than a few roundings; where integers differ; and where nothing was compiled.
+    Results are judged in groups, by what their names have before a ": ". Those that eager's float32 has less than three right digits of (a gradient
+    that is zero but for roundings) are a group of their own, outside of the report. Raises AssertionError where the largest error of opforge against
+    float64 is more than twice eager's largest in the group, and more than a few roundings; where integers differ; where nothing was compiled.
     """
     arguments = argparse.ArgumentParser(description=what)
     arguments.add_argument("--json", type=Path, help="also write the report to this file")
@@ -90,21 +100,23 @@ def run(package: str, what: str, program: Program, eager: str | None = None) -> 
     report = Report(package, importlib.metadata.version(package), what)
     report.graphs, report.kernels = counts["graphs"], counts["kernels"]
     report.library_calls = {name.removeprefix("aten."): n for name, n in sorted(counts["externs"].items())}
-    report.fallbacks = counts["fallbacks"]
+    report.fallbacks, report.breaks = counts["fallbacks"], sum(torch._dynamo.utils.counters["graph_break"].values())
     exact, reference, mine = results
     errors: dict[str, float] = defaultdict(float)
     eager_errors: dict[str, float] = defaultdict(float)
     for name in exact:
         group = name.partition(": ")[0] if ": " in name else ""
         if exact[name].is_floating_point():
-            errors[group] = max(errors[group], _relative(mine[name], exact[name]))
-            eager_errors[group] = max(eager_errors[group], _relative(reference[name], exact[name]))
+            error, eager_error = (_relative(result[name], exact[name]) for result in (mine, reference))
+            group += ROUNDINGS if eager_error > 1e-3 else ""
+            errors[group], eager_errors[group] = max(errors[group], error), max(eager_errors[group], eager_error)
         elif not torch.equal(mine[name], reference[name]):
             errors[group] = math.inf
-    report.error, report.eager_error = max(errors.values()), max(eager_errors.values())
+    report.error = max(error for group, error in errors.items() if not group.endswith(ROUNDINGS))
+    report.eager_error = max(error for group, error in eager_errors.items() if not group.endswith(ROUNDINGS))
     print(report)
     if parsed.json is not None:
-        parsed.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
+        parsed.json.write_text(json.dumps(asdict(report) | {"ran_eagerly": report.eager()}, indent=2) + "\n")
     wrong = [group for group in errors if not errors[group] <= max(2 * eager_errors[group], FLOOR)]
     assert not wrong, f"further from float64 than eager is: {wrong}"
     assert report.graphs, "nothing was compiled"

@@ -39,12 +39,7 @@ def loader(dtype: torch.dtype) -> "torch.utils.data.DataLoader[tuple[Tensor, ...
 def program(dtype: torch.dtype, backend: str | None) -> dict[str, Tensor]:
     """The weights after four steps of each of the two."""
     model = Classifier().to(dtype)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
     trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet)
     trainer.fit(model if backend is None else torch.compile(model, backend=backend), loader(dtype))
 

@@ -21,16 +21,12 @@ def train(name: str, dtype: torch.dtype, backend: str | None) -> dict[str, Tenso
         group["lr"] = torch.tensor(group["lr"])  # a tensor, so that a new rate is no new program
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=5)
 
-    def step() -> None:
-        optimizer.step()
-        schedule.step()
-
-    if backend is not None:
-        step = torch.compile(step, backend=backend)
+    step = optimizer.step if backend is None else torch.compile(optimizer.step, backend=backend, fullgraph=True)
     for _ in range(5):
         loss = model(torch.randn(8, 16).to(dtype)).square().mean()
         loss.backward()
         step()
+        schedule.step()
         optimizer.zero_grad()
     return {f"{name}: {key}": value.detach() for key, value in model.named_parameters()}
 

@@ -8,7 +8,7 @@ from client import need, run
 from torch import Tensor
 
 library = need("sentence_transformers", "sentence-transformers")
-models, transformers = need("sentence_transformers.models"), need("transformers")
+models, transformers = need("sentence_transformers.sentence_transformer.modules"), need("transformers")
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "dog", "sees", "likes", "a", "small", "bird"]
 BATCHES = [

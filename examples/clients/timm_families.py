@@ -6,8 +6,6 @@ import torch
 from client import need, run
 from torch import Tensor
 
-import opforge
-
 timm = need("timm")
 
 #: A model of each family, made small.
@@ -36,14 +34,11 @@ def program(dtype: torch.dtype, backend: str | None) -> dict[str, Tensor]:
         model = timm.create_model(name, num_classes=10, **sizes).to(dtype)
         side = sizes.get("img_size", 64)
         x = torch.randn(4, 3, side, side).to(dtype)
-        before = opforge.stats()["graphs"]
         call = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
         with torch.no_grad():
             results[f"{family}, eval: logits"] = call.eval()(x)
         out = call.train()(x)
         out.square().mean().backward()
-        if backend is not None:
-            print(family, opforge.stats()["graphs"] - before)
         results[f"{family}, train: logits"] = out.detach()
         for key, parameter in model.named_parameters():
             results[f"{family}, train: {key}"] = parameter.grad
