@@ -66,7 +66,8 @@ check-types: $(STAMP)
 	@mkdir -p $(TYPECHECK) && ln -sfn "$(CURDIR)" $(TYPECHECK)/opforge
 	$(PY) -m mypy -p opforge.runtime -p opforge.generator -p opforge.generated -p opforge.testing -p opforge.clients -m opforge
 	cd benchmarks && ../$(PY) -m mypy --config-file ../pyproject.toml --follow-imports=silent .
-	cd examples && ../$(PY) -m mypy --config-file ../pyproject.toml --follow-imports=silent .
+	cd examples && ../$(PY) -m mypy --config-file ../pyproject.toml --follow-imports=silent --exclude clients/ .
+	cd examples/clients && ../../$(PY) -m mypy --config-file ../../pyproject.toml --follow-imports=silent .
 
 check-generated: $(STAMP)
 	$(PY) -m opforge generate --check

@@ -16,7 +16,7 @@ def program(dtype: torch.dtype, backend: str | None) -> dict[str, Tensor]:
     if backend is not None:
         options["compile_config"] = transformers.CompileConfig(backend=backend)
         options["compile_config"]._compile_all_devices = True  # else transformers compiles on accelerators only
-    results = {}
+    results: dict[str, Tensor] = {}
     for length in (8, 11):
         prompt = torch.randint(3, 128, (2, length))
         out = model.generate(

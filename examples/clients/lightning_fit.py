@@ -17,7 +17,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8))
 
 
-class Classifier(lightning.LightningModule):  # type: ignore[misc]
+class Classifier(lightning.LightningModule):  # type: ignore[misc, name-defined]
     """32 numbers to 8 classes."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ def train(name: str, dtype: torch.dtype, backend: str | None) -> dict[str, Tenso
 
 def program(dtype: torch.dtype, backend: str | None) -> dict[str, Tensor]:
     """All optimizers, one after the other."""
-    results = {}
+    results: dict[str, Tensor] = {}
     for name in OPTIMIZERS:
         torch._dynamo.reset()
         results |= train(name, dtype, backend)

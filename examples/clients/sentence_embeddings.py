@@ -34,7 +34,7 @@ def program(dtype: torch.dtype, backend: str | None) -> dict[str, Tensor]:
     )
     if backend is not None:
         model.compile(backend=backend)
-    results = {}
+    results: dict[str, Tensor] = {}
     for k, batch in enumerate(BATCHES):
         results[f"batch {k}"] = model.encode(batch, convert_to_tensor=True, show_progress_bar=False)
     return results

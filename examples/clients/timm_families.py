@@ -28,16 +28,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def program(dtype: torch.dtype, backend: str | None) -> dict[str, Tensor]:
     """For each family the logits in eval mode, and the logits and the gradients of a step in training mode."""
-    results = {}
+    results: dict[str, Tensor] = {}
     for family, (name, sizes) in FAMILIES.items():
         torch._dynamo.reset()
-        model = timm.create_model(name, num_classes=10, **sizes).to(dtype)
+        model = timm.create_model(name, num_classes=10, **sizes).to(dtype).eval()
         side = sizes.get("img_size", 64)
         x = torch.randn(4, 3, side, side).to(dtype)
         call = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
         with torch.no_grad():
-            results[f"{family}, eval: logits"] = call.eval()(x)
-        out = call.train()(x)
+            results[f"{family}, eval: logits"] = call(x)
+        model.train()
+        out = call(x)
         out.square().mean().backward()
         results[f"{family}, train: logits"] = out.detach()
         for key, parameter in model.named_parameters():

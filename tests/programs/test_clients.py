@@ -17,7 +17,7 @@ CLIENTS = ROOT / "examples" / "clients"
 EXAMPLES = {
     "generate": ("transformers", 2),
     "hf_trainer": ("accelerate", 1),
-    "optimizer_step": ("torch", 5),
+    "optimizer_step": ("torch", 6),
     "lightning_fit": ("lightning", 2),
     "diffusers_blocks": ("diffusers", 3),
     "timm_families": ("timm", 20),
