@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 __all__ = [
-    "artifact_logger", "current_compile", "structured_entry", "structured_trace",
+    "artifact_logger", "current_compile", "debug_folder", "structured_entry", "structured_trace",
 ]  # fmt: skip
 
 
@@ -19,6 +19,13 @@ def artifact_logger(module: str, switch: str) -> Any:
 def current_compile() -> Any:
     """Dynamo's number of the compile that is running, or None."""
     return torch._guards.CompileContext.current_compile_id()
+
+
+def debug_folder() -> str:
+    """This process's folder below `torch._dynamo.config.debug_dir_root`: torch_compile_debug/run_… in the working directory, unless set."""
+    import torch._dynamo.utils
+
+    return str(torch._dynamo.utils.get_debug_dir())
 
 
 def structured_trace() -> bool:
