@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import opforge
 
 from ..errors import OpforgeError, first_line
 from ..generated.config import FIELDS
+from ..runtime.torch_compat import numbers_of_data_followed
 from .judge import as_right, equal, shown
 from .noise import MANY_RUNS, NOISY_RUNS, Noise
 from .recorded import Recorded, read_folder
@@ -126,7 +128,17 @@ def _compiled(recorded: Recorded, random: bool) -> Callable[..., Any]:
     graph = copy.deepcopy(recorded.graph)
     if recorded.symbolic:
         torch.compiler.reset()
-        return torch.compile(graph, backend="opforge", dynamic=True, options=options)
+        for node in graph.graph.nodes:  # FX prints a power of a negative number as the negative of a power, and Dynamo reads that
+            if node.target is operator.pow and isinstance(node.args[0], (int, float)):
+                node.target = torch.pow
+        graph.recompile()
+        compiled = torch.compile(graph, backend="opforge", dynamic=True, options=options)
+
+        def whole(*args: Any) -> Any:
+            with numbers_of_data_followed():
+                return compiled(*args)
+
+        return whole
     return lambda *args: opforge.compile_fx(graph, args, options=options)(*args)
 
 
