@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,9 @@ from .runtime import checked_inputs as _checked
 from .runtime import compile_fx as _engine
 from .runtime.compile_fx import Artifacts
 from .runtime.config import from_options as _from_options
+from .runtime.inductor_options import warn_once
 from .runtime.observe import counters
+from .runtime.torch_compat import minifier_after
 
 
 def compile_fx(
@@ -42,7 +46,28 @@ def backend(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """The entry point of `torch.compile(…, backend="opforge", options={…})`. Raises `ConfigError` for unknown options and modes."""
-    return _engine.compile_fx(gm, example_inputs, options=options, mode=mode)
+    if minifier_after() == "aot":
+        text = "opforge: TORCHDYNAMO_REPRO_AFTER=aot is for Inductor alone; TORCHDYNAMO_REPRO_AFTER=dynamo and opforge minify work with opforge"
+        warn_once("minifier", text)
+    run = _engine.compile_fx(gm, example_inputs, options=options, mode=mode)
+    _answer_minifiers(run, gm)
+    return run
+
+
+def _answer_minifiers(run: Callable[..., Any], gm: torch.fx.GraphModule) -> None:
+    """Torch's minifiers ask what a backend returns for the parameters and buffers of the graph, as of a module. It does not keep the graph."""
+    graph = weakref.ref(gm)
+
+    def of(name: str) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            alive = graph()
+            return iter(()) if alive is None else getattr(alive, name)(*args, **kwargs)
+
+        return answer
+
+    for name in ("named_parameters", "named_buffers", "zero_grad"):
+        with contextlib.suppress(AttributeError):  # a method takes no attributes
+            setattr(run, name, of(name))
 
 
 def stats() -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 __all__ = [
-    "artifact_logger", "current_compile", "debug_folder", "structured_entry", "structured_trace",
+    "artifact_logger", "current_compile", "debug_folder", "minifier_after", "structured_entry", "structured_trace",
 ]  # fmt: skip
 
 
@@ -26,6 +26,14 @@ def debug_folder() -> str:
     import torch._dynamo.utils
 
     return str(torch._dynamo.utils.get_debug_dir())
+
+
+def minifier_after() -> str | None:
+    """After which part of torch its minifier starts (TORCHDYNAMO_REPRO_AFTER), or None."""
+    import torch._dynamo.config
+
+    after: str | None = torch._dynamo.config.repro_after
+    return after
 
 
 def structured_trace() -> bool:
