@@ -218,7 +218,9 @@ def run_script(
             raise typer.Exit(1) from None
 
 
-_Device = Annotated[str, typer.Option(help="Where the graph's tensors are, instead of where they were recorded: cpu, cuda.")]
+_Device = Annotated[
+    str, typer.Option(help="Where the graph's tensors are, instead of where they were recorded: cpu, cuda.")
+]
 _Seed = Annotated[int, typer.Option(help="Seed of the values that were not saved.")]
 
 
@@ -243,8 +245,12 @@ def repro(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def minify(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(help="A graph's folder, or a Python program; what follows are its arguments.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the small graph (default: beside the graph's).")] = None,
+    path: Annotated[
+        Path, typer.Argument(help="A graph's folder, or a Python program; what follows are its arguments.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for the small graph (default: beside the graph's).")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Time for it.")] = 300.0,
     seed: _Seed = 0,
     device: _Device = "",
@@ -268,15 +274,21 @@ def minify(
 
     with Console(stderr=True).status("the graph as it is") as status:
         found = minified(
-            recorded, seconds, seed, device, lambda c, e, n: status.update(f"{c} calls, {e} elements left; graph {n} is tried")
+            recorded,
+            seconds,
+            seed,
+            device,
+            lambda c, e, n: status.update(f"{c} calls, {e} elements left; graph {n} is tried"),
         )
     if found is None:
         print(f"{folder}: opforge's results are as right as eager's; nothing to make smaller", file=sys.stderr)
         raise typer.Exit(1)
     target = out or folder.with_name(f"{folder.name}_small")
     write_folder(found.recorded, target, {"from": str(folder)})
-    print(f"{calls(recorded)} calls, {elements(recorded)} elements -> {calls(found.recorded)} calls, {elements(found.recorded)} elements "
-          f"({found.tried} graphs tried)")
+    print(
+        f"{calls(recorded)} calls, {elements(recorded)} elements -> {calls(found.recorded)} calls, {elements(found.recorded)} elements "
+        f"({found.tried} graphs tried)"
+    )
     print(found.recorded.graph.code.strip())
     print(found.verdict)
     print(f"wrote {target}; run it by: opforge repro {target}")

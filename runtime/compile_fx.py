@@ -49,7 +49,15 @@ from .observe.watch import Watch, readable
 from .realize import Artifacts, Compiled, EagerProgram, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import RESTART, TracingContext, debug_folder, in_dual_level, pytree, tangents_followed, tangents_may_be
+from .torch_compat import (
+    RESTART,
+    TracingContext,
+    debug_folder,
+    in_dual_level,
+    pytree,
+    tangents_followed,
+    tangents_may_be,
+)
 
 HISTORY: list[Artifacts] = []
 

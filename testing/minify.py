@@ -48,7 +48,9 @@ def elements(recorded: Recorded) -> int:
     return sum(t["extent"] for t in recorded.about["inputs"] if t["kind"] == "tensor")
 
 
-def minified(recorded: Recorded, seconds: float = 300.0, seed: int = 0, device: str = "", told: Told | None = None) -> Found | None:
+def minified(
+    recorded: Recorded, seconds: float = 300.0, seed: int = 0, device: str = "", told: Told | None = None
+) -> Found | None:
     """The smallest graph found in that time which fails as this one does; None where it does not fail."""
     end = time.monotonic() + seconds
     first = check(recorded, seed, device)
@@ -99,7 +101,9 @@ def _fixed(like: Recorded, graph: fx.GraphModule, inputs: list[Any]) -> Recorded
     if "unwritten" in about:
         raise FolderError(about["unwritten"])
     about |= {key: like.about[key] for key in ("versions", "settings", "torch", "symbolic")}
-    saved = {t["name"]: v for t, v in zip(about["inputs"], inputs, strict=True) if t["kind"] == "tensor" and t["extent"]}
+    saved = {
+        t["name"]: v for t, v in zip(about["inputs"], inputs, strict=True) if t["kind"] == "tensor" and t["extent"]
+    }
     flat = {t["name"]: t for t in about["inputs"]}
     values = {n: v.detach().as_strided((flat[n]["extent"],), (1,), 0).cpu().clone() for n, v in saved.items()}
     return Recorded(graph, about, values)
@@ -126,7 +130,7 @@ def _candidates(recorded: Recorded) -> Iterator[Recorded]:
     for attempt in _attempts(recorded, names, values):
         try:
             yield attempt()
-        except Exception:  # noqa: BLE001, S112 - what cannot be built is no smaller graph
+        except Exception:  # noqa: BLE001 - what cannot be built is no smaller graph
             continue
 
 
@@ -200,7 +204,7 @@ def _values(recorded: Recorded) -> dict[str, Any]:
     try:
         with torch.set_grad_enabled(recorded.about["torch"]["grad"]):
             recorder.run(*recorded.inputs())
-    except Exception:  # noqa: BLE001, S110 - the values so far are kept
+    except Exception:  # noqa: BLE001 - the values so far are kept
         pass
     return recorder.values
 
@@ -268,7 +272,9 @@ def _dropped(recorded: Recorded, names: list[str]) -> Recorded:
 def _ungrad(recorded: Recorded) -> Recorded:
     """No input wants a gradient."""
     graph, _, inputs = _edited(recorded)
-    return _done(recorded, graph, {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}, effects=True)
+    return _done(
+        recorded, graph, {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}, effects=True
+    )
 
 
 def _resized(recorded: Recorded, old: int, new: int) -> Recorded:
@@ -288,7 +294,7 @@ def _resized(recorded: Recorded, old: int, new: int) -> Recorded:
 
 
 def _order(t: torch.Tensor) -> list[int]:
-    return sorted(range(t.ndim), key=lambda d: -t.stride(d))
+    return sorted(range(t.ndim), key=t.stride, reverse=True)
 
 
 def _same_kind(a: Any, b: torch.Tensor) -> bool:
@@ -326,4 +332,6 @@ def failing_folder(path: Path, arguments: list[str], device: str = "") -> tuple[
         lines.append(f"{folder}: {verdict}")
         if verdict.failed:
             return folder, recorded, lines
-    raise FolderError("\n".join([*lines, f"none of the {len(folders)} graphs of {path} fails alone; they are kept in {root}"]))
+    raise FolderError(
+        "\n".join([*lines, f"none of the {len(folders)} graphs of {path} fails alone; they are kept in {root}"])
+    )

@@ -17,7 +17,7 @@ from torch import fx
 from ..errors import OpforgeError
 from ..runtime.observe.folder import FORMAT
 
-__all__ = ["FolderError", "Recorded", "read_folder"]
+__all__ = ["FolderError", "Recorded", "read_folder", "result_of"]
 
 
 class FolderError(OpforgeError):
@@ -67,7 +67,9 @@ def read_folder(folder: Path, device: str = "") -> Recorded:
     devices = {torch.device(device or told["device"]) for told in _tensors(about)}
     for one in devices:
         if one.type == "cuda" and (one.index or 0) >= torch.cuda.device_count():
-            raise FolderError(f"{folder}: the graph's tensors are on {one}, which is not here; --device cpu runs it on the processor")
+            raise FolderError(
+                f"{folder}: the graph's tensors are on {one}, which is not here; --device cpu runs it on the processor"
+            )
     try:
         text = (folder / "program.py").read_text(encoding="utf-8")
         file = folder / "tensors.pt"
@@ -85,7 +87,10 @@ def _tensors(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _values(
-    told: Sequence[tuple[str, Mapping[str, Any]]], saved: Mapping[str, torch.Tensor], generator: torch.Generator, device: str
+    told: Sequence[tuple[str, Mapping[str, Any]]],
+    saved: Mapping[str, torch.Tensor],
+    generator: torch.Generator,
+    device: str,
 ) -> list[Any]:
     """Values as described; tensors that shared a storage share one."""
     storages: dict[str, torch.Tensor] = {}
@@ -111,11 +116,16 @@ def _values(
             value = torch.nn.Parameter(value, t["requires_grad"])
         elif t["requires_grad"]:
             value.requires_grad_()
-            if not t["leaf"]:  # another tensor's result, which may be written in place
-                value = value.clone()
-                value.retain_grad()
+            value = value if t["leaf"] else result_of(value)
         made.append(value)
     return made
+
+
+def result_of(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor that is another one's result, which a graph may write in place; `made_of` is the leaf, which has its gradient."""
+    value = leaf.clone()
+    value.made_of = leaf  # type: ignore[attr-defined]
+    return value
 
 
 def _number(told: Mapping[str, Any]) -> Any:
@@ -146,10 +156,12 @@ def _module(text: str, about: Mapping[str, Any], tensors: Mapping[str, torch.Ten
     try:
         tree = ast.parse(text)
         names: dict[str, Any] = {"__name__": "program"}
-        head = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom, ast.Assign))]
+        head: list[ast.stmt] = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom, ast.Assign))]
         exec(compile(ast.Module(head, []), "program.py", "exec"), names)
     except ImportError as error:
-        raise FolderError(f"program.py needs {error.name or error}: {error}; --import MODULE imports what registers operators") from None
+        raise FolderError(
+            f"program.py needs {error.name or error}: {error}; --import MODULE imports what registers operators"
+        ) from None
     except SyntaxError as error:
         raise FolderError(f"program.py:{error.lineno}: {error.msg}") from None
     functions = {
@@ -227,8 +239,8 @@ class _Reader:
                 return  # FX lets go of values so
             if isinstance(targets[0], ast.Subscript):
                 subscript = targets[0]
-                args = (self._plain(subscript.value), self._plain(subscript.slice), self._plain(s.value))
-                self._call(operator.setitem, args, "setitem")
+                where = (self._plain(subscript.value), self._plain(subscript.slice))
+                self._call(operator.setitem, (*where, self._plain(s.value)), "setitem")
             elif isinstance(targets[0], ast.Name):
                 self.nodes[targets[0].id] = self._value(s.value, targets[0].id)
             else:
@@ -250,7 +262,9 @@ class _Reader:
                     return self.made.create_node("call_method", e.func.attr, args, kwargs, name)
             return self._call(self._plain(e.func), args, name, kwargs)
         if isinstance(e, ast.UnaryOp) and isinstance(e.operand, ast.BinOp):  # FX writes pow(-2, x) without brackets
-            return self._call(_BINARY[type(e.operand.op)], (-self._plain(e.operand.left), self._plain(e.operand.right)), name)
+            return self._call(
+                _BINARY[type(e.operand.op)], (-self._plain(e.operand.left), self._plain(e.operand.right)), name
+            )
         if isinstance(e, ast.BinOp):
             return self._call(_BINARY[type(e.op)], (self._plain(e.left), self._plain(e.right)), name)
         if isinstance(e, ast.Compare) and len(e.ops) == 1:
@@ -279,16 +293,19 @@ class _Reader:
         if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id == "getattr" and len(e.args) == 2:
             base = "" if isinstance(e.args[0], ast.Name) and e.args[0].id == "self" else self._own(e.args[0])
             if base is not None and isinstance(e.args[1], ast.Constant):
-                return f"{base}.{e.args[1].value}" if base else str(e.args[1].value)
+                name = str(e.args[1].value)
+                return f"{base}.{name}" if base else name
         return None
 
     def _plain(self, e: ast.expr) -> Any:
         """An argument: nodes, numbers, dtypes and what holds them."""
         try:
             value = eval(compile(ast.Expression(e), "program.py", "eval"), self.names, self.nodes)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the file may say anything
             raise FolderError(f"program.py:{e.lineno}: {type(error).__name__}: {error}") from None
         return torch.device(self.device) if self.device and isinstance(value, torch.device) else value
 
     def _refuse(self, what: ast.AST) -> None:
-        raise FolderError(f"program.py:{getattr(what, 'lineno', 0)}: a statement that no graph has: {ast.unparse(what)}")
+        raise FolderError(
+            f"program.py:{getattr(what, 'lineno', 0)}: a statement that no graph has: {ast.unparse(what)}"
+        )

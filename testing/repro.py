@@ -22,7 +22,7 @@ from ..generated.config import FIELDS
 from ..runtime.torch_compat import numbers_of_data_followed
 from .judge import as_right, equal, shown
 from .noise import MANY_RUNS, NOISY_RUNS, Noise
-from .recorded import Recorded, read_folder
+from .recorded import Recorded, read_folder, result_of
 
 __all__ = ["Sight", "Verdict", "check", "main"]
 
@@ -128,7 +128,9 @@ def _compiled(recorded: Recorded, random: bool) -> Callable[..., Any]:
     graph = copy.deepcopy(recorded.graph)
     if recorded.symbolic:
         torch.compiler.reset()
-        for node in graph.graph.nodes:  # FX prints a power of a negative number as the negative of a power, and Dynamo reads that
+        for node in (
+            graph.graph.nodes
+        ):  # FX prints a power of a negative number as the negative of a power, and Dynamo reads that
             if node.target is operator.pow and isinstance(node.args[0], (int, float)):
                 node.target = torch.pow
         graph.recompile()
@@ -146,7 +148,11 @@ def _compiled(recorded: Recorded, random: bool) -> Callable[..., Any]:
 def _state(about: Mapping[str, Any], wide: bool) -> Iterator[None]:
     """What torch was set to."""
     told = about["torch"]
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+    )
     with contextlib.ExitStack() as stack:
         stack.callback(torch.use_deterministic_algorithms, before[0])
         stack.callback(torch.set_default_dtype, before[1])
@@ -162,7 +168,13 @@ def _state(about: Mapping[str, Any], wide: bool) -> Iterator[None]:
 
 
 def observe(
-    recorded: Recorded, call: Callable[..., Any], seed: int, device: str, wide: bool = False, noise: int | None = None, stream: int = 0
+    recorded: Recorded,
+    call: Callable[..., Any],
+    seed: int,
+    device: str,
+    wide: bool = False,
+    noise: int | None = None,
+    stream: int = 0,
 ) -> Sight:
     """One run with new inputs, forward and backward. `wide`: floating inputs are float64; `noise`: roundings move by that seed; `stream`
     seeds torch's generator.
@@ -184,8 +196,9 @@ def observe(
             for k, leaf in enumerate(leaves):
                 _see(sight, f"result {k}", leaf)
             for name, value in tensors:
-                if value.requires_grad and (value.is_leaf or value.retains_grad):
-                    _see(sight, f"gradient of {name}", value.grad)
+                leaf = getattr(value, "made_of", value)
+                if leaf.requires_grad and leaf.is_leaf:
+                    _see(sight, f"gradient of {name}", leaf.grad)
                 _see(sight, f"{name} afterwards", value)
     except Exception as error:  # noqa: BLE001 - compared with the other run's
         sight.raised = _inner(error)
@@ -201,8 +214,11 @@ def _inner(error: Exception) -> Exception:
 def _wide(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype == torch.float64:
         return value
-    wide = torch.empty_strided(value.shape, value.stride(), dtype=torch.float64, device=value.device).copy_(value.detach())
-    return wide.requires_grad_(value.requires_grad)
+    wide = torch.empty_strided(value.shape, value.stride(), dtype=torch.float64, device=value.device).copy_(
+        value.detach()
+    )
+    wide.requires_grad_(value.requires_grad)
+    return result_of(wide) if hasattr(value, "made_of") else wide
 
 
 def _cotangent(t: torch.Tensor, k: int) -> torch.Tensor:
@@ -216,7 +232,11 @@ def _see(sight: Sight, name: str, value: Any) -> None:
         sight.facts[name] = f"{type(value).__name__} {value!r}"
         return
     grad = "" if name.startswith("gradient") else f", requires_grad {value.requires_grad}"
-    strides = [s for n, s in zip(value.shape, value.stride(), strict=True) if n > 1] if value.layout == torch.strided and value.numel() else []
+    strides = (
+        [s for n, s in zip(value.shape, value.stride(), strict=True) if n > 1]
+        if value.layout == torch.strided and value.numel()
+        else []
+    )
     sight.facts[name] = f"{value.dtype}, size {list(value.shape)}, strides {strides}, {value.device}{grad}"
     sight.values[name] = value.detach().to_dense().resolve_conj().resolve_neg().cpu().clone()
 
@@ -224,18 +244,29 @@ def _see(sight: Sight, name: str, value: Any) -> None:
 def _is_random(recorded: Recorded, eager: Sight, seed: int, device: str) -> bool:
     """Whether results depend on torch's generator."""
     other = observe(recorded, _interpreted(recorded.graph), seed, device, stream=1)
-    return any(not equal(v, other.values[k]) for k, v in eager.values.items() if k in other.values and v.shape == other.values[k].shape)
+    return any(
+        not equal(v, other.values[k])
+        for k, v in eager.values.items()
+        if k in other.values and v.shape == other.values[k].shape
+    )
 
 
-def _differences(recorded: Recorded, eager: Sight, ours: Sight, random: bool, seed: int, device: str) -> list[tuple[str, str]]:
+def _differences(
+    recorded: Recorded, eager: Sight, ours: Sight, random: bool, seed: int, device: str
+) -> list[tuple[str, str]]:
     """(what, text) of each."""
     found = [
-        (_what(name, "metadata"), f"{name}: eager {eager.facts.get(name, 'has none')}, here {ours.facts.get(name, 'has none')}")
+        (
+            _what(name, "metadata"),
+            f"{name}: eager {eager.facts.get(name, 'has none')}, here {ours.facts.get(name, 'has none')}",
+        )
         for name in {**eager.facts, **ours.facts}
         if eager.facts.get(name) != ours.facts.get(name)
     ]
     unequal = [
-        k for k, t in eager.values.items() if k in ours.values and t.shape == ours.values[k].shape and not equal(t, ours.values[k])
+        k
+        for k, t in eager.values.items()
+        if k in ours.values and t.shape == ours.values[k].shape and not equal(t, ours.values[k])
     ]
     if not unequal:
         return found
@@ -245,12 +276,13 @@ def _differences(recorded: Recorded, eager: Sight, ours: Sight, random: bool, se
     runs: list[Sight] = []
     for count in (NOISY_RUNS, MANY_RUNS):
         if unequal:
-            runs += [observe(recorded, _interpreted(recorded.graph), seed, device, noise=k) for k in range(len(runs), count)]
-        unequal = [
-            k for k in unequal if not as_right(*_parts(eager, ours, exact, runs, k))
-        ]
+            runs += [
+                observe(recorded, _interpreted(recorded.graph), seed, device, noise=k) for k in range(len(runs), count)
+            ]
+        unequal = [k for k in unequal if not as_right(*_parts(eager, ours, exact, runs, k))]
     return found + [
-        (_what(k, "value"), f"{k}: {shown(_real(eager.values[k]), _real(ours.values[k]), _real(exact.values.get(k)))}") for k in unequal
+        (_what(k, "value"), f"{k}: {shown(_real(eager.values[k]), _real(ours.values[k]), _real(exact.values.get(k)))}")
+        for k in unequal
     ]
 
 

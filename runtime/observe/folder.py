@@ -1,8 +1,8 @@
 """The folder of a graph that `opforge repro` runs: the graph as Python, its inputs, the settings and versions.
 
-    program.py    the graph (`program_text`); run as a program it is `opforge repro` of its folder
-    graph.json    inputs and constants (sizes, strides, dtypes, devices, gradients, ranges of values), settings, versions, what torch was set to
-    tensors.pt    values: of small tensors of integers, of tiny ones, and with the setting `debug.save_inputs` of all
+program.py    the graph (`program_text`); run as a program it is `opforge repro` of its folder
+graph.json    inputs and constants (sizes, strides, dtypes, devices, gradients, ranges of values), settings, versions, what torch was set to
+tensors.pt    values: of small tensors of integers, of tiny ones, and with the setting `debug.save_inputs` of all
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _STATES = {
 }
 
 
-def folder_files(gm: Any, inputs: Sequence[Any], cfg: Config, notes: Mapping[str, Any] | None = None) -> dict[str, str | bytes]:
+def folder_files(
+    gm: Any, inputs: Sequence[Any], cfg: Config, notes: Mapping[str, Any] | None = None
+) -> dict[str, str | bytes]:
     """File name → contents. Where the graph or an input cannot be written down, graph.json says why, and the program is left out.
 
     notes  more for graph.json.
@@ -44,7 +46,9 @@ def folder_files(gm: Any, inputs: Sequence[Any], cfg: Config, notes: Mapping[str
     about: dict[str, Any] = {
         "format": FORMAT,
         "versions": _versions(),
-        "settings": {s.name: getattr(cfg, s.field) for s in FIELDS.values() if _told(s) and getattr(cfg, s.field) != s.default},
+        "settings": {
+            s.name: getattr(cfg, s.field) for s in FIELDS.values() if _told(s) and getattr(cfg, s.field) != s.default
+        },
         "torch": {name: read() for name, read in _STATES.items()} | {"autocast": _autocast()},
         **(notes or {}),
     }

@@ -24,7 +24,7 @@ _KNOWN = {"NoneType": "NoneType = type(None)", "inf": "from math import inf", "n
 HEAD = '''"""A graph that opforge compiled. `opforge repro FOLDER`, or this file, runs it by eager kernels and by opforge and compares."""
 
 '''
-TAIL = '''
+TAIL = """
 if __name__ == "__main__":
     import pathlib
     import sys
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     from opforge.testing.repro import main
 
     sys.exit(main(pathlib.Path(__file__).resolve().parent))
-'''
+"""
 
 
 class Unwritable(Exception):
@@ -99,7 +99,7 @@ def _plain(gm: fx.GraphModule) -> fx.Graph:
     out = graph.graph_copy(gm.graph, {})
     graph.output(out)
     for node in graph.nodes:
-        if isinstance(node.target, HigherOrderOperator) and any("kernel_idx" == key for key in node.kwargs):
+        if isinstance(node.target, HigherOrderOperator) and any(key == "kernel_idx" for key in node.kwargs):
             raise Unwritable(f"{node.name} launches a Triton kernel of the program's own")
     return graph
 
@@ -112,7 +112,10 @@ def _import(name: str, value: Any) -> str:
         return f"import {value.__name__}" if value.__name__ == name else f"import {value.__name__} as {name}"
     if getattr(builtins, name, None) is value:
         return ""
-    module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", ""))
+    module, qualified = (
+        getattr(value, "__module__", None),
+        getattr(value, "__qualname__", getattr(value, "__name__", "")),
+    )
     if value is torch.device:
         module, qualified = "torch", "device"
     if module is not None and module != "__main__" and "<" not in qualified:

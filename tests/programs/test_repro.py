@@ -173,9 +173,10 @@ def test_a_mistake_inside_of_opforge_raises_and_shrinks(tmp_path: Path, monkeypa
         return lower(graph, *args, **kwargs)
 
     monkeypatch.setattr(compile_fx, "lower", broken)
-    with pytest.warns(UserWarning, match="internal error"):
+    with config.patch(debug_verify=False), pytest.warns(UserWarning, match="internal error"):
         folder = folder_of(tmp_path, lambda x: (x.sin() + 1).cumsum(0).exp(), torch.randn(40, 3))
-    found = minify.minified(read_folder(folder))
+    with config.patch(debug_verify=False):
+        found = minify.minified(read_folder(folder))
     assert found is not None
     assert (found.verdict.kind, found.verdict.what) == ("raises", "internal error, please report it KeyError")
     assert minify.calls(found.recorded) == 1
@@ -224,12 +225,17 @@ def _text(name: str, old: str, new: str) -> Callable[[Path], None]:
         (_json(format=99), "format 99 of graph.json is not known"),
         (_json(unwritten="it holds a secret"), "could not be written down: it holds a secret"),
         (_text("graph.json", '"cpu"', '"cuda:7"'), "the graph's tensors are on cuda:7, which is not here"),
-        (_text("program.py", "import torch\n", "import torch\nimport no_such_module\n"), "program.py needs no_such_module"),
+        (
+            _text("program.py", "import torch\n", "import torch\nimport no_such_module\n"),
+            "program.py needs no_such_module",
+        ),
         (_text("program.py", "torch.sin", "torch.sinn"), "AttributeError: module 'torch' has no attribute 'sinn'"),
         (_text("program.py", "sin =", "while True: sin ="), "a statement that no graph has"),
     ],
 )
-def test_bad_folders(spoil: Callable[[Path], None], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_folders(
+    spoil: Callable[[Path], None], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = folder_of(tmp_path, lambda x: torch.sin(x), torch.randn(3))
     spoil(folder)
     with pytest.raises(FolderError) as caught:

@@ -22,7 +22,8 @@ RANK = {
     name: rank
     for rank, names in enumerate(
         [
-            ("errors", "garbage", "inductor_options", "torch_compat"),
+            ("errors", "garbage", "torch_compat"),
+            ("inductor_options",),
             ("config", "observe", "philox"),
             ("ir",),
             ("dispatch",),
