@@ -245,24 +245,19 @@ def new_op(
 @app.command()
 def schemas(
     name: Annotated[str | None, typer.Argument(help="Show operators whose name has this in it.")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Rewrite the snapshot from the installed torch.")] = False,
-    older: Annotated[
-        bool, typer.Option("--older", help="With an older torch: write what it has and the snapshot lacks.")
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Bring the installed torch's version up to date in the snapshot.")
     ] = False,
 ) -> None:
-    """Show torch's operator schemas, which the specs are checked against."""
-    from .generator.torch_schemas import OLDER, SNAPSHOT, matching, nearest_operator, only_older, torch_lines
+    """Show torch's operator schemas, which the specs are checked against, and which versions have them."""
+    from .generator.torch_schemas import SNAPSHOT, matching, nearest_operator, refreshed
 
-    if older:
-        lines = only_older(torch_lines())
-        OLDER.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
-        print(f"wrote {len(lines)} schemas to {OLDER.name}")
-    elif refresh:
-        lines = torch_lines()
-        SNAPSHOT.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
-        print(f"wrote {len(lines)} schemas to {SNAPSHOT.name}")
-    if (refresh or older) and name is None:
-        return
+    if refresh:
+        file = refreshed()
+        SNAPSHOT.write_text(file.text(), encoding="utf-8", newline="\n")
+        print(f"wrote {len(file.lines)} schemas of torch {', '.join(file.versions)} to {SNAPSHOT.name}")
+        if name is None:
+            return
     found = matching(name)
     if name is not None and not found:
         _stop(f"no operator of torch has '{name}' in its name{nearest_operator(name)}")

@@ -22,6 +22,7 @@ from ..errors import (
     first_line,
 )
 from ..generated.dispatch_tables import ROLES
+from ..generated.ops import TORCH_VERSIONS
 from ..generated.rewrites import RULES
 from . import config
 from .codegen.control import render_control, roles
@@ -47,9 +48,19 @@ from .observe.watch import Watch, readable
 from .realize import Artifacts, Compiled, EagerProgram, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import RESTART, TracingContext, in_dual_level, pytree, tangents_followed, tangents_may_be
+from .torch_compat import (
+    RESTART,
+    TracingContext,
+    in_dual_level,
+    pytree,
+    tangents_followed,
+    tangents_may_be,
+    warn_of_unknown_version,
+)
 
 HISTORY: list[Artifacts] = []
+
+warn_of_unknown_version(TORCH_VERSIONS)
 
 
 def compile_fx(

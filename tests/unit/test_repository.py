@@ -22,7 +22,8 @@ RANK = {
     name: rank
     for rank, names in enumerate(
         [
-            ("errors", "garbage", "torch_compat"),
+            ("errors", "garbage"),
+            ("torch_compat",),
             ("config", "observe", "philox"),
             ("ir",),
             ("dispatch",),
