@@ -5,7 +5,7 @@
 
 from ...runtime.lower.table import Lowerings, OpInfo
 
-TORCH_VERSIONS: tuple[str, ...] = ("2.11", "2.13", "2.14", "2.15")
+TORCH_VERSIONS: tuple[str, ...] = ("2.11", "2.12", "2.13", "2.14", "2.15")
 LOWERINGS = Lowerings(
     __name__,
     {
