@@ -70,6 +70,7 @@ def _graph(name: str, a: Any, call: Call | None, reasons: dict[str, list[str]], 
         "compile_seconds": sum(a.seconds.values()) if a.seconds else None,
         "texts": {"loop IR": dump(a.program) if a.program is not None else "", "wrapper": a.wrapper, "kernels": a.cpp},
         "steps": [],
+        "buffers": {},
         "edges": [],
         "memory": None,
         "timeline": [],
@@ -144,6 +145,7 @@ class _Graph:
         counts = [w.operations for w in self.works]
         facts: dict[str, Any] = {
             "steps": steps,
+            "buffers": self._buffers(),
             "edges": self._edges(),
             "memory": self._memory(),
             "timeline": timeline,
@@ -216,6 +218,17 @@ class _Graph:
         if (work.operations or 0) / self.roof.operations > copy:
             return "arithmetic"
         return "call" if work.moved <= self.roof.copies[0][0] else "memory"
+
+    def _buffers(self) -> dict[str, dict[str, Any]]:
+        """What each value is, and where it lives."""
+        inputs = {b.name for b in self.plan.inputs}
+        returned = {o.buffer for o in self.plan.outputs}
+        layouts = {b.name: b for b in self._outs()} | self.plan.layouts
+        found: dict[str, dict[str, Any]] = {}
+        for name, b in layouts.items():
+            role = "input" if name in inputs else "result" if name in returned else ""
+            found[name] = {"text": f"{b.dtype}[{', '.join(map(str, b.shape))}]", "role": role, "step": self.made.get(name)}
+        return found
 
     def _edges(self) -> list[list[Any]]:
         """[maker, reader, buffer, bytes, why they are not one kernel]"""
