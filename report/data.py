@@ -227,7 +227,11 @@ class _Graph:
         found: dict[str, dict[str, Any]] = {}
         for name, b in layouts.items():
             role = "input" if name in inputs else "result" if name in returned else ""
-            found[name] = {"text": f"{b.dtype}[{', '.join(map(str, b.shape))}]", "role": role, "step": self.made.get(name)}
+            found[name] = {
+                "text": f"{b.dtype}[{', '.join(map(str, b.shape))}]",
+                "role": role,
+                "step": self.made.get(name),
+            }
         return found
 
     def _edges(self) -> list[list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,7 @@ def page_text(facts: dict[str, Any]) -> str:
         # Nothing in a text may end the element that holds the data.
         "DATA": json.dumps(facts, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     }
-    page = _read("page.html")
-    for name, text in parts.items():
-        page = page.replace("{{" + name + "}}", text, 1)
-    return page
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], _read("page.html"))
 
 
 def write_page(facts: dict[str, Any], path: Path) -> Path:

@@ -61,7 +61,7 @@ const timeAt = (s, step) => {
       const at = s ? `data-step="${e.step}" class="mark ${s.kind}"` : 'class="other"';
       const ideal = s && s.predicted != null ? Math.min(1, s.predicted / e.seconds) : 0;
       const label = s && w > 34 ? fitted(s.name, w - 10, 6.9) : "";
-      parts.push(`<g ${at} data-tip="${esc(told)}"><rect class="whole" x="${a.toFixed(2)}" y="${top}" width="${w.toFixed(2)}" height="${tall}" rx="${Math.min(3, w / 4).toFixed(1)}" fill="var(--soft)"/>` +
+      parts.push(`<g ${at} data-tip="${esc(told)}"><rect class="whole" x="${a.toFixed(2)}" y="${top}" width="${w.toFixed(2)}" height="${tall}" rx="${Math.min(3, w / 4).toFixed(1)}" fill="var(--soft)" stroke="var(--panel)" stroke-width=".6"/>` +
         `<rect x="${a.toFixed(2)}" y="${top + tall - 8}" width="${(w * ideal).toFixed(2)}" height="8" rx="${Math.min(2, w / 4).toFixed(1)}" fill="var(--solid)"/>` +
         (label ? `<text class="mono" x="${(a + 5).toFixed(1)}" y="${top + 19}" style="font-size:11px">${esc(label)}</text>` : "") + "</g>");
     }
@@ -117,6 +117,7 @@ const timeAt = (s, step) => {
       const knee = Math.min(highX, peak / bandwidth);
       const points = [[Math.max(lowX, lowY / bandwidth), Math.max(lowX * bandwidth, lowY)], [knee, knee * bandwidth]];
       parts.push(`<path d="M${points.map(([a, b]) => `${X(a).toFixed(1)},${Y(b).toFixed(1)}`).join("L")}" fill="none" stroke="var(--ink)" stroke-width="1.5" ${dash ? 'stroke-dasharray="5 4"' : ""}/>`);
+      for (let i = 0; i <= 60; i++) free.take(X(points[0][0]) + (X(points[1][0]) - X(points[0][0])) * i / 60 - 3, Y(points[0][1]) + (Y(points[1][1]) - Y(points[0][1])) * i / 60 - 3, 6, 6);
       const a = points[0], b = points[1], slope = Math.atan2(Y(b[1]) - Y(a[1]), X(b[0]) - X(a[0])) * 180 / Math.PI;
       const px = X(a[0]) + (X(b[0]) - X(a[0])) * where, py = Y(a[1]) + (Y(b[1]) - Y(a[1])) * where;
       parts.push(`<text class="muted halo" transform="translate(${px.toFixed(1)},${(py + (dash ? -7 : 15)).toFixed(1)}) rotate(${slope.toFixed(1)})" text-anchor="middle">${label} ${bytes(bandwidth)}/s</text>`);
@@ -125,6 +126,7 @@ const timeAt = (s, step) => {
     if (wide) roofLine(best, true, "caches", 0.42);
     const knee = peak / (wide ? best : roof.bandwidth);
     parts.push(`<line x1="${X(Math.max(lowX, knee)).toFixed(1)}" x2="${width - right}" y1="${Y(peak).toFixed(1)}" y2="${Y(peak).toFixed(1)}" stroke="var(--ink)" stroke-width="1.5"/>`);
+    free.take(X(Math.max(lowX, knee)), Y(peak) - 3, width, 6);
     const peakText = `float32 product ${count(peak)}/s`;
     parts.push(`<text class="muted halo" x="${width - right - 2}" y="${(Y(peak) - 7).toFixed(1)}" text-anchor="end">${peakText}</text>`);
     free.take(width - right - peakText.length * 6.3, Y(peak) - 20, peakText.length * 6.3, 16);

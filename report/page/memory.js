@@ -35,7 +35,7 @@
       for (const v of ticks(0, size / unit, Math.max(1, pixels / 44))) {
         const y = Y(zero + v * unit).toFixed(1);
         parts.push(`<line class="grid" x1="${left}" x2="${width - right}" y1="${y}" y2="${y}"/>`);
-        if (pixels > 16) parts.push(`<text class="tick" x="${left - 8}" y="${Number(y) + 4}" text-anchor="end">${bytes(v * unit).replace(/\.?0+ /, " ")}</text>`);
+        if (pixels > 16) parts.push(`<text class="tick" x="${left - 8}" y="${Number(y) + 4}" text-anchor="end">${bytes(v * unit).replace(/\.0+ /, " ")}</text>`);
       }
     };
     if (arena) scale(0, arena);

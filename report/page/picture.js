@@ -20,7 +20,7 @@
     const s = g.steps[b.step], x = (b.x - b.width / 2).toFixed(1), y = b.y;
     const inputs = s.reads.filter(([n]) => (g.buffers[n] || {}).role === "input").length;
     const results = s.writes.filter(([n]) => (g.buffers[n] || {}).role === "result").length;
-    const passes = [inputs ? plural(inputs, "input") : "", results ? plural(results, "result") : ""].filter(Boolean).join(" → ");
+    const passes = [inputs ? `${inputs} in` : "", results ? `${results} out` : ""].filter(Boolean).join(" · ");
     const sub = s.operators.join(" · ") || s.kind;
     const figures = [s.measured != null ? time(s.measured) : "", bytes(s.moved)].filter(Boolean).join(" · ");
     return `<g class="box ${s.kind}" data-step="${b.step}" data-tip="${esc(stepTip(g, b.step))}" transform="translate(${x},${y})">` +
@@ -76,11 +76,11 @@
       for (const part of [0.5, 0.68, 0.32]) {
         const y0 = a.y + BOX.height, y = y0 + (b.y - y0) * part, t = part;
         const x = a.x * (1 - t) ** 3 + 3 * a.x * (1 - t) ** 2 * t + 3 * b.x * (1 - t) * t * t + b.x * t ** 3;
-        if (free.place(x - w / 2, y - 7, w, 13)) { labels.push(`<text class="bytes" x="${x.toFixed(1)}" y="${(y + 3.5).toFixed(1)}" text-anchor="middle">${text}</text>`); break; }
+        if (free.place(x - w / 2, y - 7, w, 13)) { labels.push(`<g class="bytes"><rect x="${(x - w / 2 + 1).toFixed(1)}" y="${(y - 7).toFixed(1)}" width="${w - 2}" height="13"/><text x="${x.toFixed(1)}" y="${(y + 3.5).toFixed(1)}" text-anchor="middle">${text}</text></g>`); break; }
       }
     }
     const unread = g.steps.length > 1 ? "" : " It is a single step.";
-    at.innerHTML = head("Graph", `A box is one kernel: what was fused is inside. Edges carry what one step writes and another reads. Inputs of the graph are counted in the boxes.${unread} Drag to move, scroll with Ctrl to zoom.`, tools) +
+    at.innerHTML = head("Graph", `A box is one kernel: what was fused is inside. Edges carry what one step writes and another reads. In a box: its time, the bytes that it moves, how many inputs (in) and results (out) of the graph it touches.${unread} Drag to move, scroll with Ctrl to zoom.`, tools) +
       `<svg role="img" aria-label="Graph of ${plural(g.steps.length, "step")}"><g>${parts.join("")}${labels.join("")}${layout.boxes.map(b => box(g, b)).join("")}</g></svg>`;
     svg = at.querySelector("svg");
     content = svg.firstChild;

@@ -2,13 +2,13 @@
 let order = [];  // steps as the table shows them
 {
   const COLUMNS = [
-    ["step", s => s.k, "left"], ["measured", s => s.measured], ["of call", s => s.measured], ["roofline", s => s.predicted],
+    ["step", s => s.k, "left"], ["measured", s => s.measured], ["", s => s.measured, "left"], ["roofline", s => s.predicted],
     ["reached", s => s.measured ? s.predicted / s.measured : null], ["moved", s => s.moved], ["limit", s => s.bound],
   ];
   let sorted = [0, false], rows = new Map();
 
-  const row = (g, s, k, whole) => {
-    const share = s.measured != null && whole ? s.measured / whole : null;
+  const row = (g, s, k, longest) => {
+    const share = s.measured != null && longest ? s.measured / longest : null;
     const ideal = s.measured ? Math.min(100, 100 * s.predicted / s.measured) : 0;
     const line = s.lines.length ? s.lines[0].replace(/ in [^:]*: .*/, "") : "";
     return `<tr data-step="${k}" class="${s.kind}" ${s.kind === "kernel" ? `data-kernel="${esc(s.name)}"` : ""}>` +
@@ -23,10 +23,10 @@ let order = [];  // steps as the table shows them
     const note = "In the order in which they run. <b>measured</b> is timed; <b>roofline</b>, <b>moved</b> and <b>limit</b> are estimates of a model: every value read once and written once.";
     const tools = '<span class="tools"><input id="filter" type="search" placeholder="Filter: name, operator, line ( / )" aria-label="Filter the steps" autocomplete="off" spellcheck="false"></span>';
     at.innerHTML = head(`Kernels and calls <span class="note" id="counted"></span>`, note, tools) +
-      `<div class="table-wrap" tabindex="0"><table class="steps"><thead><tr>${COLUMNS.map(([name, , side], i) => `<th class="${side || ""}" data-column="${i}" tabindex="0">${name}</th>`).join("")}</tr></thead><tbody></tbody></table></div>`;
-    const whole = g.measured ? g.measured.timed_seconds : null;
+      `<div class="table-wrap" tabindex="0"><table class="steps"><thead><tr>${COLUMNS.map(([name, , side], i) => `<th class="${side || ""}" ${name ? "" : 'aria-label="measured, as a bar" data-tip="measured; the dark part is what the roofline allows"'} data-column="${i}" tabindex="0">${name}</th>`).join("")}</tr></thead><tbody></tbody></table></div>`;
+    const longest = Math.max(0, ...g.steps.map(s => s.measured || 0));
     const body = at.querySelector("tbody");
-    body.innerHTML = g.steps.map((s, k) => row(g, s, k, whole)).join("");
+    body.innerHTML = g.steps.map((s, k) => row(g, s, k, longest)).join("");
     rows = new Map([...body.children].map(r => [Number(r.dataset.step), r]));
     const words = g.steps.map(s => [s.name, ...s.operators, ...s.lines, s.bound, s.kind, ...s.reads.map(r => r[0]), ...s.writes.map(r => r[0])].join(" ").toLowerCase());
     const arrange = () => {
