@@ -35,6 +35,8 @@ def operations_text(n: float | None) -> str:
 def percent_text(part: float | None) -> str:
     if part is None:
         return UNKNOWN
+    if 0 < part < 0.0005:
+        return "< 0.1 %"
     return f"{100 * part:.0f} %" if part >= 0.0995 or part == 0 else f"{100 * part:.1f} %"
 
 

@@ -14,16 +14,20 @@ function scaled(value, steps) {
 const time = s => s == null ? "unknown" : s === 0 ? "0 s" : scaled(s * 1e9, [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]]);
 const bytes = n => n == null ? "unknown" : scaled(n, [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]);
 const count = n => n == null ? "unknown" : scaled(n, [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]]);
-const percent = p => p == null || !isFinite(p) ? "unknown" : p >= 0.0995 || p === 0 ? Math.round(100 * p) + " %" : (100 * p).toFixed(1) + " %";
+const percent = p => p == null || !isFinite(p) ? "unknown" : p > 0 && p < 0.0005 ? "< 0.1 %" : p >= 0.0995 || p === 0 ? Math.round(100 * p) + " %" : (100 * p).toFixed(1) + " %";
 const plural = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 const shown = text => text === "unknown" ? UNKNOWN : esc(text);
 
-// Tooltips: any element with data-tip (HTML, escaped where it was made).
+// Tooltips: any element with data-tip (HTML, escaped where it was made); what begins with + follows what is known of its step.
 const tip = $("tip");
 addEventListener("pointermove", event => {
   const at = event.target.closest ? event.target.closest("[data-tip]") : null;
   if (!at) { tip.hidden = true; return; }
-  if (tip.at !== at) { tip.innerHTML = at.dataset.tip; tip.at = at; }
+  if (tip.at !== at) {
+    const { tip: text, step } = at.dataset;
+    tip.innerHTML = text.startsWith("+") ? stepTip(graph(), Number(step)) + text.slice(1) : text;
+    tip.at = at;
+  }
   tip.hidden = false;
   const x = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8);
   const below = event.clientY + 18;
@@ -51,7 +55,7 @@ const sight = new IntersectionObserver(entries => {
     const v = views.find(one => one.id === e.target.id);
     if (v) { v.near = e.isIntersecting; if (e.isIntersecting) drawn(v); }
   }
-}, { rootMargin: "500px" });
+}, { rootMargin: "300px" });
 
 function select(step, reveal = false) {
   state.step = step;

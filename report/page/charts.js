@@ -57,11 +57,11 @@ const timeAt = (s, step) => {
       if (b < 0 || a > width || (b - a < 0.4 && a - last < 0.4)) continue;
       last = b;
       const s = e.step == null ? null : g.steps[e.step], w = Math.max(0.8, b - a);
-      const told = s ? stepTip(g, e.step) : `<b>${esc(e.name)}</b><br>${time(e.seconds)}`;
+      const told = s ? "+" : `<b>${esc(e.name)}</b><br>${time(e.seconds)}`;
       const at = s ? `data-step="${e.step}" class="mark ${s.kind}"` : 'class="other"';
       const ideal = s && s.predicted != null ? Math.min(1, s.predicted / e.seconds) : 0;
       const label = s && w > 34 ? fitted(s.name, w - 10, 6.9) : "";
-      parts.push(`<g ${at} data-tip="${esc(told)}"><rect class="whole" x="${a.toFixed(2)}" y="${top}" width="${w.toFixed(2)}" height="${tall}" rx="${Math.min(3, w / 4).toFixed(1)}" fill="var(--soft)" stroke="var(--panel)" stroke-width=".6"/>` +
+      parts.push(`<g ${at} data-tip="${esc(told)}"><rect class="whole" x="${a.toFixed(2)}" y="${top}" width="${w.toFixed(2)}" height="${tall}" rx="${Math.min(3, w / 4).toFixed(1)}" ${w < 3 ? 'fill="var(--solid)" fill-opacity=".5"' : 'fill="var(--soft)" stroke="var(--panel)" stroke-width=".6"'}/>` +
         `<rect x="${a.toFixed(2)}" y="${top + tall - 8}" width="${(w * ideal).toFixed(2)}" height="8" rx="${Math.min(2, w / 4).toFixed(1)}" fill="var(--solid)"/>` +
         (label ? `<text class="mono" x="${(a + 5).toFixed(1)}" y="${top + 19}" style="font-size:11px">${esc(label)}</text>` : "") + "</g>");
     }
@@ -134,15 +134,16 @@ const timeAt = (s, step) => {
     all.sort((a, b) => b.s.measured - a.s.measured);
     const radius = s => Math.max(3.5, 22 * Math.sqrt(s.measured / total));
     for (const { s } of all) { const r = radius(s); free.take(X(at_x(s)) - r * 0.7, Y(at_y(s)) - r * 0.7, 1.4 * r, 1.4 * r); }
-    const labels = [];
+    const labels = [], named = new Set();
     for (const { s, k } of all) {
       const x = X(at_x(s)), y = Y(at_y(s)), r = radius(s);
-      parts.push(`<circle class="mark ${s.kind}" data-step="${k}" data-tip="${esc(stepTip(g, k) + `<br>${percent(s.predicted / s.measured)} of the roofline${s.operations ? "" : "<br>no arithmetic: shown at the left edge"}`)}" cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="${r.toFixed(1)}" fill="var(--solid)" fill-opacity=".55" stroke="var(--solid)"/>`);
-      if (labels.length >= 14) continue;
+      parts.push(`<circle class="mark ${s.kind}" data-step="${k}" data-tip="${esc(`+<br>${percent(s.predicted / s.measured)} of the roofline${s.operations ? "" : "<br>no arithmetic: shown at the left edge"}`)}" cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="${r.toFixed(1)}" fill="var(--solid)" fill-opacity=".55" stroke="var(--solid)"/>`);
+      if (labels.length >= 14 || named.has(s.name)) continue;
       const text = s.name.length > 30 ? s.name.slice(0, 29) + "…" : s.name, w = text.length * 6.6 + 4;
       for (const [lx0, ly0, anchor] of [[x + r + 4, y + 4, "start"], [x - r - 4, y + 4, "end"], [x, y - r - 6, "middle"], [x, y + r + 14, "middle"]]) {
         const x0 = anchor === "start" ? lx0 : anchor === "end" ? lx0 - w : lx0 - w / 2;
         if (x0 < left || x0 + w > width - right || ly0 < top + 10 || ly0 > height - bottom - 4 || !free.place(x0, ly0 - 11, w, 14)) continue;
+        named.add(s.name);
         labels.push(`<text class="mono halo" pointer-events="none" style="font-size:11px" x="${lx0.toFixed(1)}" y="${ly0.toFixed(1)}" text-anchor="${anchor}">${esc(text)}</text>`);
         break;
       }

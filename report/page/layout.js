@@ -4,10 +4,10 @@ const BOX = { width: 208, height: 62, gap: 26, level: 104, lane: 14 };
 function layered(g) {
   const n = g.steps.length;
   const edges = new Map();
-  for (const [from, to, name, size] of g.edges) {
+  for (const [from, to, name, size, why] of g.edges) {
     if (!name) continue;
     const key = from + "," + to;
-    const known = edges.get(key) || edges.set(key, { from, to, names: [], bytes: 0 }).get(key);
+    const known = edges.get(key) || edges.set(key, { from, to, names: [], bytes: 0, why }).get(key);
     known.names.push(name);
     known.bytes = size == null || known.bytes == null ? null : known.bytes + size;
   }
@@ -45,11 +45,37 @@ function layered(g) {
   for (let l = 0; l < layers.length; l++) layers[l] = layers[l] || [];
   ordered(layers);
   placed(layers);
-  for (const node of nodes) node.y = node.level * BOX.level;
-  const left = Math.min(0, ...nodes.map(v => v.x - v.width / 2));
-  for (const node of nodes) node.x -= left;
-  const width = Math.max(1, ...nodes.map(v => v.x + v.width / 2));
-  return { boxes, edges: list, width, height: Math.max(1, layers.length) * BOX.level - (BOX.level - BOX.height) };
+  const size = columns(layers);
+  return { boxes, edges: list, ...size };
+}
+
+// A long graph is cut into columns, each of some levels, so that the whole is about as wide as it is high. Cuts are where few edges pass.
+function columns(layers) {
+  const widths = layers.map(layer => layer.reduce((sum, v) => sum + v.width + BOX.gap, 0));
+  const usual = [...widths].sort((a, b) => a - b)[Math.floor(widths.length * 0.8)] || BOX.width;
+  const many = layers.length > 30 ? Math.max(1, Math.round(Math.sqrt(1.4 * layers.length * BOX.level / (usual + 120)))) : 1;
+  const each = layers.length / many, cuts = [0];
+  for (let c = 1; c < many; c++) {
+    const wanted = Math.round(c * each), reach = Math.floor(each / 8);
+    let best = wanted;
+    for (let l = Math.max(cuts[c - 1] + 1, wanted - reach); l <= Math.min(layers.length - 1, wanted + reach); l++) if (widths[l] < widths[best]) best = l;
+    cuts.push(best);
+  }
+  cuts.push(layers.length);
+  let right = 0, height = 1;
+  for (let c = 0; c < many; c++) {
+    const part = layers.slice(cuts[c], cuts[c + 1]);
+    let low = Infinity, high = -Infinity;
+    for (const layer of part) for (const v of layer) { low = Math.min(low, v.x - v.width / 2); high = Math.max(high, v.x + v.width / 2); }
+    const start = right + (c ? 90 : 0);
+    part.forEach((layer, l) => {
+      for (const v of layer) { v.x += start - low; v.y = l * BOX.level; v.column = c; }
+    });
+    right = Math.max(right, start + high - low);
+    height = Math.max(height, part.length * BOX.level - (BOX.level - BOX.height));
+    for (const layer of part) for (const v of layer) { v.gutter = start - 45; v.bottom = part.length * BOX.level; }
+  }
+  return { width: right, height };
 }
 
 function ordered(layers) {

@@ -6,7 +6,7 @@
     const top = g.steps.map((s, k) => ({ s, k })).filter(({ s }) => s.measured != null).sort((a, b) => b.s.measured - a.s.measured)[0];
     if (!g.measured) return g.unmeasured ? `Not measured: ${esc(g.unmeasured)}.` : "";
     const reach = g.predicted ? g.predicted / g.measured.seconds : null;
-    const begin = `A call takes ${time(g.measured.seconds)}` + (reach == null ? "." : reach >= 1 ? ", no more than the roofline allows." : `, ${(1 / reach).toFixed(1)} times what the roofline allows.`);
+    const begin = `A call takes ${time(g.measured.seconds)}` + (reach == null ? "." : reach >= 1 ? ", no more than the roofline allows." : `, ${reach > 0.1 ? (1 / reach).toFixed(1) : Math.round(1 / reach).toLocaleString("en")} times what the roofline allows.`);
     return top ? `${begin} ${percent(top.s.measured / g.measured.timed_seconds)} of it is <a class="step" style="font-size:.9em" data-step="${top.k}" data-reveal="">${esc(top.s.name)}</a>.` : begin;
   };
 

@@ -8,8 +8,12 @@
     let d = `M${at[0][0].toFixed(1)},${at[0][1]}`;
     for (let i = 1; i < at.length; i++) {
       const [x0, y0] = at[i - 1], [x1, y1] = at[i];
-      const mid = (y0 + y1) / 2;
-      d += `C${x0.toFixed(1)},${mid} ${x1.toFixed(1)},${mid} ${x1.toFixed(1)},${y1}`;
+      const mid = (y0 + y1) / 2, before = path[i - 1], after = path[i];
+      if (before.column !== after.column) {
+        // Down to the end of the column, and through the gutter to the head of the next.
+        const side = after.gutter + (before.id % 9 - 4) * 5, low = before.bottom - 26, top = -30;
+        d += `C${x0.toFixed(1)},${low} ${x0.toFixed(1)},${low} ${((x0 + side) / 2).toFixed(1)},${low}S${side},${low} ${side},${low - 60}V${top + 40}S${side},${top} ${((x1 + side) / 2).toFixed(1)},${top}S${x1.toFixed(1)},${top} ${x1.toFixed(1)},${y1}`;
+      } else d += `C${x0.toFixed(1)},${mid} ${x1.toFixed(1)},${mid} ${x1.toFixed(1)},${y1}`;
       // A lane runs straight beside the boxes of its level.
       if (i < at.length - 1) { at[i][1] = y1 + BOX.height; d += `V${at[i][1]}`; }
     }
@@ -23,7 +27,7 @@
     const passes = [inputs ? `${inputs} in` : "", results ? `${results} out` : ""].filter(Boolean).join(" · ");
     const sub = s.operators.join(" · ") || s.kind;
     const figures = [s.measured != null ? time(s.measured) : "", bytes(s.moved)].filter(Boolean).join(" · ");
-    return `<g class="box ${s.kind}" data-step="${b.step}" data-tip="${esc(stepTip(g, b.step))}" transform="translate(${x},${y})">` +
+    return `<g class="box ${s.kind}" data-step="${b.step}" data-tip="+" transform="translate(${x},${y})">` +
       `<rect class="body" width="${b.width}" height="${BOX.height}" rx="7"/><rect width="4" height="${BOX.height - 14}" y="7" x="7" rx="2" fill="var(--solid)"/>` +
       `<text class="title" x="19" y="19">${esc(fitted(s.name, b.width - 27, 6.7))}</text>` +
       `<text class="muted" x="19" y="35">${esc(fitted(sub, b.width - 27, 6.2))}</text>` +
@@ -44,17 +48,17 @@
   };
   const whole = () => {
     const r = svg.getBoundingClientRect();
-    camera.scale = Math.min(1, (r.width - 40) / layout.width, (r.height - 40) / layout.height);
+    camera.scale = Math.min(1, (r.width - 40) / layout.width, (r.height - 40) / (layout.height + 60));
     camera.x = (r.width - layout.width * camera.scale) / 2;
-    camera.y = (r.height - layout.height * camera.scale) / 2;
+    camera.y = (r.height - (layout.height - 20) * camera.scale) / 2;
     aim();
   };
   const begin = () => {
     const r = svg.getBoundingClientRect();
-    camera = { x: 0, y: 20, scale: Math.max(0.45, Math.min(1, (r.width - 40) / layout.width)) };
+    camera = { x: 0, y: 40, scale: Math.max(0.45, Math.min(1, (r.width - 40) / layout.width)) };
     const first = layout.boxes[0] || { x: 0 };
     const fits = layout.width * camera.scale <= r.width;
-    camera.x = fits ? (r.width - layout.width * camera.scale) / 2 : r.width / 2 - first.x * camera.scale;
+    camera.x = fits ? (r.width - layout.width * camera.scale) / 2 : Math.min(r.width / 2 - first.x * camera.scale, 40);
     aim();
   };
 
@@ -68,12 +72,11 @@
     for (const b of layout.boxes) free.take(b.x - b.width / 2, b.y, b.width, BOX.height);
     const parts = [], labels = [];
     for (const e of layout.edges) {
-      const why = (g.edges.find(([a, b]) => a === e.from && b === e.to) || [])[4];
-      const told = `<b>${esc(g.steps[e.from].name)} → ${esc(g.steps[e.to].name)}</b><br>${bytes(e.bytes)}: ${esc(e.names.join(", "))}<br>apart, since ${esc(why)}`;
+      const told = `<b>${esc(g.steps[e.from].name)} → ${esc(g.steps[e.to].name)}</b><br>${bytes(e.bytes)}: ${esc(e.names.join(", "))}<br>apart: ${esc(e.why)}`;
       const width = e.bytes ? Math.min(5, 1 + Math.max(0, Math.log10(e.bytes / 1024)) * 0.7) : 1;
       parts.push(`<path class="edge" data-from="${e.from}" data-to="${e.to}" d="${line(e.path)}" stroke-width="${width.toFixed(1)}" data-tip="${esc(told)}"/>`);
       const a = e.path[e.path.length - 2], b = e.path[e.path.length - 1], text = bytes(e.bytes), w = text.length * 6 + 6;
-      for (const part of [0.5, 0.68, 0.32]) {
+      for (const part of a.column === b.column ? [0.5, 0.68, 0.32] : []) {
         const y0 = a.y + BOX.height, y = y0 + (b.y - y0) * part, t = part;
         const x = a.x * (1 - t) ** 3 + 3 * a.x * (1 - t) ** 2 * t + 3 * b.x * (1 - t) * t * t + b.x * t ** 3;
         if (free.place(x - w / 2, y - 7, w, 13)) { labels.push(`<g class="bytes"><rect x="${(x - w / 2 + 1).toFixed(1)}" y="${(y - 7).toFixed(1)}" width="${w - 2}" height="13"/><text x="${x.toFixed(1)}" y="${(y + 3.5).toFixed(1)}" text-anchor="middle">${text}</text></g>`); break; }

@@ -5,7 +5,8 @@ let order = [];  // steps as the table shows them
     ["step", s => s.k, "left"], ["measured", s => s.measured], ["", s => s.measured, "left"], ["roofline", s => s.predicted],
     ["reached", s => s.measured ? s.predicted / s.measured : null], ["moved", s => s.moved], ["limit", s => s.bound],
   ];
-  let sorted = [0, false], rows = new Map();
+  const SOON = 60;  // rows that are there at once; the others follow when the page can be used
+  let sorted = [0, false], rows = new Map(), round = 0;
 
   const row = (g, s, k, longest) => {
     const share = s.measured != null && longest ? s.measured / longest : null;
@@ -23,11 +24,12 @@ let order = [];  // steps as the table shows them
     const note = "In the order in which they run. <b>measured</b> is timed; <b>roofline</b>, <b>moved</b> and <b>limit</b> are estimates of a model: every value read once and written once.";
     const tools = '<span class="tools"><input id="filter" type="search" placeholder="Filter: name, operator, line ( / )" aria-label="Filter the steps" autocomplete="off" spellcheck="false"></span>';
     at.innerHTML = head(`Kernels and calls <span class="note" id="counted"></span>`, note, tools) +
-      `<div class="table-wrap" tabindex="0"><table class="steps"><thead><tr>${COLUMNS.map(([name, , side], i) => `<th class="${side || ""}" ${name ? "" : 'aria-label="measured, as a bar" data-tip="measured; the dark part is what the roofline allows"'} data-column="${i}" tabindex="0">${name}</th>`).join("")}</tr></thead><tbody></tbody></table></div>`;
+      `<div class="table-wrap" tabindex="0"><table class="steps"><colgroup><col><col style="width:92px"><col style="width:120px"><col style="width:92px"><col style="width:84px"><col style="width:92px"><col style="width:96px"></colgroup><thead><tr>${COLUMNS.map(([name, , side], i) => `<th class="${side || ""}" ${name ? "" : 'aria-label="measured, as a bar" data-tip="measured; the dark part is what the roofline allows"'} data-column="${i}" tabindex="0">${name}</th>`).join("")}</tr></thead><tbody></tbody></table></div>`;
     const longest = Math.max(0, ...g.steps.map(s => s.measured || 0));
     const body = at.querySelector("tbody");
-    body.innerHTML = g.steps.map((s, k) => row(g, s, k, longest)).join("");
-    rows = new Map([...body.children].map(r => [Number(r.dataset.step), r]));
+    const made = document.createElement("template");
+    made.innerHTML = `<table><tbody>${g.steps.map((s, k) => row(g, s, k, longest)).join("")}</tbody></table>`;
+    rows = new Map([...made.content.querySelectorAll("tr")].map(r => [Number(r.dataset.step), r]));
     const words = g.steps.map(s => [s.name, ...s.operators, ...s.lines, s.bound, s.kind, ...s.reads.map(r => r[0]), ...s.writes.map(r => r[0])].join(" ").toLowerCase());
     const arrange = () => {
       const asked = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -36,7 +38,9 @@ let order = [];  // steps as the table shows them
       const of = s => key(s) ?? (sorted[1] ? -Infinity : Infinity);
       order.sort((a, b) => (of(a) < of(b) ? -1 : of(a) > of(b) ? 1 : a.k - b.k) * (sorted[1] ? -1 : 1));
       order = order.map(s => s.k);
-      body.replaceChildren(...order.map(k => rows.get(k)));
+      body.replaceChildren(...order.slice(0, SOON).map(k => rows.get(k)));
+      const now = ++round;
+      if (order.length > SOON) setTimeout(() => { if (now === round) body.append(...order.slice(SOON).map(k => rows.get(k))); }, 80);
       $("counted").textContent = order.length === g.steps.length ? String(g.steps.length) : `${order.length} of ${g.steps.length}`;
       for (const th of at.querySelectorAll("th")) th.toggleAttribute("aria-sort", false);
       at.querySelector(`th[data-column="${sorted[0]}"]`).setAttribute("aria-sort", sorted[1] ? "descending" : "ascending");
