@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..runtime.ir.nodes import Nest, Program
 from ..runtime.schedule.memory import step_reads
 from ..runtime.schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step
 
@@ -13,8 +14,9 @@ __all__ = ["Apart"]
 class Apart:
     """Answers for one plan, from what the fuser noted; `made` is the step that makes each buffer."""
 
-    def __init__(self, plan: Plan, made: Mapping[str, int]) -> None:
+    def __init__(self, plan: Plan, made: Mapping[str, int], program: Program | None) -> None:
         self.steps: Sequence[Step] = plan.steps
+        self.items = {it.name: it for it in program.items if isinstance(it, Nest)} if program is not None else {}
         self.made = made
         self.of: dict[str, int] = {}
         for k, step in enumerate(plan.steps):
@@ -64,4 +66,26 @@ class Apart:
             return (
                 f"it also reads {what}, which {by} makes later: a kernel is joined to the latest of those that it reads"
             )
-        return "unknown"
+        return self._begun_elsewhere(first, then) or "unknown"
+
+    def _begun_elsewhere(self, first: int, then: int) -> str:
+        """Where the kernel `then` was begun by a value that needs nothing of `first`, and what reads `first` joined it; else ""."""
+        begin, before = self.steps[then], self.steps[first]
+        if not isinstance(begin, KernelStep) or not isinstance(before, KernelStep) or not begin.kernel.defines:
+            return ""
+        start = begin.kernel.defines[0]
+        left, seen = [start], {start}
+        while left:
+            name = left.pop()
+            if (item := self.items.get(name)) is None:
+                return ""  # made by the target: what it reads is not known here
+            for read in {*item.reads()} - seen:
+                seen.add(read)
+                if self.of.get(read) == first:
+                    return ""
+                if read in self.items and read not in self.made and self.of.get(read, then) == then:
+                    left.append(read)  # its body is in this kernel
+        return (
+            f"{begin.kernel.name} begins with {start}, which needs nothing of {before.kernel.name}; "
+            "what does need it was joined there, to the later of the two"
+        )

@@ -17,12 +17,15 @@ SIZES = {
     "cpu": (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24, 1 << 27),
     "cuda": (1 << 12, 1 << 18, 1 << 22, 1 << 25, 1 << 28, 1 << 30),
 }
+AHEAD, LAUNCHES = 128 << 20, 8  # bytes that a GPU writes before a sample; calls of one
 SIDE = {"cpu": 512, "cuda": 4096}  # of the matrices
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """copies: (bytes read and written, seconds), ascending. operations: additions and multiplications a second of a float32 product."""
+    """copies: (bytes read and written, seconds), ascending. operations: additions and multiplications a second of a float32 product in full
+    precision, which is what scalar arithmetic can reach too.
+    """
 
     device: str
     copies: tuple[tuple[int, float], ...]
@@ -51,16 +54,20 @@ class Ceilings:
         part = math.log(moved / a) / math.log(b / a)
         return s * (max(t, s) / s) ** part
 
-    def seconds(self, moved: float | None, operations: float | None) -> float | None:
+    def rate(self, product: str) -> float:
+        """Operations a second: of scalar arithmetic with "", else of products of matrices of that dtype."""
+        return product_rate(self.device, product) if product else self.operations
+
+    def seconds(self, moved: float | None, operations: float | None, product: str = "") -> float | None:
         """The roofline: a step takes no less than a copy of its bytes, nor than its operations at the peak rate."""
         if moved is None:
             return None
-        return max(self.copy_seconds(moved), (operations or 0) / self.operations)
+        return max(self.copy_seconds(moved), (operations or 0) / self.rate(product))
 
 
 @functools.cache
 def ceilings(device: str) -> Ceilings:
-    """Of "cpu" or "cuda:0". Takes a few tenths of a second, once for each process."""
+    """Of "cpu" or "cuda:0". Takes about a second, once for each process."""
     kind = torch.device(device).type
     with torch.no_grad():
         copies = []
@@ -71,25 +78,45 @@ def ceilings(device: str) -> Ceilings:
         # What more bytes take bounds what fewer take, where a measurement was disturbed.
         for k in range(len(copies) - 2, -1, -1):
             copies[k] = (copies[k][0], min(copies[k][1], copies[k + 1][1]))
-        side = SIDE[kind]
-        a, out = torch.ones(side, side, device=device), torch.empty(side, side, device=device)
-        seconds = seconds_of(lambda: torch.mm(a, a, out=out), device, 0.2)
-    return Ceilings(device, tuple(copies), 2 * side**3 / seconds)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        rate = _product(device, torch.float32)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    return Ceilings(device, tuple(copies), rate)
+
+
+@functools.cache
+def product_rate(device: str, dtype: str) -> float:
+    """Operations a second of a product of matrices, in the precision that the program has set."""
+    return _product(device, getattr(torch, dtype))
+
+
+def _product(device: str, dtype: torch.dtype) -> float:
+    side = SIDE[torch.device(device).type]
+    with torch.no_grad():
+        a, out = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(2))
+        return 2 * side**3 / seconds_of(lambda: torch.mm(a, a, out=out), device, 0.2)
 
 
 def seconds_of(run: Callable[[], object], device: str, budget: float = 0.1) -> float:
     """The fastest of several calls: seconds on the device. Others may use the machine meanwhile."""
     on_gpu = torch.device(device).type == "cuda"
     run()
+    ahead = torch.empty(AHEAD, dtype=torch.uint8, device=device) if on_gpu else None
     best, spent, calls = math.inf, 0.0, 0
     while calls < 10 or (spent < budget and calls < 200):
-        if on_gpu:
+        if ahead is not None:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            ahead.zero_()  # the device is busy with it while the calls are launched
+            ahead.zero_()
             begin.record()
-            run()
+            for _ in range(LAUNCHES):
+                run()
             end.record()
             end.synchronize()
-            took = begin.elapsed_time(end) / 1e3
+            took = begin.elapsed_time(end) / 1e3 / LAUNCHES
         else:
             start = time.perf_counter()
             run()

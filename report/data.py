@@ -82,9 +82,11 @@ def _graph(name: str, a: Any, call: Call | None, reasons: dict[str, list[str]], 
         "operations": None,
         "device": "",
         "ceilings": None,
+        "recorded": False,
     }
     if plan is None:
         return facts
+    facts["recorded"] = call is not None and call.half.recorded
     facts["texts"]["plan"] = plan_text(plan)
     device = _device(call)
     roof = ceilings(device) if times else None
@@ -141,6 +143,11 @@ class _Graph:
         for event in timeline:
             if event["step"] is not None:
                 steps[event["step"]]["measured"] = event["seconds"]
+        number = {s["name"]: k for k, s in enumerate(steps)}
+        for members in self.a.groups.values():
+            for member in members[1:]:
+                if member in number and members[0] in number:
+                    steps[number[member]]["with"] = number[members[0]]
         predictions = [s["predicted"] for s in steps]
         counts = [w.operations for w in self.works]
         facts: dict[str, Any] = {
@@ -161,6 +168,7 @@ class _Graph:
             facts["ceilings"] = {
                 "copies": [list(c) for c in roof.copies],
                 "operations": roof.operations,
+                "products": {w.product: roof.rate(w.product) for w in self.works if w.product},
                 "bandwidth": roof.bandwidth,
                 "best": roof.best,
             }
@@ -175,7 +183,7 @@ class _Graph:
             list(kernel.origins) if kernel is not None else [step.call.origin] if isinstance(step, ExternStep) else []
         )
         function = self.functions.get(kernel.name, kernel.name) if kernel is not None else ""
-        predicted = self.roof.seconds(work.moved, work.operations) if self.roof is not None else None
+        predicted = self.roof.seconds(work.moved, work.operations, work.product) if self.roof is not None else None
         facts = {
             "name": _name(step),
             "kind": "kernel"
@@ -191,9 +199,11 @@ class _Graph:
             "writes": [[n, b] for n, b in work.writes.items()],
             "moved": work.moved,
             "operations": work.operations,
+            "product": work.product,
             "predicted": predicted,
             "bound": self._bound(work),
             "measured": None,
+            "with": None,
             "function": function if kernel is not None and function != kernel.name else "",
             "code": source_of_kernel(self.a.cpp, self.symbols.get(function, function)) if kernel is not None else "",
             "why_library": [],
@@ -215,7 +225,7 @@ class _Graph:
         if self.roof is None or work.moved is None:
             return ""
         copy = self.roof.copy_seconds(work.moved)
-        if (work.operations or 0) / self.roof.operations > copy:
+        if (work.operations or 0) / self.roof.rate(work.product) > copy:
             return "arithmetic"
         return "call" if work.moved <= self.roof.copies[0][0] else "memory"
 
@@ -236,7 +246,7 @@ class _Graph:
 
     def _edges(self) -> list[list[Any]]:
         """[maker, reader, buffer, bytes, why they are not one kernel]"""
-        apart = Apart(self.plan, self.made)
+        apart = Apart(self.plan, self.made, self.a.program)
         found: list[list[Any]] = []
         pairs: set[tuple[int, int]] = set()
         for k, step in enumerate(self.plan.steps):

@@ -21,7 +21,10 @@ __all__ = ["Event", "Measured", "measure"]
 
 BUDGET = 0.3  # seconds for the calls of one graph
 LEAST, MOST = 5, 40  # calls
-AHEAD = 128 << 20  # bytes that a GPU writes while the launches of a call are prepared
+AHEAD, FILLS = (
+    128 << 20,
+    4,
+)  # bytes that a GPU writes, and how often at least, while the launches of a call are prepared
 
 
 @dataclass(frozen=True)
@@ -124,11 +127,12 @@ class _Timed:
         event.record()
         return event
 
-    def _run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, Any]:
+    def _run(self, function: Callable[..., Any], arguments: Sequence[Any], ahead: int) -> tuple[Any, Any]:
         if self.gpu:
             torch.cuda.synchronize(self.device)
             assert self.ahead is not None
-            self.ahead.zero_()  # else a small kernel's time would be that of its launch
+            for _ in range(ahead):
+                self.ahead.zero_()  # else a small kernel's time would be that of its launch
         start = self._event() if self.gpu else time.perf_counter()
         results = function(list(arguments)) if self.boxed else function(*arguments)
         end = self._event() if self.gpu else time.perf_counter()
@@ -141,10 +145,11 @@ class _Timed:
         return start.elapsed_time(end) / 1e3 if self.gpu else end - start
 
     def whole(self, arguments: Sequence[Any]) -> float:
-        return self._between(*self._run(self.call, arguments))
+        return self._between(*self._run(self.call, arguments, FILLS + len(self.log) // 4))
 
     def steps(self, arguments: Sequence[Any]) -> tuple[float, tuple[Event, ...]]:
+        before = [*self.log]
         self.log.clear()
-        start, end = self._run(self.timed, arguments)
+        start, end = self._run(self.timed, arguments, FILLS + len(before) // 2)
         events = tuple(Event(name, self._between(start, a), self._between(a, b)) for name, a, b in self.log)
         return self._between(start, end), events

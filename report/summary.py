@@ -130,12 +130,12 @@ def _slowest(graphs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dic
 def _steps(slow: list[tuple[dict[str, Any], dict[str, Any]]]) -> Table:
     table = _table()
     table.add_column("where the time goes", no_wrap=True, overflow="ellipsis", max_width=34)
-    for name in ("measured", "of graph", "roofline"):
+    for name in ("measured", "share", "roofline"):
         table.add_column(name, justify="right", no_wrap=True, min_width=8)
     table.add_column("limit", no_wrap=True, min_width=10)
     table.add_column("line", no_wrap=True, overflow="ellipsis", max_width=34)
     for graph, s in slow:
-        whole = graph["measured"]["timed_seconds"] if graph["measured"] else None
+        whole = sum(one["seconds"] for one in graph["timeline"])
         table.add_row(
             s["name"],
             seconds_text(s["measured"]),
@@ -188,9 +188,12 @@ def _notes(graphs: list[dict[str, Any]]) -> Iterator[str]:
     if unmeasured:
         yield ""
         yield from (f"{name} was not timed: {why}" for name, why in unmeasured.items())
+    if recorded := [g["name"] for g in graphs if g["recorded"] and g["measured"]]:
+        yield ""
+        yield f"timed without the CUDA graphs that they run as: {', '.join(recorded)}"
     if any(g["measured"] for g in graphs):
         yield ""
-        yield "measured: the fastest call of each graph alone. roofline: estimated from copies and matrix products timed here."
+        yield "measured: the fastest call of each graph. roofline: an estimate, from copies and matrix products timed here."
         yield "Texts of the graphs: .details() or --details. A page with pictures: .html(FILE) or --html FILE."
 
 

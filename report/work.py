@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..runtime.ir.index import Atom, Expr, Sym, Val, Var, of
-from ..runtime.ir.nodes import ITEMSIZE, Buffer, Ref
+from ..runtime.ir.nodes import FLOATS, ITEMSIZE, Buffer, Ref
 from ..runtime.ir.work import cost
 from ..runtime.schedule.kernels import statement_nodes
 from ..runtime.schedule.memory import step_reads, step_writes
@@ -65,11 +65,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Work:
-    """reads and writes: bytes by buffer, None where unknown. operations: weighted by their cost, an addition counts 1; None where unknown."""
+    """reads and writes: bytes by buffer, None where unknown. operations: weighted by their cost, an addition counts 1; None where unknown.
+    product: the dtype of the matrices where they are those of a product, "" for scalar arithmetic.
+    """
 
     reads: Mapping[str, int | None]
     writes: Mapping[str, int | None]
     operations: float | None
+    product: str = ""
 
     @property
     def moved(self) -> int | None:
@@ -102,7 +105,7 @@ def _kernel(kernel: Kernel, plan: Plan, sizes: Sizes) -> Work:
         reads, writes = (
             {n: nbytes(plan.layouts.get(n), sizes) for n in names} for names in (kernel.reads, kernel.writes)
         )
-        return Work(reads, writes, total)
+        return Work(reads, writes, total, next((p.product for p in parts if p.product), ""))
     reads: dict[str, int | None] = {}
     writes: dict[str, int | None] = {}
     operations: float | None = 0
@@ -167,7 +170,9 @@ def _call(step: ExternStep, plan: Plan, sizes: Sizes) -> Work:
         reads[view.buffer] = nbytes(plan.layouts.get(view.buffer), sizes, elements)
     outs = {b.name: b for b in step.call.outs}
     writes = {n: nbytes(plan.layouts.get(n, outs.get(n)), sizes) for n in step_writes(step)}
-    return Work(reads, writes, product_flops(step, plan, sizes) if step.call.target else 0)
+    operations = product_flops(step, plan, sizes) if step.call.target else 0
+    first = next((plan.layouts[n].dtype for n in reads if n in plan.layouts), "")
+    return Work(reads, writes, operations, first if operations and first in FLOATS else "")
 
 
 def _views(tree: object) -> Iterable[ViewOf]:

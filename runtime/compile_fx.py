@@ -327,7 +327,7 @@ def compile_graph(
     if cfg.cudagraphs and (recorder := target.recorder()) is not None:
         run = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)
     if (seen := observer()) is not None:
-        run = seen.compiled(Half(artifacts, graph, parameters(lowered), call, boxed), run)
+        run = seen.compiled(Half(artifacts, graph, parameters(lowered), call, boxed, run is not call), run)
     return run, artifacts
 
 

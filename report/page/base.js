@@ -88,6 +88,7 @@ function stepTip(g, k) {
   rows.push(`moves ${bytes(s.moved)}, ${count(s.operations)} operations (estimates)`);
   return rows.join("<br>");
 }
+const inside = g => g.timeline.reduce((sum, e) => sum + e.seconds, 0);
 const head = (title, note = "", tools = "") => `<div class="head"><h2>${title}</h2><span class="note">${note}</span>${tools}</div>`;
 const LEGEND = '<span class="legend"><span><i class="dot kernel"></i>kernel</span><span><i class="dot library"></i>library call</span></span>';
 

@@ -7,7 +7,7 @@
     if (!g.measured) return g.unmeasured ? `Not measured: ${esc(g.unmeasured)}.` : "";
     const reach = g.predicted ? g.predicted / g.measured.seconds : null;
     const begin = `A call takes ${time(g.measured.seconds)}` + (reach == null ? "." : reach >= 1 ? ", no more than the roofline allows." : `, ${reach > 0.1 ? (1 / reach).toFixed(1) : Math.round(1 / reach).toLocaleString("en")} times what the roofline allows.`);
-    return top ? `${begin} ${percent(top.s.measured / g.measured.timed_seconds)} of it is <a class="step" style="font-size:.9em" data-step="${top.k}" data-reveal="">${esc(top.s.name)}</a>.` : begin;
+    return top ? `${begin} ${percent(top.s.measured / inside(g))} of what its steps take is <a class="step" style="font-size:.9em" data-step="${top.k}" data-reveal="">${esc(top.s.name)}</a>.` : begin;
   };
 
   view("overview", g => {
@@ -18,7 +18,7 @@
     const m = g.measured, missing = n => n ? `; ${plural(n, "step")} unknown` : "";
     const share = m && g.predicted != null ? g.predicted / m.seconds : null;
     const figures = [
-      figure("Measured", time(m && m.seconds), m ? `fastest of ${m.calls} calls` : esc(g.unmeasured || "unknown")),
+      figure("Measured", time(m && m.seconds), m ? `fastest of ${m.calls} calls${g.recorded ? ", no CUDA graph" : ""}` : esc(g.unmeasured || "unknown")),
       figure("Roofline", time(g.predicted), "estimate" + missing(g.unpredicted)),
       figure("Reached", percent(share), "roofline ÷ measured"),
       figure("Bytes moved", bytes(g.moved), "estimate, all steps"),

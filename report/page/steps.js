@@ -13,7 +13,7 @@ let order = [];  // steps as the table shows them
     const ideal = s.measured ? Math.min(100, 100 * s.predicted / s.measured) : 0;
     const line = s.lines.length ? s.lines[0].replace(/ in [^:]*: .*/, "") : "";
     return `<tr data-step="${k}" class="${s.kind}" ${s.kind === "kernel" ? `data-kernel="${esc(s.name)}"` : ""}>` +
-      `<td class="name"><i class="dot"></i><span class="mono">${esc(s.name)}</span><span class="place">${esc(line)}</span></td><td>${shown(time(s.measured))}</td>` +
+      `<td class="name"><i class="dot"></i><span class="mono">${esc(s.name)}</span><span class="place">${esc(line)}</span></td><td>${s.with == null || s.measured != null ? shown(time(s.measured)) : `<span class="unknown">with step ${s.with}</span>`}</td>` +
       `<td class="bar">${share == null ? "" : `<span class="meter" style="width:${Math.max(1, 100 * share).toFixed(1)}%"><i style="width:${ideal.toFixed(0)}%"></i></span>`}</td>` +
       `<td>${shown(time(s.predicted))}</td><td>${shown(percent(s.measured ? s.predicted / s.measured : null))}</td><td>${shown(bytes(s.moved))}</td><td>${s.bound ? esc(s.bound) : UNKNOWN}</td></tr>`;
   };
@@ -91,8 +91,8 @@ let order = [];  // steps as the table shows them
   const about = (g, k) => {
     const s = g.steps[k], parts = [];
     const kind = { kernel: "Kernel", library: "Library call", copy: "Copy into an input", sizes: "Sizes from data" }[s.kind];
-    parts.push(`<p class="detail-title ${s.kind}"><i class="dot"></i>${esc(s.name)}</p><div class="kind">${kind}, step ${k} of ${esc(g.name)}${s.function ? `, run by <span class="mono">${esc(s.function)}</span> together with others, which it is timed with` : ""}</div>`);
-    const share = s.measured != null && g.measured ? ` (${percent(s.measured / g.measured.timed_seconds)})` : "";
+    parts.push(`<p class="detail-title ${s.kind}"><i class="dot"></i>${esc(s.name)}</p><div class="kind">${kind}, step ${k} of ${esc(g.name)}${s.function ? `, run by <span class="mono">${esc(s.function)}</span> as one with others${s.with == null ? ", whose time is in that of this one" : `: its time is in that of ${link(g, s.with)}`}` : ""}</div>`);
+    const share = s.measured != null && g.measured ? ` (${percent(s.measured / inside(g))})` : "";
     const facts = [["Measured", time(s.measured) + share], ["Roofline, estimate", time(s.predicted)], ["Reached", percent(s.measured ? s.predicted / s.measured : null)], ["Limit", s.bound || "unknown"],
       ["Bytes, estimate", bytes(s.moved)], ["Bandwidth", s.measured && s.moved != null ? bytes(s.moved / s.measured) + "/s" : "unknown"],
       ["Operations, estimate", count(s.operations)], ["Rate", s.measured && s.operations != null ? count(s.operations / s.measured) + "/s" : "unknown"]];

@@ -23,6 +23,7 @@ class Half:
     names      of the arguments, in order, as the plan has them: buffers and size symbols.
     call       the wrapper's function itself, without what records it as a CUDA graph.
     boxed      it takes one list of its arguments, which it empties.
+    recorded   calls are recorded as CUDA graphs, and replayed.
     """
 
     artifacts: Any
@@ -30,6 +31,7 @@ class Half:
     names: Sequence[str]
     call: Compiled
     boxed: bool
+    recorded: bool
 
 
 class Observer(Protocol):
