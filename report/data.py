@@ -186,13 +186,7 @@ class _Graph:
         predicted = self.roof.seconds(work.moved, work.operations, work.product) if self.roof is not None else None
         facts = {
             "name": _name(step),
-            "kind": "kernel"
-            if kernel is not None
-            else "copy"
-            if isinstance(step, CopyStep)
-            else "library"
-            if step.call.target
-            else "sizes",  # type: ignore[union-attr]
+            "kind": _kind(step),
             "operators": list(dict.fromkeys(o.partition(": ")[0] for o in origins if o)),
             "lines": self._lines(origins),
             "reads": [[n, b] for n, b in work.reads.items()],
@@ -349,6 +343,12 @@ def _name(step: Step) -> str:
     if isinstance(step, CopyStep):
         return f"copy to {step.target}"
     return step.call.target or f"sizes {', '.join(s.symbol for s in step.call.learns)}"
+
+
+def _kind(step: Step) -> str:
+    if isinstance(step, ExternStep):
+        return "library" if step.call.target else "sizes"
+    return "kernel" if isinstance(step, KernelStep) else "copy"
 
 
 def _total(numbers: Any) -> int | None:

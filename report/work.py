@@ -100,12 +100,11 @@ def nbytes(b: Buffer | None, sizes: Sizes, elements: int | None = None) -> int |
 def _kernel(kernel: Kernel, plan: Plan, sizes: Sizes) -> Work:
     if kernel.parts:  # as one: what they pass on is not in memory
         parts = [work_of(part, plan, sizes) for part in kernel.parts]
-        counts = [p.operations for p in parts]
-        total = None if None in counts else sum(n for n in counts if n is not None)
-        reads, writes = (
-            {n: nbytes(plan.layouts.get(n), sizes) for n in names} for names in (kernel.reads, kernel.writes)
-        )
-        return Work(reads, writes, total, next((p.product for p in parts if p.product), ""))
+        known = [p.operations for p in parts if p.operations is not None]
+        total = sum(known) if len(known) == len(parts) else None
+        whole = {n: nbytes(plan.layouts.get(n), sizes) for n in (*kernel.reads, *kernel.writes)}
+        product = next((p.product for p in parts if p.product), "")
+        return Work({n: whole[n] for n in kernel.reads}, {n: whole[n] for n in kernel.writes}, total, product)
     reads: dict[str, int | None] = {}
     writes: dict[str, int | None] = {}
     operations: float | None = 0
@@ -133,7 +132,7 @@ def _kernel(kernel: Kernel, plan: Plan, sizes: Sizes) -> Work:
         # Phases that read the same elements have loops of their own.
         places = {_form(ld.attr.index): ld.attr.index for ld in loads if ld.attr.buffer == name}
         counts = [_met(index, sizes) for index in places.values()]
-        elements = None if None in counts else sum(n for n in counts if n is not None)
+        elements = None if None in counts else sum(int(n) for n in counts if n is not None)
         reads[name] = nbytes(plan.layouts.get(name), sizes, elements)
     return Work(reads, {n: writes.get(n) for n in kernel.writes}, operations)
 
@@ -171,7 +170,8 @@ def _call(step: ExternStep, plan: Plan, sizes: Sizes) -> Work:
     outs = {b.name: b for b in step.call.outs}
     writes = {n: nbytes(plan.layouts.get(n, outs.get(n)), sizes) for n in step_writes(step)}
     operations = product_flops(step, plan, sizes) if step.call.target else 0
-    first = next((plan.layouts[n].dtype for n in reads if n in plan.layouts), "")
+    given = (a.buffer for a in step.args if isinstance(a, Ref | ViewOf))
+    first = next((plan.layouts[n].dtype for n in given if n in plan.layouts), "")
     return Work(reads, writes, operations, first if operations and first in FLOATS else "")
 
 

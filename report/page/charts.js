@@ -115,6 +115,7 @@ const timeAt = (s, step) => {
     }
     parts.push(`<text class="tick" x="${(left + width - right) / 2}" y="${height - 8}" text-anchor="middle">operations for each byte</text>`);
     const free = placer();
+    const names = [];
     const roofLine = (bandwidth, dash, label, where) => {
       const knee = Math.min(highX, peak / bandwidth);
       const points = [[Math.max(lowX, lowY / bandwidth), Math.max(lowX * bandwidth, lowY)], [knee, knee * bandwidth]];
@@ -122,10 +123,10 @@ const timeAt = (s, step) => {
       for (let i = 0; i <= 60; i++) free.take(X(points[0][0]) + (X(points[1][0]) - X(points[0][0])) * i / 60 - 3, Y(points[0][1]) + (Y(points[1][1]) - Y(points[0][1])) * i / 60 - 3, 6, 6);
       const a = points[0], b = points[1], slope = Math.atan2(Y(b[1]) - Y(a[1]), X(b[0]) - X(a[0])) * 180 / Math.PI;
       const px = X(a[0]) + (X(b[0]) - X(a[0])) * where, py = Y(a[1]) + (Y(b[1]) - Y(a[1])) * where;
-      parts.push(`<text class="muted halo" transform="translate(${px.toFixed(1)},${(py + (dash ? -7 : 15)).toFixed(1)}) rotate(${slope.toFixed(1)})" text-anchor="middle">${label} ${bytes(bandwidth)}/s</text>`);
+      names.push(`<text class="muted halo" pointer-events="none" transform="translate(${px.toFixed(1)},${(py + (dash ? -7 : 15)).toFixed(1)}) rotate(${slope.toFixed(1)})" text-anchor="middle">${label} ${bytes(bandwidth)}/s</text>`);
     };
-    roofLine(roof.bandwidth, false, "memory", 0.5);
-    if (wide) roofLine(best, true, "caches", 0.42);
+    roofLine(roof.bandwidth, false, "memory", 0.2);
+    if (wide) roofLine(best, true, "caches", 0.35);
     const knee = peak / (wide ? best : roof.bandwidth);
     parts.push(`<line x1="${X(Math.max(lowX, knee)).toFixed(1)}" x2="${width - right}" y1="${Y(peak).toFixed(1)}" y2="${Y(peak).toFixed(1)}" stroke="var(--ink)" stroke-width="1.5"/>`);
     free.take(X(Math.max(lowX, knee)), Y(peak) - 3, width, 6);
@@ -157,7 +158,7 @@ const timeAt = (s, step) => {
     }
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.style.height = height + "px";
-    svg.innerHTML = parts.join("") + labels.join("");
+    svg.innerHTML = [...parts, ...names, ...labels].join("");
   };
 
   const mark = step => {

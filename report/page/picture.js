@@ -55,7 +55,7 @@
   };
   const begin = () => {
     const r = svg.getBoundingClientRect();
-    camera = { x: 0, y: 40, scale: Math.max(0.45, Math.min(1, (r.width - 40) / layout.width)) };
+    camera = { x: 0, y: 40, scale: Math.max(0.6, Math.min(1, (r.width - 40) / layout.width)) };
     const first = layout.boxes[0] || { x: 0 };
     const fits = layout.width * camera.scale <= r.width;
     camera.x = fits ? (r.width - layout.width * camera.scale) / 2 : Math.min(r.width / 2 - first.x * camera.scale, 40);
