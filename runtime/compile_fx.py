@@ -44,8 +44,9 @@ from .lower.control import Control
 from .lower.graph import lower
 from .lower.known import truth
 from .observe import counters
+from .observe.calls import Half, observer
 from .observe.watch import Watch, readable
-from .realize import Artifacts, Compiled, EagerProgram, realize
+from .realize import Artifacts, Compiled, EagerProgram, parameters, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
 from .torch_compat import (
@@ -209,6 +210,8 @@ def _compile_program(
     )
     HISTORY.append(artifacts)
     del HISTORY[:-64]
+    if (seen := observer()) is not None:
+        seen.finished(artifacts)
     # Only a graph that looks at what eager kernels return can find it unlike its trace.
     effects = {n.target for n in traced.graph.graph.nodes if has_effect(n.target)} - {ROLES["demand"]}
     checked = " import conform" in artifacts.wrapper and not effects
@@ -331,9 +334,12 @@ def compile_graph(
     artifacts.kernels += sum(a.kernels for a in inside.values())
     called = Counter([*Counter(artifacts.externs).elements(), *(call.kernel for call in lowered.calls if call.kernel)])
     artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), called))
+    run = call
     if cfg.cudagraphs and (recorder := target.recorder()) is not None:
-        call = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)
-    return call, artifacts
+        run = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)
+    if (seen := observer()) is not None:
+        run = seen.compiled(Half(artifacts, graph, parameters(lowered), call, boxed, run is not call), run)
+    return run, artifacts
 
 
 def _compile_controls(

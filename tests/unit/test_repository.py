@@ -123,7 +123,7 @@ def test_imports_point_one_way() -> None:
 
 
 def test_runtime_does_not_import_the_generator_or_the_public_face() -> None:
-    outside = ("opforge.generator", "opforge.frontend_api", "opforge.cli")
+    outside = ("opforge.generator", "opforge.frontend_api", "opforge.report", "opforge.cli")
     wrong = [
         f"{place(p, line)}: {m}"
         for p in sources("runtime", "generated")
@@ -147,7 +147,7 @@ def test_generator_does_not_import_what_it_generates() -> None:
 def test_runtime_needs_no_spec_reader() -> None:
     wrong = [
         f"{place(p, line)}: {m}"
-        for p in sources("runtime", "generated", ".")
+        for p in sources("runtime", "generated", "report", ".")
         for line, m in imports(p)
         if m.split(".")[0] in GENERATOR_ONLY
     ]
@@ -216,7 +216,7 @@ def test_the_search_for_names_of_operators_finds(line: str) -> None:
 
 def test_private_torch_names_come_through_torch_compat() -> None:
     wrong = []
-    for path in sources("runtime", "generator", "generated", "."):
+    for path in sources("runtime", "generator", "generated", "report", "."):
         if COMPAT in path.parents:
             continue
         wrong += [f"{place(path, line)}: import of {m}" for line, m in imports(path) if private(m)]
@@ -230,7 +230,7 @@ def test_private_torch_names_come_through_torch_compat() -> None:
 
 def test_peers_are_not_used() -> None:
     wrong = []
-    for path in sources("runtime", "generator", "generated", "examples", "."):
+    for path in sources("runtime", "generator", "generated", "examples", "report", "."):
         tree = parsed(path)
         text = docstrings(tree)
         wrong += [f"{place(path, line)}: import of {m}" for line, m in imports(path) if m.startswith(PEERS)]
@@ -244,7 +244,7 @@ def test_peers_are_not_used() -> None:
 
 def test_no_exception_is_swallowed() -> None:
     wrong = []
-    for path in sources("runtime", "generator", "."):
+    for path in sources("runtime", "generator", "report", "."):
         for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ExceptHandler):
                 continue
@@ -258,7 +258,7 @@ def test_no_exception_is_swallowed() -> None:
 def test_text_files_have_an_encoding() -> None:
     """An ASCII locale (`LC_ALL=C` without UTF-8 mode) made every graph run eagerly: the C++ prelude was read by it."""
     wrong = []
-    for path in sources("runtime", "generator", "."):
+    for path in sources("runtime", "generator", "report", "."):
         for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
@@ -269,7 +269,7 @@ def test_text_files_have_an_encoding() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("folder", ["runtime", "generator", "benchmarks", "examples", "."])
+@pytest.mark.parametrize("folder", ["runtime", "generator", "benchmarks", "examples", "report", "."])
 def test_hand_written_files_stay_readable(folder: str) -> None:
     long = {str(p.relative_to(ROOT)): n for p in sources(folder) if (n := p.read_text().count("\n")) >= 500}
     assert not long
@@ -279,7 +279,7 @@ def test_pyproject_lists_every_package() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     found = {
         ".".join(("opforge", *p.parent.relative_to(ROOT).parts))
-        for p in sources("runtime", "generator", "generated", "testing", ".")
+        for p in sources("runtime", "generator", "generated", "report", "testing", ".")
         if p.name == "__init__.py"
     }
     assert sorted(listed) == sorted(found)
