@@ -28,7 +28,7 @@ FAULTS = 12
 """How many wrong results of an operator `opforge test` shows."""
 KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter", "composite", "extern", "decomposed")
 EMITTERS: tuple[str, ...] = (
-    *("config", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),
+    *("config", "options", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),
     *(
         "op_tests",
         "invalid_tests",
@@ -266,6 +266,94 @@ def _run_program(script: Path, args: list[str]) -> Exception | None:
             trace = trace.tb_next
         return error.with_traceback(trace or below)
     return None
+
+
+_Device = Annotated[
+    str, typer.Option(help="Where the graph's tensors are, instead of where they were recorded: cpu, cuda.")
+]
+_Seed = Annotated[int, typer.Option(help="Seed of the values that were not saved.")]
+
+
+@app.command()
+def repro(
+    folder: Annotated[Path, typer.Argument(help="A graph's folder, as TORCH_COMPILE_DEBUG=1 writes it.")],
+    seed: _Seed = 0,
+    device: _Device = "",
+    imports: Imports = None,
+) -> None:
+    """Run one recorded graph by eager kernels and by opforge, and say whether opforge's results are as right.
+
+    Exit code 0 when they are, 1 when a result differs or opforge raises, 2 for a folder that cannot be run.
+    """
+    _import_all(imports)
+    from .testing.repro import main as run
+
+    gc.enable()
+    raise typer.Exit(run(folder, seed, device))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def minify(
+    context: typer.Context,
+    path: Annotated[
+        Path, typer.Argument(help="A graph's folder, or a Python program; what follows are its arguments.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for the small graph (default: beside the graph's).")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time for it.")] = 300.0,
+    seed: _Seed = 0,
+    device: _Device = "",
+    imports: Imports = None,
+) -> None:
+    """Make a recorded graph that fails smaller while it fails in the same way, and write it to a folder for `opforge repro`.
+
+    A program is run first, with opforge as its default backend, and its first graph that fails is taken. Exit code 0 when a folder was
+    written, 1 when nothing fails, 2 for a folder that cannot be run.
+    """
+    if not path.exists():
+        _stop(f"there is no folder or program {path}")
+    _import_all(imports)
+    from .testing.minify import calls, elements, failing_folder, minified, write_folder
+
+    gc.enable()
+    folder, recorded, lines = failing_folder(path, context.args, device)
+    for line in lines:
+        print(line)
+    from rich.console import Console
+
+    with Console(stderr=True).status("the graph as it is") as status:
+        found = minified(
+            recorded,
+            seconds,
+            seed,
+            device,
+            lambda c, e, n: status.update(f"{c} calls, {e} elements left; graph {n} is tried"),
+        )
+    if found is None:
+        print(f"{folder}: opforge's results are as right as eager's; nothing to make smaller", file=sys.stderr)
+        raise typer.Exit(1)
+    target = out or folder.with_name(f"{folder.name}_small")
+    write_folder(found.recorded, target, {"from": str(folder)})
+    print(
+        f"{calls(recorded)} calls, {elements(recorded)} elements -> {calls(found.recorded)} calls, {elements(found.recorded)} elements "
+        f"({found.tried} graphs tried)"
+    )
+    print(found.recorded.graph.code.strip())
+    print(found.verdict)
+    print(f"wrote {target}; run it by: opforge repro {target}")
+
+
+def _import_all(modules: list[str] | None) -> None:
+    """Import what registers a graph's operators."""
+    from importlib import import_module
+
+    sys.path.insert(0, "")
+    for name in modules or ():
+        try:
+            import_module(name)
+        except ImportError as error:
+            _stop(f"cannot import {name}: {error}")
 
 
 @app.command("new-op")

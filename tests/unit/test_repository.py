@@ -22,7 +22,7 @@ RANK = {
     name: rank
     for rank, names in enumerate(
         [
-            ("errors", "garbage"),
+            ("errors", "garbage", "inductor_options"),
             ("torch_compat",),
             ("config", "observe", "philox"),
             ("ir",),
