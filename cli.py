@@ -199,7 +199,6 @@ def run_script(
 
     As `opforge.install()` at its first line; what was changed is printed to stderr.
     """
-    import runpy
     import traceback
 
     from .default_backend import install
@@ -208,14 +207,65 @@ def run_script(
         _stop(f"there is no program {script}")
     with install() as installed:
         print(installed, file=sys.stderr)
-        sys.argv[:] = [str(script), *context.args]
-        sys.path[0] = str(script.resolve().parent)
-        gc.enable()
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except Exception as error:  # noqa: BLE001 - the program's own, shown as Python shows it
+        if (error := _run_program(script, context.args)) is not None:
             traceback.print_exception(error)
-            raise typer.Exit(1) from None
+            raise typer.Exit(1)
+
+
+@app.command("explain", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def explain_script(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python program; what follows are its arguments.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures of all graphs.")] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print loop IR, kernels and wrapper of each graph too.")
+    ] = False,
+) -> None:
+    """Run a program as `opforge run` does, and say what was compiled, what ran eagerly and why, and where the time goes.
+
+    The times are those of each graph's first call, which is made again when the program has ended. Exit code 1 where the program raised.
+    """
+    import traceback
+
+    from .default_backend import install
+    from .report.explanation import explained
+
+    if not script.is_file():
+        _stop(f"there is no program {script}")
+    if html is not None and not html.parent.is_dir():
+        _stop(f"there is no folder {html.parent} for the page")
+    raised: Exception | None = None
+    with install(), explained(script.name) as said:
+        raised = _run_program(script, context.args)
+    if raised is not None:
+        sys.stdout.flush()
+        traceback.print_exception(raised)
+        said.error = "".join(traceback.format_exception_only(raised)).strip()
+    if details:
+        print(said.details())
+    from .report.summary import print_summary
+
+    print_summary(said.report(), _console())
+    if html is not None:
+        print(f"wrote {said.html(html)}")
+    raise typer.Exit(1 if raised is not None else 0)
+
+
+def _run_program(script: Path, args: list[str]) -> Exception | None:
+    """Run a program as Python does; returns what it raised."""
+    import runpy
+
+    sys.argv[:] = [str(script), *args]
+    sys.path[0] = str(script.resolve().parent)
+    gc.enable()
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except Exception as error:  # noqa: BLE001 - the program's own, shown as Python shows it
+        below = trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+            trace = trace.tb_next
+        return error.with_traceback(trace or below)
+    return None
 
 
 _Device = Annotated[
@@ -333,24 +383,19 @@ def new_op(
 @app.command()
 def schemas(
     name: Annotated[str | None, typer.Argument(help="Show operators whose name has this in it.")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Rewrite the snapshot from the installed torch.")] = False,
-    older: Annotated[
-        bool, typer.Option("--older", help="With an older torch: write what it has and the snapshot lacks.")
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Bring the installed torch's version up to date in the snapshot.")
     ] = False,
 ) -> None:
-    """Show torch's operator schemas, which the specs are checked against."""
-    from .generator.torch_schemas import OLDER, SNAPSHOT, matching, nearest_operator, only_older, torch_lines
+    """Show torch's operator schemas, which the specs are checked against, and which versions have them."""
+    from .generator.torch_schemas import SNAPSHOT, matching, nearest_operator, refreshed
 
-    if older:
-        lines = only_older(torch_lines())
-        OLDER.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
-        print(f"wrote {len(lines)} schemas to {OLDER.name}")
-    elif refresh:
-        lines = torch_lines()
-        SNAPSHOT.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
-        print(f"wrote {len(lines)} schemas to {SNAPSHOT.name}")
-    if (refresh or older) and name is None:
-        return
+    if refresh:
+        file = refreshed()
+        SNAPSHOT.write_text(file.text(), encoding="utf-8", newline="\n")
+        print(f"wrote {len(file.lines)} schemas of torch {', '.join(file.versions)} to {SNAPSHOT.name}")
+        if name is None:
+            return
     found = matching(name)
     if name is not None and not found:
         _stop(f"no operator of torch has '{name}' in its name{nearest_operator(name)}")
@@ -410,7 +455,7 @@ def keys() -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 def _table(first: str, *others: str) -> Table:

@@ -24,6 +24,7 @@ from ..errors import (
     first_line,
 )
 from ..generated.dispatch_tables import ROLES
+from ..generated.ops import TORCH_VERSIONS
 from ..generated.rewrites import RULES
 from . import config
 from .codegen.control import render_control, roles
@@ -45,8 +46,9 @@ from .lower.control import Control
 from .lower.graph import lower
 from .lower.known import truth
 from .observe import counters
+from .observe.calls import Half, observer
 from .observe.watch import Watch, readable
-from .realize import Artifacts, Compiled, EagerProgram, realize
+from .realize import Artifacts, Compiled, EagerProgram, parameters, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
 from .torch_compat import (
@@ -57,9 +59,12 @@ from .torch_compat import (
     pytree,
     tangents_followed,
     tangents_may_be,
+    warn_of_unknown_version,
 )
 
 HISTORY: list[Artifacts] = []
+
+warn_of_unknown_version(TORCH_VERSIONS)
 
 
 def compile_fx(
@@ -212,6 +217,8 @@ def _compile_program(
     )
     HISTORY.append(artifacts)
     del HISTORY[:-64]
+    if (seen := observer()) is not None:
+        seen.finished(artifacts)
     # Only a graph that looks at what eager kernels return can find it unlike its trace.
     effects = {n.target for n in traced.graph.graph.nodes if has_effect(n.target)} - {ROLES["demand"]}
     checked = " import conform" in artifacts.wrapper and not effects
@@ -346,9 +353,12 @@ def compile_graph(
     artifacts.kernels += sum(a.kernels for a in inside.values())
     called = Counter([*Counter(artifacts.externs).elements(), *(call.kernel for call in lowered.calls if call.kernel)])
     artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), called))
+    run = call
     if cfg.cudagraphs and (recorder := target.recorder()) is not None:
-        call = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)
-    return call, artifacts
+        run = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)
+    if (seen := observer()) is not None:
+        run = seen.compiled(Half(artifacts, graph, parameters(lowered), call, boxed, run is not call), run)
+    return run, artifacts
 
 
 def _compile_controls(

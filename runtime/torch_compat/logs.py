@@ -1,12 +1,13 @@
 """Private names of torch's logs and its structured trace."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 __all__ = [
-    "artifact_logger", "current_compile", "debug_folder", "minifier_after", "structured_entry", "structured_trace",
+    "artifact_logger", "current_compile", "debug_folder", "graph_breaks", "minifier_after", "structured_entry", "structured_trace",
 ]  # fmt: skip
 
 
@@ -19,6 +20,18 @@ def artifact_logger(module: str, switch: str) -> Any:
 def current_compile() -> Any:
     """Dynamo's number of the compile that is running, or None."""
     return torch._guards.CompileContext.current_compile_id()
+
+
+def graph_breaks() -> dict[str, int]:
+    """Why Dynamo has split programs into several graphs so far, and how often; empty where it has not been loaded."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    found: dict[str, int] = {}
+    for text, count in dynamo.counters["graph_break"].items() if dynamo is not None else ():
+        title, *rest = str(text).strip().splitlines() or [""]
+        about = next((line for line in map(str.strip, rest) if line.startswith("Explanation: ")), "")
+        why = f"{title}: {about.removeprefix('Explanation: ')}" if about else title
+        found[why] = found.get(why, 0) + count
+    return found
 
 
 def debug_folder() -> str:
