@@ -37,11 +37,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
-    "RESTART",
-    "numbers_of_data_followed", "FakeTensor", "FakeTensorMode", "LazyGraphModule", "PyTreeCodeGen", "PyTreeInfo", "TorchDispatchMode", "TorchFunctionMode",
+    "RESTART", "FakeTensor", "FakeTensorMode", "LazyGraphModule", "PyTreeCodeGen", "PyTreeInfo", "TorchDispatchMode", "TorchFunctionMode",
     "TracingContext", "default_device", "disable_autocast", "enable_python_dispatcher", "frame_source", "in_fake_kernel",
-    "is_traceable_wrapper_subclass", "is_wrapper_type", "keep_item", "no_modes", "number_read_from", "pytree", "start_anew",
-    "without_fake_cache",
+    "is_traceable_wrapper_subclass", "is_wrapper_type", "keep_item", "no_modes", "number_read_from", "numbers_of_data_followed", "pytree",
+    "start_anew", "without_fake_cache",
 ]  # fmt: skip
 
 
