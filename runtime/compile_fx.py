@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import operator
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +24,7 @@ from ..errors import (
     first_line,
 )
 from ..generated.dispatch_tables import ROLES
+from ..generated.ops import TORCH_VERSIONS
 from ..generated.rewrites import RULES
 from . import config
 from .codegen.control import render_control, roles
@@ -48,9 +51,20 @@ from .observe.watch import Watch, readable
 from .realize import Artifacts, Compiled, EagerProgram, parameters, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import RESTART, TracingContext, in_dual_level, pytree, tangents_followed, tangents_may_be
+from .torch_compat import (
+    RESTART,
+    TracingContext,
+    debug_folder,
+    in_dual_level,
+    pytree,
+    tangents_followed,
+    tangents_may_be,
+    warn_of_unknown_version,
+)
 
 HISTORY: list[Artifacts] = []
+
+warn_of_unknown_version(TORCH_VERSIONS)
 
 
 def compile_fx(
@@ -68,6 +82,8 @@ def compile_fx(
     Raises `ConfigError` for a wrong option, and with `strict=True` `BuildError`/`UnsupportedError` instead of running eagerly.
     """
     cfg = config.from_options(options, mode)
+    if cfg.debug_folders and not cfg.dump_dir:
+        cfg = replace(cfg, dump_dir=os.path.join(debug_folder(), "opforge"))
     _check_inputs(gm, example_inputs)
     return _or_eager(lambda: _with_constants(gm, example_inputs, cfg), lambda: eager_program(gm), cfg)
 
@@ -178,6 +194,8 @@ def _compile_program(
     try:
         with tangents_followed(False):  # passes run operators on the tensors that were traced, which may have tangents
             watch.graph("dynamo_graph.py", gm, "pre-grad graph")
+            if cfg.debug_folders:
+                _add_program(watch, gm, example_inputs, cfg)
             with watch.stage("trace"):
                 traced = trace(gm, example_inputs, training=trains, random=cfg.random, truth=truth)
             settle()
@@ -205,6 +223,18 @@ def _compile_program(
     effects = {n.target for n in traced.graph.graph.nodes if has_effect(n.target)} - {ROLES["demand"]}
     checked = " import conform" in artifacts.wrapper and not effects
     return _until_mistraced(run, gm) if checked and not cfg.strict else run
+
+
+def _add_program(watch: Watch, gm: Any, example_inputs: Sequence[Any], cfg: Config) -> None:
+    """What `opforge repro` runs, in the folder of the graph. A mistake in it does not end the compilation."""
+    from .observe.folder import folder_files  # only where it is wanted
+
+    try:
+        watch.dump.add(folder_files(gm, example_inputs, cfg))
+    except Exception as error:
+        if cfg.strict:
+            raise
+        watch.dump.add({"graph.json": json.dumps({"unwritten": f"{type(error).__name__}: {first_line(error)}"})})
 
 
 def _until_mistraced(run: Compiled, gm: Any) -> Compiled:

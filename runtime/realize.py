@@ -70,6 +70,8 @@ class Artifacts:
     """Of the graphs that this one runs (branches, a loop's body); `kernels` and `externs` count theirs."""
     controls: dict[str, str] = field(default_factory=dict)
     """Source of the functions that run them, by name."""
+    entry: str = ""
+    """The key of its entry of the cache."""
     symbols: dict[str, Any] = field(default_factory=dict)
     """What the target loads, by the names of the functions that the wrapper calls."""
     groups: dict[str, list[str]] = field(default_factory=dict)
@@ -111,7 +113,7 @@ def realize(
         artifacts.replan = lambda: _planned_again(program, names, target, frugal)
         if watch.wanted:
             _dump_code(artifacts.planned(), artifacts.cpp, artifacts.wrapper, watch)
-    artifacts.program = lowered.program
+    artifacts.program, artifacts.entry = lowered.program, digest
     with watch.stage("load"):
         try:
             wrapper = entry.read("wrapper.py")

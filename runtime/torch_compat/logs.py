@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 __all__ = [
-    "artifact_logger", "current_compile", "graph_breaks", "structured_entry", "structured_trace",
+    "artifact_logger", "current_compile", "debug_folder", "graph_breaks", "structured_entry", "structured_trace",
 ]  # fmt: skip
 
 
@@ -32,6 +32,13 @@ def graph_breaks() -> dict[str, int]:
         why = f"{title}: {about.removeprefix('Explanation: ')}" if about else title
         found[why] = found.get(why, 0) + count
     return found
+
+
+def debug_folder() -> str:
+    """This process's folder below `torch._dynamo.config.debug_dir_root`: torch_compile_debug/run_… in the working directory, unless set."""
+    import torch._dynamo.utils
+
+    return str(torch._dynamo.utils.get_debug_dir())
 
 
 def structured_trace() -> bool:

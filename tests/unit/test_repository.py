@@ -22,7 +22,8 @@ RANK = {
     name: rank
     for rank, names in enumerate(
         [
-            ("errors", "garbage", "torch_compat"),
+            ("errors", "garbage", "inductor_options"),
+            ("torch_compat",),
             ("config", "observe", "philox"),
             ("ir",),
             ("dispatch",),
@@ -215,7 +216,7 @@ def test_the_search_for_names_of_operators_finds(line: str) -> None:
 
 def test_private_torch_names_come_through_torch_compat() -> None:
     wrong = []
-    for path in sources("runtime", "generator", "generated", "report", "."):
+    for path in sources("runtime", "generator", "generated", "clients", "report", "."):
         if COMPAT in path.parents:
             continue
         wrong += [f"{place(path, line)}: import of {m}" for line, m in imports(path) if private(m)]
@@ -229,7 +230,7 @@ def test_private_torch_names_come_through_torch_compat() -> None:
 
 def test_peers_are_not_used() -> None:
     wrong = []
-    for path in sources("runtime", "generator", "generated", "examples", "report", "."):
+    for path in sources("runtime", "generator", "generated", "clients", "examples", "report", "."):
         tree = parsed(path)
         text = docstrings(tree)
         wrong += [f"{place(path, line)}: import of {m}" for line, m in imports(path) if m.startswith(PEERS)]
@@ -243,7 +244,7 @@ def test_peers_are_not_used() -> None:
 
 def test_no_exception_is_swallowed() -> None:
     wrong = []
-    for path in sources("runtime", "generator", "report", "."):
+    for path in sources("runtime", "generator", "clients", "report", "."):
         for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ExceptHandler):
                 continue
@@ -257,7 +258,7 @@ def test_no_exception_is_swallowed() -> None:
 def test_text_files_have_an_encoding() -> None:
     """An ASCII locale (`LC_ALL=C` without UTF-8 mode) made every graph run eagerly: the C++ prelude was read by it."""
     wrong = []
-    for path in sources("runtime", "generator", "report", "."):
+    for path in sources("runtime", "generator", "clients", "report", "."):
         for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
@@ -268,7 +269,7 @@ def test_text_files_have_an_encoding() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("folder", ["runtime", "generator", "benchmarks", "examples", "report", "."])
+@pytest.mark.parametrize("folder", ["runtime", "generator", "clients", "benchmarks", "examples", "report", "."])
 def test_hand_written_files_stay_readable(folder: str) -> None:
     long = {str(p.relative_to(ROOT)): n for p in sources(folder) if (n := p.read_text().count("\n")) >= 500}
     assert not long
@@ -278,7 +279,7 @@ def test_pyproject_lists_every_package() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     found = {
         ".".join(("opforge", *p.parent.relative_to(ROOT).parts))
-        for p in sources("runtime", "generator", "generated", "report", "testing", ".")
+        for p in sources("runtime", "generator", "generated", "clients", "report", "testing", ".")
         if p.name == "__init__.py"
     }
     assert sorted(listed) == sorted(found)
