@@ -214,8 +214,8 @@ class _Graph:
         """`file.py:12 in forward: code` where it is known, else the code alone."""
         found: dict[str, None] = {}
         for origin in origins:
-            known = self.lines.get(origin)
             code = origin.partition(": ")[2]
+            known = self.lines.get(origin) or self.lines.get(code)
             found.update(dict.fromkeys(known or ([code] if code else [])))
         return list(found)
 
