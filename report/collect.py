@@ -22,7 +22,7 @@ KEPT_BYTES = 8 << 30
 class Call:
     """One compiled functional graph, and how to call it again.
 
-    lines   where each operator of the graph comes from: by the origin that kernels show, the lines of the program.
+    lines   where each operator of the graph comes from: by the origin that kernels show, and by its code alone, the lines of the program.
     given   the arguments of its first call, copies of those that may change; None where it was not called, or may not be called again.
     why     why there are none.
     """
@@ -98,8 +98,11 @@ def copied(t: torch.Tensor) -> torch.Tensor:
 def _lines(graph: torch.fx.GraphModule) -> dict[str, list[str]]:
     found: dict[str, dict[str, None]] = {}
     for node in graph.graph.nodes:
-        if node.op != "call_function" or "." not in (name := str(node.target)):
+        if node.op != "call_function" or not (line := source_of(node)):
             continue
-        if line := source_of(node):
-            found.setdefault(origin_of(name, node), {})[line] = None
+        name = str(node.target)
+        origin = origin_of(name if "." in name else f"control.{name}", node)
+        # What runs a branch or a loop has a name of its own: its line of code tells.
+        for key in (origin, origin.partition(": ")[2]):
+            found.setdefault(key, {})[line] = None
     return {origin: list(lines) for origin, lines in found.items()}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..errors import first_line
 from ..runtime.ir.nodes import Buffer
 from ..runtime.ir.text import dump
 from ..runtime.schedule.memory import arena_offset, home, step_reads, step_writes
@@ -94,7 +95,10 @@ def _graph(name: str, a: Any, call: Call | None, reasons: dict[str, list[str]], 
     if times and call is not None:
         facts["unmeasured"] = why_not(call, plan)
         if not facts["unmeasured"]:
-            measured = measure(call, plan, device)
+            try:
+                measured = measure(call, plan, device)
+            except Exception as error:  # noqa: BLE001 - what the graph may raise is shown, and all else about it too
+                facts["unmeasured"] = f"calling it again raised {type(error).__name__}: {first_line(error)}"
     sizes = Sizes(plan, call.half.names if call is not None else (), call.given if call is not None else None)
     return facts | _Graph(a, plan, call, sizes, roof, measured, reasons).facts() | {"device": _called(device)}
 
@@ -210,8 +214,8 @@ class _Graph:
         """`file.py:12 in forward: code` where it is known, else the code alone."""
         found: dict[str, None] = {}
         for origin in origins:
-            known = self.lines.get(origin)
             code = origin.partition(": ")[2]
+            known = self.lines.get(origin) or self.lines.get(code)
             found.update(dict.fromkeys(known or ([code] if code else [])))
         return list(found)
 

@@ -89,7 +89,10 @@ def until_then(said: Explanation) -> str:
     from .data import report
     from .summary import summary_text
 
-    return "opforge compiled until then:\n" + summary_text(report(said, times=False))
+    try:
+        return "opforge compiled until then:\n" + summary_text(report(said, times=False))
+    except Exception as error:  # noqa: BLE001 - the program's own error must not be lost for it
+        return f"opforge compiled {len(said.graphs)} graphs until then, and cannot say more: {type(error).__name__}: {error}"
 
 
 def _more(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:

@@ -355,7 +355,7 @@ def compile_graph(
     artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), called))
     run = call
     if cfg.cudagraphs and (recorder := target.recorder()) is not None:
-        run = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)
+        run = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed, watch.title)
     if (seen := observer()) is not None:
         run = seen.compiled(Half(artifacts, graph, parameters(lowered), call, boxed, run is not call), run)
     return run, artifacts
@@ -396,6 +396,7 @@ def _recorded(
     cfg: Config,
     boxed: bool,
     needed: Collection[int],
+    title: str,
 ) -> Compiled:
     """The compiled graph, whose calls are recorded and replayed. Raises `UnsupportedError` with `strict` where that cannot be."""
     from .graphs.eligible import lines_of, slots_of, unrecorded, why_not
@@ -414,6 +415,7 @@ def _recorded(
         needed=needed,
         lines=lines_of(graph),
         small=cfg.cudagraphs_clone_bytes,
+        title=title,
     )
     return region.run if boxed else region
 

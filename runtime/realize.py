@@ -20,6 +20,7 @@ from .build.scratch import warn_once
 from .codegen.wrapper import render_wrapper
 from .config import Config
 from .execute.load import load_wrapper
+from .execute.ranges import Ranges
 from .ir.index import Expr, Sym
 from .ir.nodes import Extern, Program
 from .ir.text import dump
@@ -135,6 +136,8 @@ def realize(
             return realize(lowered, target, again, watch, boxed=boxed, frugal=frugal, functions=functions)
         for name, value in {**dict(lowered.constants), **kernels, **functions}.items():
             setattr(module, name, value)
+        called = (*kernels, *functions)
+        module.in_ranges = Ranges(module, wrapper.decode(), called, watch.title)  # type: ignore[attr-defined]
     return module.call, artifacts
 
 

@@ -7,7 +7,9 @@ import torch
 
 from ...errors import OpforgeWarning
 
-__all__ = ["minor_version", "warn_of_unknown_version"]
+__all__ = [
+    "minor_version", "warn_of_unknown_version",
+]  # fmt: skip
 
 
 def minor_version() -> str:

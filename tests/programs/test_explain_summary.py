@@ -131,6 +131,18 @@ def test_what_the_program_raises_has_a_note() -> None:
     assert note.startswith("opforge compiled until then:\nopforge: 1 graph, 1 kernel, 0 library calls")
 
 
+def test_a_graph_that_raises_when_it_is_called_again_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opforge.report import data
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("no memory\nat all")
+
+    monkeypatch.setattr(data, "measure", broken)
+    said = str(opforge.explain(rows)(torch.randn(4, 8)))
+    assert "graph 0 was not timed: calling it again raised RuntimeError: no memory" in said
+    assert "1 kernel" in said
+
+
 def command(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "opforge", "explain", *args]
     return subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
