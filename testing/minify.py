@@ -161,7 +161,8 @@ def _attempts(recorded: Recorded, names: list[str], values: Mapping[str, Any]) -
         for size in sorted(sizes, reverse=True):
             for smaller in dict.fromkeys((1, 2, 3, size // 4, size // 2, size - 1)):
                 if 0 < smaller < size:
-                    yield lambda a=size, b=smaller: _resized(recorded, a, b)  # type: ignore[misc]
+                    yield lambda a=size, b=smaller: _resized(recorded, a, slice(b))  # type: ignore[misc]
+                    yield lambda a=size, b=smaller: _resized(recorded, a, slice(a - b, a))  # type: ignore[misc]
 
 
 def _halves(count: int) -> list[int]:
@@ -277,9 +278,10 @@ def _ungrad(recorded: Recorded) -> Recorded:
     )
 
 
-def _resized(recorded: Recorded, old: int, new: int) -> Recorded:
-    """Every dimension of a size, and every such number in the graph, is smaller."""
+def _resized(recorded: Recorded, old: int, kept: slice) -> Recorded:
+    """Every dimension of a size, and every such number in the graph, is smaller: that part of the elements is kept."""
     graph, _, inputs = _edited(recorded)
+    new = len(range(old)[kept])
     for node in graph.graph.nodes:
         if node.op.startswith("call"):
             node.args, node.kwargs = fx.node.map_aggregate(
@@ -287,9 +289,9 @@ def _resized(recorded: Recorded, old: int, new: int) -> Recorded:
             )
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor) and old in value.shape:
-            cut = value.detach()[tuple(slice(new) if s == old else slice(None) for s in value.shape)]
-            kept = torch.empty_permuted(cut.shape, _order(value), dtype=cut.dtype, device=cut.device).copy_(cut)
-            inputs[name] = kept.requires_grad_(value.requires_grad)
+            cut = value.detach()[tuple(kept if s == old else slice(None) for s in value.shape)]
+            made = torch.empty_permuted(cut.shape, _order(value), dtype=cut.dtype, device=cut.device).copy_(cut)
+            inputs[name] = made.requires_grad_(value.requires_grad)
     return _done(recorded, graph, inputs, effects=True)
 
 

@@ -23,6 +23,7 @@ from opforge.testing.recorded import FolderError, Recorded, read_folder
 WRONG_TANH = Path(__file__).parents[1] / "support" / "wrong_tanh"
 PROGRAM = """\
 import torch
+torch.manual_seed(1)
 def f(x):
     return torch.softmax(torch.tanh((x * 2).relu()) + 1, -1)
 torch.compile(f, backend="opforge")(torch.randn(6, 40))
