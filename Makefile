@@ -64,7 +64,7 @@ check-format: $(STAMP)
 # mypy must see the repository root under the name `opforge`, whatever the checkout's folder is called.
 check-types: $(STAMP)
 	@mkdir -p $(TYPECHECK) && ln -sfn "$(CURDIR)" $(TYPECHECK)/opforge
-	$(PY) -m mypy -p opforge.runtime -p opforge.generator -p opforge.generated -p opforge.testing -p opforge.clients -m opforge
+	$(PY) -m mypy -p opforge.runtime -p opforge.generator -p opforge.generated -p opforge.report -p opforge.testing -p opforge.clients -m opforge
 	cd benchmarks && ../$(PY) -m mypy --config-file ../pyproject.toml --follow-imports=silent .
 	cd examples && ../$(PY) -m mypy --config-file ../pyproject.toml --follow-imports=silent --exclude clients/ .
 	cd examples/clients && ../../$(PY) -m mypy --config-file ../../pyproject.toml --follow-imports=silent .

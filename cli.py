@@ -28,7 +28,7 @@ FAULTS = 12
 """How many wrong results of an operator `opforge test` shows."""
 KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter", "composite", "extern", "decomposed")
 EMITTERS: tuple[str, ...] = (
-    *("config", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),
+    *("config", "options", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),
     *(
         "op_tests",
         "invalid_tests",
@@ -199,7 +199,6 @@ def run_script(
 
     As `opforge.install()` at its first line; what was changed is printed to stderr.
     """
-    import runpy
     import traceback
 
     from .default_backend import install
@@ -208,14 +207,153 @@ def run_script(
         _stop(f"there is no program {script}")
     with install() as installed:
         print(installed, file=sys.stderr)
-        sys.argv[:] = [str(script), *context.args]
-        sys.path[0] = str(script.resolve().parent)
-        gc.enable()
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except Exception as error:  # noqa: BLE001 - the program's own, shown as Python shows it
+        if (error := _run_program(script, context.args)) is not None:
             traceback.print_exception(error)
-            raise typer.Exit(1) from None
+            raise typer.Exit(1)
+
+
+@app.command("explain", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def explain_script(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python program; what follows are its arguments.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures of all graphs.")] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print loop IR, kernels and wrapper of each graph too.")
+    ] = False,
+) -> None:
+    """Run a program as `opforge run` does, and say what was compiled, what ran eagerly and why, and where the time goes.
+
+    The times are those of each graph's first call, which is made again when the program has ended. Exit code 1 where the program raised.
+    """
+    import traceback
+
+    from .default_backend import install
+    from .report.explanation import explained
+
+    if not script.is_file():
+        _stop(f"there is no program {script}")
+    if html is not None and not html.parent.is_dir():
+        _stop(f"there is no folder {html.parent} for the page")
+    raised: Exception | None = None
+    with install(), explained(script.name) as said:
+        raised = _run_program(script, context.args)
+    if raised is not None:
+        sys.stdout.flush()
+        traceback.print_exception(raised)
+        said.error = "".join(traceback.format_exception_only(raised)).strip()
+    if details:
+        print(said.details())
+    from .report.summary import print_summary
+
+    print_summary(said.report(), _console())
+    if html is not None:
+        print(f"wrote {said.html(html)}")
+    raise typer.Exit(1 if raised is not None else 0)
+
+
+def _run_program(script: Path, args: list[str]) -> Exception | None:
+    """Run a program as Python does; returns what it raised."""
+    import runpy
+
+    sys.argv[:] = [str(script), *args]
+    sys.path[0] = str(script.resolve().parent)
+    gc.enable()
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except Exception as error:  # noqa: BLE001 - the program's own, shown as Python shows it
+        below = trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+            trace = trace.tb_next
+        return error.with_traceback(trace or below)
+    return None
+
+
+_Device = Annotated[
+    str, typer.Option(help="Where the graph's tensors are, instead of where they were recorded: cpu, cuda.")
+]
+_Seed = Annotated[int, typer.Option(help="Seed of the values that were not saved.")]
+
+
+@app.command()
+def repro(
+    folder: Annotated[Path, typer.Argument(help="A graph's folder, as TORCH_COMPILE_DEBUG=1 writes it.")],
+    seed: _Seed = 0,
+    device: _Device = "",
+    imports: Imports = None,
+) -> None:
+    """Run one recorded graph by eager kernels and by opforge, and say whether opforge's results are as right.
+
+    Exit code 0 when they are, 1 when a result differs or opforge raises, 2 for a folder that cannot be run.
+    """
+    _import_all(imports)
+    from .testing.repro import main as run
+
+    gc.enable()
+    raise typer.Exit(run(folder, seed, device))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def minify(
+    context: typer.Context,
+    path: Annotated[
+        Path, typer.Argument(help="A graph's folder, or a Python program; what follows are its arguments.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for the small graph (default: beside the graph's).")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time for it.")] = 300.0,
+    seed: _Seed = 0,
+    device: _Device = "",
+    imports: Imports = None,
+) -> None:
+    """Make a recorded graph that fails smaller while it fails in the same way, and write it to a folder for `opforge repro`.
+
+    A program is run first, with opforge as its default backend, and its first graph that fails is taken. Exit code 0 when a folder was
+    written, 1 when nothing fails, 2 for a folder that cannot be run.
+    """
+    if not path.exists():
+        _stop(f"there is no folder or program {path}")
+    _import_all(imports)
+    from .testing.minify import calls, elements, failing_folder, minified, write_folder
+
+    gc.enable()
+    folder, recorded, lines = failing_folder(path, context.args, device)
+    for line in lines:
+        print(line)
+    from rich.console import Console
+
+    with Console(stderr=True).status("the graph as it is") as status:
+        found = minified(
+            recorded,
+            seconds,
+            seed,
+            device,
+            lambda c, e, n: status.update(f"{c} calls, {e} elements left; graph {n} is tried"),
+        )
+    if found is None:
+        print(f"{folder}: opforge's results are as right as eager's; nothing to make smaller", file=sys.stderr)
+        raise typer.Exit(1)
+    target = out or folder.with_name(f"{folder.name}_small")
+    write_folder(found.recorded, target, {"from": str(folder)})
+    print(
+        f"{calls(recorded)} calls, {elements(recorded)} elements -> {calls(found.recorded)} calls, {elements(found.recorded)} elements "
+        f"({found.tried} graphs tried)"
+    )
+    print(found.recorded.graph.code.strip())
+    print(found.verdict)
+    print(f"wrote {target}; run it by: opforge repro {target}")
+
+
+def _import_all(modules: list[str] | None) -> None:
+    """Import what registers a graph's operators."""
+    from importlib import import_module
+
+    sys.path.insert(0, "")
+    for name in modules or ():
+        try:
+            import_module(name)
+        except ImportError as error:
+            _stop(f"cannot import {name}: {error}")
 
 
 @app.command("new-op")
@@ -245,24 +383,19 @@ def new_op(
 @app.command()
 def schemas(
     name: Annotated[str | None, typer.Argument(help="Show operators whose name has this in it.")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Rewrite the snapshot from the installed torch.")] = False,
-    older: Annotated[
-        bool, typer.Option("--older", help="With an older torch: write what it has and the snapshot lacks.")
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Bring the installed torch's version up to date in the snapshot.")
     ] = False,
 ) -> None:
-    """Show torch's operator schemas, which the specs are checked against."""
-    from .generator.torch_schemas import OLDER, SNAPSHOT, matching, nearest_operator, only_older, torch_lines
+    """Show torch's operator schemas, which the specs are checked against, and which versions have them."""
+    from .generator.torch_schemas import SNAPSHOT, matching, nearest_operator, refreshed
 
-    if older:
-        lines = only_older(torch_lines())
-        OLDER.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
-        print(f"wrote {len(lines)} schemas to {OLDER.name}")
-    elif refresh:
-        lines = torch_lines()
-        SNAPSHOT.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
-        print(f"wrote {len(lines)} schemas to {SNAPSHOT.name}")
-    if (refresh or older) and name is None:
-        return
+    if refresh:
+        file = refreshed()
+        SNAPSHOT.write_text(file.text(), encoding="utf-8", newline="\n")
+        print(f"wrote {len(file.lines)} schemas of torch {', '.join(file.versions)} to {SNAPSHOT.name}")
+        if name is None:
+            return
     found = matching(name)
     if name is not None and not found:
         _stop(f"no operator of torch has '{name}' in its name{nearest_operator(name)}")
@@ -322,7 +455,7 @@ def keys() -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 def _table(first: str, *others: str) -> Table:

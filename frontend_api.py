@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .report.explanation import Explanation, explained, until_then
 from .runtime import checked_inputs as _checked
 from .runtime import compile_fx as _engine
 from .runtime.compile_fx import Artifacts
 from .runtime.config import from_options as _from_options
+from .runtime.inductor_options import warn_once
 from .runtime.observe import counters
+from .runtime.torch_compat import minifier_after
 
 
 def compile_fx(
@@ -42,7 +46,28 @@ def backend(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """The entry point of `torch.compile(…, backend="opforge", options={…})`. Raises `ConfigError` for unknown options and modes."""
-    return _engine.compile_fx(gm, example_inputs, options=options, mode=mode)
+    if minifier_after() == "aot":
+        text = "opforge: TORCHDYNAMO_REPRO_AFTER=aot is for Inductor alone; TORCHDYNAMO_REPRO_AFTER=dynamo and opforge minify work with opforge"
+        warn_once("minifier", text)
+    run = _engine.compile_fx(gm, example_inputs, options=options, mode=mode)
+    _answer_minifiers(run, gm)
+    return run
+
+
+def _answer_minifiers(run: Callable[..., Any], gm: torch.fx.GraphModule) -> None:
+    """Torch's minifiers ask what a backend returns for the parameters and buffers of the graph, as of a module. It does not keep the graph."""
+    graph = weakref.ref(gm)
+
+    def of(name: str) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            alive = graph()
+            return iter(()) if alive is None else getattr(alive, name)(*args, **kwargs)
+
+        return answer
+
+    for name in ("named_parameters", "named_buffers", "zero_grad"):
+        with contextlib.suppress(AttributeError):  # a method takes no attributes
+            setattr(run, name, of(name))
 
 
 def stats() -> dict[str, Any]:
@@ -68,52 +93,16 @@ def last_artifacts(n: int = 1) -> Artifacts:
     return _engine.HISTORY[-n]
 
 
-@dataclass
-class Explanation:
-    """What `explain` returns: the graphs compiled for one call. `str()` prints them."""
-
-    result: Any
-    graphs: list[Artifacts]
-    fallbacks: dict[str, int]
-    """Reason → number of graphs that ran eagerly for it."""
-
-    def __str__(self) -> str:
-        parts = [f"# {n} graph(s) ran eagerly: {reason}" for reason, n in self.fallbacks.items()]
-        if not self.graphs and not parts:
-            parts = [
-                "# nothing was compiled: the call ran no operator on tensors that Dynamo could capture (nn.LSTM, nn.GRU and nn.RNN are left to "
-                "eager unless torch._dynamo.config.allow_rnn is set)"
-            ]
-        for k, artifacts in enumerate(self.graphs):
-            for what, a in ((f"graph {k}", artifacts), (f"graph {k}, backward", artifacts.backward)):
-                if a is not None:
-                    parts += self._shown(what, a)
-        return "\n".join(parts)
-
-    def _shown(self, what: str, a: Artifacts) -> list[str]:
-        from .runtime.ir.text import dump
-
-        parts = [f"# {what}: {a.kernels} kernels, externs {a.externs}, arena {a.arena_bytes} bytes, cached {a.cached}"]
-        if a.program is not None:
-            parts += ["## loop IR", dump(a.program)]
-        # On a GPU the text of the kernels is Python.
-        kernels = "## Triton" if "\nimport triton\n" in f"\n{a.cpp}" else "## C++"
-        parts += [kernels, a.cpp, "## wrapper", a.wrapper]
-        for name, source in a.controls.items():
-            parts += [f"## {name}", source]
-        for name, graph in a.inside.items():
-            parts += self._shown(f"{what}, {name}", graph)
-        return parts
-
-
 def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Explanation]:
     """`explain(model)(*args)` compiles and runs once, and returns what was made: `.graphs` (of each its loop IR, kernels and wrapper, and its
-    backward), `.fallbacks` (what ran eagerly, and why) and `.result`; `print` shows the texts.
+    backward), `.fallbacks` (what ran eagerly, and why) and `.result`. `print` shows a summary with times, for which each compiled graph is called
+    again on copies of its arguments; `.details()` are the texts, `.html("explain.html")` writes a page.
 
     fn       a function or module; no call of one (`explain(model)(x)`, not `explain(model(x))`).
     args     none: they belong to what is returned.
     options  settings of this compile, by their names in Python (`debug_verify=True`).
-    Raises TypeError where `fn` cannot be called, or `args` or `options=` are given, `ConfigError` for a wrong option.
+    Raises TypeError where `fn` cannot be called, or `args` or `options=` are given, `ConfigError` for a wrong option. What `fn` raises has a note
+    that says what was compiled until then.
     """
     if not callable(fn):
         raise TypeError(
@@ -128,20 +117,19 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Callable[...,
     _from_options(options)  # now, not inside of Dynamo
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
-        made: list[Artifacts] = []
-        counted = counters.snapshot()["fallbacks"]
-
         # A backend of its own: what Dynamo has compiled of `fn` before, under any backend, is not used.
         def fresh(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            last = _engine.HISTORY[-1:]
-            compiled = _engine.compile_fx(gm, inputs, options={"lazy_backward": False, **options})
-            made.extend(a for a in _engine.HISTORY[-1:] if not last or a is not last[0])
-            return compiled
+            return _engine.compile_fx(gm, inputs, options={"lazy_backward": False, **options})
 
-        result = torch.compile(fn, backend=fresh)(*args, **kwargs)
-        now = counters.snapshot()["fallbacks"]
-        fallbacks = {why: n - counted.get(why, 0) for why, n in now.items() if n > counted.get(why, 0)}
-        return Explanation(result, made, fallbacks)
+        said = None
+        try:
+            with explained(getattr(fn, "__name__", type(fn).__name__)) as said:
+                said.result = torch.compile(fn, backend=fresh)(*args, **kwargs)
+        except Exception as error:
+            if said is not None:
+                error.add_note(until_then(said))
+            raise
+        return said
 
     return run
 

@@ -108,6 +108,12 @@ class Config:
     # spec: debug.verify
     #: Run the loop-IR verifier and the plan checker on every graph.
     debug_verify: bool = False
+    # spec: debug.folders
+    #: Write one folder for each graph, which `opforge repro` runs, below dump_dir or else torch's debug folder; TORCH_COMPILE_DEBUG=1 turns it on.
+    debug_folders: bool = False
+    # spec: debug.save_inputs
+    #: Save the values of all inputs in the folder of a graph; without, those of small tensors of integers and bools, and metadata of the others.
+    debug_save_inputs: bool = False
     # spec: progress
     #: Show stage and kernels of a compilation that takes over 2 s; auto does it on a terminal, on also writes lines elsewhere.
     progress: str = "auto"
@@ -413,6 +419,28 @@ FIELDS: dict[str, Setting] = {
         env="OPFORGE_DEBUG_VERIFY",
         affects="debug",
         doc="Run the loop-IR verifier and the plan checker on every graph.",
+    ),
+    # spec: debug.folders
+    "debug.folders": Setting(
+        name="debug.folders",
+        field="debug_folders",
+        type="bool",
+        default=False,
+        choices=(),
+        env="OPFORGE_DEBUG_FOLDERS",
+        affects="debug",
+        doc="Write one folder for each graph, which `opforge repro` runs, below dump_dir or else torch's debug folder; TORCH_COMPILE_DEBUG=1 turns it on.",
+    ),
+    # spec: debug.save_inputs
+    "debug.save_inputs": Setting(
+        name="debug.save_inputs",
+        field="debug_save_inputs",
+        type="bool",
+        default=False,
+        choices=(),
+        env="OPFORGE_DEBUG_SAVE_INPUTS",
+        affects="debug",
+        doc="Save the values of all inputs in the folder of a graph; without, those of small tensors of integers and bools, and metadata of the others.",
     ),
     # spec: progress
     "progress": Setting(

@@ -33,6 +33,7 @@ from .emit import (
     matrix,
     mutations,
     op_tests,
+    options,
     random,
     recompute,
     rewrites,
@@ -52,6 +53,7 @@ LINE_LENGTH = 120
 
 SPECS: tuple[SpecKind, ...] = (
     SpecKind("config", ("setting",), config.build),
+    SpecKind("options", ("options", "mode"), options.build, needs=("config",)),
     SpecKind("targets", ("target", "dtype"), targets.build),
     SpecKind("tuning", ("tuning",), tuning.build, needs=("targets",)),
     SpecKind("scalars", ("scalar", "reduction", "scan"), scalars.build),
@@ -74,6 +76,7 @@ SPECS: tuple[SpecKind, ...] = (
 
 EMITTERS: dict[str, Emit] = {
     "config": config.emit,
+    "options": options.emit,
     "targets": targets.emit,
     "tuning": tuning.emit,
     "scalars": scalars.emit,

@@ -1,8 +1,8 @@
 """Torch's operator schemas, read from the checked-in snapshot `torch_schemas.txt` so that the generator never imports
 torch.
 
-Writes the snapshot from the installed torch with `opforge schemas --refresh`, and with `--older` what an older one has and
-the snapshot lacks. Only the operators asked for are parsed.
+The snapshot holds the schemas of every supported version (`schema_file`); `opforge schemas --refresh` brings those of the
+installed torch up to date. Only the operators asked for are parsed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .diagnostics import did_you_mean, nearest
+from .schema_file import SchemaFile, minor
 
 SNAPSHOT = Path(__file__).with_name("torch_schemas.txt")
 OWN = Path(__file__).with_name("own_schemas.txt")
-OLDER = Path(__file__).with_name("older_schemas.txt")
 _HEAD = re.compile(r"(?P<ns>\w+)::(?P<name>\w+)(?:\.(?P<overload>\w+))?\((?P<args>.*)\) -> (?P<returns>.*)\Z")
 _MARK = re.compile(r"[,\"'()\[\]]")
 _ALIAS = re.compile(r"\((?P<set>[^)]*)\)")
@@ -86,31 +86,39 @@ class TorchSchema:
 class TorchSchemas:
     """Operators by name: `get("aten.add")` gives all overloads in name order, `get("aten.add.Tensor")` one.
 
-    `older` are lines of overloads that only an older supported torch has: they are found by their full names, and belong
-    to no packet that is still there.
+    `older` are lines that the newest supported torch has no more: an overload is found by its full name there, and a packet only where
+    the newest torch has none of that name. Of an overload whose arguments were renamed there is the newest form alone.
+    `versions` are those of torch that all these are of, oldest first.
     """
 
-    def __init__(self, lines: Iterable[str], older: Iterable[str] = ()) -> None:
+    def __init__(self, lines: Iterable[str], older: Iterable[str] = (), versions: tuple[str, ...] = ()) -> None:
+        self.versions = versions
         self._lines: dict[str, list[str]] = {}
         self._parsed: dict[str, tuple[TorchSchema, ...]] = {}
         for line in lines:
             if packet := _packet(line):
                 self._lines.setdefault(packet, []).append(line.rstrip("\n"))
-        self._older = tuple(line.rstrip("\n") for line in older if _packet(line))
+        self._older: dict[str, str] = {}
+        newest = {line.partition("(")[0] for group in self._lines.values() for line in group}
+        for line in older:
+            if _packet(line) and (head := line.partition("(")[0]) not in newest:
+                self._older[head] = line.rstrip("\n")
 
     @classmethod
     def snapshot(cls, path: Path = SNAPSHOT) -> TorchSchemas:
         """The checked-in snapshot, and the operators that opforge registers itself."""
-        return cls(_read(path, OWN), _read(OLDER))
+        file = SchemaFile.read(path)
+        return cls([*file.newest, *OWN.read_text(encoding="utf-8").splitlines()], file.older, file.versions)
 
     def extended(self, lines: Iterable[str]) -> TorchSchemas:
         """These and more schema lines (a user's `torch.library` operators)."""
-        return TorchSchemas([line for group in self._lines.values() for line in group] + list(lines), self._older)
+        own = [line for group in self._lines.values() for line in group]
+        return TorchSchemas([*own, *lines], self._older.values(), self.versions)
 
     @cached_property
     def older(self) -> tuple[TorchSchema, ...]:
-        """The overloads that only an older supported torch has."""
-        return tuple(parse_schema(line) for line in self._older)
+        """The overloads that only older supported versions have."""
+        return tuple(parse_schema(line) for line in self._older.values())
 
     def packets(self) -> tuple[str, ...]:
         """All names without overload (`aten.add`), sorted."""
@@ -127,7 +135,7 @@ class TorchSchemas:
         """The overloads that a spec's `op:` names: `aten.add` all, `aten.add.Tensor` one; empty when there is none."""
         parts = op.split(".")
         if len(parts) == 2:
-            return self.overloads(op)
+            return self.overloads(op) or tuple(s for s in self.older if f"{s.namespace}.{s.name}" == op)
         if len(parts) == 3:
             found = tuple(s for s in self.overloads(".".join(parts[:2])) if s.overload == parts[2])
             return found or tuple(s for s in self.older if s.id == op)
@@ -138,10 +146,6 @@ def _packet(line: str) -> str:
     """`aten.add` of a schema line; empty where it is none."""
     ns, _, rest = line.partition("::")
     return f"{ns}.{re.split(r'[.(]', rest, maxsplit=1)[0]}" if rest else ""
-
-
-def _read(*paths: Path) -> list[str]:
-    return [line for p in paths if p.exists() for line in p.read_text(encoding="utf-8").splitlines()]
 
 
 def parse_schema(text: str) -> TorchSchema:
@@ -195,17 +199,17 @@ def _parse_arg(text: str, kwarg_only: bool) -> TorchArg:
     return TorchArg(name, type_, default if eq else None, kwarg_only, label, "!" in marks)
 
 
-def only_older(lines: Iterable[str]) -> list[str]:
-    """Of an older torch's schema lines those of overloads that the snapshot lacks."""
-    newest = TorchSchemas(_read(SNAPSHOT))
-    return [line for line in lines if not newest.get(parse_schema(line).id)]
-
-
 def matching(name: str | None) -> list[str]:
-    """The schema lines of the snapshot whose operator has `name` (dots as in Python, or `::`) in it; all for None."""
-    lines = SNAPSHOT.read_text(encoding="utf-8").splitlines()
-    heads = ((line, line.partition("(")[0]) for line in lines)
-    return [line for line, head in heads if name is None or name.replace(".", "::", 1) in head or name in head]
+    """The schema lines of the snapshot whose operator has `name` (dots as in Python, or `::`) in it, with the versions of those that not every
+    version has; all for None.
+    """
+    file = SchemaFile.read(SNAPSHOT)
+    heads = ((line, line.partition("(")[0]) for line in file.lines)
+    return [
+        line + file.mark(line)
+        for line, head in heads
+        if name is None or name.replace(".", "::", 1) in head or name in head
+    ]
 
 
 def nearest_operator(name: str) -> str:
@@ -223,3 +227,10 @@ def torch_lines(namespaces: Iterable[str] = ("aten", "prims")) -> list[str]:
     from ..runtime.torch_compat import operator_schemas
 
     return operator_schemas(tuple(namespaces))
+
+
+def refreshed() -> SchemaFile:
+    """The snapshot with the schemas of the installed torch in the place of what it has for that version. Imports torch."""
+    import torch
+
+    return SchemaFile.read(SNAPSHOT).updated(minor(torch.__version__), torch_lines())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import operator
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +24,7 @@ from ..errors import (
     first_line,
 )
 from ..generated.dispatch_tables import ROLES
+from ..generated.ops import TORCH_VERSIONS
 from ..generated.rewrites import RULES
 from . import config
 from .codegen.control import render_control, roles
@@ -43,13 +46,25 @@ from .lower.control import Control
 from .lower.graph import lower
 from .lower.known import truth
 from .observe import counters
+from .observe.calls import Half, observer
 from .observe.watch import Watch, readable
-from .realize import Artifacts, Compiled, EagerProgram, realize
+from .realize import Artifacts, Compiled, EagerProgram, parameters, realize
 from .targets.base import Target
 from .targets.cpu import Cpu
-from .torch_compat import RESTART, TracingContext, in_dual_level, pytree, tangents_followed, tangents_may_be
+from .torch_compat import (
+    RESTART,
+    TracingContext,
+    debug_folder,
+    in_dual_level,
+    pytree,
+    tangents_followed,
+    tangents_may_be,
+    warn_of_unknown_version,
+)
 
 HISTORY: list[Artifacts] = []
+
+warn_of_unknown_version(TORCH_VERSIONS)
 
 
 def compile_fx(
@@ -67,6 +82,8 @@ def compile_fx(
     Raises `ConfigError` for a wrong option, and with `strict=True` `BuildError`/`UnsupportedError` instead of running eagerly.
     """
     cfg = config.from_options(options, mode)
+    if cfg.debug_folders and not cfg.dump_dir:
+        cfg = replace(cfg, dump_dir=os.path.join(debug_folder(), "opforge"))
     _check_inputs(gm, example_inputs)
     return _or_eager(lambda: _with_constants(gm, example_inputs, cfg), lambda: eager_program(gm), cfg)
 
@@ -177,6 +194,8 @@ def _compile_program(
     try:
         with tangents_followed(False):  # passes run operators on the tensors that were traced, which may have tangents
             watch.graph("dynamo_graph.py", gm, "pre-grad graph")
+            if cfg.debug_folders:
+                _add_program(watch, gm, example_inputs, cfg)
             with watch.stage("trace"):
                 traced = trace(gm, example_inputs, training=trains, random=cfg.random, truth=truth)
             settle()
@@ -198,10 +217,24 @@ def _compile_program(
     )
     HISTORY.append(artifacts)
     del HISTORY[:-64]
+    if (seen := observer()) is not None:
+        seen.finished(artifacts)
     # Only a graph that looks at what eager kernels return can find it unlike its trace.
     effects = {n.target for n in traced.graph.graph.nodes if has_effect(n.target)} - {ROLES["demand"]}
     checked = " import conform" in artifacts.wrapper and not effects
     return _until_mistraced(run, gm) if checked and not cfg.strict else run
+
+
+def _add_program(watch: Watch, gm: Any, example_inputs: Sequence[Any], cfg: Config) -> None:
+    """What `opforge repro` runs, in the folder of the graph. A mistake in it does not end the compilation."""
+    from .observe.folder import folder_files  # only where it is wanted
+
+    try:
+        watch.dump.add(folder_files(gm, example_inputs, cfg))
+    except Exception as error:
+        if cfg.strict:
+            raise
+        watch.dump.add({"graph.json": json.dumps({"unwritten": f"{type(error).__name__}: {first_line(error)}"})})
 
 
 def _until_mistraced(run: Compiled, gm: Any) -> Compiled:
@@ -320,9 +353,12 @@ def compile_graph(
     artifacts.kernels += sum(a.kernels for a in inside.values())
     called = Counter([*Counter(artifacts.externs).elements(), *(call.kernel for call in lowered.calls if call.kernel)])
     artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), called))
+    run = call
     if cfg.cudagraphs and (recorder := target.recorder()) is not None:
-        call = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed)
-    return call, artifacts
+        run = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed, watch.title)
+    if (seen := observer()) is not None:
+        run = seen.compiled(Half(artifacts, graph, parameters(lowered), call, boxed, run is not call), run)
+    return run, artifacts
 
 
 def _compile_controls(
@@ -360,6 +396,7 @@ def _recorded(
     cfg: Config,
     boxed: bool,
     needed: Collection[int],
+    title: str,
 ) -> Compiled:
     """The compiled graph, whose calls are recorded and replayed. Raises `UnsupportedError` with `strict` where that cannot be."""
     from .graphs.eligible import lines_of, slots_of, unrecorded, why_not
@@ -378,6 +415,7 @@ def _recorded(
         needed=needed,
         lines=lines_of(graph),
         small=cfg.cudagraphs_clone_bytes,
+        title=title,
     )
     return region.run if boxed else region
 

@@ -21,16 +21,13 @@ from typing import Any
 
 from ..errors import ConfigError, OpforgeWarning
 from ..generated.config import FIELDS, Config, Setting
+from ..generated.options import MODES as _MODES
+from . import inductor_options
 
 __all__ = ["FIELDS", "MODES", "Config", "Setting", "configure", "current", "from_options", "key", "patch", "reset"]
 
 #: The modes that `torch.compile(mode=...)` knows, and the settings that each one changes.
-MODES: Mapping[str, Mapping[str, object]] = {
-    "default": {},
-    "reduce-overhead": {"reuse_workspace": True, "cudagraphs": True},
-    "max-autotune": {"cudagraphs": True, "max_autotune": True},
-    "max-autotune-no-cudagraphs": {"max_autotune": True},
-}
+MODES: Mapping[str, Mapping[str, object]] = {mode.name: dict(mode.settings or ()) for mode in _MODES}
 
 _ENV_PREFIX = "OPFORGE_"
 _BOOL_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -91,12 +88,17 @@ def patch(overrides: Mapping[str, object] | None = None, /, **more: object) -> I
 def from_options(options: Mapping[str, object] | None = None, mode: str | None = None) -> Config:
     """The configuration of one `torch.compile(mode=..., options=...)` call: the current one, changed by both.
 
-    Options win over the mode. Raises `ConfigError` for an unknown mode, an unknown option or a wrong value.
+    Options win over the mode. Inductor's names are taken too: those without a meaning here give one warning each. Raises `ConfigError` for
+    an unknown mode, an unknown option or a wrong value.
     """
     if mode is not None and mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}{_nearest(str(mode), MODES, 0.7)}; modes are {', '.join(MODES)}")
     values = _checked(MODES[mode or "default"], f"mode {mode!r}")
-    values.update(_checked(options or {}, "options"))
+    values.update(_checked_options(options))
+    if doc := next((m.doc for m in _MODES if m.name == mode and m.settings is None), ""):
+        inductor_options.warn_once(
+            f"mode {mode}", f"opforge: Inductor's mode {mode!r} changes nothing here: {doc.rstrip('.')}"
+        )
     return dataclasses.replace(current(), **values)
 
 
@@ -120,6 +122,8 @@ def _from_environment(environ: Mapping[str, str]) -> Config:
     for setting in FIELDS.values():
         if setting.env in environ:
             values[setting.field] = _value(setting, environ[setting.env], f"environment variable {setting.env}")
+    if environ.get("TORCH_COMPILE_DEBUG") == "1":
+        values.setdefault("debug_folders", True)
     known = {setting.env.removeprefix(_ENV_PREFIX): setting.env for setting in FIELDS.values()}
     for name in sorted(environ):
         short = name.removeprefix(_ENV_PREFIX)
@@ -149,6 +153,28 @@ def _checked(overrides: Mapping[str, object], where: str) -> dict[str, Any]:
             raise ConfigError(f"{where}: unknown setting {name!r}{_nearest_setting(str(name))}")
         values[setting.field] = _value(setting, value, f"{where}: setting {setting.name!r}")
     return values
+
+
+def _checked_options(options: Mapping[str, object] | None) -> dict[str, Any]:
+    """Field name -> checked value for options of our own names, which win, and of Inductor's, which may have dashes."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        return _checked(options, "options")
+    ours: dict[str, object] = {}
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        theirs = str(name).replace("-", "_")
+        if name in FIELDS or name in _BY_FIELD:
+            ours[name] = value
+        elif theirs in inductor_options.NAMES:
+            changed = inductor_options.settings_of(theirs, value)
+            values.update(_checked(changed, f"options: {theirs!r} of Inductor"))
+        else:
+            names = {**dict.fromkeys(FIELDS), **dict.fromkeys(_BY_FIELD), **dict.fromkeys(inductor_options.NAMES)}
+            hint = _nearest(theirs, names) or _nearest_setting(theirs)
+            raise ConfigError(f"options: unknown setting {name!r}{hint}")
+    return {**values, **_checked(ours, "options")}
 
 
 def _value(setting: Setting, raw: object, where: str) -> bool | int | float | str:

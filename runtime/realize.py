@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from .build.scratch import warn_once
 from .codegen.wrapper import render_wrapper
 from .config import Config
 from .execute.load import load_wrapper
+from .execute.ranges import Ranges
 from .ir.index import Expr, Sym
 from .ir.nodes import Extern, Program
 from .ir.text import dump
@@ -72,6 +73,18 @@ class Artifacts:
     """Source of the functions that run them, by name."""
     entry: str = ""
     """The key of its entry of the cache."""
+    symbols: dict[str, Any] = field(default_factory=dict)
+    """What the target loads, by the names of the functions that the wrapper calls."""
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    """Names of the kernels that one function runs together, by its name."""
+    replan: Callable[[], Any] | None = None
+    """Schedules the program again, where it came out of the cache: nobody but a reader needs the plan then."""
+
+    def planned(self) -> Any:
+        """The plan; None where there is none to be had."""
+        if self.plan is None and self.replan is not None:
+            self.plan = self.replan()
+        return self.plan
 
 
 def realize(
@@ -96,9 +109,11 @@ def realize(
         files, built, artifacts = _build(lowered, target, cfg, watch, boxed=boxed, frugal=frugal)
         with watch.stage("cache"):
             entry = cache.put(digest, files, built)
-    elif watch.wanted:
-        plan = target.schedule(_prepared(lowered, target), frugal, watch)
-        _dump_code(plan, artifacts.cpp, artifacts.wrapper, watch)
+    else:
+        program, names = lowered.program, frozenset(entry.meta["planned"])
+        artifacts.replan = lambda: _planned_again(program, names, target, frugal)
+        if watch.wanted:
+            _dump_code(artifacts.planned(), artifacts.cpp, artifacts.wrapper, watch)
     artifacts.program, artifacts.entry = lowered.program, digest
     with watch.stage("load"):
         try:
@@ -121,6 +136,8 @@ def realize(
             return realize(lowered, target, again, watch, boxed=boxed, frugal=frugal, functions=functions)
         for name, value in {**dict(lowered.constants), **kernels, **functions}.items():
             setattr(module, name, value)
+        called = (*kernels, *functions)
+        module.in_ranges = Ranges(module, wrapper.decode(), called, watch.title)  # type: ignore[attr-defined]
     return module.call, artifacts
 
 
@@ -131,7 +148,18 @@ def _stored(entry: Entry, target: Target) -> Artifacts | None:
     except OSError:
         return None
     meta = entry.meta
-    return Artifacts(cpp, wrapper, "", meta["kernels"], meta["externs"], meta["arena_bytes"], cached=True)
+    made = Artifacts(cpp, wrapper, "", meta["kernels"], meta["externs"], meta["arena_bytes"], cached=True)
+    made.symbols, made.groups = meta["symbols"], meta["groups"]
+    return made
+
+
+def _planned_again(program: Program, names: Set[str], target: Target, frugal: bool) -> Plan:
+    """The plan of an entry of the cache, whose kernels have these `names`: it may have been made without fusion."""
+    plan = target.schedule(_prepared(program, target), frugal, Watch("off", ""))
+    if {k.name for k in plan.kernels()} == names:
+        return plan
+    target = target.unfused()
+    return target.schedule(_prepared(program, target), frugal, Watch("off", ""))
 
 
 def _dump_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
@@ -152,15 +180,15 @@ def _triton(kernel: Kernel, plan: Plan) -> str:
         return f"# {kernel.name} cannot be said in Triton: {error}\n"
 
 
-def _prepared(lowered: Lowered, target: Target) -> Program:
-    return target.prepare(one_hot_sums(separate_outputs(lowered.program)))
+def _prepared(program: Program, target: Target) -> Program:
+    return target.prepare(one_hot_sums(separate_outputs(program)))
 
 
 def _build(
     lowered: Lowered, target: Target, cfg: Config, watch: Watch, *, boxed: bool, frugal: bool
 ) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
     """Schedule, generate and compile; returns the cache entry's files and metadata."""
-    program = _prepared(lowered, target)
+    program = _prepared(lowered.program, target)
     if cfg.debug_verify:
         with watch.stage("verify"):
             verify(program)
@@ -172,7 +200,7 @@ def _build(
             raise
         counters.count_retry(f"without fusion: {error}")
         target = target.unfused()
-        program = _prepared(lowered, target)  # for kernels of single loops
+        program = _prepared(lowered.program, target)  # for kernels of single loops
         plan, rendered = _rendered(program, target, cfg, watch, boxed=boxed, frugal=frugal)
     with watch.stage("codegen"):
         write = functools.partial(
@@ -197,8 +225,12 @@ def _build(
         if isinstance(step, ExternStep) and step.call.target and not step.call.compiled:
             externs[step.call.target] = externs.get(step.call.target, 0) + 1
     symbols = dict(built.symbols)
+    groups = {name: list(members) for name, members in rendered.groups.items()}
     meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}
-    return files, meta, Artifacts(built.source, wrapper, "", len(symbols), externs, plan.arena_bytes, plan=plan)
+    meta |= {"groups": groups, "planned": [k.name for k in plan.kernels()]}
+    made = Artifacts(built.source, wrapper, "", len(symbols), externs, plan.arena_bytes, plan=plan)
+    made.symbols, made.groups = symbols, groups
+    return files, meta, made
 
 
 def _rendered(

@@ -5,6 +5,7 @@
 
 from ...runtime.lower.table import Lowerings, OpInfo
 
+TORCH_VERSIONS: tuple[str, ...] = ("2.11", "2.12", "2.13", "2.14", "2.15")
 LOWERINGS = Lowerings(
     __name__,
     {
@@ -772,6 +773,7 @@ EXTERN: dict[str, str] = {
     "aten._ctc_loss_backward.default": "a data-dependent loop, or an answer that the program waits for",
     "aten._cudnn_attention_backward.default": "a call of a library, chosen by torch for its device",
     "aten._cudnn_attention_forward.default": "a call of a library, chosen by torch for its device",
+    "aten._cudnn_attention_forward_no_dropout_inplace.default": "a graph holds no writes; one that needs such a call runs eagerly",
     "aten._cudnn_ctc_loss.Tensor": "a call of a library, chosen by torch for its device",
     "aten._cudnn_ctc_loss.default": "a call of a library, chosen by torch for its device",
     "aten._cudnn_init_dropout_state.default": "a call of a library, chosen by torch for its device",
@@ -903,9 +905,11 @@ EXTERN: dict[str, str] = {
     "aten._padded_dense_to_jagged_forward.default": "loop code knows dense tensors only",
     "aten._pdist_backward.default": "the eager kernel goes through windows in an order of its own",
     "aten._pdist_forward.default": "the eager kernel goes through windows in an order of its own",
+    "aten._philox_key_fold_in.Tensor": "eager's stream, or a generator that the caller keeps",
     "aten._philox_key_fold_in.default": "eager's stream, or a generator that the caller keeps",
     "aten._philox_key_split.default": "eager's stream, or a generator that the caller keeps",
     "aten._philox_normal.default": "eager's stream, or a generator that the caller keeps",
+    "aten._philox_randint.default": "eager's stream, or a generator that the caller keeps",
     "aten._philox_uniform.default": "eager's stream, or a generator that the caller keeps",
     "aten._pin_memory.default": "no element is computed; the recorder and the wrapper answer or do it",
     "aten._print.default": "run for what they check or say, in the order of the program",
@@ -913,6 +917,7 @@ EXTERN: dict[str, str] = {
     "aten._reshape_alias_copy.default": "no element is computed; the recorder and the wrapper answer or do it",
     "aten._resize_output.default": "no element is computed; the recorder and the wrapper answer or do it",
     "aten._sample_dirichlet.default": "a sort, a search or a loop that rejects, whose length depends on the numbers drawn",
+    "aten._scaled_addmm.default": "a library call is faster than loops",
     "aten._scaled_dot_product_attention_math.default": "a library call is faster than loops",
     "aten._scaled_dot_product_attention_math_for_mps.default": "a library call is faster than loops",
     "aten._scaled_dot_product_cudnn_attention.default": "a library call is faster than loops",
@@ -1147,10 +1152,12 @@ EXTERN: dict[str, str] = {
     "aten.linalg_lu_factor_ex.default": "LAPACK",
     "aten.linalg_lu_solve.default": "LAPACK",
     "aten.linalg_matrix_exp.default": "LAPACK",
+    "aten.linalg_matrix_sqrth.default": "LAPACK",
     "aten.linalg_pinv.atol_rtol_float": "LAPACK",
     "aten.linalg_pinv.atol_rtol_tensor": "LAPACK",
     "aten.linalg_pinv.default": "LAPACK",
     "aten.linalg_pinv.rcond_tensor": "LAPACK",
+    "aten.linalg_polar.default": "LAPACK",
     "aten.linalg_qr.default": "LAPACK",
     "aten.linalg_solve_triangular.default": "LAPACK",
     "aten.linear.default": "a BLAS call is faster than loops",
@@ -1292,6 +1299,7 @@ EXTERN: dict[str, str] = {
     "aten.set.source_Storage_storage_offset": "no element is computed; the recorder and the wrapper answer or do it",
     "aten.set.source_Tensor": "no element is computed; the recorder and the wrapper answer or do it",
     "aten.set_.source_Tensor_storage_offset": "a graph holds no writes; one that needs such a call runs eagerly",
+    "aten.shallow_copy_data_.default": "a graph holds no writes; one that needs such a call runs eagerly",
     "aten.slice_inverse.default": "no element is computed; the recorder and the wrapper answer or do it",
     "aten.slow_conv3d_forward.default": "a library call is faster than loops",
     "aten.slow_conv_dilated2d.default": "a library call is faster than loops",
@@ -2101,7 +2109,7 @@ OPS: dict[str, OpInfo] = {
     "aten._cdist_forward": OpInfo(
         "composite", "Distances of all pairs of rows", "pairs", ("aten._cdist_forward.default",)
     ),
-    "aten._cholesky_solve_helper, aten._linalg_eigvals, aten.linalg_ldl_factor_ex, aten.linalg_ldl_solve": OpInfo(
+    "aten._cholesky_solve_helper, aten._linalg_eigvals, aten.linalg_ldl_factor_ex, aten.linalg_ldl_solve, aten.linalg_matrix_sqrth, aten.linalg_polar": OpInfo(
         "extern",
         "Linear algebra",
         "extern_rest",
@@ -2110,6 +2118,8 @@ OPS: dict[str, OpInfo] = {
             "aten._linalg_eigvals.default",
             "aten.linalg_ldl_factor_ex.default",
             "aten.linalg_ldl_solve.default",
+            "aten.linalg_matrix_sqrth.default",
+            "aten.linalg_polar.default",
         ),
     ),
     "aten._choose_qparams_per_tensor, aten._rowwise_prune, aten._saturate_weight_to_fp16, aten._wrapped_linear_prepack, aten._wrapped_quantized_linear_prepacked, aten.choose_qparams_optimized, aten.fake_quantize_per_channel_affine, aten.fake_quantize_per_channel_affine_cachemask_backward, aten.fake_quantize_per_tensor_affine, aten.fake_quantize_per_tensor_affine_cachemask_backward, aten.fbgemm_linear_fp16_weight, aten.fbgemm_linear_fp16_weight_fp32_activation, aten.fbgemm_linear_int8_weight, aten.fbgemm_linear_int8_weight_fp32_activation, aten.fbgemm_linear_quantize_weight, aten.fbgemm_pack_gemm_matrix_fp16, aten.fbgemm_pack_quantized_matrix, aten.nanquantile, aten.quantile, aten.quantized_gru_cell, aten.quantized_lstm_cell, aten.quantized_rnn_relu_cell, aten.quantized_rnn_tanh_cell": OpInfo(
@@ -2232,7 +2242,7 @@ OPS: dict[str, OpInfo] = {
             "aten.values_copy.default",
         ),
     ),
-    "aten._compute_linear_combination, aten._foreach_mm, aten._grouped_mm, aten._scaled_grouped_mm, aten._scaled_grouped_mm_v2, aten._scaled_mm, aten._scaled_mm_v2, aten.linear_backward, aten.matmul_backward": OpInfo(
+    "aten._compute_linear_combination, aten._foreach_mm, aten._grouped_mm, aten._scaled_addmm, aten._scaled_grouped_mm, aten._scaled_grouped_mm_v2, aten._scaled_mm, aten._scaled_mm_v2, aten.linear_backward, aten.matmul_backward": OpInfo(
         "extern",
         "Products in 8 bits with scales, and of groups of rows",
         "extern_backends",
@@ -2240,6 +2250,7 @@ OPS: dict[str, OpInfo] = {
             "aten._compute_linear_combination.default",
             "aten._foreach_mm.default",
             "aten._grouped_mm.default",
+            "aten._scaled_addmm.default",
             "aten._scaled_grouped_mm.default",
             "aten._scaled_grouped_mm_v2.default",
             "aten._scaled_mm.default",
@@ -2489,11 +2500,12 @@ OPS: dict[str, OpInfo] = {
             "aten.unique_dim_consecutive.default",
         ),
     ),
-    "aten._cummax_helper, aten._cummin_helper, aten._fill_mem_eff_dropout_mask_, aten._flash_attention_forward_no_dropout_inplace, aten._slow_conv2d_backward.grad_input, aten.adaptive_avg_pool3d_backward.grad_input, aten.record_stream, aten.set_.source_Tensor_storage_offset, prims.as_strided, prims.copy_to, prims.resize": OpInfo(
+    "aten._cudnn_attention_forward_no_dropout_inplace, aten._cummax_helper, aten._cummin_helper, aten._fill_mem_eff_dropout_mask_, aten._flash_attention_forward_no_dropout_inplace, aten._slow_conv2d_backward.grad_input, aten.adaptive_avg_pool3d_backward.grad_input, aten.record_stream, aten.set_.source_Tensor_storage_offset, aten.shallow_copy_data_, prims.as_strided, prims.copy_to, prims.resize": OpInfo(
         "extern",
         "Arguments written, without a functional form",
         "extern_storage",
         (
+            "aten._cudnn_attention_forward_no_dropout_inplace.default",
             "aten._cummax_helper.default",
             "aten._cummin_helper.default",
             "aten._fill_mem_eff_dropout_mask_.default",
@@ -2502,21 +2514,24 @@ OPS: dict[str, OpInfo] = {
             "aten.adaptive_avg_pool3d_backward.grad_input",
             "aten.record_stream.default",
             "aten.set_.source_Tensor_storage_offset",
+            "aten.shallow_copy_data_.default",
             "prims.as_strided.default",
             "prims.copy_to.default",
             "prims.resize.default",
         ),
     ),
-    "aten._dirichlet_grad, aten._fused_dropout, aten._philox_key_fold_in, aten._philox_key_split, aten._philox_normal, aten._philox_uniform, aten._standard_gamma_grad": OpInfo(
+    "aten._dirichlet_grad, aten._fused_dropout, aten._philox_key_fold_in, aten._philox_key_split, aten._philox_normal, aten._philox_randint, aten._philox_uniform, aten._standard_gamma_grad": OpInfo(
         "extern",
         "Random numbers",
         "extern_rest",
         (
             "aten._dirichlet_grad.default",
             "aten._fused_dropout.default",
+            "aten._philox_key_fold_in.Tensor",
             "aten._philox_key_fold_in.default",
             "aten._philox_key_split.default",
             "aten._philox_normal.default",
+            "aten._philox_randint.default",
             "aten._philox_uniform.default",
             "aten._standard_gamma_grad.default",
         ),

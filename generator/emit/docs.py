@@ -12,6 +12,7 @@ from ..render import cell, header, render
 from ..schema import SchemaFile
 from .config import SettingSpec
 from .operator_page import operators_page
+from .options import OptionSpec
 
 REFERENCE = "docs/spec-reference.md"
 SETTINGS = "docs/settings.md"
@@ -44,7 +45,9 @@ def emit(model: Model) -> dict[str, str]:
         parts = [
             (title, [_setting(s) for s in settings if s.affects == affects]) for affects, title in _AFFECTS.items()
         ]
-        out[SETTINGS] = render("settings.md.j2", header=header(SETTINGS, "specs/config.yaml"), parts=parts)
+        honoured = [_option(o) for o in model.part("options").options if o.setting] if model.part("options") else []
+        head = header(SETTINGS, "specs/config.yaml")
+        out[SETTINGS] = render("settings.md.j2", header=head, parts=parts, options=honoured)
     if model.part("ops"):
         out[OPERATORS] = operators_page(model, OPERATORS)
     return out
@@ -54,6 +57,12 @@ def _setting(s: SettingSpec) -> dict[str, str]:
     takes = [f"`{c}`" for c in s.choices] or [_VALUES.get(s.type, s.type)]
     default = s.default if isinstance(s.default, str) and s.default else json.dumps(s.default)
     return {"name": s.name, "takes": ", ".join(takes), "default": default, "env": s.env, "doc": cell(s.doc)}
+
+
+def _option(o: OptionSpec) -> dict[str, str]:
+    values = ", ".join(f"`{text}` is `{json.dumps(value)}`" for text, value in o.values) or "the same"
+    names = ", ".join(f"`{name}`" for name in o.names)
+    return {"names": names, "setting": o.setting, "takes": values, "doc": cell(o.doc)}
 
 
 def _file(kind: str, schema: SchemaFile) -> dict[str, Any]:

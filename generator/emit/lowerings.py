@@ -36,7 +36,9 @@ def emit(model: Model) -> dict[str, str]:
             path = f"{FOLDER}/{family}.py"
             spec = "specs/ops.yaml" if family == "ops" else f"specs/ops/{family}.yaml"
             files[path] = header(path, spec) + module_text(group, "...runtime.lower")
-    files[f"{FOLDER}/__init__.py"] = header(f"{FOLDER}/__init__.py", "specs/ops.yaml") + _table(families)
+    files[f"{FOLDER}/__init__.py"] = header(f"{FOLDER}/__init__.py", "specs/ops.yaml") + _table(
+        families, model.torch.versions
+    )
     return files
 
 
@@ -251,7 +253,7 @@ def tables(entries: Iterable[OpEntry], module: str = "") -> dict[str, dict[str, 
     }
 
 
-def _table(families: dict[str, list[OpEntry]]) -> str:
+def _table(families: dict[str, list[OpEntry]], versions: tuple[str, ...]) -> str:
     entries = [e for _, group in sorted(families.items()) for e in group]
     t = tables(entries)
     lines = [
@@ -259,6 +261,7 @@ def _table(families: dict[str, list[OpEntry]]) -> str:
         "",
         "from ...runtime.lower.table import Lowerings, OpInfo",
         "",
+        f"TORCH_VERSIONS: tuple[str, ...] = {literal(versions)}",
         "LOWERINGS = Lowerings(",
         "    __name__,",
         "    {",

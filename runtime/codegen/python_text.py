@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..ir.index import Quotient, Sym
@@ -46,3 +47,13 @@ def _factor(a: object) -> str:
 
 def shape_text(shape: tuple[Size, ...]) -> str:
     return "(" + ", ".join(number(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+MOST_LINES = 3
+
+
+def source_lines(origins: Iterable[str]) -> str:
+    """The program's lines of some origins (`op: line`), each once, the first of them."""
+    lines = list(dict.fromkeys(line for o in origins if (line := o.partition(": ")[2])))
+    more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    return "; ".join(lines[:MOST_LINES] + more)

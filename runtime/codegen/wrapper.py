@@ -15,7 +15,7 @@ from ..ir.quote import comment_text, python_string
 from ..schedule.kernels import kernel_checks
 from ..schedule.memory import arena_offset, home, nbytes, step_reads
 from ..schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
-from .python_text import Names, number, shape_text
+from .python_text import Names, number, shape_text, source_lines
 from .routines import Routine, cpp_routine, routine_call, routines_of
 
 NO_PROGRAMS: Mapping[str, Size] = MappingProxyType({})
@@ -73,7 +73,7 @@ class WrapperWriter:
         lines = ['"""Runs one compiled graph. Written by opforge; changes are lost."""', ""]
         lines += [
             f"from opforge.runtime.execute.{self.support} import {n}"
-            for n in sorted({"Workspaces", "empty_strided", "overload", "reinterpret", *self.imports})
+            for n in sorted({"Workspaces", "empty_strided", "overload", "profiled", "reinterpret", *self.imports})
         ]
         lines += ["import math"] if any("math." in line for line in self.body) else []
         lines += ["import torch", ""]
@@ -85,11 +85,13 @@ class WrapperWriter:
         if self.boxed:
             lines += [
                 "def call(arguments):",
+                "    if profiled(): return in_ranges(arguments)",
                 f"    [{', '.join(self.parameters)}] = arguments",
                 "    arguments.clear()",
             ]
         else:
-            lines.append(f"def call({', '.join(self.parameters)}):")
+            passed = ", ".join(self.parameters)
+            lines += [f"def call({passed}):", f"    if profiled(): return in_ranges({passed})"]
         lines += [f"    {line}" for line in [*self._sizes(), *parts]]
         lines += [f"    del {name}" for name in read_last.get(-1, ())]
         if plan.arena_bytes:
@@ -217,7 +219,7 @@ class WrapperWriter:
                 f"if opf_fault := {call}: out_of_range(opf_fault, {self.names.constant('faults', repr(tuple(faults)))})"
             )
             self.imports.append("out_of_range")
-        self.body.append(call)
+        self.body.append(call + _comment(source_lines(o for n in members for o in self.kernels[n].origins)))
 
     def _table(self, called: str, buffers: list[str]) -> list[str]:
         """The tensors whose addresses fill a table, the addresses in the arena, and for each of `buffers` which one of these all it has."""
@@ -291,7 +293,7 @@ class WrapperWriter:
             args = [number(expr(self.programs[routine.name])), *args, *routine.symbols]
         else:
             args += map(number, cpp_routine(routine, self.plan.layouts).sizes)
-        self.body.append(f"{routine.name}({', '.join(args)})")
+        self.body.append(f"{routine.name}({', '.join(args)}){_comment(source_lines([routine.origin]))}")
 
     def _extern(self, step: ExternStep) -> None:
         call = step.call
@@ -308,7 +310,7 @@ class WrapperWriter:
                 if self._kind(name) == "own":
                     self._allocate(name)
             args.append(f"out={self._tensor(step.out[0])}")
-            self.body.append(f"{target}({', '.join(args)}){_comment(call)}")
+            self.body.append(f"{target}({', '.join(args)}){_comment(call.origin)}")
             self._learn(call)
             return
         opaque = self._opaque(call)
@@ -318,7 +320,7 @@ class WrapperWriter:
         names = [b.name for b in call.outs] or [s.symbol for s in call.learns if not s.source]
         left = f"{names[0]}" if call.single and names else _unpacked(call)
         result = f"{left} = " if names else ""
-        self.body.append(f"{result}{target}({', '.join(args)}){_comment(call)}")
+        self.body.append(f"{result}{target}({', '.join(args)}){_comment(call.origin)}")
         self._learn(call)
         for b in call.outs:
             if b.stride is None and b.name in self.read and _keeps_arguments(call):
@@ -380,7 +382,7 @@ class WrapperWriter:
             if before is not None and home(self.plan, before.buffer) != home(self.plan, name):
                 self.body.append(f"{args[-1]}.copy_({self._argument(before)})")
         args += [self._argument(a) for a in step.args[call.writes :]]
-        self.body.append(f"{call.target}({', '.join(args)}){_comment(call)}")
+        self.body.append(f"{call.target}({', '.join(args)}){_comment(call.origin)}")
 
     def _learn(self, call: Extern) -> None:
         """The sizes that a call brings, and what is demanded of them."""
@@ -445,8 +447,8 @@ def _keeps_arguments(call: Extern) -> bool:
     return any(r.stride is not None for r in refs((call.args, tuple(v for _, v in call.kwargs))))
 
 
-def _comment(call: Extern) -> str:
-    return f"  # {comment_text(call.origin)}" if call.origin else ""
+def _comment(origin: str) -> str:
+    return f"  # {comment_text(origin)}" if origin else ""
 
 
 def _unpacked(call: Extern) -> str:

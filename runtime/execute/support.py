@@ -16,6 +16,7 @@ from ..ir.routines import OWN_MEMORY
 from ..philox import KERNELS
 from ..torch_compat import below_autograd, is_wrapper_type, is_zerotensor
 from ..torch_compat import empty_strided_cpu as empty_strided
+from ..torch_compat import profiler_enabled as profiled
 from ..torch_compat import reinterpret_tensor as reinterpret
 
 Place = tuple[torch.device, int]
@@ -266,6 +267,7 @@ __all__ = [
     "out_of_range",
     "overload",
     "own_complex",
+    "profiled",
     "reinterpret",
     "restride",
     "unmet",

@@ -8,10 +8,13 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from ...errors import OpforgeError, first_line
 from ..config import Config
+from ..execute.ranges import range_name
 from ..observe import counters
+from ..torch_compat import profiler_enabled
 from .eligible import unrecorded
 from .memory import Pool, Way
 from .recording import Boxed, Recorder, Recording, Slot, State, can_copy
@@ -46,6 +49,7 @@ class Region:
     needed  positions of results that are never copied: a backward reads them where they are.
     lines   the user's line that made each result, for what is said of them.
     small   bytes of a recording's results, in all, that may be given out as copies.
+    title   the graph's name, for profilers.
     """
 
     def __init__(
@@ -60,7 +64,9 @@ class Region:
         needed: Collection[int] = (),
         lines: Sequence[str] = (),
         small: int = Config.cudagraphs_clone_bytes,
+        title: str = "graph",
     ) -> None:
+        self._title = title
         self.lines, self.small = list(lines), small
         self.call: Boxed = call if boxed else lambda args: call(*args)
         self.slots, self.recorder, self.strict = list(slots), recorder, strict
@@ -93,10 +99,16 @@ class Region:
         for recording in self.recordings:
             if recording.fits(args, state):
                 if not (way := recording.in_the_way(args)):
-                    return recording.replay(args)
+                    return self._replayed(recording, args)
                 ways.append(way)
         made = self._record(args, state, ways)
-        return None if made is None else made.replay(args)
+        return None if made is None else self._replayed(made, args)
+
+    def _replayed(self, recording: Recording, args: list[Any]) -> Sequence[Any]:
+        if not profiler_enabled():
+            return recording.replay(args)
+        with record_function(range_name(self._title, "replayed")):
+            return recording.replay(args)
 
     def _record(self, args: list[Any], state: State, ways: Sequence[Sequence[Way]]) -> Recording | None:
         """A new recording for these arguments, or None; `ways`: of each one that fits what is in its way."""

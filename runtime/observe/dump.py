@@ -2,6 +2,8 @@
 
     <dump_dir>/graph_0000/01_dynamo_graph.py, 02_functional_graph.py, …
 
+and with `debug.folders` what `opforge repro` runs (`folder.py`).
+
 A graph's folder appears whole, by a rename; its number is the next free one, also among several processes. A folder that
 does not take the files gives one warning, and compiling goes on.
 """
@@ -14,7 +16,7 @@ import shutil
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ...errors import OpforgeWarning
@@ -31,6 +33,7 @@ class Dump:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.files: dict[str, str] = {}
+        self.extra: dict[str, str | bytes] = {}
 
     def __bool__(self) -> bool:
         return bool(self.folder)
@@ -40,6 +43,10 @@ class Dump:
         if self.folder:
             text = make()
             self.files[f"{len(self.files) + 1:02d}_{name}"] = text if text.endswith("\n") else text + "\n"
+
+    def add(self, files: Mapping[str, str | bytes]) -> None:
+        """Files that are no stages: their names have no number."""
+        self.extra.update(files)
 
     def write(self) -> Path | None:
         """Write what was collected; returns the graph's folder, or None when nothing is wanted or could be written."""
@@ -60,8 +67,8 @@ class Dump:
         root.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".graph-", dir=root))
         try:
-            for name, text in self.files.items():
-                (temporary / name).write_text(text, encoding="utf-8")
+            for name, content in {**self.files, **self.extra}.items():
+                (temporary / name).write_bytes(content.encode() if isinstance(content, str) else content)
             temporary.chmod(0o755)
             number = sum(1 for _ in root.glob("graph_*"))
             while True:

@@ -48,6 +48,11 @@ class Watch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     @property
+    def title(self) -> str:
+        """`graph 0/1` by Dynamo's number of the compile; of a graph that this one runs with its name."""
+        return " ".join(filter(None, ("graph", str(self.compile_id or ""), self._prefix.replace("_", " ").strip())))
+
+    @property
     def wanted(self) -> bool:
         """Whether anybody reads the texts."""
         return self._read or any(map(torch_logs.wanted, torch_logs.TOLD))

@@ -11,7 +11,7 @@ from ..ir.index import Expr, Sym, Var, expr, of
 from ..ir.nodes import Buffer, Nest, Node, identity_mapping, index_node, load, rebuild, walk_all
 from ..ir.work import node_cost
 from .access import in_loop_order
-from .fuse import Group, Member
+from .groups import Group, Member
 from .plan import REDUCED, Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 
 RECOMPUTE = 8  # a value of this cost or less is computed again in a later phase instead of being kept in a scratch tile

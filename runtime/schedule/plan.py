@@ -165,6 +165,15 @@ class Place:
     of: str = ""
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """The nest `item` began a kernel of its own, and why it did not join the one that computes the buffer `other` ("": any). For readers."""
+
+    item: str
+    other: str
+    why: str
+
+
 @dataclass
 class Plan:
     """A scheduled program with its memory. `layouts` gives every stored buffer its shape, dtype and strides in elements."""
@@ -179,6 +188,7 @@ class Plan:
     frees: dict[int, tuple[str, ...]] = field(default_factory=dict)  # step number → extern/own buffers dead after it
     arena_bytes: int = 0
     symbols: tuple[str, ...] = ()
+    refused: tuple[Refusal, ...] = ()
 
     def kernels(self) -> list[Kernel]:
         return [s.kernel for s in self.steps if isinstance(s, KernelStep)]

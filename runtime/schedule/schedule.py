@@ -13,7 +13,8 @@ from ..ir.work import in_any_order, is_pointwise
 from .arguments import bases, exact_strides, extern_step, only_views, same_strides, stored_strides, with_gaps
 from .attention import join_products
 from .folds import fold_columns
-from .fuse import Fuser, Group
+from .fuse import Fuser
+from .groups import Group
 from .in_place import computed_last, write_in_place
 from .inline import inline, is_view
 from .kernels import build_kernel, build_update
@@ -178,7 +179,7 @@ def schedule(
     steps, updated = update_in_place([*body, *end], program, layouts, held)
     stored = updated | write_in_place(steps, program, layouts, held, updated)
     steps += [CopyStep(target, source) for target, source in program.mutations if source not in stored]
-    plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols)
+    plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols, refused=tuple(fuser.refused))
     plan_memory(plan, stored, frugal=frugal, arena=arena)
     kept = (
         {n for s in steps for part in (s, *step_parts(s)) for n in _step_buffers(part)}

@@ -14,7 +14,8 @@ from dataclasses import replace
 from ..ir.guards import checks
 from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import Buffer
-from .fuse import MAX_BUFFERS, MAX_MEMBERS, Group, Member, rename
+from .fuse import MAX_BUFFERS, MAX_MEMBERS
+from .groups import Group, Member, rename
 from .memory import nbytes
 from .plan import ViewOf
 

@@ -8,3 +8,4 @@ from .memory import *  # noqa: F403
 from .operators import *  # noqa: F403
 from .sizes import *  # noqa: F403
 from .tracing import *  # noqa: F403
+from .versions import *  # noqa: F403

@@ -1,12 +1,17 @@
 """Private names of torch's logs and its structured trace."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+# Whether a profiler is on in this thread: one call without arguments, of 40 ns.
+from torch._C._autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]
+
 __all__ = [
-    "artifact_logger", "current_compile", "structured_entry", "structured_trace",
+    "artifact_logger", "current_compile", "debug_folder", "graph_breaks", "minifier_after", "profiler_enabled", "structured_entry",
+    "structured_trace",
 ]  # fmt: skip
 
 
@@ -19,6 +24,33 @@ def artifact_logger(module: str, switch: str) -> Any:
 def current_compile() -> Any:
     """Dynamo's number of the compile that is running, or None."""
     return torch._guards.CompileContext.current_compile_id()
+
+
+def graph_breaks() -> dict[str, int]:
+    """Why Dynamo has split programs into several graphs so far, and how often; empty where it has not been loaded."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    found: dict[str, int] = {}
+    for text, count in dynamo.counters["graph_break"].items() if dynamo is not None else ():
+        title, *rest = str(text).strip().splitlines() or [""]
+        about = next((line for line in map(str.strip, rest) if line.startswith("Explanation: ")), "")
+        why = f"{title}: {about.removeprefix('Explanation: ')}" if about else title
+        found[why] = found.get(why, 0) + count
+    return found
+
+
+def debug_folder() -> str:
+    """This process's folder below `torch._dynamo.config.debug_dir_root`: torch_compile_debug/run_… in the working directory, unless set."""
+    import torch._dynamo.utils
+
+    return str(torch._dynamo.utils.get_debug_dir())
+
+
+def minifier_after() -> str | None:
+    """After which part of torch its minifier starts (TORCHDYNAMO_REPRO_AFTER), or None."""
+    import torch._dynamo.config
+
+    after: str | None = torch._dynamo.config.repro_after
+    return after
 
 
 def structured_trace() -> bool:

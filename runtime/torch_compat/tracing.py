@@ -39,8 +39,8 @@ from torch.utils._python_dispatch import _disable_current_modes as no_modes
 __all__ = [
     "RESTART", "FakeTensor", "FakeTensorMode", "LazyGraphModule", "PyTreeCodeGen", "PyTreeInfo", "TorchDispatchMode", "TorchFunctionMode",
     "TracingContext", "default_device", "disable_autocast", "enable_python_dispatcher", "frame_source", "in_fake_kernel",
-    "is_traceable_wrapper_subclass", "is_wrapper_type", "keep_item", "no_modes", "number_read_from", "pytree", "start_anew",
-    "without_fake_cache",
+    "is_traceable_wrapper_subclass", "is_wrapper_type", "keep_item", "no_modes", "number_read_from", "numbers_of_data_followed", "pytree",
+    "start_anew", "without_fake_cache",
 ]  # fmt: skip
 
 
@@ -103,3 +103,13 @@ def keep_item(own: object, fake: object) -> None:
     item = getattr(fake, "item_memo", None)
     if item is not None:
         own.item_memo = item  # type: ignore[attr-defined]
+
+
+def numbers_of_data_followed() -> AbstractContextManager[Any]:
+    """Dynamo puts numbers and sizes that data brings into its graphs, instead of ending a graph there."""
+    import torch._dynamo
+
+    patched: AbstractContextManager[Any] = torch._dynamo.config.patch(
+        capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+    )
+    return patched

@@ -239,7 +239,7 @@ def test_stages_of_functions_are_dumped(tmp_path: Path) -> None:
 def test_explain_shows_the_functions() -> None:
     x = rand(5, 7)
     with torch.no_grad():
-        said = str(opforge.explain(branch_in_loop)(x, x))
+        said = opforge.explain(branch_in_loop)(x, x).details()
     for part in (
         "## run_loop",
         "while test(",

@@ -22,7 +22,9 @@ RANK = {
     name: rank
     for rank, names in enumerate(
         [
-            ("errors", "garbage", "torch_compat"),
+            ("errors", "garbage"),
+            ("inductor_options",),
+            ("inductor_options", "torch_compat"),
             ("config", "observe", "philox"),
             ("ir",),
             ("dispatch",),
@@ -122,7 +124,7 @@ def test_imports_point_one_way() -> None:
 
 
 def test_runtime_does_not_import_the_generator_or_the_public_face() -> None:
-    outside = ("opforge.generator", "opforge.frontend_api", "opforge.cli")
+    outside = ("opforge.generator", "opforge.frontend_api", "opforge.report", "opforge.cli")
     wrong = [
         f"{place(p, line)}: {m}"
         for p in sources("runtime", "generated")
@@ -146,7 +148,7 @@ def test_generator_does_not_import_what_it_generates() -> None:
 def test_runtime_needs_no_spec_reader() -> None:
     wrong = [
         f"{place(p, line)}: {m}"
-        for p in sources("runtime", "generated", ".")
+        for p in sources("runtime", "generated", "report", ".")
         for line, m in imports(p)
         if m.split(".")[0] in GENERATOR_ONLY
     ]
@@ -215,7 +217,7 @@ def test_the_search_for_names_of_operators_finds(line: str) -> None:
 
 def test_private_torch_names_come_through_torch_compat() -> None:
     wrong = []
-    for path in sources("runtime", "generator", "generated", "clients", "."):
+    for path in sources("runtime", "generator", "generated", "clients", "report", "."):
         if COMPAT in path.parents:
             continue
         wrong += [f"{place(path, line)}: import of {m}" for line, m in imports(path) if private(m)]
@@ -229,7 +231,7 @@ def test_private_torch_names_come_through_torch_compat() -> None:
 
 def test_peers_are_not_used() -> None:
     wrong = []
-    for path in sources("runtime", "generator", "generated", "clients", "examples", "."):
+    for path in sources("runtime", "generator", "generated", "clients", "examples", "report", "."):
         tree = parsed(path)
         text = docstrings(tree)
         wrong += [f"{place(path, line)}: import of {m}" for line, m in imports(path) if m.startswith(PEERS)]
@@ -243,7 +245,7 @@ def test_peers_are_not_used() -> None:
 
 def test_no_exception_is_swallowed() -> None:
     wrong = []
-    for path in sources("runtime", "generator", "clients", "."):
+    for path in sources("runtime", "generator", "clients", "report", "."):
         for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ExceptHandler):
                 continue
@@ -257,7 +259,7 @@ def test_no_exception_is_swallowed() -> None:
 def test_text_files_have_an_encoding() -> None:
     """An ASCII locale (`LC_ALL=C` without UTF-8 mode) made every graph run eagerly: the C++ prelude was read by it."""
     wrong = []
-    for path in sources("runtime", "generator", "clients", "."):
+    for path in sources("runtime", "generator", "clients", "report", "."):
         for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
@@ -268,7 +270,7 @@ def test_text_files_have_an_encoding() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("folder", ["runtime", "generator", "clients", "benchmarks", "examples", "."])
+@pytest.mark.parametrize("folder", ["runtime", "generator", "clients", "benchmarks", "examples", "report", "."])
 def test_hand_written_files_stay_readable(folder: str) -> None:
     long = {str(p.relative_to(ROOT)): n for p in sources(folder) if (n := p.read_text().count("\n")) >= 500}
     assert not long
@@ -278,7 +280,7 @@ def test_pyproject_lists_every_package() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     found = {
         ".".join(("opforge", *p.parent.relative_to(ROOT).parts))
-        for p in sources("runtime", "generator", "generated", "clients", "testing", ".")
+        for p in sources("runtime", "generator", "generated", "clients", "report", "testing", ".")
         if p.name == "__init__.py"
     }
     assert sorted(listed) == sorted(found)

@@ -10,7 +10,7 @@ import torch
 
 from opforge.generator.coverage import VARIANT, advice, functional_forms, row_of, without_row
 from opforge.generator.run import load_model
-from opforge.generator.torch_schemas import OLDER, TorchSchemas, only_older, parse_schema
+from opforge.generator.torch_schemas import TorchSchemas, parse_schema
 
 LINES = [
     "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
@@ -79,14 +79,6 @@ def test_every_operator_of_the_snapshot_and_of_older_versions_has_a_row() -> Non
     assert len(schemas.older) > 50
     missing = without_row(schemas, model_kinds())
     assert not missing, advice(missing)
-
-
-def test_what_only_an_older_torch_has_is_written_down(installed: list[str]) -> None:
-    if torch.__version__.startswith("2.13."):
-        pytest.skip("the snapshot was made with torch 2.13: nothing is older than that (MISSION, What we stand on)")
-    known = set(OLDER.read_text(encoding="utf-8").splitlines())
-    missing = [line for line in only_older(installed) if line not in known]
-    assert not missing, "run `opforge schemas --older` with this torch:\n" + "\n".join(missing)
 
 
 def composite(overload: str) -> bool | None:

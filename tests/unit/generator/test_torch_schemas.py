@@ -1,17 +1,22 @@
 """The snapshot of torch's operator schemas: all of it parses, and the installed torch agrees where specs rely on it."""
 
+import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from opforge.generator.run import load_model
+from opforge.generator.schema_file import SchemaFile, minor
 from opforge.generator.torch_schemas import SNAPSHOT, TorchSchemas, parse_schema, torch_lines
 
 
 def test_every_line_parses_and_is_sorted() -> None:
-    lines = SNAPSHOT.read_text().splitlines()
+    file = SchemaFile.read(SNAPSHOT)
+    lines = list(file.lines)
+    assert file.text() == SNAPSHOT.read_text()
     assert lines == sorted(set(lines))
     assert len(lines) > 3000
     for line in lines:
@@ -54,10 +59,19 @@ def test_lookup_by_packet_and_overload() -> None:
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Whether two schemas mean the same: versions of torch may spell a default differently (`-1` and `-1.`)."""
-    return [(a.name, a.type, a.kwarg_only, a.alias, a.writes) for a in (*ours.args, *ours.returns)] == [
-        (a.name, a.type, a.kwarg_only, a.alias, a.writes) for a in (*theirs.args, *theirs.returns)
-    ]
+    """Whether calls of the installed torch's operator fit what the specs know, which is the newest version's.
+
+    The dispatcher passes arguments by position, but for those that only a keyword may pass: names of the others may differ. What a version
+    has added last, with a default, is missing in calls of older ones. Defaults may be spelled differently (`-1` and `-1.`).
+    """
+
+    def told(schema: Any) -> list[tuple[Any, ...]]:
+        args = [(a.name if a.kwarg_only else "", a.type, a.kwarg_only, a.alias, a.writes) for a in schema.args]
+        return [*args, *((a.type, a.alias, a.writes) for a in schema.returns)]
+
+    common = {a.name for a in theirs.args}
+    added = [a for a in ours.args if a.kwarg_only and a.default is not None and a.name not in common]
+    return told(dataclasses.replace(ours, args=tuple(a for a in ours.args if a not in added))) == told(theirs)
 
 
 def test_installed_torch_agrees_where_specs_name_operators() -> None:
@@ -73,12 +87,67 @@ def test_installed_torch_agrees_where_specs_name_operators() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_snapshot_is_what_its_version_of_torch_gives() -> None:
+@pytest.fixture
+def versions(tmp_path: Path) -> SchemaFile:
+    path = tmp_path / "schemas.txt"
+    path.write_text(
+        "# versions: 2.9 2.10 2.11\nn::all() -> int\nn::middle() -> int  # only 2.10\nn::new() -> int  # since 2.10\nn::old() -> int  # until 2.10\n"
+    )
+    return SchemaFile.read(path)
+
+
+def test_lines_of_each_version(versions: SchemaFile) -> None:
+    assert versions.of("2.9") == ["n::all() -> int", "n::old() -> int"]
+    assert versions.newest == ["n::all() -> int", "n::new() -> int"]
+    assert versions.older == ["n::middle() -> int", "n::old() -> int"]
+
+
+def test_a_version_is_brought_up_to_date(versions: SchemaFile) -> None:
+    assert versions.updated("2.10", versions.of("2.10")).text() == versions.text()
+    later = versions.updated("2.12", ["n::all() -> int", "n::later() -> int"])
+    assert later.text().splitlines() == [
+        "# versions: 2.9 2.10 2.11 2.12",
+        "n::all() -> int",
+        "n::later() -> int  # since 2.12",
+        "n::middle() -> int  # only 2.10",
+        "n::new() -> int  # only 2.10 2.11",
+        "n::old() -> int  # until 2.10",
+    ]
+    assert "n::old() -> int  # until 2.9" in versions.updated("2.10", ["n::all() -> int"]).text()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("n::f() -> int  # since 3.0", r"schemas.txt:2: .*2\.9 2\.10.*'since 3.0'"),
+        ("n::f() -> int  # until 2.9 2.10", "expected 'since V'"),
+        ("n::f() -> int  # before 2.9", "expected 'since V'"),
+    ],
+)
+def test_a_wrong_mark_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "schemas.txt"
+    path.write_text(f"# versions: 2.9 2.10\n{line}\n")
+    with pytest.raises(ValueError, match=message):
+        SchemaFile.read(path)
+
+
+def test_operators_that_the_newest_version_has_no_more(versions: SchemaFile) -> None:
+    schemas = TorchSchemas(
+        ["n::f(Tensor x) -> Tensor", "n::g(Tensor self) -> Tensor"],
+        ["n::f.x(Tensor x) -> Tensor", "n::g(Tensor input) -> Tensor", "n::h(Tensor x) -> Tensor"],
+    )
+    assert [s.id for s in schemas.older] == ["n.f.x", "n.h.default"]
+    assert [s.id for s in schemas.get("n.f")] == ["n.f.default"]
+    assert [s.id for s in schemas.get("n.f.x")] == ["n.f.x"]
+    assert [s.id for s in schemas.get("n.h")] == ["n.h.default"]
+    assert schemas.get("n.g")[0].args[0].name == "self"
+
+
+def test_snapshot_is_what_the_installed_torch_gives() -> None:
     import torch
 
-    if not torch.__version__.startswith("2.13."):
-        pytest.skip(f"the snapshot was made with torch 2.13, this is {torch.__version__}")
+    file, version = SchemaFile.read(SNAPSHOT), minor(torch.__version__)
     # In a process of its own: whatever else a test session imported may have registered operators of its own.
     code = "from opforge.generator.torch_schemas import torch_lines; print('\\n'.join(torch_lines()))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == SNAPSHOT.read_text().splitlines(), "run `opforge schemas --refresh`"
+    assert ran.stdout.splitlines() == file.of(version), "run `opforge schemas --refresh`"
