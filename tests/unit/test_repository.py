@@ -24,7 +24,7 @@ RANK = {
         [
             ("errors", "garbage"),
             ("inductor_options",),
-            ("torch_compat",),
+            ("inductor_options", "torch_compat"),
             ("config", "observe", "philox"),
             ("ir",),
             ("dispatch",),
