@@ -46,6 +46,8 @@ class Launch:
     arguments: tuple[Argument, ...]
     constants: Mapping[str, Any]
     effect: bool
+    keywords: tuple[str, ...] = ()
+    """Arguments that the program passes by name: Triton reads options of its compiler among them, also where a parameter has that name."""
     __module__ = __name__
 
     @property
@@ -81,7 +83,7 @@ class Launch:
         # In the order of the parameters: hooks of `triton.autotune` look at positions.
         first = []
         for name in self.kernel.arg_names:
-            if name not in values:
+            if name not in values or name in self.keywords:
                 break
             first.append(values.pop(name))
         self.kernel[self._grid(grids)](*first, **values)
@@ -122,11 +124,13 @@ def record_launch(
     grid: Sequence[Any],
     tma_descriptor_metadata: Mapping[str, Any],
     kwargs: Mapping[str, Any],
+    launch_kwargs: Sequence[str] | None = None,
 ) -> None:
-    """Record a launch, as Dynamo says it. Raises `UnsupportedError` for a kernel of which it is not known what it writes, and for arguments
+    """Record a launch, as Dynamo says it (`launch_kwargs` since torch 2.14). Raises `UnsupportedError` for a kernel of which it is not known what it writes, and for arguments
     that lie in memory in a way that cannot be said.
     """
-    _Record(recorder, *user_kernel(kernel_idx, constant_args_idx), tma_descriptor_metadata).record(grid, kwargs)
+    kernel = user_kernel(kernel_idx, constant_args_idx)
+    _Record(recorder, *kernel, tma_descriptor_metadata).record(grid, kwargs, tuple(launch_kwargs or ()))
 
 
 def record_launch_on_copies(
@@ -159,7 +163,7 @@ class _Record:
             raise self._fail(f"takes {name} by an old kind of descriptor")
         return tuple(told[1][0])
 
-    def record(self, grid: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def record(self, grid: Sequence[Any], kwargs: Mapping[str, Any], keywords: tuple[str, ...]) -> None:
         recorder = self.recorder
         tensors = {name: t for name, t in kwargs.items() if isinstance(t, torch.Tensor)}
         values = {name: self._value(name, t) for name, t in tensors.items()}
@@ -169,7 +173,7 @@ class _Record:
                 self._add_region(values[name])
         arguments = tuple(self._argument(name, v, values.get(name)) for name, v in kwargs.items())
         constants = {k: v for k, v in self.constants.items() if k not in kwargs}
-        launch = Launch(self.kernel, self.name, arguments, constants, writes.effect)
+        launch = Launch(self.kernel, self.name, arguments, constants, writes.effect, keywords)
         nodes = [recorder.current(root) for root in self.whole]
         with recorder.fake_mode:
             new = tuple(

@@ -13,12 +13,19 @@ from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.utils._pytree import tree_leaves
 
 import opforge
+from opforge.runtime.torch_compat import minor_version
 from tests.support.accuracy import assert_as_accurate
 
 Program = Callable[..., Any]
 SECOND_ORDER = "a gradient is computed inside of dual_level: its tangents are those of eager kernels"
 
 pytestmark = pytest.mark.usefixtures("fresh_stats")
+
+#: Since torch 2.14 Dynamo leaves calls to eager that have inputs with tangents: it lost the tangents under other backends.
+DYNAMO_TAKES_TANGENTS = minor_version() in ("2.11", "2.12", "2.13")
+by_dynamo = pytest.mark.skipif(
+    not DYNAMO_TAKES_TANGENTS, reason="C10: since torch 2.14 Dynamo leaves inputs with tangents to eager"
+)
 
 
 def tensors(*shapes: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -51,7 +58,7 @@ def same(f: Program, inputs: Sequence[Tensor], moved: Sequence[int], *, dynamic:
     found = run(compiled, inputs, tangents)
     stats = opforge.stats()
     assert not stats["fallbacks"], stats
-    assert stats["kernels"]
+    assert stats["kernels"] or not DYNAMO_TAKES_TANGENTS
     assert [t is None for t in found] == [t is None for t in expected]
     for ours, theirs, truth in zip(found, expected, exact, strict=True):
         if theirs is not None:
@@ -102,6 +109,7 @@ def test_symbolic_sizes(name: str, moved: tuple[int, ...]) -> None:
     same(f, tensors(*shapes), moved, dynamic=True)
 
 
+@by_dynamo
 def test_one_variant_for_all_sizes() -> None:
     """The second call has other sizes, and runs the code of the first."""
     compiled = torch.compile(pointwise, backend="opforge", dynamic=True)
@@ -189,6 +197,7 @@ def test_zeros_without_memory_as_a_tangent() -> None:
 # --- which inputs move
 
 
+@by_dynamo
 def test_each_set_of_tangents_has_code_of_its_own() -> None:
     """Dynamo compiles once, and does not look at who has a tangent."""
     x, y, s, t = tensors((4, 5), (4, 5), (4, 5), (4, 5))
@@ -304,7 +313,7 @@ def test_gradients_of_values_and_tangents(name: str) -> None:
 
     found = gradients(torch.compile(f, backend="opforge"), torch.float32)
     assert not opforge.stats()["fallbacks"]
-    assert opforge.stats()["kernels"]
+    assert opforge.stats()["kernels"] or not DYNAMO_TAKES_TANGENTS
     for ours, theirs, truth in zip(found, gradients(f, torch.float32), gradients(f, torch.float64), strict=True):
         judge(ours, theirs, truth)
 
@@ -325,7 +334,8 @@ def test_gradients_inside_of_the_level_move(name: str) -> None:
             return [t if t is None else t.clone() for t in pairs(torch.autograd.grad(loss, args))]
 
     found = gradients(torch.compile(f, backend="opforge"), torch.float32)
-    assert list(opforge.stats()["fallbacks"]) == [SECOND_ORDER]  # the forward is compiled, and the primal gradient
+    # The forward is compiled, and the primal gradient.
+    assert list(opforge.stats()["fallbacks"]) == ([SECOND_ORDER] if DYNAMO_TAKES_TANGENTS else [])
     for ours, theirs, truth in zip(found, gradients(f, torch.float32), gradients(f, torch.float64), strict=True):
         assert ours is not None
         assert theirs is not None
@@ -362,12 +372,9 @@ def test_tangents_that_require_grad() -> None:
 
 
 def test_an_operator_without_a_forward_formula() -> None:
-    def f(x: Tensor, grid: Tensor) -> Tensor:
-        return F.grid_sample(x, grid, align_corners=False)
-
-    x, grid, t = tensors((1, 1, 4, 4), (1, 4, 4, 2), (1, 1, 4, 4))
-    with dual_level(), pytest.raises(NotImplementedError, match="forward AD with grid_sampler_2d"):
-        torch.compile(f, backend="opforge")(make_dual(x, t), grid)
+    x, y, t = tensors((4, 4), (3, 4), (4, 4))
+    with dual_level(), pytest.raises(NotImplementedError, match="forward AD with _cdist_forward"):
+        torch.compile(torch.cdist, backend="opforge")(make_dual(x, t), y)
 
 
 def test_a_custom_function_without_jvp() -> None:
@@ -393,6 +400,7 @@ def test_autocast() -> None:
     same(f, tensors((4, 5), (4, 5)), (0,))
 
 
+@by_dynamo
 def test_a_random_program_with_gradients_is_left_to_eager() -> None:
     """It cannot be run once more for how its gradients move."""
     x, t = tensors((64,), (64,))

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opforge
+from opforge.runtime.torch_compat import minor_version
 
+NEWER = minor_version() not in ("2.11", "2.12", "2.13")
 NUMBERS = (1.5, 2.5, -3.25, 0.125, 0.0)
 X = torch.tensor([[-1.0, 2.0, 3.0], [0.5, -0.25, 4.0]])
 WIDE = torch.linspace(-2, 2, 4096).reshape(64, 64)
@@ -60,7 +62,8 @@ ONE_GRAPH: dict[str, Program] = {
     "one element": lambda x, a: x.sum() * a + a,
     "whole number": lambda x, a: x * int(a * 10),
     "rounded": lambda x, a: (x * round(a), x + math.floor(a) - math.ceil(a * 3), x * round(a, 1)),
-    "remainders": lambda x, a: (x * (a % 1.0), x * (a % 3), x + a // 2, x - int(a % 2.0)),
+    "remainders": lambda x, a: (x * (a % 1.0), x * (a % 3), x + a // 2),
+    "whole remainders": lambda x, a: x - int(a % 2.0),
     "bounds of the absolute value": lambda x, a: F.hardtanh(x, -abs(a) - 1, abs(a) + 1),
 }  # fmt: skip
 
@@ -81,8 +84,11 @@ READ: dict[str, Program] = {
 
 
 @pytest.mark.parametrize("name", ONE_GRAPH)
-def test_one_graph_for_all_values(name: str) -> None:
+def test_one_graph_for_all_values(name: str, request: pytest.FixtureRequest) -> None:
     """And one before it, for the first value, since Dynamo does not know yet that the number changes."""
+    if name == "whole remainders" and NEWER:
+        reason = "C10: Dynamo since torch 2.14 drops the call of int: backend='eager' is as wrong"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     program = ONE_GRAPH[name]
     compiled = torch.compile(program, backend="opforge", fullgraph=True, options={"debug_verify": True})
     for a in NUMBERS:
@@ -100,7 +106,9 @@ def test_one_graph_of_numbers_that_formulas_look_at(name: str, backward: bool) -
         agree(program, compiled, X, a, backward)
     assert opforge.stats()["fallbacks"] == {}
     # Of the product Dynamo wants to know whether the factor is 0. Numbers of Python are looked at where nothing else is symbolic.
-    many = {"library": 3, "sum with a factor": 2}.get(name, len(NUMBERS) if backward else 2)
+    many = {"library": 3, "sum with a factor": 2, **({"power": 2} if NEWER else {})}.get(
+        name, len(NUMBERS) if backward else 2
+    )
     assert opforge.stats()["graphs"] == many
 
 

@@ -36,7 +36,7 @@ if INTERPRETED:
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    torch.utils._triton.has_triton = lambda: True
+    torch.utils._triton.has_triton = lambda **_: True
 
     class Interpreted(JITFunction):
         """A kernel that Dynamo takes for one that a GPU runs."""
