@@ -44,12 +44,13 @@ def backend(
     *,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
+    name: str | None = None,
 ) -> Callable[..., Any]:
     """The entry point of `torch.compile(…, backend="opforge", options={…})`. Raises `ConfigError` for unknown options and modes."""
     if minifier_after() == "aot":
         text = "opforge: TORCHDYNAMO_REPRO_AFTER=aot is for Inductor alone; TORCHDYNAMO_REPRO_AFTER=dynamo and opforge minify work with opforge"
         warn_once("minifier", text)
-    run = _engine.compile_fx(gm, example_inputs, options=options, mode=mode)
+    run = _engine.compile_fx(gm, example_inputs, options=options, mode=mode, name=name)
     _answer_minifiers(run, gm)
     return run
 

@@ -73,18 +73,22 @@ def compile_fx(
     *,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
+    name: str | None = None,
 ) -> Compiled:
     """Compile a graph for the inputs' shapes, dtypes and devices; what cannot be compiled runs by the eager kernels.
 
     gm              a graph of torch operations (from Dynamo, export or `torch.fx`).
     example_inputs  real or fake tensors and sizes, one for each placeholder.
     options         settings of this compile (`specs/config.yaml` lists them), for example `{"strict": True}`.
+    name            what logs and profiles call it (`torch.compile(name=…)` since torch 2.15).
     Raises `ConfigError` for a wrong option, and with `strict=True` `BuildError`/`UnsupportedError` instead of running eagerly.
     """
     cfg = config.from_options(options, mode)
     if cfg.debug_folders and not cfg.dump_dir:
         cfg = replace(cfg, dump_dir=os.path.join(debug_folder(), "opforge"))
     _check_inputs(gm, example_inputs)
+    if name:
+        gm.meta["name"] = name
     return _or_eager(lambda: _with_constants(gm, example_inputs, cfg), lambda: eager_program(gm), cfg)
 
 
@@ -190,7 +194,7 @@ def _under_level(
 def _compile_program(
     gm: Any, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None], trains: bool
 ) -> Compiled:
-    watch = Watch(cfg.progress, cfg.dump_dir)
+    watch = Watch(cfg.progress, cfg.dump_dir, name=getattr(gm, "meta", {}).get("name", ""))
     try:
         with tangents_followed(False):  # passes run operators on the tensors that were traced, which may have tangents
             watch.graph("dynamo_graph.py", gm, "pre-grad graph")
@@ -294,7 +298,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
         return call
 
     def backward_later(graph: torch.fx.GraphModule, into: Mapping[int, int] = MappingProxyType({})) -> Compiled:
-        later = Watch(cfg.progress, cfg.dump_dir, watch.compile_id)
+        later = Watch(cfg.progress, cfg.dump_dir, watch.compile_id, watch.name)
         try:
             with tangents_followed(False):
                 call = _or_eager(lambda: backward(graph, later, into), lambda: eager_backward(graph, into), cfg)

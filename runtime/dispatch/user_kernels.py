@@ -126,8 +126,8 @@ def record_launch(
     kwargs: Mapping[str, Any],
     launch_kwargs: Sequence[str] | None = None,
 ) -> None:
-    """Record a launch, as Dynamo says it (`launch_kwargs` since torch 2.14). Raises `UnsupportedError` for a kernel of which it is not known what it writes, and for arguments
-    that lie in memory in a way that cannot be said.
+    """Record a launch, as Dynamo says it (`launch_kwargs` since torch 2.14). Raises `UnsupportedError` for a kernel of which it is not known what
+    it writes, and for arguments that lie in memory in a way that cannot be said.
     """
     kernel = user_kernel(kernel_idx, constant_args_idx)
     _Record(recorder, *kernel, tma_descriptor_metadata).record(grid, kwargs, tuple(launch_kwargs or ()))

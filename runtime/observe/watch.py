@@ -21,10 +21,11 @@ __all__ = ["Watch", "readable"]
 
 class Watch:
     """Passed through all stages of one graph's compilation; made of the settings `progress` and `dump_dir`. `compile_id` is Dynamo's number of
-    the compile, for a backward that is compiled later.
+    the compile, for a backward that is compiled later; `name` the one that the program gives to its graphs.
     """
 
-    def __init__(self, progress: str, dump_dir: str, compile_id: object = None) -> None:
+    def __init__(self, progress: str, dump_dir: str, compile_id: object = None, name: str = "") -> None:
+        self.name = name
         self.compile_id = compile_id or current_compile()
         self.seconds: dict[str, float] = {}
         self.progress = Progress(progress)
@@ -49,8 +50,10 @@ class Watch:
 
     @property
     def title(self) -> str:
-        """`graph 0/1` by Dynamo's number of the compile; of a graph that this one runs with its name."""
-        return " ".join(filter(None, ("graph", str(self.compile_id or ""), self._prefix.replace("_", " ").strip())))
+        """`graph 0/1` by Dynamo's number of the compile, `step 0/1` with a name; of a graph that this one runs with its name."""
+        return " ".join(
+            filter(None, (self.name or "graph", str(self.compile_id or ""), self._prefix.replace("_", " ").strip()))
+        )
 
     @property
     def wanted(self) -> bool:
@@ -72,10 +75,14 @@ class Watch:
             if what:
                 self.tell(what, lambda: text)
 
+    @property
+    def _named(self) -> str:
+        return f"{self.name}: " if self.name else ""
+
     def tell(self, what: str, make: Callable[[], str]) -> None:
         """`text` for torch's switches and trace alone."""
         if torch_logs.wanted(what):
-            torch_logs.tell(what, self._prefix.replace("_", " "), make(), self.compile_id)
+            torch_logs.tell(what, self._named + self._prefix.replace("_", " "), make(), self.compile_id)
 
     def graph(self, name: str, graph: object, what: str) -> None:
         """`text` of a graph: its operators with sizes, strides and devices, below the lines of the program that they come from."""

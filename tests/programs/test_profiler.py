@@ -1,5 +1,6 @@
 """Profiles: each graph, kernel and call of a library has a range with its name and the program's line; without a profiler there is none."""
 
+import functools
 import json
 import threading
 from collections import Counter
@@ -15,6 +16,7 @@ from torch.profiler import profile
 import opforge
 from opforge.runtime.execute import ranges
 from opforge.runtime.execute.ranges import with_ranges
+from opforge.runtime.torch_compat import minor_version
 
 
 class Model(torch.nn.Module):
@@ -169,3 +171,19 @@ def test_reset_stats_and_the_rest_are_as_before() -> None:
     before = opforge.stats()["graphs"]
     ranges_of(lambda: compiled(torch.ones(3)))
     assert opforge.stats()["graphs"] == before == 1
+
+
+def test_a_program_names_its_graphs() -> None:
+    """As `torch.compile(f, name="step")` does since torch 2.15."""
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=functools.partial(opforge.backend, name="step"))
+    compiled(torch.ones(3))
+    assert starting(ranges_of(lambda: compiled(torch.ones(3))), "step 0/0")
+
+
+@pytest.mark.skipif(
+    minor_version() in ("2.11", "2.12", "2.13", "2.14"), reason="C16: torch.compile tells backends the name since 2.15"
+)
+def test_names_given_to_torch_compile() -> None:
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="opforge", name="step")
+    compiled(torch.ones(3))
+    assert starting(ranges_of(lambda: compiled(torch.ones(3))), "step 0/0")
