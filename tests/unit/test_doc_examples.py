@@ -1,4 +1,4 @@
-"""The examples of docs/programs.md run, each in a process of its own, and print what their comments say."""
+"""The examples of pages in docs/ run, each in a process of its own, and print what their comments say."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
-BLOCKS = dict(enumerate(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S), 1))
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCKS = {
+    f"{page} {number}": block
+    for page in ("programs.md", "slow.md")
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S), 1)
+}
 
 
 def said(block: str) -> list[str]:
@@ -33,7 +37,7 @@ def shown(text: str, output: str) -> bool:
 
 
 @pytest.mark.parametrize("number", BLOCKS)
-def test_runs_and_prints_what_it_says(number: int, tmp_path: Path) -> None:
+def test_runs_and_prints_what_it_says(number: str, tmp_path: Path) -> None:
     block, script = BLOCKS[number], tmp_path / "example.py"
     script.write_text(block)
     env = os.environ | {"OPFORGE_CACHE_DIR": str(tmp_path / "cache")}
