@@ -28,6 +28,7 @@ _WHERE = {
     "reset_stats": "frontend_api",
     "explain": "frontend_api",
     "last_artifacts": "frontend_api",
+    "load_cache_artifacts": "frontend_api",
     "load_specs": "frontend_api",
     "config": "runtime",
     "errors": "",
@@ -45,7 +46,16 @@ if TYPE_CHECKING:
         aot_module_simplified,
     )
     from .default_backend import install, uninstall
-    from .frontend_api import backend, compile_fx, explain, last_artifacts, load_specs, reset_stats, stats
+    from .frontend_api import (
+        backend,
+        compile_fx,
+        explain,
+        last_artifacts,
+        load_cache_artifacts,
+        load_specs,
+        reset_stats,
+        stats,
+    )
     from .runtime import config as config
 
 __all__ = [
@@ -64,6 +74,7 @@ __all__ = [
     "explain",
     "install",
     "last_artifacts",
+    "load_cache_artifacts",
     "load_specs",
     "reset_stats",
     "stats",

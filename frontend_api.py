@@ -135,6 +135,14 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Callable[...,
     return run
 
 
+def load_cache_artifacts(data: bytes) -> Any:
+    """`torch.compiler.load_cache_artifacts`, which knows opforge's entries once opforge has compiled something, in a process in which it has not yet:
+    what `torch.compiler.save_cache_artifacts()` gave elsewhere is put into opforge's cache (and those of others). A broken entry gives an
+    `OpforgeWarning` with the reason.
+    """
+    return torch.compiler.load_cache_artifacts(data)
+
+
 def load_specs(path: str | Path) -> list[str]:
     """Add the operators of a user's spec file to the running process; returns the overloads that it made native.
 

@@ -31,6 +31,7 @@ import filelock
 
 from ...errors import CacheError
 from ..config import Config
+from . import artifacts
 from .manifest import (
     FORMAT,
     MANIFEST,
@@ -140,6 +141,7 @@ class Cache:
         # The manifest's time is the time of last use; another process may have evicted the entry meanwhile.
         with contextlib.suppress(OSError):
             os.utime(entry.path / MANIFEST)
+        self._record(entry)
         return entry
 
     def put(self, key: str, files: Mapping[str, bytes | Path], meta: Mapping[str, Any]) -> Entry:
@@ -161,7 +163,12 @@ class Cache:
             return self._spill.put(key, contents, meta)
         self._used[key] = time.time()
         self._sweep_if_due()
+        self._record(entry)
         return entry
+
+    def _record(self, entry: Entry) -> None:
+        if not self._own:  # who switches the cache off carries nothing elsewhere
+            artifacts.record(entry)
 
     def drop(self, key: str) -> bool:
         """Removes the entry of `key`; whether it is gone."""

@@ -2,6 +2,7 @@
 of them have is said where it is used.
 """
 
+from .artifacts import *  # noqa: F403
 from .autograd import *  # noqa: F403
 from .logs import *  # noqa: F403
 from .memory import *  # noqa: F403
