@@ -62,9 +62,9 @@ def print_summary(facts: dict[str, Any], console: Console) -> None:
     if graphs:
         console.print()
         console.print(_graphs(graphs))
-    if slow := [*_slowest(graphs)]:
+    if slow := _slowest(graphs):
         console.print()
-        console.print(_steps(slow))
+        console.print(_steps(slow, sum(one["seconds"] for g in graphs for one in g["timeline"])))
     for text in (*_library(graphs), *_notes(graphs)):
         console.print(Text(text))
 
@@ -121,21 +121,20 @@ def _at_least(text: str, unknown: int) -> str:
     return f"≥ {text}" if unknown and text != "unknown" else text
 
 
-def _slowest(graphs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    steps = [(g, s) for g in graphs for s in g["steps"] if s["measured"] is not None]
-    steps.sort(key=lambda one: -one[1]["measured"])
-    yield from steps[:SHOWN]
+def _slowest(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    steps = [s for g in graphs for s in g["steps"] if s["measured"] is not None]
+    return sorted(steps, key=lambda s: -s["measured"])[:SHOWN]
 
 
-def _steps(slow: list[tuple[dict[str, Any], dict[str, Any]]]) -> Table:
+def _steps(slow: list[dict[str, Any]], whole: float) -> Table:
+    """The slowest steps; `whole` is the seconds of all steps of all graphs, of which each has its share."""
     table = _table()
     table.add_column("where the time goes", no_wrap=True, overflow="ellipsis", max_width=34)
     for name in ("measured", "share", "roofline"):
         table.add_column(name, justify="right", no_wrap=True, min_width=8)
     table.add_column("limit", no_wrap=True, min_width=10)
     table.add_column("line", no_wrap=True, overflow="ellipsis", max_width=34)
-    for graph, s in slow:
-        whole = sum(one["seconds"] for one in graph["timeline"])
+    for s in slow:
         table.add_row(
             s["name"],
             seconds_text(s["measured"]),

@@ -305,7 +305,7 @@ def test_a_write_to_what_the_program_has_dropped_is_seen(name: str) -> None:
 
 
 def test_caches_that_are_updated_at_one_position() -> None:
-    """They share the check of the position, whose error has the line of the first: the plan was taken for a wrong one (transformers' static cache)."""
+    """They share the check of the position, whose error has the line of the first: the plan was taken for a wrong one (transformers')."""
 
     def f(k: torch.Tensor, v: torch.Tensor, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         position = torch.arange(1) + n
