@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 sys.path.insert(0, str(Path(__file__).parent))
 
 from opforge.generated.rewrites import RULES
+from opforge.report.work import loops_of
 from opforge.runtime.codegen.triton_launch import Launch, launch
 from opforge.runtime.codegen.triton_online import fewer_passes
 from opforge.runtime.codegen.triton_tiles import recompute_tiles, roots
@@ -30,7 +31,7 @@ from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
-from opforge.runtime.ir.index import Expr, Val, Var, product
+from opforge.runtime.ir.index import Expr, product
 from opforge.runtime.ir.nodes import ITEMSIZE, Buffer
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.schedule.check import check
@@ -94,17 +95,7 @@ def nbytes(b: Buffer, elements: int | None = None) -> int:
 
 def met(index: Iterable[Expr]) -> int:
     """Elements that an access meets as its loops run, if it meets none twice."""
-    variables: set[Var] = set()
-    left = [a for e in index for a in e.atoms()]
-    while left:
-        a = left.pop()
-        if isinstance(a, Var):
-            variables.add(a)
-        elif isinstance(a, Val):
-            variables |= a.node.vars()
-        else:
-            left += [b for e in (getattr(a, "num", None), getattr(a, "den", None)) if e is not None for b in e.atoms()]
-    n = product(v.extent for v in variables)
+    n = product(v.extent for v in loops_of(index))
     assert isinstance(n, int)
     return n
 

@@ -15,15 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["SchemaFile", "minor"]
+__all__ = ["SchemaFile"]
 
 _VERSIONS = "# versions: "
 _MARK = "  # "
-
-
-def minor(version: str) -> str:
-    """`2.13` of torch's `2.13.0+cpu`."""
-    return ".".join(version.split(".")[:2])
 
 
 def _order(version: str) -> tuple[int, ...]:

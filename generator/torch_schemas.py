@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .diagnostics import did_you_mean, nearest
-from .schema_file import SchemaFile, minor
+from .schema_file import SchemaFile
 
 SNAPSHOT = Path(__file__).with_name("torch_schemas.txt")
 OWN = Path(__file__).with_name("own_schemas.txt")
@@ -231,6 +231,6 @@ def torch_lines(namespaces: Iterable[str] = ("aten", "prims")) -> list[str]:
 
 def refreshed() -> SchemaFile:
     """The snapshot with the schemas of the installed torch in the place of what it has for that version. Imports torch."""
-    import torch
+    from ..runtime.torch_compat import minor_version
 
-    return SchemaFile.read(SNAPSHOT).updated(minor(torch.__version__), torch_lines())
+    return SchemaFile.read(SNAPSHOT).updated(minor_version(), torch_lines())

@@ -147,6 +147,11 @@ def _form(index: Iterable[Expr]) -> str:
 
 def _met(index: Iterable[Expr], sizes: Sizes) -> int | None:
     """Elements that an access meets as its loops run, if it meets none twice."""
+    return sizes.product(v.extent for v in loops_of(index))
+
+
+def loops_of(index: Iterable[Expr]) -> set[Var]:
+    """The loop variables that an access depends on, also by positions that are loaded."""
     variables: set[Var] = set()
     left = [a for e in index for a in e.atoms()]
     while left:
@@ -157,7 +162,7 @@ def _met(index: Iterable[Expr], sizes: Sizes) -> int | None:
             variables |= a.node.vars()
         else:
             left += [b for e in (getattr(a, "num", None), getattr(a, "den", None)) if e is not None for b in e.atoms()]
-    return sizes.product(v.extent for v in variables)
+    return variables
 
 
 def _call(step: ExternStep, plan: Plan, sizes: Sizes) -> Work:

@@ -173,7 +173,7 @@ def shares_version(a: Any, b: Any) -> bool:
 
 
 def selective_context(result: Any) -> Any:
-    """What a policy of selective checkpointing is asked with, about an operator that gave `result`. [2.11, which does not tell it, 2.13]"""
+    """What a policy of selective checkpointing is asked with, about an operator that gave `result`; torch 2.11 does not tell it."""
     from inspect import signature
 
     from torch.utils.checkpoint import SelectiveCheckpointContext

@@ -90,9 +90,7 @@ def is_wrapper_type(cls: type) -> bool:
 
 
 def frame_source(placeholder: Any, value: Any) -> Any:
-    """Where Dynamo has found the tensor `value` in the frame, as the placeholder of its graph says; None where it is not for that value.
-    [2.13; not run in 2.11]
-    """
+    """Where Dynamo found the tensor `value` in the frame, by the placeholder of its graph; None where it is not for that value. Not run in 2.11."""
     argument = placeholder.meta.get("grapharg")
     held = getattr(argument, "_example", None)  # a tensor is held weakly
     return argument.source if held is not None and callable(held) and held() is value else None
