@@ -72,6 +72,8 @@ class Values:
         self.last = len(program.items) + 1
         self.shared: set[tuple] = set()
         self.expanded: dict[Node, Node] = {}
+        self.stored_checks: set[Node] = set()
+        """Positions that kernels before have checked and stored, beside what the program defines."""
         self.meant: dict[Node, Node] = {}
         self.memos: dict[tuple, dict[Node, Node]] = {}
         self.why: tuple[Node, Node] | None = None
@@ -252,8 +254,8 @@ class Values:
         if (
             a.op != b.op
             or a.dtype != b.dtype
-            # Updates of several caches share the check of their position, which raises what the first one of them says.
-            or (a.attr != b.attr and a.op != "bounded")
+            # Updates of several caches read one position, whose check has raised before: what it says is the first one's.
+            or (a.attr != b.attr and a not in self.stored_checks)
             or len(a.args) != len(b.args)
             or a.op in ("const", "load", "index")
         ):
@@ -303,6 +305,8 @@ class Values:
             d = self.table[n.attr.buffer]
             assert d.body is not None
             new = rebuild(d.body, _no_change, _mapping(d.coords, n.attr.index))
+        if new.op == "bounded" and n.attr.buffer not in self.nests:
+            self.stored_checks.add(new)
         self.expanded[n] = new
         return new
 
