@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 sys.path.insert(0, str(Path(__file__).parent))
 
 from opforge.generated.rewrites import RULES
-from opforge.report.work import loops_of
 from opforge.runtime.codegen.triton_launch import Launch, launch
 from opforge.runtime.codegen.triton_online import fewer_passes
 from opforge.runtime.codegen.triton_tiles import recompute_tiles, roots
@@ -39,6 +38,7 @@ from opforge.runtime.schedule.memory import step_reads, step_writes
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.plan import ExternStep, Kernel, KernelStep, Plan, Reduce
 from opforge.runtime.schedule.text import plan_text
+from opforge.runtime.schedule.work import loops_of
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 import report

@@ -11,14 +11,14 @@ from ..errors import first_line
 from ..runtime.ir.nodes import Buffer
 from ..runtime.ir.text import dump
 from ..runtime.schedule.memory import arena_offset, home, step_reads, step_writes
-from ..runtime.schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step
+from ..runtime.schedule.plan import ExternStep, KernelStep, Plan, Step
 from ..runtime.schedule.text import plan_text
+from ..runtime.schedule.work import Sizes, Work, nbytes, step_name, total, work_of
 from .apart import Apart
 from .ceilings import Ceilings, ceilings
 from .collect import Call
 from .measure import Event, Measured, measure, why_not
 from .sources import source_of_kernel
-from .work import Sizes, Work, nbytes, work_of
 
 __all__ = ["halves_of", "report"]
 
@@ -162,7 +162,7 @@ class _Graph:
             "timeline": timeline,
             "predicted": sum(p for p in predictions if p is not None) if steps and self.roof else None,
             "unpredicted": sum(p is None for p in predictions),
-            "moved": _total(w.moved for w in self.works),
+            "moved": total(w.moved for w in self.works),
             "least": self._least(),
             "operations": sum(n for n in counts if n is not None),
             "uncounted": sum(n is None for n in counts),
@@ -189,7 +189,7 @@ class _Graph:
         function = self.functions.get(kernel.name, kernel.name) if kernel is not None else ""
         predicted = self.roof.seconds(work.moved, work.operations, work.product) if self.roof is not None else None
         facts = {
-            "name": _name(step),
+            "name": step_name(step),
             "kind": _kind(step),
             "operators": list(dict.fromkeys(o.partition(": ")[0] for o in origins if o)),
             "lines": self._lines(origins),
@@ -273,7 +273,7 @@ class _Graph:
         for o in self.plan.outputs:
             if o.buffer is not None and o.buffer not in inputs:
                 written[o.buffer] = self._bytes(o.buffer)
-        return _total([*read.values(), *written.values()])
+        return total([*read.values(), *written.values()])
 
     def _bytes(self, name: str) -> int | None:
         layout = self.plan.layouts.get(name) or next((b for b in self._outs() if b.name == name), None)
@@ -319,7 +319,7 @@ class _Graph:
     def _timeline(self) -> list[dict[str, Any]]:
         """What the wrapper called, in order, with the steps that the calls are."""
         events: Sequence[Event] = self.measured.events if self.measured is not None else ()
-        kernels = {_name(s): k for k, s in enumerate(self.plan.steps) if isinstance(s, KernelStep)}
+        kernels = {step_name(s): k for k, s in enumerate(self.plan.steps) if isinstance(s, KernelStep)}
         first = {name: members[0] for name, members in self.a.groups.items()}
         from ..runtime.codegen.routines import routine_call
 
@@ -341,24 +341,7 @@ class _Graph:
         return found
 
 
-def _name(step: Step) -> str:
-    if isinstance(step, KernelStep):
-        return step.kernel.name
-    if isinstance(step, CopyStep):
-        return f"copy to {step.target}"
-    return step.call.target or f"sizes {', '.join(s.symbol for s in step.call.learns)}"
-
-
 def _kind(step: Step) -> str:
     if isinstance(step, ExternStep):
         return "library" if step.call.target else "sizes"
     return "kernel" if isinstance(step, KernelStep) else "copy"
-
-
-def _total(numbers: Any) -> int | None:
-    total = 0
-    for n in numbers:
-        if n is None:
-            return None
-        total += n
-    return total

@@ -47,6 +47,7 @@ from .lower.graph import lower
 from .lower.known import truth
 from .observe import counters
 from .observe.calls import Half, observer
+from .observe.torch_logs import note
 from .observe.watch import Watch, readable
 from .realize import Artifacts, Compiled, EagerProgram, parameters, realize
 from .targets.base import Target
@@ -358,7 +359,9 @@ def compile_graph(
     called = Counter([*Counter(artifacts.externs).elements(), *(call.kernel for call in lowered.calls if call.kernel)])
     artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), called))
     run = call
-    if cfg.cudagraphs and (recorder := target.recorder()) is not None:
+    if cfg.cudagraphs and (recorder := target.recorder()) is None:
+        note("cudagraphs", f"{watch.title} is not recorded: it runs on the device {target.device}")
+    elif cfg.cudagraphs:
         run = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed, watch.title)
     if (seen := observer()) is not None:
         run = seen.compiled(Half(artifacts, graph, parameters(lowered), call, boxed, run is not call), run)

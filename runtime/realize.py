@@ -33,7 +33,7 @@ from .schedule.check import check
 from .schedule.memory import home
 from .schedule.outputs import separate_outputs
 from .schedule.plan import ExternStep, Kernel, Plan
-from .schedule.text import fusion_text, plan_text
+from .schedule.text import fusion_text, plan_text, work_text
 from .targets.base import Target
 
 Compiled = Callable[..., Any]
@@ -165,6 +165,7 @@ def _planned_again(program: Program, names: Set[str], target: Target, frugal: bo
 def _dump_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
     watch.text("plan.txt", lambda: plan_text(plan), "schedule")
     watch.tell("fusion", lambda: fusion_text(plan))
+    watch.tell("work", lambda: work_text(plan))
     watch.text("kernels.cpp", lambda: cpp, "kernels")
     watch.text("kernels_triton.py", lambda: "\n\n".join(_triton(k, plan) for k in plan.kernels()))
     watch.text("graph.py", lambda: wrapper)

@@ -160,7 +160,7 @@ class Region:
             self.recordings.clear()
             unrecorded(self.off, self.strict, error)
             return None
-        counters.count_recording()
+        counters.count_recording(self._title)
         self.recordings.insert(0, made)
         return made
 

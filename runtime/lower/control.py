@@ -101,7 +101,7 @@ def _call_on_copies(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> lis
     name = lowerer.b.fresh(f"run_{op._opname}")
     kwargs = tuple((k, lowerer.extern_argument(v)) for k, v in node.kwargs.items())
     lowerer.calls.append(Call(name, functools.partial(_run_on_copies, op), str(op)))
-    count_extern(str(op), "it writes to its arguments, and runs on copies of them")
+    count_extern(str(op), "it writes to its arguments, and runs on copies of them", lowerer.b.place)
     found = iter(_extern(lowerer, node, name, (), kwargs, True, _flat(val)))
     return [[next(found) for _ in v] if isinstance(v, (list, tuple)) else next(found) for v in val]
 

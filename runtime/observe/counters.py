@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
+from ..torch_compat import dynamo_counters
 from .log import LOG
+from .torch_logs import note
 
 _lock = Lock()
+_trials = local()
 _externs: Counter[tuple[str, str]] = Counter()
 _fallbacks: Counter[str] = Counter()
 _retries: Counter[str] = Counter()
@@ -22,30 +25,36 @@ _unrecorded: Counter[str] = Counter()
 _seconds: dict[str, float] = defaultdict(float)
 
 
-def count_extern(op: str, reason: str) -> None:
-    """One node that runs by the eager kernel of `op` (`namespace.name.overload`), and why."""
+def count_extern(op: str, reason: str, place: str = "") -> None:
+    """One node that runs by the eager kernel of `op` (`namespace.name.overload`), and why; `place`: the program's line."""
+    if getattr(_trials, "depth", 0):
+        return
+    from ...generated.ops import EXTERN  # a large table, which lowering has loaded by now
+
+    if EXTERN.get(op) != reason:  # not what its spec has chosen for all calls
+        note("perf_hints", f"{op} runs by its eager kernel: {reason}{f', in {place}' if place else ''}")
     with _lock:
         _externs[op, reason] += 1
+    _add("opforge_eager_kernels", f"{op}: {reason}")
 
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """What is lowered inside is a trial: its eager kernels are not counted."""
-    with _lock:
-        before = _externs.copy()
+    """What is lowered inside, in this thread, is a trial: its eager kernels are not counted."""
+    _trials.depth = getattr(_trials, "depth", 0) + 1
     try:
         yield
     finally:
-        with _lock:
-            _externs.clear()
-            _externs.update(before)
+        _trials.depth -= 1
 
 
 def count_fallback(reason: str) -> None:
     """One whole graph that runs eagerly, and why."""
     LOG.info("a graph runs eagerly: %s", reason)
+    note("perf_hints", f"a whole graph runs eagerly: {reason}")
     with _lock:
         _fallbacks[reason] += 1
+    _add("opforge_eager_graphs", reason)
 
 
 def count_retry(reason: str) -> None:
@@ -53,6 +62,7 @@ def count_retry(reason: str) -> None:
     eagerly. Or a kernel that works on copies, since it has no binary for odd addresses.
     """
     LOG.info("a configuration of a kernel is left out: %s", reason)
+    note("perf_hints", f"a configuration of a kernel is left out: {reason}")
     with _lock:
         _retries[reason] += 1
 
@@ -98,19 +108,34 @@ def count_graph(
         _calls.update(externs)
         for stage, s in seconds.items():
             _seconds[stage] += s
+    _add("opforge", "graphs", graphs)
+    _add("opforge", "kernels", kernels)
+    _add("opforge", "extern_calls", sum(externs.values()))
+    _add("opforge", "cache_hits" if cached else "cache_misses")
 
 
-def count_recording() -> None:
-    """One CUDA graph that was recorded."""
+def count_recording(title: str) -> None:
+    """One CUDA graph that was recorded, of the graph with that title."""
+    note("cudagraphs", f"{title} is recorded")
     with _lock:
         _totals["recordings"] += 1
+    _add("opforge", "recordings")
 
 
 def count_unrecorded(reason: str) -> None:
     """One compiled graph, or one call of it, that ran without a CUDA graph where one was asked for, and why."""
     LOG.info("not recorded as a CUDA graph: %s", reason)
+    for switch in ("cudagraphs", "perf_hints"):
+        note(switch, f"not recorded as a CUDA graph: {reason}")
     with _lock:
         _unrecorded[reason] += 1
+    _add("opforge_unrecorded", reason)
+
+
+def _add(table: str, name: str, more: int = 1) -> None:
+    """Also to torch's own counts, `torch._dynamo.utils.counters`, which its tools print and users reset."""
+    if more and (counts := dynamo_counters()) is not None:
+        counts[table][name] += more
 
 
 def snapshot() -> dict[str, Any]:

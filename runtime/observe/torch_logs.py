@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..torch_compat import artifact_logger, current_compile, structured_entry, structured_trace
 
-__all__ = ["TOLD", "Told", "tell", "wanted"]
+__all__ = ["LINES", "TOLD", "Told", "note", "tell", "wanted"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ TOLD = {
     "fusion": Told("kernels after fusion", "fusion"),
     "kernels": Told("kernel code", "kernel_code"),
     "code": Told("code", "output_code", "inductor_output_code"),
+    "work": Told("bytes and operations", "inductor_metrics"),
 }
+#: Switches under which single lines are told, by `note`.
+LINES = ("cudagraphs", "perf_hints")
 
 
 def wanted(what: str) -> bool:
@@ -63,6 +66,12 @@ def tell(what: str, prefix: str, text: str, compile_id: object) -> None:
         _logger(told.switch).debug("opforge: %s\n%s", title, text)  # type: ignore[union-attr]
     if structured_trace():
         structured_entry(told.entry, (prefix + told.title).replace(" ", "_"), lambda: text, compile_id)
+
+
+def note(switch: str, line: str) -> None:
+    """One of `LINES`: a line where its switch is on."""
+    if _is_on(switch):
+        _logger(switch).info("opforge: %s", line)  # type: ignore[union-attr]
 
 
 def _is_on(switch: str) -> bool:

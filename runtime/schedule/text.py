@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from ..ir.index import Expr, Var
 from ..ir.nodes import Buffer, Size
 from .plan import CopyStep, ExternStep, Fold, Kernel, KernelStep, Place, Plan, Reduce, Scan, Statement
+from .work import Sizes, step_name, total, work_of
 
-__all__ = ["fusion_text", "plan_text"]
+__all__ = ["fusion_text", "plan_text", "work_text"]
 
 
 def plan_text(plan: Plan) -> str:
@@ -39,6 +40,23 @@ def fusion_text(plan: Plan) -> str:
         elif isinstance(step, ExternStep):
             lines.append(_extern(step))
     return "\n".join(lines) + "\n"
+
+
+def work_text(plan: Plan) -> str:
+    """What each step reads, writes and computes, and all of them together: estimates, where sizes are numbers."""
+    sizes = Sizes(plan, (), None)
+    works = [work_of(step, plan, sizes) for step in plan.steps]
+    lines = []
+    for step, work in zip(plan.steps, works, strict=True):
+        read, written = (_count(total(table.values()), "bytes") for table in (work.reads, work.writes))
+        lines.append(f"{step_name(step)}: reads {read}, writes {written}, {_count(work.operations, 'operations')}")
+    moved, operations = total(w.moved for w in works), total(w.operations for w in works)
+    lines.append(f"all: moves {_count(moved, 'bytes')}, {_count(operations, 'operations')}")
+    return "\n".join(lines) + "\n"
+
+
+def _count(number: float | None, unit: str) -> str:
+    return f"an unknown number of {unit}" if number is None else f"{number:,.0f} {unit}"
 
 
 def _extern(step: ExternStep) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch._C._autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]
 
 __all__ = [
-    "artifact_logger", "current_compile", "debug_folder", "graph_breaks", "minifier_after", "profiler_enabled", "structured_entry",
+    "artifact_logger", "current_compile", "debug_folder", "dynamo_counters", "graph_breaks", "minifier_after", "profiler_enabled", "structured_entry",
     "structured_trace",
 ]  # fmt: skip
 
@@ -28,14 +28,19 @@ def current_compile() -> Any:
 
 def graph_breaks() -> dict[str, int]:
     """Why Dynamo has split programs into several graphs so far, and how often; empty where it has not been loaded."""
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
     found: dict[str, int] = {}
-    for text, count in dynamo.counters["graph_break"].items() if dynamo is not None else ():
+    for text, count in (dynamo_counters() or {}).get("graph_break", {}).items():
         title, *rest = str(text).strip().splitlines() or [""]
         about = next((line for line in map(str.strip, rest) if line.startswith("Explanation: ")), "")
         why = f"{title}: {about.removeprefix('Explanation: ')}" if about else title
         found[why] = found.get(why, 0) + count
     return found
+
+
+def dynamo_counters() -> dict[str, Any] | None:
+    """Torch's counts of what it compiled, by table and name; a table is there when it is first asked for. None where Dynamo was not loaded."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return getattr(dynamo, "counters", None)
 
 
 def debug_folder() -> str:

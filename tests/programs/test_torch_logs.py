@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from opforge.runtime.observe.torch_logs import TOLD
+from opforge.runtime.observe.torch_logs import LINES, TOLD
 
 PROGRAM = """
 import torch
@@ -23,7 +23,18 @@ def model(x, w):
 x, w = (torch.rand(64, 64, requires_grad=True) for _ in range(2))
 torch.compile(model, backend="opforge", options={"cache_dir": CACHE})(x, w).backward()
 with torch.no_grad():
-    torch.compile(model, backend="opforge", options={"cache_dir": CACHE})(x, w)
+    torch.compile(model, backend="opforge", options={"cache_dir": CACHE, "cudagraphs": True})(x, w)
+"""
+ANOTHER = """
+import torch
+
+def again(x):
+    return x.to(torch.complex64).sqrt().abs() + 1  # which has no loops
+
+run = torch.compile(again, backend="opforge", options={"cache_dir": CACHE})
+run(torch.rand(3)), run(torch.rand(4))
+from torch._dynamo.utils import counters
+print("counted", counters["opforge"], counters["opforge_eager_kernels"])
 """
 EXPECTED = {
     "pre_grad_graphs": ["softmax", "gelu"],
@@ -35,12 +46,19 @@ EXPECTED = {
     "fusion": ["kernel k0_gelu_softmax", "gelu: ", "the first line", "extern aten.mm.default"],
     "kernel_code": ["k0_gelu_softmax(", "v_exp"],
     "output_code": ["def call(", "k0_gelu_softmax(", "v_exp"],
+    "inductor_metrics": [
+        "k0_gelu_softmax: reads ",
+        "aten.mm.default: ",
+        "524,288 operations",
+        "all: moves ",
+    ],
+    "cudagraphs": ["graph 0/1 is not recorded: it runs on the device cpu"],
 }
 
 
-def run(folder: Path, **switches: str) -> str:
+def run(folder: Path, program: str = PROGRAM, **switches: str) -> str:
     script = folder / "program.py"
-    script.write_text(PROGRAM.replace("CACHE", repr(str(folder / "cache"))))
+    script.write_text(program.replace("CACHE", repr(str(folder / "cache"))))
     environment = {k: v for k, v in os.environ.items() if k not in ("TORCH_LOGS", "TORCH_TRACE")} | switches
     ran = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
@@ -60,13 +78,26 @@ def told(folder: Path) -> dict[str, str]:
 
 
 def test_every_switch_is_tried() -> None:
-    assert set(EXPECTED) == {told.switch for told in TOLD.values()}
+    assert {*EXPECTED, "perf_hints"} == {told.switch for told in TOLD.values()} | set(LINES)
 
 
 @pytest.mark.parametrize("switch", EXPECTED)
 def test_switches(told: dict[str, str], switch: str) -> None:
     for text in EXPECTED[switch]:
         assert text in told[switch]
+
+
+def test_hints_recompiles_and_counters(folder: Path) -> None:
+    """`recompiles` is Dynamo's own."""
+    lines = run(folder, ANOTHER, TORCH_LOGS="perf_hints,recompiles").splitlines()
+    hints = [line for line in lines if "[__perf_hints]" in line]
+    assert len(hints) == 2  # for each of the two graphs
+    assert all("aten.sqrt.default runs by its eager kernel: dtype complex64, in sqrt" in line for line in hints)
+    assert all("which has no loops" in line for line in hints)
+    assert any("[__recompiles]" in line and "size mismatch" in line for line in lines)
+    (counted,) = [line for line in lines if line.startswith("counted")]
+    for part in ("'graphs': 2", "'cache_misses': 2", "'extern_calls': 2", "'aten.sqrt.default: dtype complex64': 2"):
+        assert part in counted
 
 
 def test_a_warm_start_shows_its_code_too(told: dict[str, str], folder: Path) -> None:

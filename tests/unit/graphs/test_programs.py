@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import opforge
 from opforge.runtime.graphs.eligible import why_not
+from opforge.runtime.observe import counters
 from opforge.runtime.targets.cpu import Cpu
 
 from .fake import FakeDevice, FakeRecorder
@@ -228,6 +229,23 @@ def test_the_line_that_made_what_is_held(recorders: list[FakeRecorder], monkeypa
     assert "dropped" not in told
     for y in kept:
         assert torch.equal(y, kept[0])
+
+
+def test_what_torchs_switch_tells(recorders: list[FakeRecorder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """TORCH_LOGS=cudagraphs: each recording with its graph, and what is not recorded."""
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(counters, "note", lambda switch, line: told.append((switch, line)))
+    run = torch.compile(lambda x: x.sin() + 1, backend="opforge", mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(3):
+            run(torch.randn(4))
+        torch.compile(
+            lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), backend="opforge", mode="reduce-overhead"
+        )(torch.randn(3))
+    recorded = [line for switch, line in told if switch == "cudagraphs"]
+    assert recorded[0] == "graph 0/0 is recorded"
+    assert recorded[-1].startswith("not recorded as a CUDA graph: cond calls cond")
+    assert ("perf_hints", recorded[-1]) in told
 
 
 @pytest.mark.parametrize(("size", "recorded"), [(0, 4), (12 << 10, 4), (20 << 10, 2)])

@@ -7,18 +7,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from ..runtime.ir.index import Atom, Expr, Sym, Val, Var, of
-from ..runtime.ir.nodes import FLOATS, ITEMSIZE, Buffer, Ref
-from ..runtime.ir.work import cost
-from ..runtime.schedule.kernels import statement_nodes
-from ..runtime.schedule.memory import step_reads, step_writes
-from ..runtime.schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Reduce, Scan, Step, Store, ViewOf
+from ..ir.index import Atom, Expr, Sym, Val, Var, of
+from ..ir.nodes import FLOATS, ITEMSIZE, Buffer, Ref
+from ..ir.work import cost
+from .kernels import statement_nodes
+from .memory import step_reads, step_writes
+from .plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Reduce, Scan, Step, Store, ViewOf
 
-__all__ = ["Sizes", "Work", "product_flops", "work_of"]
+__all__ = ["Sizes", "Work", "nbytes", "product_flops", "step_name", "total", "work_of"]
+
+Number = TypeVar("Number", int, float)
 
 FREE = ("load", "const", "index", "bounded")  # scalar nodes that are no arithmetic
 
@@ -76,8 +78,23 @@ class Work:
 
     @property
     def moved(self) -> int | None:
-        known = [*self.reads.values(), *self.writes.values()]
-        return None if any(n is None for n in known) else sum(n for n in known if n is not None)
+        return total([*self.reads.values(), *self.writes.values()])
+
+
+def total(numbers: Iterable[Number | None]) -> Number | None:
+    """Their sum; None where one of them is not known."""
+    found = list(numbers)
+    known = [n for n in found if n is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def step_name(step: Step) -> str:
+    """What readers call it."""
+    if isinstance(step, KernelStep):
+        return step.kernel.name
+    if isinstance(step, CopyStep):
+        return f"copy to {step.target}"
+    return step.call.target or f"sizes {', '.join(s.symbol for s in step.call.learns)}"
 
 
 def work_of(step: Step, plan: Plan, sizes: Sizes) -> Work:
