@@ -1,6 +1,7 @@
 """The summary of `opforge.explain` and of `opforge explain`: counts, times, bytes, what ran eagerly, and what is said of programs that fail."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -175,6 +176,32 @@ def test_the_command_of_a_program_that_raises(tmp_path: Path) -> None:
     assert "runpy" not in done.stderr
     assert "opforge: 1 graph, 1 kernel" in done.stdout
     assert "the program raised ValueError: boom" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("sys.exit(0)", 0), ("sys.exit(5)", 5), ("sys.exit('no data')", 1), ("raise KeyboardInterrupt", 130)],
+)
+def test_the_command_of_a_program_that_exits(tmp_path: Path, end: str, code: int) -> None:
+    """Nothing was said of a program that ends by `sys.exit(main())`."""
+    (tmp_path / "program.py").write_text(
+        f"import os, sys, torch\ntorch.compile(lambda x: x.sin() + 1)(torch.ones(3))\nos.chdir('/')\n{end}\n"
+    )
+    words = [sys.executable, "-m", "opforge", "explain", "program.py", "--html", "page.html", "--", "--html", "-h"]
+    path = os.pathsep.join([str(ROOT.parent), *sys.path])
+    ran = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    assert ran.returncode == code, ran.stderr
+    assert "opforge: 1 graph, 1 kernel" in ran.stdout
+    assert ("the program raised" in ran.stdout) == bool(code)
+    assert (tmp_path / "page.html").is_file()
 
 
 def test_the_command_where_nothing_is_compiled(tmp_path: Path) -> None:
