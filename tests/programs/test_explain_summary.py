@@ -71,6 +71,31 @@ def test_what_it_measures_changes_nothing() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_operators_of_the_program_are_not_called_again(inside: bool) -> None:
+    """Their functions may count, print or talk to other processes; also in the branch of a condition."""
+    seen: list[float] = []
+
+    @torch.library.custom_op(f"explained::seen_{inside}".lower(), mutates_args=())
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(float(x[0]))
+        return x.clone()
+
+    noted.register_fake(torch.empty_like)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if not inside:
+            return noted(x * 2) + 1
+        return torch.cond(x.sum() > 0, lambda x: noted(x * 2) + 1, lambda x: x.sin(), (x,))
+
+    said = opforge.explain(program)(torch.ones(3))
+    text = str(said)
+    assert "was not timed: it calls explained.seen" in text
+    assert "may do more than compute its results" in " ".join(text.split())
+    assert seen == [2.0]
+    assert torch.equal(said.result, torch.full((3,), 3.0))
+
+
 def test_a_cached_graph_has_a_plan_too() -> None:
     x = torch.randn(8, 16)
     first, again = (opforge.explain(rows)(x) for _ in range(2))
