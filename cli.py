@@ -254,7 +254,7 @@ def explain_script(
 _Device = Annotated[
     str, typer.Option(help="Where the graph's tensors are, instead of where they were recorded: cpu, cuda.")
 ]
-_Seed = Annotated[int, typer.Option(help="Seed of the values that were not saved.")]
+_Seed = Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of the values that were not saved.")]
 
 
 @app.command()
