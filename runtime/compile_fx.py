@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,20 +27,15 @@ from ..generated.dispatch_tables import ROLES
 from ..generated.ops import TORCH_VERSIONS
 from ..generated.rewrites import RULES
 from . import config
-from .codegen.control import render_control, roles
 from .config import Config
 from .dispatch.effects import has_effect
 from .dispatch.needs_grad import wants_grad
 from .dispatch.numbers import constants_where_needed
 from .dispatch.trace import Traced, trace
 from .dispatch.wrapper import bind, emit_wrapper
-from .execute.autograd_function import Backward, bind_halves, emit_function
 from .execute.load import load_wrapper
-from .execute.sparse_gradients import sparse_backward
 from .garbage import full_collections_deferred
 from .graph.rewrite import rewrite
-from .graph.scalars import give_numbers
-from .graphs.recording import Recorder
 from .ir.text import dump
 from .lower.control import Control
 from .lower.graph import lower
@@ -62,6 +57,9 @@ from .torch_compat import (
     tangents_may_be,
     warn_of_unknown_version,
 )
+
+if TYPE_CHECKING:
+    from .graphs.recording import Recorder
 
 HISTORY: list[Artifacts] = []
 
@@ -274,7 +272,9 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     if traced.gradients is None:
         call, artifacts = compile_graph(traced.graph, cfg, watch, written=written, fixed=static)
         return call, artifacts, written.values()
-    from .training import (  # inference does not need it
+    from .execute.autograd_function import Backward, bind_halves, emit_function  # inference needs none of these
+    from .execute.sparse_gradients import sparse_backward
+    from .training import (
         compiles_later,
         eager_backward,
         kept_for_backward,
@@ -345,6 +345,8 @@ def compile_graph(
     target = target_of(graph, cfg)
     with watch.stage("lower"):
         if target.device != "cpu":
+            from .graph.scalars import give_numbers
+
             give_numbers(graph, target.device)
         lowered = lower(graph, written, device=target.device, checks=cfg.index_checks, products=cfg.loop_products)
     watch.text("loop_ir.txt", lambda: dump(lowered.program), "loops")
@@ -359,10 +361,10 @@ def compile_graph(
     called = Counter([*Counter(artifacts.externs).elements(), *(call.kernel for call in lowered.calls if call.kernel)])
     artifacts.externs = dict(sum((Counter(a.externs) for a in inside.values()), called))
     run = call
-    if cfg.cudagraphs and (recorder := target.recorder()) is None:
-        note("cudagraphs", f"{watch.title} is not recorded: it runs on the device {target.device}")
-    elif cfg.cudagraphs:
+    if cfg.cudagraphs and (recorder := target.recorder()) is not None:
         run = _recorded(call, graph, recorder, target.device, {*fixed, *written}, cfg, boxed, needed, watch.title)
+    elif cfg.cudagraphs:
+        note("cudagraphs", f"{watch.title} is not recorded: it runs on the device {target.device}")
     if (seen := observer()) is not None:
         run = seen.compiled(Half(artifacts, graph, parameters(lowered), call, boxed, run is not call), run)
     return run, artifacts
@@ -372,6 +374,10 @@ def _compile_controls(
     controls: Sequence[Control], cfg: Config, watch: Watch
 ) -> tuple[dict[str, Compiled], dict[str, Artifacts], dict[str, str]]:
     """The functions that a graph calls besides operators, by name, what was made for each graph that they run, and their source."""
+    if not controls:
+        return {}, {}, {}
+    from .codegen.control import render_control, roles
+
     functions: dict[str, Compiled] = {}
     sources: dict[str, str] = {}
     inside: dict[str, Artifacts] = {}

@@ -8,33 +8,27 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import BuildError, ResourceError, UnsupportedError
-from ..generated.ops import ANY_STRIDES, OUT
+from ..errors import BuildError, ResourceError
+from ..generated.ops import ANY_STRIDES
 from . import config
 from .build.cache import Cache, Entry, key
 from .build.scratch import warn_once
-from .codegen.wrapper import render_wrapper
 from .config import Config
 from .execute.load import load_wrapper
 from .execute.ranges import Ranges
 from .ir.index import Expr, Sym
 from .ir.nodes import Extern, Program
 from .ir.text import dump
-from .ir.verify import verify
 from .lower.graph import Lowered
-from .lower.one_hot import one_hot_sums
-from .observe import counters
 from .observe.watch import Watch
-from .schedule.check import check
-from .schedule.memory import home
-from .schedule.outputs import separate_outputs
-from .schedule.plan import ExternStep, Kernel, Plan
-from .schedule.text import fusion_text, plan_text, work_text
 from .targets.base import Target
+
+if TYPE_CHECKING:  # a warm start does not load the scheduler
+    from .schedule.plan import Plan
 
 Compiled = Callable[..., Any]
 
@@ -106,14 +100,18 @@ def realize(
         entry = cache.get(digest)
         artifacts = _stored(entry, target) if entry is not None else None
     if entry is None or artifacts is None:
-        files, built, artifacts = _build(lowered, target, cfg, watch, boxed=boxed, frugal=frugal)
+        from .cold import make
+
+        made = make(lowered.program, parameters(lowered), target, cfg, watch, boxed=boxed, frugal=frugal)
+        artifacts = _artifacts(made.source, made.wrapper, made.meta)
+        artifacts.plan = made.plan
         with watch.stage("cache"):
-            entry = cache.put(digest, files, built)
+            entry = cache.put(digest, made.files, made.meta)
     else:
         program, names = lowered.program, frozenset(entry.meta["planned"])
-        artifacts.replan = lambda: _planned_again(program, names, target, frugal)
+        artifacts.cached, artifacts.replan = True, lambda: _planned_again(program, names, target, frugal)
         if watch.wanted:
-            _dump_code(artifacts.planned(), artifacts.cpp, artifacts.wrapper, watch)
+            _tell_code(artifacts, watch)
     artifacts.program, artifacts.entry = lowered.program, digest
     with watch.stage("load"):
         try:
@@ -147,104 +145,25 @@ def _stored(entry: Entry, target: Target) -> Artifacts | None:
         cpp, wrapper = (entry.read(name).decode() for name in (f"kernels.{target.suffix}", "wrapper.py"))
     except OSError:
         return None
-    meta = entry.meta
-    made = Artifacts(cpp, wrapper, "", meta["kernels"], meta["externs"], meta["arena_bytes"], cached=True)
+    return _artifacts(cpp, wrapper, entry.meta)
+
+
+def _artifacts(source: str, wrapper: str, meta: Mapping[str, Any]) -> Artifacts:
+    made = Artifacts(source, wrapper, "", meta["kernels"], meta["externs"], meta["arena_bytes"])
     made.symbols, made.groups = meta["symbols"], meta["groups"]
     return made
 
 
 def _planned_again(program: Program, names: Set[str], target: Target, frugal: bool) -> Plan:
-    """The plan of an entry of the cache, whose kernels have these `names`: it may have been made without fusion."""
-    plan = target.schedule(_prepared(program, target), frugal, Watch("off", ""))
-    if {k.name for k in plan.kernels()} == names:
-        return plan
-    target = target.unfused()
-    return target.schedule(_prepared(program, target), frugal, Watch("off", ""))
+    from .cold import plan_again  # only for a reader
+
+    return plan_again(program, names, target, frugal)
 
 
-def _dump_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
-    watch.text("plan.txt", lambda: plan_text(plan), "schedule")
-    watch.tell("fusion", lambda: fusion_text(plan))
-    watch.tell("work", lambda: work_text(plan))
-    watch.text("kernels.cpp", lambda: cpp, "kernels")
-    watch.text("kernels_triton.py", lambda: "\n\n".join(_triton(k, plan) for k in plan.kernels()))
-    watch.text("graph.py", lambda: wrapper)
-    watch.tell("code", lambda: f"{wrapper}\n{cpp}")
+def _tell_code(artifacts: Artifacts, watch: Watch) -> None:
+    from .cold import tell_code  # only for a reader
 
-
-def _triton(kernel: Kernel, plan: Plan) -> str:
-    from .codegen.triton import render_kernel  # only readers of a dump want it here
-
-    try:
-        return render_kernel(kernel, plan.layouts, homes={b: home(plan, b) for b in (*kernel.reads, *kernel.writes)})
-    except UnsupportedError as error:
-        return f"# {kernel.name} cannot be said in Triton: {error}\n"
-
-
-def _prepared(program: Program, target: Target) -> Program:
-    return target.prepare(one_hot_sums(separate_outputs(program)))
-
-
-def _build(
-    lowered: Lowered, target: Target, cfg: Config, watch: Watch, *, boxed: bool, frugal: bool
-) -> tuple[dict[str, Any], dict[str, Any], Artifacts]:
-    """Schedule, generate and compile; returns the cache entry's files and metadata."""
-    program = _prepared(lowered.program, target)
-    if cfg.debug_verify:
-        with watch.stage("verify"):
-            verify(program)
-    try:
-        plan, rendered = _rendered(program, target, cfg, watch, boxed=boxed, frugal=frugal)
-    except UnsupportedError as error:
-        # Of several loops in one kernel the target may ask for more than of each by itself.
-        if not cfg.fusion:
-            raise
-        counters.count_retry(f"without fusion: {error}")
-        target = target.unfused()
-        program = _prepared(lowered.program, target)  # for kernels of single loops
-        plan, rendered = _rendered(program, target, cfg, watch, boxed=boxed, frugal=frugal)
-    with watch.stage("codegen"):
-        write = functools.partial(
-            render_wrapper,
-            plan,
-            parameters(lowered),
-            OUT,
-            boxed=boxed,
-            support=target.support,
-            groups=rendered.groups,
-            tables=rendered.tables,
-        )
-        wrapper = write(programs=rendered.programs)
-    if watch.wanted:
-        _dump_code(plan, rendered.source, wrapper, watch)
-    built = target.compile(plan, rendered, watch)
-    if built.programs:
-        wrapper = write(programs={**rendered.programs, **built.programs})
-    files = {**built.files, "wrapper.py": wrapper.encode(), f"kernels.{target.suffix}": built.source.encode()}
-    externs: dict[str, int] = {}
-    for step in plan.steps:
-        if isinstance(step, ExternStep) and step.call.target and not step.call.compiled:
-            externs[step.call.target] = externs.get(step.call.target, 0) + 1
-    symbols = dict(built.symbols)
-    groups = {name: list(members) for name, members in rendered.groups.items()}
-    meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}
-    meta |= {"groups": groups, "planned": [k.name for k in plan.kernels()]}
-    made = Artifacts(built.source, wrapper, "", len(symbols), externs, plan.arena_bytes, plan=plan)
-    made.symbols, made.groups = symbols, groups
-    return files, meta, made
-
-
-def _rendered(
-    program: Program, target: Target, cfg: Config, watch: Watch, *, boxed: bool, frugal: bool
-) -> tuple[Plan, Any]:
-    """The plan of a program and its kernels. Raises `UnsupportedError` for kernels that the target cannot say."""
-    with watch.stage("schedule"):
-        plan = target.schedule(program, frugal, watch)
-    if cfg.debug_verify:
-        with watch.stage("verify"):
-            check(program, plan)
-    with watch.stage("codegen"):
-        return plan, target.render(plan, boxed)
+    tell_code(artifacts.planned(), artifacts.cpp, artifacts.wrapper, watch)
 
 
 def parameters(lowered: Lowered) -> list[str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..build.manifest import Entry
-from ..graphs.recording import Recorder
 from ..ir.nodes import Program, Size
 from ..observe.watch import Watch
-from ..schedule.plan import Plan
+
+if TYPE_CHECKING:
+    from ..graphs.recording import Recorder
+    from ..schedule.plan import Plan
 
 
 @dataclass(frozen=True)

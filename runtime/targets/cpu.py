@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,16 +15,16 @@ from ...generated.targets import CPU_TARGETS, CpuTarget
 from ..build.compiler import compile_library, compiler_id
 from ..build.manifest import Entry
 from ..build.toolchain import chosen_target, host_target, runs_here
-from ..codegen.unit import PRELUDE, WIDTH_CHECK, Unit, render_unit, with_includes
 from ..config import Config
 from ..execute.load import load_file
-from ..graphs.recording import Recorder
 from ..ir.nodes import Program
 from ..observe.watch import Watch
-from ..schedule.kernels import kernel_checks
-from ..schedule.plan import Plan
-from ..schedule.planned import plan_of
 from .base import Built
+
+if TYPE_CHECKING:  # a warm start loads neither the scheduler nor the generator
+    from ..codegen.unit import Unit
+    from ..graphs.recording import Recorder
+    from ..schedule.plan import Plan
 
 
 def cpu_target(cfg: Config) -> CpuTarget:
@@ -63,13 +63,20 @@ class Cpu:
         return program
 
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
+        from ..schedule.planned import plan_of
+
         return plan_of(program, self.cfg, frugal=frugal)
 
     def render(self, plan: Plan, boxed: bool) -> Unit:
+        from ..codegen.unit import render_unit
+
         lanes = cpu_target(self.cfg).lanes
         return render_unit(plan, lanes=lanes, threads=torch.get_num_threads(), threshold=self.cfg.parallel_threshold)
 
     def compile(self, plan: Plan, rendered: Unit, watch: Watch) -> Built:
+        from ..codegen.unit import PRELUDE, WIDTH_CHECK, with_includes
+        from ..schedule.kernels import kernel_checks
+
         files: dict[str, bytes | Path] = {}
         if rendered.symbols:
             count = len(set(rendered.symbols.values()))

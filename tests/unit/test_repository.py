@@ -37,6 +37,7 @@ RANK = {
             ("execute",),
             ("graphs",),
             ("targets",),
+            ("cold",),
             ("realize",),
             ("training", "aot", "forward_mode"),
             ("compile_fx", "checked_inputs"),

@@ -16,18 +16,19 @@ pytest.importorskip("triton")
 
 import opforge
 from opforge.errors import BuildError, ResourceError
-from opforge.runtime import realize as realize_module
 from opforge.runtime.build import triton_pool
 from opforge.runtime.build.cache import Cache
 from opforge.runtime.build.triton_job import Binary, Job
 from opforge.runtime.build.triton_pool import compile_fitting
 from opforge.runtime.codegen.triton_group import FILL, FILL_NAME
 from opforge.runtime.codegen.triton_unit import TritonKernel
+from opforge.runtime.cold import make
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
 from opforge.runtime.observe.watch import Watch
+from opforge.runtime.realize import parameters, realize
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import Cuda, configurations, job_of
 
@@ -106,8 +107,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 def build(f: Callable[..., Any], cfg: Config, *inputs: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
     """Files and metadata of a program's entry, as for a GPU."""
     lowered = lower(trace(torch.fx.symbolic_trace(f), inputs).graph)
-    files, meta, _ = realize_module._build(lowered, Cuda(cfg, 0), cfg, Watch("off", ""), boxed=False, frugal=False)
-    return files, meta
+    made = make(lowered.program, parameters(lowered), Cuda(cfg, 0), cfg, Watch("off", ""), boxed=False, frugal=False)
+    return dict(made.files), dict(made.meta)
 
 
 def first_refused(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
@@ -217,7 +218,7 @@ class Loads:
 def realized(f: Callable[..., Any], cfg: Config, *inputs: torch.Tensor) -> tuple[Any, str]:
     """The loaded functions of a program for a GPU, and its wrapper."""
     lowered = lower(trace(torch.fx.symbolic_trace(f), inputs).graph)
-    call, artifacts = realize_module.realize(lowered, Cuda(cfg, 0), cfg, Watch("off", ""))
+    call, artifacts = realize(lowered, Cuda(cfg, 0), cfg, Watch("off", ""))
     return call, artifacts.wrapper
 
 

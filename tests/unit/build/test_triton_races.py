@@ -19,16 +19,17 @@ pytest.importorskip("triton")
 
 from opforge.errors import BuildError
 from opforge.generated.tuning import TUNING
-from opforge.runtime import realize as realize_module
 from opforge.runtime.build import triton_pool
 from opforge.runtime.build.triton_job import Binary, Job
 from opforge.runtime.codegen.triton_unit import TritonKernel
+from opforge.runtime.cold import make
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Buffer
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
 from opforge.runtime.observe.watch import Watch
+from opforge.runtime.realize import parameters
 from opforge.runtime.schedule.plan import ExternStep
 from opforge.runtime.targets import cuda, products, tune
 from opforge.runtime.targets.cuda import Cuda
@@ -119,8 +120,10 @@ def inputs() -> list[Tensor]:
 def build(cfg: Config, timer: Stopwatch, f: Callable[..., Any] = gelu) -> dict[str, Any]:
     """Metadata of a program's entry, as for a GPU."""
     lowered = lower(trace(torch.fx.symbolic_trace(f), inputs()).graph)
-    _, meta, _ = realize_module._build(lowered, Cuda(cfg, 0, timer), cfg, Watch("off", ""), boxed=False, frugal=False)
-    return meta
+    made = make(
+        lowered.program, parameters(lowered), Cuda(cfg, 0, timer), cfg, Watch("off", ""), boxed=False, frugal=False
+    )
+    return dict(made.meta)
 
 
 def taken(meta: dict[str, Any]) -> list[Blocks]:

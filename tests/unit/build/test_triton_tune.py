@@ -16,16 +16,17 @@ pytest.importorskip("triton")
 
 from opforge.errors import BuildError
 from opforge.runtime import config
-from opforge.runtime import realize as realize_module
 from opforge.runtime.build import triton_pool
 from opforge.runtime.build.triton_job import Binary, Job
 from opforge.runtime.codegen.triton_group import FILL_NAME
 from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
+from opforge.runtime.cold import make
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
 from opforge.runtime.observe.watch import Watch
+from opforge.runtime.realize import parameters
 from opforge.runtime.targets import cuda, tune
 from opforge.runtime.targets.cuda import Cuda
 from opforge.runtime.targets.tune import Work, works_of
@@ -105,8 +106,8 @@ def build(
     """Files and metadata of a program's entry, as for a GPU."""
     lowered = lower(trace(torch.fx.symbolic_trace(f), inputs).graph)
     target = Cuda(cfg, 0, timer)
-    files, meta, _ = realize_module._build(lowered, target, cfg, Watch("off", ""), boxed=False, frugal=False)
-    return files, meta
+    made = make(lowered.program, parameters(lowered), target, cfg, Watch("off", ""), boxed=False, frugal=False)
+    return dict(made.files), dict(made.meta)
 
 
 def taken(meta: dict[str, Any]) -> list[Blocks]:

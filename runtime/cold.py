@@ -1,0 +1,133 @@
+"""What a cold start does with a lowered graph that the cache does not have: schedule it, write its kernels and its wrapper, and compile. A warm
+start loads none of this: it is half of the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UnsupportedError
+from ..generated.ops import OUT
+from .codegen.wrapper import render_wrapper
+from .config import Config
+from .ir.nodes import Program
+from .ir.verify import verify
+from .lower.one_hot import one_hot_sums
+from .observe import counters
+from .observe.watch import Watch
+from .schedule.check import check
+from .schedule.memory import home
+from .schedule.outputs import separate_outputs
+from .schedule.plan import ExternStep, Kernel, Plan
+from .schedule.text import fusion_text, plan_text, work_text
+from .targets.base import Target
+
+__all__ = ["Made", "make", "plan_again", "tell_code"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """files  contents, or paths to copy, by name: what an entry of the cache has. meta: what it says of itself (JSON values)."""
+
+    files: Mapping[str, Any]
+    meta: Mapping[str, Any]
+    source: str
+    wrapper: str
+    plan: Plan
+
+
+def make(
+    lowered: Program, names: list[str], target: Target, cfg: Config, watch: Watch, *, boxed: bool, frugal: bool
+) -> Made:
+    """Schedule, generate and compile; `names`: of the wrapper's arguments. Raises `UnsupportedError` for what the target cannot say, and
+    `BuildError` where the compiler fails.
+    """
+    program = _prepared(lowered, target)
+    if cfg.debug_verify:
+        with watch.stage("verify"):
+            verify(program)
+    try:
+        plan, rendered = _rendered(program, target, cfg, watch, boxed=boxed, frugal=frugal)
+    except UnsupportedError as error:
+        # Of several loops in one kernel the target may ask for more than of each by itself.
+        if not cfg.fusion:
+            raise
+        counters.count_retry(f"without fusion: {error}")
+        target = target.unfused()
+        program = _prepared(lowered, target)  # for kernels of single loops
+        plan, rendered = _rendered(program, target, cfg, watch, boxed=boxed, frugal=frugal)
+    with watch.stage("codegen"):
+        write = functools.partial(
+            render_wrapper,
+            plan,
+            names,
+            OUT,
+            boxed=boxed,
+            support=target.support,
+            groups=rendered.groups,
+            tables=rendered.tables,
+        )
+        wrapper = write(programs=rendered.programs)
+    if watch.wanted:
+        tell_code(plan, rendered.source, wrapper, watch)
+    built = target.compile(plan, rendered, watch)
+    if built.programs:
+        wrapper = write(programs={**rendered.programs, **built.programs})
+    files = {**built.files, "wrapper.py": wrapper.encode(), f"kernels.{target.suffix}": built.source.encode()}
+    externs: dict[str, int] = {}
+    for step in plan.steps:
+        if isinstance(step, ExternStep) and step.call.target and not step.call.compiled:
+            externs[step.call.target] = externs.get(step.call.target, 0) + 1
+    symbols = dict(built.symbols)
+    groups = {name: list(members) for name, members in rendered.groups.items()}
+    meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}
+    meta |= {"groups": groups, "planned": [k.name for k in plan.kernels()]}
+    return Made(files, meta, built.source, wrapper, plan)
+
+
+def _rendered(
+    program: Program, target: Target, cfg: Config, watch: Watch, *, boxed: bool, frugal: bool
+) -> tuple[Plan, Any]:
+    """The plan of a program and its kernels. Raises `UnsupportedError` for kernels that the target cannot say."""
+    with watch.stage("schedule"):
+        plan = target.schedule(program, frugal, watch)
+    if cfg.debug_verify:
+        with watch.stage("verify"):
+            check(program, plan)
+    with watch.stage("codegen"):
+        return plan, target.render(plan, boxed)
+
+
+def plan_again(program: Program, names: Set[str], target: Target, frugal: bool) -> Plan:
+    """The plan of an entry of the cache, whose kernels have these `names`: it may have been made without fusion."""
+    plan = target.schedule(_prepared(program, target), frugal, Watch("off", ""))
+    if {k.name for k in plan.kernels()} == names:
+        return plan
+    target = target.unfused()
+    return target.schedule(_prepared(program, target), frugal, Watch("off", ""))
+
+
+def _prepared(program: Program, target: Target) -> Program:
+    return target.prepare(one_hot_sums(separate_outputs(program)))
+
+
+def tell_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
+    watch.text("plan.txt", lambda: plan_text(plan), "schedule")
+    watch.tell("fusion", lambda: fusion_text(plan))
+    watch.tell("work", lambda: work_text(plan))
+    watch.text("kernels.cpp", lambda: cpp, "kernels")
+    watch.text("kernels_triton.py", lambda: "\n\n".join(_triton(k, plan) for k in plan.kernels()))
+    watch.text("graph.py", lambda: wrapper)
+    watch.tell("code", lambda: f"{wrapper}\n{cpp}")
+
+
+def _triton(kernel: Kernel, plan: Plan) -> str:
+    from .codegen.triton import render_kernel  # only readers of a dump want it here
+
+    try:
+        return render_kernel(kernel, plan.layouts, homes={b: home(plan, b) for b in (*kernel.reads, *kernel.writes)})
+    except UnsupportedError as error:
+        return f"# {kernel.name} cannot be said in Triton: {error}\n"
