@@ -81,7 +81,13 @@ def check(name: str, folder: Path, *command: str, **more: str) -> None:
     script.write_text(BEFORE.get(name, "") + BLOCKS[name].text)
     env = os.environ | {"OPFORGE_CACHE_DIR": str(folder / "cache")} | more
     done = subprocess.run(
-        [sys.executable, *command, script], capture_output=True, text=True, env=env, cwd=folder, timeout=300, check=False
+        [sys.executable, *command, script],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=folder,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     if name.partition(" ")[0] in UNSAID or not torch.__version__.startswith("2.13."):  # others say it in other words
@@ -119,12 +125,15 @@ def test_is_left_to_make_test_gpu(name: str) -> None:
 # --- Commands
 
 
+COMMAND = re.compile(r"(?:\$ )?(?:\w+=\S+ )*((?:\S*(?:python3?|opforge)|make)\b.*)")
+
+
 def commands(text: str) -> list[str]:
     """Lines of blocks, and code in backticks, that begin with a command of opforge, a module of ours or `make`."""
     fences = re.findall(r"^ *```[^\n]*\n(.*?)^ *```", text, re.M | re.S)
     lines = [line for fence in fences for line in fence.splitlines()]
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.S))
-    found = (re.match(r"(?:\$ )?(?:\w+=\S+ )*((?:\S*(?:python3?|opforge)|make)\b.*)", t.strip()) for t in (*lines, *spans))
+    found = (COMMAND.match(piece.strip()) for piece in (*lines, *spans))
     return [match[1] for match in found if match]
 
 
@@ -145,7 +154,8 @@ def wrong(command: str) -> str:
             words = words[2:]
         elif len(words) > 2 and words[1] == "-m" and words[2].split(".")[0] in ("tests", "examples"):
             path = ROOT / words[2].replace(".", "/")
-            return "" if path.with_suffix(".py").is_file() or (path / "__main__.py").is_file() else f"no module {words[2]}"
+            there = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+            return "" if there else f"no module {words[2]}"
         elif len(words) > 1 and words[1].split("/")[0] in ("benchmarks", "tools", "examples"):
             return "" if (ROOT / words[1]).is_file() else f"no file {words[1]}"
         else:
@@ -186,10 +196,12 @@ def anchors(text: str) -> set[str]:
 def links(page: str) -> list[tuple[str, Path, str]]:
     """Each link of a page to a file: its text, the file and the heading."""
     text = re.sub(r"^ *```.*?^ *```", "", TEXTS[page], flags=re.M | re.S)
-    found = (t for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t)
-    return [
-        (t, (ROOT / page).parent / t.partition("#")[0] if t[0] != "#" else ROOT / page, t.partition("#")[2]) for t in found
-    ]
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, heading = link.partition("#")
+        if "://" not in link:
+            found.append((link, (ROOT / page).parent / path if path else ROOT / page, heading))
+    return found
 
 
 @pytest.mark.parametrize("page", TEXTS)
