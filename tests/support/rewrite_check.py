@@ -14,7 +14,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from opforge.runtime.graph.patterns import Call, Items, Lit, Part, Pattern, Rule, Wild
 from opforge.runtime.graph.rewrite import rewrite
 
-
 RECORDED_OTHERWISE = {"detach_value"}
 """Rules whose operator newer versions of torch record as another one, for which there is a rule too."""
 
