@@ -18,7 +18,6 @@ from ..torch_compat import known, size_hint, symbol_hint, symbol_range
 from .equal_sizes import EqualSizes
 from .from_data import LARGE, LIKELY, FromData, range_of
 
-
 FACTOR = 1 << 28
 """The greatest factor of a size that code computes with: a tensor has fewer than 2^35 elements, so that the product has a place in 64 bits."""
 
