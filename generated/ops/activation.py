@@ -68,7 +68,8 @@ def celu(b, self, alpha=1.0):
 
 # spec: aten.hardtanh
 def hardtanh(b, self, min_val=-1, max_val=1):
-    b.require(dtype(self) not in ["bool", "uint8"], 'dtype(self) not in ["bool", "uint8"]')
+    b.require(dtype(self) != "bool", 'dtype(self) != "bool"')
+    b.native_if(dtype(self) != "uint8", 'dtype(self) != "uint8"')
     p = b.pointwise((self,))
     (self,) = p.operands
     return p.result(s.minimum(s.maximum(self, min_val), max_val))

@@ -18,7 +18,8 @@ from .structure import Structure, structure
 from .tables import CppTables
 
 KERNELS = Path(__file__).resolve().parents[2] / "generated" / "kernels"
-PRELUDE = KERNELS / "prelude.h"
+_PRELUDE_NAME = "prelude.h"
+PRELUDE = KERNELS / _PRELUDE_NAME
 
 
 MANY = 16
@@ -110,7 +111,7 @@ def with_includes(source: str, prelude: Path) -> str:
     """The source of a unit with what it includes in its place; `prelude` is the file that stands for the prelude."""
 
     def text(found: re.Match[str]) -> str:
-        return (prelude if found[1] == PRELUDE.name else KERNELS / found[1]).read_text(encoding="utf-8")
+        return (prelude if found[1] == _PRELUDE_NAME else KERNELS / found[1]).read_text(encoding="utf-8")
 
     return re.sub(r'^#include "(\w+\.h)"\n', text, source, flags=re.MULTILINE)
 

@@ -18,6 +18,9 @@ from ..torch_compat import known, size_hint, symbol_hint, symbol_range
 from .equal_sizes import EqualSizes
 from .from_data import LARGE, LIKELY, FromData, range_of
 
+FACTOR = 1 << 28
+"""The greatest factor of a size that code computes with: a tensor has fewer than 2^35 elements, so that the product has a place in 64 bits."""
+
 
 class Sizes:
     """Converts `int`s and `SymInt`s; remembers the symbols it has met, in order, and every expression that it has converted."""
@@ -148,6 +151,8 @@ class Sizes:
                 total = total + self.convert(a)
             return total
         if isinstance(e, sympy.Mul):
+            if any(isinstance(a, sympy.Integer) and abs(a) > FACTOR for a in e.args):
+                raise UnsupportedError(f"the number {e} may be too large for an integer of 64 bits")
             result: Size = 1
             for a in e.args:
                 result = result * self.convert(a)

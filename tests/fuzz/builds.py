@@ -13,6 +13,7 @@ from typing import Any
 import opforge
 from opforge.errors import BuildError
 from opforge.runtime.build.cache import Entry
+from opforge.runtime.codegen import unit as unit_text
 from opforge.runtime.codegen.unit import KERNELS
 from opforge.runtime.config import Config
 from opforge.runtime.execute.load import build_library
@@ -94,7 +95,7 @@ class Batch:
     def build(self) -> None:
         """Compile what waits, as one unit; one by one where that fails, so that the one at fault is known."""
         units, self.waiting = self.waiting, []
-        head = engine.PRELUDE.read_text()
+        head = unit_text.PRELUDE.read_text()
         try:
             self._build(units, head)
         except BuildError:

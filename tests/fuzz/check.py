@@ -17,7 +17,7 @@ import torch
 
 import opforge
 from opforge.runtime.build.toolchain import find_toolchain
-from opforge.runtime.targets import cpu as engine
+from opforge.runtime.codegen import unit
 from opforge.testing.noise import NoiseOfStatistics
 from tests.support.matrix import symbolic
 
@@ -194,18 +194,18 @@ def quick_builds(folder: Path) -> Iterator[None]:
     """
     header = folder / "prelude.h"
     stub = folder / "include.h"
-    for path, text in ((header, engine.PRELUDE.read_text()), (stub, f'#include "{header}"\n')):
+    for path, text in ((header, unit.PRELUDE.read_text()), (stub, f'#include "{header}"\n')):
         _make_once(path, lambda new, text=text: new.write_text(text))  # type: ignore[misc]
     settings = {"debug.verify": True, "opt_level": "1", "cache_dir": str(folder / "cache"), "progress": "off"}
     with opforge.config.patch(settings) as cfg:
         tools = find_toolchain(cfg)
         ahead = [*tools.command, *tools.compile_flags, "-w", "-x", "c++-header", str(header), "-o"]
         _make_once(Path(f"{header}.gch"), lambda new: subprocess.run([*ahead, str(new)], check=True))
-        original, engine.PRELUDE = engine.PRELUDE, stub
+        original, unit.PRELUDE = unit.PRELUDE, stub
         try:
             yield
         finally:
-            engine.PRELUDE = original
+            unit.PRELUDE = original
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from torch import nn
 
 import opforge
 from opforge.errors import BuildError
-from opforge.runtime.targets import cpu as engine
+from opforge.runtime.codegen.unit import PRELUDE
 from opforge.testing.noise import Noise, NoiseOfStatistics
 
 from . import campaign
@@ -155,7 +155,7 @@ def test_a_planted_fault_is_found_and_made_small(quick: None, monkeypatch: pytes
 def test_kernels_built_together_are_told_apart(quick: None) -> None:
     """Units with the same names do not meet, and one that does not compile fails alone."""
     batch = Batch()
-    head = engine.PRELUDE.read_text()
+    head = PRELUDE.read_text()
     kernel = 'extern "C" __attribute__((visibility("default"))) int k0_add(const int x) {{ return x + {}; }}\n'
     cfg = opforge.config.current()
     calls = []

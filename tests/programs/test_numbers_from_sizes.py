@@ -268,6 +268,19 @@ def test_numbers_that_python_refuses(name: str) -> None:
             torch.testing.assert_close(compiled(x, n), expected)
 
 
+def test_a_size_times_a_large_integer() -> None:
+    """Kernels computed with its low 64 bits."""
+    torch._dynamo.reset()
+    divided = torch.compile(lambda x: x * (x.shape[0] * 10**17 / 3), backend="opforge", dynamic=True)
+    whole = torch.compile(lambda x: x * (x.shape[0] * -(10**17)), backend="opforge", dynamic=True)
+    for n in (60, 300):
+        x = torch.ones(n, dtype=torch.float64)
+        torch.testing.assert_close(divided(x), x * (n * 10**17 / 3))
+    torch.testing.assert_close(whole(x[:60]), x[:60] * -6e18)
+    with pytest.raises(OverflowError):
+        whole(x)
+
+
 def test_an_item_that_python_refuses() -> None:
     torch._dynamo.reset()
     with torch._dynamo.config.patch(capture_scalar_outputs=True):

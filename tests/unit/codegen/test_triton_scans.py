@@ -10,8 +10,8 @@ from torch import Tensor
 
 import opforge
 from opforge.errors import UnsupportedError
+from opforge.runtime.codegen import unit
 from opforge.runtime.codegen.triton_unit import render_triton
-from opforge.runtime.targets import cpu
 from tests.support.gpu_plan import planned
 from tests.support.triton_run import Job, job_of, launch_interpreted, results
 
@@ -52,7 +52,7 @@ def test_their_values() -> None:
 
 def test_what_a_target_cannot_say_fused_it_says_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it cannot say apart is left to eager."""
-    render, asked = cpu.render_unit, []
+    render, asked = unit.render_unit, []
 
     def refuses(plan: object, **kwargs: object) -> object:
         asked.append(len(plan.kernels()))  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def test_what_a_target_cannot_say_fused_it_says_apart(monkeypatch: pytest.Monkey
             raise UnsupportedError("too much at once")
         return render(plan, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cpu, "render_unit", refuses)
+    monkeypatch.setattr(unit, "render_unit", refuses)
     x = torch.randn(6, 7)
     for enough in (2, 9):
         torch._dynamo.reset()

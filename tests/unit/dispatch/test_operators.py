@@ -65,6 +65,7 @@ def test_views_of_metadata_operators() -> None:
 
 # Torch has no overload that returns what these write, or only one by another name: such a graph runs eagerly.
 NO_FUNCTIONAL_OVERLOAD = {
+    "aten._cudnn_attention_forward_no_dropout_inplace.default",
     "aten._cummax_helper.default",
     "aten._cummin_helper.default",
     "aten._fill_mem_eff_dropout_mask_.default",
@@ -73,6 +74,7 @@ NO_FUNCTIONAL_OVERLOAD = {
     "aten.adaptive_avg_pool3d_backward.grad_input",
     "aten.range.out_",
     "aten.record_stream.default",
+    "aten.shallow_copy_data_.default",
 }
 
 

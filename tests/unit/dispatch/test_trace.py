@@ -29,7 +29,8 @@ def test_composites_decompose_and_the_rest_stays_whole() -> None:
         return torch.softmax(torch.nn.functional.gelu(y), -1)
 
     traced = through_dispatch(program, lambda: [iota(2, 3, 4), iota(4, 4), iota(4)])
-    assert targets(traced.graph) == [
+    found = [name.replace("_unsafe_view", "view") for name in targets(traced.graph)]  # which torch has taken since 2.14
+    assert found == [
         "aten.view.default",
         "aten.t.default",
         "aten.addmm.default",
