@@ -352,7 +352,9 @@ class _Reader:
         try:
             value = eval(compile(ast.Expression(e), "program.py", "eval"), self.names, self.nodes)
         except Exception as error:  # noqa: BLE001 - the file may say anything
-            raise FolderError(f"program.py:{e.lineno}: {type(error).__name__}: {error}") from None
+            missing = isinstance(error, AttributeError) and "_OpNamespace" in str(error)
+            hint = "; --import MODULE imports what registers operators" if missing else ""
+            raise FolderError(f"program.py:{e.lineno}: {type(error).__name__}: {error}{hint}") from None
         return torch.device(self.device) if self.device and isinstance(value, torch.device) else value
 
     def _refuse(self, what: ast.AST) -> None:

@@ -61,7 +61,7 @@ def memory_order(info: OpInfo, args: Sequence[Any], result: Any) -> list[int] | 
 def write_permuted(
     recording: AbstractContextManager[Any],
     info: OpInfo,
-    order: Sequence[int],
+    order: list[int],
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> torch.Tensor:

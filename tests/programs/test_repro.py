@@ -237,6 +237,10 @@ def _text(name: str, old: str, new: str) -> Callable[[Path], None]:
             "program.py needs no_such_module",
         ),
         (_text("program.py", "torch.sin", "torch.sinn"), "AttributeError: module 'torch' has no attribute 'sinn'"),
+        (
+            _text("program.py", "torch.sin", "torch.ops.no_such.sin"),
+            "no attribute 'sin'; --import MODULE imports what registers operators",
+        ),
         (_text("program.py", "sin =", "while True: sin ="), "a statement that no graph has"),
     ],
 )
