@@ -190,7 +190,10 @@ def run_tests(
     raise typer.Exit(1 if failed else 0)
 
 
-@app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    "run",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 def run_script(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="A Python program; what follows are its arguments.")],
@@ -199,23 +202,21 @@ def run_script(
 
     As `opforge.install()` at its first line; what was changed is printed to stderr.
     """
-    import traceback
-
     from .default_backend import install
+    from .program import run_program, shown
 
     if not script.is_file():
         _stop(f"there is no program {script}")
-    with install() as installed:
-        print(installed, file=sys.stderr)
-        if (error := _run_program(script, context.args)) is not None:
-            traceback.print_exception(error)
-            raise typer.Exit(1)
+    print(install(), file=sys.stderr)  # and stays: threads of the program may still run
+    raise typer.Exit(shown(run_program(script, context.args)))
 
 
 @app.command("explain", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def explain_script(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="A Python program; what follows are its arguments.")],
+    script: Annotated[
+        Path, typer.Argument(help="A Python program; what follows are its arguments, after `--` whatever they are.")
+    ],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures of all graphs.")] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Print loop IR, kernels and wrapper of each graph too.")
@@ -223,24 +224,23 @@ def explain_script(
 ) -> None:
     """Run a program as `opforge run` does, and say what was compiled, what ran eagerly and why, and where the time goes.
 
-    The times are those of each graph's first call, which is made again when the program has ended. Exit code 1 where the program raised.
+    The times are those of each graph's first call, which is made again when the program has ended. The exit code is the program's.
     """
-    import traceback
-
     from .default_backend import install
+    from .program import run_program, shown
     from .report.explanation import explained
 
     if not script.is_file():
         _stop(f"there is no program {script}")
     if html is not None and not html.parent.is_dir():
         _stop(f"there is no folder {html.parent} for the page")
-    raised: Exception | None = None
+    html = html and html.absolute()  # the program may change the folder
     with install(), explained(script.name) as said:
-        raised = _run_program(script, context.args)
-    if raised is not None:
-        sys.stdout.flush()
-        traceback.print_exception(raised)
-        said.error = "".join(traceback.format_exception_only(raised)).strip()
+        ended = run_program(script, context.args)
+    if code := shown(ended):
+        import traceback
+
+        said.error = "".join(traceback.format_exception_only(ended)).strip()
     if details:
         print(said.details())
     from .report.summary import print_summary
@@ -248,30 +248,13 @@ def explain_script(
     print_summary(said.report(), _console())
     if html is not None:
         print(f"wrote {said.html(html)}")
-    raise typer.Exit(1 if raised is not None else 0)
-
-
-def _run_program(script: Path, args: list[str]) -> Exception | None:
-    """Run a program as Python does; returns what it raised."""
-    import runpy
-
-    sys.argv[:] = [str(script), *args]
-    sys.path[0] = str(script.resolve().parent)
-    gc.enable()
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except Exception as error:  # noqa: BLE001 - the program's own, shown as Python shows it
-        below = trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
-            trace = trace.tb_next
-        return error.with_traceback(trace or below)
-    return None
+    raise typer.Exit(code)
 
 
 _Device = Annotated[
     str, typer.Option(help="Where the graph's tensors are, instead of where they were recorded: cpu, cuda.")
 ]
-_Seed = Annotated[int, typer.Option(help="Seed of the values that were not saved.")]
+_Seed = Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of the values that were not saved.")]
 
 
 @app.command()

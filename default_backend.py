@@ -6,15 +6,19 @@ transformers' `Trainer` choose one; and the compile configuration of transformer
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
+
+from .errors import OpforgeWarning
 
 __all__ = ["Installed", "install", "uninstall"]
 
@@ -24,13 +28,15 @@ _installed: Installed | None = None
 
 
 class Installed:
-    """What `install` has changed. Printed, it says so; as a context manager it is undone at the end of the block.
+    """What `install` has changed. Printed, it says so; as a context manager it is undone at the end of the block, unless it was there before.
 
     changes  one line for each place, in the order in which they were changed.
     """
 
     def __init__(self) -> None:
         self.changes: list[str] = []
+        self._calls = 0  # of `install` that have returned it
+        self._ends: list[bool] = []  # for each block that is open: whether its end undoes everything
         self._undo: list[Callable[[], None]] = []
         self._finder: _OnImport | None = None
 
@@ -40,12 +46,14 @@ class Installed:
         return "\n".join(["opforge is the default backend of:", *(f"  {line}" for line in [*self.changes, *later])])
 
     def __enter__(self) -> Installed:
+        self._ends.append(self._calls == 1 and not self._ends)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        uninstall()
+        if self._ends.pop() and _installed is self:
+            uninstall()
 
     def _change(self, change: tuple[str, Callable[[], None]]) -> None:
         text, undo = change
@@ -56,14 +64,18 @@ class Installed:
         self._change(_torch_compile())
         waiting: dict[str, Callable[[ModuleType], None]] = {}
 
-        def change(module: ModuleType) -> None:
-            self._change(_LIBRARIES[module.__name__](module))
+        def change(name: str, module: ModuleType) -> None:
+            try:
+                self._change(_LIBRARIES[name](module))
+            except Exception as error:  # noqa: BLE001 - another version of the library, whose import must not fail for it
+                text = f"opforge.install() cannot change {name} ({type(error).__name__}: {error}); the rest is changed"
+                warnings.warn(text, OpforgeWarning, stacklevel=2)
 
         for name in _LIBRARIES:
-            if name in sys.modules:
-                change(sys.modules[name])
+            if (module := sys.modules.get(name)) is not None:
+                change(name, module)
             else:
-                waiting[name] = change
+                waiting[name] = functools.partial(change, name)
         self._finder = _OnImport(waiting)
         sys.meta_path.insert(0, self._finder)
 
@@ -77,13 +89,14 @@ class Installed:
 def install() -> Installed:
     """Make opforge the default backend of this process: of `torch.compile` without `backend=`, of accelerate (which takes the name "opforge" too)
     and of transformers' `generate`. Returns what was changed; called again it changes nothing. `uninstall()` puts all of it back, and so does the
-    end of `with opforge.install():`. What a program has compiled already stays as it is.
+    end of `with opforge.install():`, unless it was installed before. What a program has compiled already stays as it is.
     """
     global _installed
     with _lock:
         if _installed is None:
             _installed = Installed()
             _installed._everything()
+        _installed._calls += 1
         return _installed
 
 
@@ -157,7 +170,7 @@ class _OnImport(importlib.abc.MetaPathFinder):
         then = self.waiting.get(name)
         if then is None:
             return None
-        finders = [f for f in sys.meta_path if f is not self]
+        finders = [f for f in sys.meta_path if f is not self and hasattr(f, "find_spec")]
         spec = next((s for f in finders if (s := f.find_spec(name, path, target)) is not None), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module

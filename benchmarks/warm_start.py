@@ -86,6 +86,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     told = parser.parse_args()
+    if told.rounds < 1:
+        parser.error(f"argument --rounds: expected 1 or more, found {told.rounds}")
     console = Console()
     with tempfile.TemporaryDirectory(prefix="bench-warm-") as name:
         folder = Path(name)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CacheError
+from ..errors import CacheError, ConfigError
 from ..frontend_api import backend, compile_fx
 from ..runtime import config
 from ..runtime.build.cache import Cache
@@ -100,11 +100,13 @@ class Compiler:
         rest  the piece's number, which older vLLM passes first, and `compile_range`.
         Raises `CacheError` for what is no handle, a handle whose entries the cache lacks, and another piece's handle.
         """
-        if not isinstance(handle, Mapping) or set(handle) != {"keys", "options"}:
-            raise CacheError(f"{handle!r} is no handle of opforge's")
-        options = self._settings | handle["options"]
-        cfg = config.from_options(options)
-        if missing := _missing(handle["keys"], cfg):
+        options = self._settings | _options_of(handle)
+        try:
+            cfg = config.from_options(options)
+            missing = _missing(handle["keys"], cfg)
+        except (ConfigError, ValueError) as error:  # another opforge's settings, or keys that nobody has made
+            raise CacheError(f"{handle!r} is no handle of this opforge's: {error}") from error
+        if missing:
             raise CacheError(
                 f"opforge's cache in {cfg.cache_dir} has no entry {missing[0]}; remove vLLM's cache folder, and vLLM compiles again"
             )
@@ -113,6 +115,16 @@ class Compiler:
         if keys != list(handle["keys"]):
             raise CacheError("the handle belongs to another graph or to other settings; remove vLLM's cache folder")
         return call
+
+
+def _options_of(handle: Any) -> dict[str, Any]:
+    """The options of a handle. Raises `CacheError` for what is none."""
+    if isinstance(handle, Mapping) and set(handle) == {"keys", "options"}:
+        keys, options = handle["keys"], handle["options"]
+        texts = isinstance(keys, (list, tuple)) and all(isinstance(key, str) for key in keys)
+        if texts and isinstance(options, Mapping):
+            return dict(options)
+    raise CacheError(f"{handle!r} is no handle of opforge's")
 
 
 def _compiled(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..runtime.dispatch.effects import has_effect
+from ..runtime.dispatch.effects import TORCHS, has_effect
+from ..runtime.ir.nodes import Extern
 from ..runtime.schedule.memory import home
 from ..runtime.schedule.plan import CopyStep, ExternStep, Plan
 from ..runtime.torch_compat import no_modes
@@ -21,6 +22,7 @@ __all__ = ["Event", "Measured", "measure"]
 
 BUDGET = 0.3  # seconds for the calls of one graph
 LEAST, MOST = 5, 40  # calls
+OURS = ("opforge",)  # namespaces beside torch's whose operators compute their results and do nothing else
 AHEAD, FILLS = (
     128 << 20,
     4,
@@ -54,14 +56,22 @@ def why_not(call: Call, plan: Plan | None) -> str:
         return call.why
     if plan is None:
         return "there is no plan of it"
-    if any(isinstance(s, ExternStep) and s.call.effect and _acts(s.call.target) for s in plan.steps):
-        return "it calls operators for what they do, which must not be done again"
+    for step in _calls(call.half.artifacts, plan):
+        if step.target.partition(".")[0] not in (*TORCHS, *OURS):
+            return f"it calls {step.target.removesuffix('.default')}, which is not torch's own and may do more than compute its results"
+        if step.effect and has_effect(functools.reduce(getattr, step.target.split("."), torch.ops)):
+            return "it calls operators for what they do, which must not be done again"
     return ""
 
 
-def _acts(target: str) -> bool:
-    """Whether an operator does something beside taking random numbers, whose generator is put back."""
-    return has_effect(functools.reduce(getattr, target.split("."), torch.ops))
+def _calls(artifacts: Any, plan: Plan) -> Iterator[Extern]:
+    """The calls of operators of a graph, and of those inside of it."""
+    for step in plan.steps:
+        if isinstance(step, ExternStep) and step.call.target and not step.call.compiled:
+            yield step.call
+    for inner in artifacts.inside.values():
+        if (planned := inner.planned()) is not None:
+            yield from _calls(inner, planned)
 
 
 def measure(call: Call, plan: Plan, device: str) -> Measured:

@@ -91,7 +91,7 @@ def from_options(options: Mapping[str, object] | None = None, mode: str | None =
     Options win over the mode. Inductor's names are taken too: those without a meaning here give one warning each. Raises `ConfigError` for
     an unknown mode, an unknown option or a wrong value.
     """
-    if mode is not None and mode not in MODES:
+    if mode is not None and (not isinstance(mode, str) or mode not in MODES):
         raise ConfigError(f"unknown mode {mode!r}{_nearest(str(mode), MODES, 0.7)}; modes are {', '.join(MODES)}")
     values = _checked(MODES[mode or "default"], f"mode {mode!r}")
     values.update(_checked_options(options))

@@ -15,13 +15,20 @@ import torch
 from torch import fx
 
 from ..errors import OpforgeError
-from ..runtime.observe.folder import FORMAT
+from ..runtime.observe.folder import FORMAT, STATES
 
 __all__ = ["FolderError", "Recorded", "read_folder", "result_of"]
 
 
 class FolderError(OpforgeError):
     """A folder holds no graph that can be run; the message says what it lacks."""
+
+
+#: What a damaged file raises where it is read.
+_UNREADABLE = (
+    *(OSError, RuntimeError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, EOFError),
+    pickle.UnpicklingError,
+)
 
 
 @dataclass
@@ -38,9 +45,15 @@ class Recorded:
         return bool(self.about.get("symbolic"))
 
     def inputs(self, seed: int = 0, device: str = "") -> list[Any]:
-        """New inputs, the same for the same seed: saved values, else random ones in the range that was seen."""
-        generator = torch.Generator().manual_seed(seed)
-        return _values([(told["name"], told) for told in self.about["inputs"]], self.tensors, generator, device)
+        """New inputs, the same for the same seed: saved values, else random ones in the range that was seen.
+
+        Raises `FolderError` where graph.json describes none.
+        """
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            return _values([(told["name"], told) for told in self.about["inputs"]], self.tensors, generator, device)
+        except _UNREADABLE as error:
+            raise FolderError(f"inputs cannot be made as graph.json says: {type(error).__name__}: {error}") from None
 
 
 def read_folder(folder: Path, device: str = "") -> Recorded:
@@ -64,8 +77,9 @@ def read_folder(folder: Path, device: str = "") -> Recorded:
         raise FolderError(f"{folder}: this graph could not be written down: {about['unwritten']}")
     if about.get("format") != FORMAT:
         raise FolderError(f"{folder}: format {about.get('format')!r} of graph.json is not known (expected {FORMAT})")
-    devices = {torch.device(device or told["device"]) for told in _tensors(about)}
-    for one in devices:
+    if (lacks := _lacks(about)) is not None:
+        raise FolderError(f"{folder}/graph.json describes no graph: {lacks}")
+    for one in _devices(folder, about, device):
         if one.type == "cuda" and (one.index or 0) >= torch.cuda.device_count():
             raise FolderError(
                 f"{folder}: the graph's tensors are on {one}, which is not here; --device cpu runs it on the processor"
@@ -77,9 +91,45 @@ def read_folder(folder: Path, device: str = "") -> Recorded:
         graph = _module(text, about, tensors, device)
     except FolderError as error:
         raise FolderError(f"{folder}: {error}") from None
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise FolderError(f"{folder} cannot be read: {type(error).__name__}: {error}") from None
+    if (count := sum(n.op == "placeholder" for n in graph.graph.nodes)) != len(about["inputs"]):
+        raise FolderError(f"{folder}: program.py takes {count} inputs, graph.json describes {len(about['inputs'])}")
     return Recorded(graph, about, tensors)
+
+
+def _lacks(about: Mapping[str, Any]) -> str | None:
+    """What graph.json lacks of what is read by name, or None."""
+    parts = {"versions": dict, "settings": dict, "torch": dict, "graphs": dict, "constants": dict, "inputs": list}
+    for name, kind in parts.items():
+        if not isinstance(about.get(name), kind):
+            return f"{name} is no {kind.__name__}"
+    names = [*about["versions"].values(), *about["graphs"].values()]
+    if not {"opforge", "torch"} <= about["versions"].keys() or not all(isinstance(n, str) for n in names):
+        return "its versions or graphs have no names"
+    states = about["torch"]
+    if not isinstance(states.get("autocast"), dict) or not states.keys() >= STATES.keys():
+        return f"what torch was set to is not all there ({', '.join(STATES)}, autocast)"
+    for told in [*about["inputs"], *about["constants"].values()]:
+        if not isinstance(told, dict) or told.get("kind") not in ("tensor", "size", "number"):
+            return "an input or constant has no kind"
+        if told["kind"] == "tensor" and not isinstance(told.get("extent"), int):
+            return "a tensor has no extent"
+    if not all(isinstance(told.get("name"), str) for told in about["inputs"]):
+        return "an input has no name"
+    return None
+
+
+def _devices(folder: Path, about: Mapping[str, Any], device: str) -> set[torch.device]:
+    """Where the graph's tensors are to be."""
+    try:
+        torch.device(device or "cpu")
+    except RuntimeError:
+        raise FolderError(f"--device: torch knows no device {device!r}") from None
+    try:
+        return {torch.device(device or told["device"]) for told in _tensors(about)}
+    except _UNREADABLE as error:
+        raise FolderError(f"{folder}/graph.json describes no graph: {type(error).__name__}: {error}") from None
 
 
 def _tensors(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:

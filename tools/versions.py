@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -52,7 +53,13 @@ def counts(report: Path) -> dict[str, int]:
 
 def run(python: str, paths: list[str]) -> dict[str, Any]:
     """Run the tests below `paths` (all without any); raises `SystemExit` where they did not run to the end."""
-    versions = json.loads(subprocess.run([python, "-c", TELL], capture_output=True, text=True, check=True).stdout)
+    try:
+        told = subprocess.run([python, "-c", TELL], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise SystemExit(f"{python} cannot be run: {error.strerror}") from None
+    if told.returncode:
+        raise SystemExit(f"{python} has no torch that can be imported:\n{told.stderr.strip()}")
+    versions = json.loads(told.stdout)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [
@@ -77,6 +84,11 @@ def run(python: str, paths: list[str]) -> dict[str, Any]:
     return {**versions, "tests": " ".join(paths) or "all", **found, "commit": commit.stdout.strip()}
 
 
+def numbers(version: str) -> list[int]:
+    """By what versions are sorted; a nightly build has letters among its numbers."""
+    return [int(n) for n in re.findall(r"\d+", version.split("+")[0])]
+
+
 def page(rows: list[dict[str, Any]]) -> str:
     keys = ("torch", "triton", "tests", "passed", "failed", "left out", "commit")
     return HEAD + "".join("| " + " | ".join(str(row[k]) for k in keys) + " |\n" for row in rows)
@@ -91,7 +103,7 @@ def main() -> None:
     if told.python:
         row = run(told.python, told.paths)
         rows = [r for r in rows if (r["torch"], r["tests"]) != (row["torch"], row["tests"])] + [row]
-        rows.sort(key=lambda r: ([int(n) for n in r["torch"].split("+")[0].split(".")], r["tests"]))
+        rows.sort(key=lambda r: (numbers(r["torch"]), r["torch"], r["tests"]))
         RESULTS.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     elif told.paths:
         sys.exit("name the interpreter: --python /path/to/python")

@@ -24,7 +24,7 @@ from ...generated.dispatch_tables import INVERSES, ROLES
 from ..torch_compat import TorchDispatchMode, is_wrapper_type
 from .fakes import refusal, run_fake, run_writing
 from .operators import Functional, OpInfo, functional_arguments, op_info, tensors_of, view_of
-from .order import check_order
+from .order import check_order, memory_order, write_permuted
 from .overlap import covers, inside, is_dense, is_row_major, overlaps_itself
 from .regions import Layout, Step, Value, same_strides
 from .writer import GraphWriter
@@ -250,8 +250,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
         for t in written:
             self._may_write(self.value(t))
         check_order(info, args, kwargs, self.value, self.where)
-        form = info.functional
-        if form is None:
+        if (form := info.functional) is None:
             from .mutable import record_write  # most programs have none
 
             return record_write(self, info, types, args, kwargs)
@@ -260,6 +259,8 @@ class Recorder(GraphWriter, TorchDispatchMode):
         node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)
         result = self.eager_results(form.op, types, self.fakes(node_args), self.fakes(node_kwargs))
         self._check_types(info, form, result, args, kwargs)
+        if (order := memory_order(info, args, result)) is not None:
+            return write_permuted(self, info, order, args, kwargs)
         out = run_writing(self.fake_mode, info.op, types, args, kwargs, written if form.drops_out else [])
         for k in info.written:
             if isinstance(lists := info.argument(k, args, kwargs), (tuple, list)):

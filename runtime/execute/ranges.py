@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
+from ..ir.quote import comment_text
 from .load import load_wrapper
 
 __all__ = ["Ranges", "range_name", "with_ranges"]
@@ -57,9 +58,13 @@ class Ranges:
 
 
 def range_name(name: str, about: str) -> str:
-    """A range's name, cut to `LONGEST` characters. It has no double quotes: torch's Chrome traces are no JSON with them."""
-    text = (f"opforge::{name} | {about}" if about else f"opforge::{name}").replace('"', "'")
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    """A range's name, cut to `LONGEST` characters.
+
+    It has printable ASCII characters alone and no double quotes: in its Chrome traces torch calls others "unknown", and quotes end the text.
+    """
+    text = f"opforge::{name} | {about}" if about else f"opforge::{name}"
+    text = comment_text(text).replace('"', "'").replace("\t", " ")
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def with_ranges(source: str, functions: Collection[str], title: str) -> str:

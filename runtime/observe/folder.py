@@ -21,12 +21,13 @@ from ...generated.config import FIELDS, Config, Setting
 from ..torch_compat import size_hint
 from .program_text import Unwritable, class_name, constants_of, graphs_of, program_text
 
-__all__ = ["FORMAT", "folder_files"]
+__all__ = ["FORMAT", "STATES", "folder_files"]
 
 FORMAT = 1
 #: Elements up to which a tensor's values are saved: of integers and bools, which are positions and masks; of any other.
 SMALL_INTEGERS, SMALL = 65536, 64
-_STATES = {
+#: What torch is set to.
+STATES = {
     "grad": torch.is_grad_enabled,
     "inference": torch.is_inference_mode_enabled,
     "deterministic": torch.are_deterministic_algorithms_enabled,
@@ -49,7 +50,7 @@ def folder_files(
         "settings": {
             s.name: getattr(cfg, s.field) for s in FIELDS.values() if _told(s) and getattr(cfg, s.field) != s.default
         },
-        "torch": {name: read() for name, read in _STATES.items()} | {"autocast": _autocast()},
+        "torch": {name: read() for name, read in STATES.items()} | {"autocast": _autocast()},
         **(notes or {}),
     }
     files: dict[str, str | bytes] = {}

@@ -27,7 +27,8 @@ class Progress:
     """Shows the stages of one compilation. `setting` is "auto" (on a terminal only), "on" or "off"."""
 
     def __init__(self, setting: str = "auto", *, stream: TextIO | None = None, delay_s: float | None = None) -> None:
-        self._stream = sys.stderr if stream is None else stream
+        given: TextIO | None = sys.stderr if stream is None else stream
+        self._stream: Any = _Nowhere() if given is None else given  # a program without standard streams
         self._terminal = setting != "off" and _is_terminal(self._stream)
         self._start = time.monotonic()
         self._text = ""
@@ -79,9 +80,9 @@ class Progress:
         with self._lock:
             if self._timer is None or not _showing.acquire(blocking=False):
                 return
-            self._shown = True
             if self._terminal:
                 self._attempt(self._make_line)
+            self._shown = True  # not before there is a line: stages that begin meanwhile would be printed, and stay
         self._update()
 
     def _make_line(self) -> None:
@@ -109,10 +110,10 @@ class Progress:
         print(f"{self._message()}, {time.monotonic() - self._start:.1f} s", file=self._stream, flush=True)
 
     def _attempt(self, action: Any) -> None:
-        """Run something that writes to the stream; a stream that is closed or gone ends the showing, nothing else."""
+        """Run something that writes to the stream; where that fails (it may be closed or gone), showing ends, nothing else."""
         try:
             action()
-        except (OSError, ValueError):
+        except Exception:  # noqa: BLE001 - the stream may be anything that the program has put there
             self._line = None
             self._stream = _Nowhere()
 
@@ -126,9 +127,12 @@ class _Nowhere:
     def flush(self) -> None:
         return None
 
+    def isatty(self) -> bool:
+        return False
 
-def _is_terminal(stream: TextIO) -> bool:
+
+def _is_terminal(stream: Any) -> bool:
     try:
-        return stream is not None and stream.isatty()
-    except ValueError:  # closed
+        return bool(stream.isatty())
+    except (ValueError, AttributeError):  # closed, or no file
         return False

@@ -84,11 +84,15 @@ def test_handles_that_do_not_fit(tmp_path: Path, piece: torch.fx.GraphModule) ->
     assert handle is not None
     assert handle["options"] == {"max_autotune": True}
     made.load(handle, piece, inputs, sizes)
+    made.load({"keys": tuple(handle["keys"]), "options": handle["options"]}, piece, inputs, sizes)
     with pytest.raises(CacheError, match="another graph"):
         made.load(handle, piece, vllm_driver.example_inputs(piece, one), one)
     with pytest.raises(CacheError, match="no entry"):
         compiler(tmp_path / "b").load(handle, piece, inputs, sizes)
-    for other in (None, "text", ("key", "path"), {"keys": []}):
+    keys = handle["keys"]
+    misshapen = [{"keys": k, "options": o} for k, o in ((None, {}), ("abc", {}), ([3], {}), (keys, None))]
+    unknown = [{"keys": k, "options": o} for k, o in ((["zz"], {}), (["../../x"], {}), (keys, {"no_such_setting": 1}))]
+    for other in (None, "text", ("key", "path"), {"keys": []}, *misshapen, *unknown):
         with pytest.raises(CacheError, match="no handle"):
             made.load(other, piece, inputs, sizes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 import torch
 
 import opforge
+from opforge import default_backend
+from opforge.errors import OpforgeWarning
 
 
 def graphs() -> int:
@@ -58,6 +62,57 @@ def test_it_is_put_back_after_an_error() -> None:
     with pytest.raises(KeyError), opforge.install():
         raise KeyError("of the program")
     assert torch.compiler.get_default_backend() == before
+
+
+def default() -> object:
+    return torch.compiler.get_default_backend()
+
+
+def test_a_block_inside_of_another_ends_nothing() -> None:
+    """It took the outer one's, or the program's, away."""
+    before = default()
+    with opforge.install():
+        with opforge.install() as inner, inner:
+            pass
+        assert default() == "opforge"
+    assert default() == before
+    try:
+        opforge.install()
+        with opforge.install():
+            pass
+        assert default() == "opforge"
+    finally:
+        opforge.uninstall()
+    with opforge.install() as old:
+        opforge.uninstall()
+        opforge.install()
+    assert default() == "opforge"
+    with old:
+        pass
+    assert default() == "opforge"
+    opforge.uninstall()
+    assert default() == before
+
+
+def test_a_library_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import, and `install`, work: there is a warning with the reason."""
+    name = "hostile_library"
+    (tmp_path / f"{name}.py").write_text("HERE = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(default_backend, "_LIBRARIES", {name: default_backend._accelerate})
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
+
+    def imported() -> None:
+        with opforge.install():
+            assert importlib.import_module(name).HERE
+            assert default() == "opforge"
+
+    for _ in ("imported later", "imported already"):
+        with pytest.warns(OpforgeWarning, match=f"cannot change {name} .AttributeError"):
+            imported()
+    monkeypatch.setitem(sys.modules, name, None)
+    with opforge.install():
+        assert default() == "opforge"
 
 
 LIBRARIES = """
@@ -121,6 +176,47 @@ def test_the_programs_own_errors(tmp_path: Path, error: str) -> None:
     else:
         assert ran.returncode == 1
         assert f'program.py", line 3, in <module>\n    raise {error}' in ran.stderr
+
+
+def run(folder: Path, text: str, *words: str, command: str = "run") -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(text)
+    words = (sys.executable, "-m", "opforge", command, "program.py", *words)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(opforge.__file__).parents[1]), *sys.path])}
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=folder, env=env, check=False)
+
+
+def test_all_words_after_a_program_are_its_own(tmp_path: Path) -> None:
+    words = ("--help", "-abh", "--", "--html", "x", "-h")
+    assert run(tmp_path, "import sys; print(sys.argv)", *words).stdout == f"{['program.py', *words]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("raise SystemExit('no data')", 1, "no data\n"),
+        ("raise KeyboardInterrupt", 130, "in <module>\n    raise KeyboardInterrupt\nKeyboardInterrupt\n"),
+        (
+            "import sys\nsys.excepthook = lambda *a: print(a[0], file=sys.stderr)\n1 / 0",
+            1,
+            "<class 'ZeroDivisionError'>\n",
+        ),
+        ("import os\nos.chdir('/')\ndef f(): raise OSError(__file__)\nf()", 1, "program.py\n"),
+    ],
+)
+def test_a_program_ends_as_in_python(tmp_path: Path, text: str, code: int, said: str) -> None:
+    ran = run(tmp_path, text)
+    assert (ran.returncode, ran.stderr.endswith(said)) == (code, True), ran.stderr
+
+
+def test_threads_that_outlive_the_program_have_the_default(tmp_path: Path) -> None:
+    text = """
+import threading, time, torch
+def later():
+    time.sleep(0.5)
+    print(torch.compiler.get_default_backend())
+threading.Thread(target=later).start()
+"""
+    assert run(tmp_path, text).stdout == "opforge\n"
 
 
 def test_run_no_program(tmp_path: Path) -> None:

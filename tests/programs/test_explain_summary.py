@@ -1,6 +1,7 @@
 """The summary of `opforge.explain` and of `opforge explain`: counts, times, bytes, what ran eagerly, and what is said of programs that fail."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,31 @@ def test_what_it_measures_changes_nothing() -> None:
         assert said.report()["graphs"][0]["measured"] is not None
     torch.testing.assert_close(x, torch.ones(16))
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_operators_of_the_program_are_not_called_again(inside: bool) -> None:
+    """Their functions may count, print or talk to other processes; also in the branch of a condition."""
+    seen: list[float] = []
+
+    @torch.library.custom_op(f"explained::seen_{inside}".lower(), mutates_args=())
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(float(x[0]))
+        return x.clone()
+
+    noted.register_fake(torch.empty_like)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if not inside:
+            return noted(x * 2) + 1
+        return torch.cond(x.sum() > 0, lambda x: noted(x * 2) + 1, lambda x: x.sin(), (x,))
+
+    said = opforge.explain(program)(torch.ones(3))
+    text = str(said)
+    assert "was not timed: it calls explained.seen" in text
+    assert "may do more than compute its results" in " ".join(text.split())
+    assert seen == [2.0]
+    assert torch.equal(said.result, torch.full((3,), 3.0))
 
 
 def test_a_cached_graph_has_a_plan_too() -> None:
@@ -175,6 +201,32 @@ def test_the_command_of_a_program_that_raises(tmp_path: Path) -> None:
     assert "runpy" not in done.stderr
     assert "opforge: 1 graph, 1 kernel" in done.stdout
     assert "the program raised ValueError: boom" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("sys.exit(0)", 0), ("sys.exit(5)", 5), ("sys.exit('no data')", 1), ("raise KeyboardInterrupt", 130)],
+)
+def test_the_command_of_a_program_that_exits(tmp_path: Path, end: str, code: int) -> None:
+    """Nothing was said of a program that ends by `sys.exit(main())`."""
+    (tmp_path / "program.py").write_text(
+        f"import os, sys, torch\ntorch.compile(lambda x: x.sin() + 1)(torch.ones(3))\nos.chdir('/')\n{end}\n"
+    )
+    words = [sys.executable, "-m", "opforge", "explain", "program.py", "--html", "page.html", "--", "--html", "-h"]
+    path = os.pathsep.join([str(ROOT.parent), *sys.path])
+    ran = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    assert ran.returncode == code, ran.stderr
+    assert "opforge: 1 graph, 1 kernel" in ran.stdout
+    assert ("the program raised" in ran.stdout) == bool(code)
+    assert (tmp_path / "page.html").is_file()
 
 
 def test_the_command_where_nothing_is_compiled(tmp_path: Path) -> None:

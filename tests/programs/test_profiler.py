@@ -140,6 +140,19 @@ def test_chrome_traces_have_the_ranges(tmp_path: Path) -> None:
     assert any(name.startswith("opforge::k0_add | ") and "about['a']" in name for name in names)
 
 
+@pytest.mark.parametrize("name", ["k0_add", "k0_ä"])
+@pytest.mark.parametrize("about", ["y" * 300, "a\tb", "ä", "a\\b", 'a "b"', ""])
+def test_chrome_traces_keep_any_name(tmp_path: Path, name: str, about: str) -> None:
+    """A long line, or one with a tab, was "unknown" there."""
+    with profile() as p, torch.profiler.record_function(ranges.range_name(name, about)):
+        pass
+    p.export_chrome_trace(str(tmp_path / "trace.json"))
+    names = [e.get("name", "") for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]]
+    (found,) = (name for name in names if name.startswith("opforge::k0_"))
+    assert len(found) <= ranges.LONGEST
+    assert found.startswith(f"opforge::k0_{'add' if name == 'k0_add' else '<U+00E4>'}{' | ' if about else ''}")
+
+
 def test_names_are_of_one_line_and_short() -> None:
     source = (
         "op_0 = overload('aten.mm.default')\n\n\n"
@@ -157,7 +170,7 @@ def test_names_are_of_one_line_and_short() -> None:
         "    with span('opforge::graph 1/0'):",
         "        with span(\"opforge::k0_take | x = a[''#']\"):",
         "            if fault := k0_take(a): out_of_range(fault, '# no comment')  # x = a[\"'#\"]",
-        f"        with span('opforge::aten.mm | {'y' * 100}…'):",
+        f"        with span('opforge::aten.mm | {'y' * 98}...'):",
         f"            c = op_0(a, b)  # mm: {'y' * 200}",
         "        return (c,)",
     ]

@@ -501,6 +501,43 @@ def test_eagers_stream_by_setting() -> None:
     assert all(map(torch.equal, run(x), expected))
 
 
+def permuted_input(x: Tensor) -> Tensor:
+    x.permute(2, 0, 1).bernoulli_(0.5)
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: F.dropout(x.transpose(0, 1), 0.5),
+        lambda x: F.alpha_dropout(x.permute(2, 0, 1), 0.5, training=True) + 1,
+        lambda x: (x * 2).transpose(1, 2)[:, ::2].bernoulli_(0.3) + 1,
+        lambda x: torch.rand_like(x.transpose(0, 1)),
+        lambda x: (x * 2).transpose(0, 1).uniform_() + 1,
+        lambda x: (x * 2).transpose(0, 1).normal_() + 1,
+        permuted_input,
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_eagers_stream_follows_the_layout(program: Callable[[Tensor], Tensor], training: bool, dynamic: bool) -> None:
+    """Eager draws in the order of memory. Dropout of a transposed tensor, as in a TransformerEncoderLayer, got the numbers of a row-major one."""
+    results = []
+    for run in (program, compiled(program, options={"random": "eager"}, dynamic=dynamic)):
+        x = torch.linspace(-1, 1, 2 * 3 * 8).reshape(2, 3, 8)
+        leaf = x.clone().requires_grad_(training)
+        given = leaf * 1
+        torch.manual_seed(3)
+        y = run(given)
+        if y.requires_grad:
+            y.square().sum().backward()
+        results.append((y.detach(), given.detach(), leaf.grad, torch.rand(2)))
+    for eager, ours in zip(*results, strict=True):
+        assert (eager is None) == (ours is None)
+        if eager is not None:
+            torch.testing.assert_close(ours, eager)
+
+
 def test_sampling_by_search_keeps_eagers_stream() -> None:
     def program(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return torch.multinomial(p, 3), torch.randperm(9), torch.poisson(p)

@@ -225,6 +225,12 @@ def _text(name: str, old: str, new: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "tensors.pt").write_bytes(b"PK nothing"), "cannot be read"),
         (_json(format=99), "format 99 of graph.json is not known"),
         (_json(unwritten="it holds a secret"), "could not be written down: it holds a secret"),
+        (_json(versions={}), "graph.json describes no graph: its versions or graphs have no names"),
+        (_json(torch={"grad": True}), "describes no graph: what torch was set to is not all there"),
+        (_json(inputs=[]), "program.py takes 1 inputs, graph.json describes 0"),
+        (_json(inputs=[{"kind": "tensor"}]), "describes no graph: a tensor has no extent"),
+        (_json(constants=None), "describes no graph: constants is no dict"),
+        (_text("graph.json", '"cpu"', '"abacus"'), "graph.json describes no graph: RuntimeError"),
         (_text("graph.json", '"cpu"', '"cuda:7"'), "the graph's tensors are on cuda:7, which is not here"),
         (
             _text("program.py", "import torch\n", "import torch\nimport no_such_module\n"),
@@ -244,6 +250,20 @@ def test_bad_folders(
     assert message in str(caught.value)
     assert repro.main(folder) == 2
     assert message in capsys.readouterr().err
+
+
+def test_inputs_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path, lambda x: torch.sin(x), torch.randn(3))
+    _text("graph.json", '"float32"', '"float33"')(folder)
+    assert repro.main(folder) == 2
+    assert "inputs cannot be made as graph.json says" in capsys.readouterr().err
+
+
+def test_a_device_that_torch_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1 would say that results differ."""
+    folder = folder_of(tmp_path, lambda x: torch.sin(x), torch.randn(3))
+    assert repro.main(folder, device="abacus") == 2
+    assert "--device: torch knows no device 'abacus'" in capsys.readouterr().err
 
 
 def test_what_cannot_be_written_down_is_said(tmp_path: Path) -> None:

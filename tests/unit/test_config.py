@@ -151,6 +151,7 @@ def test_options_win_over_mode_and_patch():
         ({7: 1}, None, "options: unknown setting 7"),
         (["strict"], None, "options: expected a dict of settings, like {'strict': True}; got ['strict']"),
         (None, "fast", "unknown mode 'fast'; modes are "),
+        (None, ["max-autotune"], "unknown mode ['max-autotune']; did you mean"),
         (None, "max-autotun", "unknown mode 'max-autotun'; did you mean 'max-autotune'?; modes are "),
         (
             {"strict": "maybe"},

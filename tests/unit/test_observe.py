@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -139,6 +140,51 @@ def test_quick_compilations_and_files_stay_silent(stream: io.StringIO) -> None:
             p.kernels(0, 3)
         p.close()
     assert terminal.getvalue() == stream.getvalue() == ""
+
+
+def test_stages_that_begin_before_the_line_is_there_print_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While rich was imported each of them printed a line, which stayed on the terminal."""
+    terminal, made, go_on = Terminal(), threading.Event(), threading.Event()
+    make = Progress._make_line
+
+    def slowly(self: Progress) -> None:
+        made.set()
+        assert go_on.wait(10)
+        make(self)
+
+    monkeypatch.setattr(Progress, "_make_line", slowly)
+    p = Progress("auto", stream=terminal, delay_s=0)
+    assert made.wait(10)
+    with p.stage("one"), p.stage("two"):
+        assert terminal.getvalue() == ""
+        go_on.set()
+        until(lambda: "opforge: compiling (two" in terminal.getvalue())
+    p.close()
+    assert "compiling (one" not in terminal.getvalue()
+    assert not progress_module._showing.locked()
+
+
+class Odd:
+    """What a program may have put in the place of its errors' stream."""
+
+    def write(self, text: str) -> int:
+        raise KeyError(text)
+
+
+@pytest.mark.parametrize("stream", [None, Odd(), object()])
+@pytest.mark.parametrize("setting", ["auto", "on"])
+def test_streams_that_take_nothing(
+    setting: str, stream: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    p = Progress(setting, delay_s=0)
+    if setting == "on":
+        until(lambda: p._shown)
+    with p.stage("one"):
+        p.kernels(1, 2)
+    p.close()
+    assert capsys.readouterr().out == ""
+    assert not progress_module._showing.locked()
 
 
 def test_a_terminal_gets_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
