@@ -109,7 +109,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
     launches = tuple((e.id, e["doc"], bool(e.get("copies", False))) for e in doc.tagged("launch"))
     controls = [found for e in doc.tagged("control") if (found := _control(e, diags)) is not None]
     branches = {e.id for e in doc.tagged("control") if e["runs"] == "branch"}
-    choices = [found for e in doc.tagged("choose") if (found := _choice(e, branches, diags)) is not None]
+    choices = [chosen for e in doc.tagged("choose") if (chosen := _choice(e, branches, diags)) is not None]
     return Specs(
         _decompositions(doc.tagged("decomposition"), model, diags),
         tuple(corrections),
