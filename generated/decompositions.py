@@ -1367,3 +1367,9 @@ CONTROL: dict[str, Control] = {
     "map_impl": Control("map", (0,), 2, sliced=1),
 }
 """Higher-order operators whose functions are compiled as graphs of their own."""
+
+CHOICES: dict[str, tuple[int, int, int, str]] = {
+    # One of several functions of the program, as a number says (since torch 2.14).
+    "switch": (0, 1, 2, "cond"),
+}
+"""Higher-order operators that run one of several functions: positions of the number, the functions and what these take, and the operator of two."""

@@ -64,7 +64,7 @@ SPECS: tuple[SpecKind, ...] = (
     SpecKind("linear", ("linear",), linear.build),
     SpecKind(
         "decompositions",
-        ("decomposition", "correction", "refusal", "unfold", "inline", "launch", "control", "spare"),
+        ("decomposition", "correction", "refusal", "unfold", "inline", "launch", "control", "choose", "spare"),
         decompositions.build,
     ),
     SpecKind("random", ("random",), random.build),

@@ -1,5 +1,5 @@
 """What a cold start does with a lowered graph that the cache does not have: schedule it, write its kernels and its wrapper, and compile. A warm
-start loads none of this: it is half of the engine.
+start loads none of this, a quarter of the engine.
 """
 
 from __future__ import annotations

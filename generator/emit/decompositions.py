@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,8 @@ class ControlSpec:
 @dataclass(frozen=True)
 class Specs:
     """What the file holds. Names of higher-order operators, each with its line: `unfolded`, and whether autograd follows it; `inlined`, with the
-    positions of the function and of the first value that it takes; `launches`, and whether the kernel writes to copies.
+    positions of the function and of the first value that it takes; `launches`, and whether the kernel writes to copies;
+    `choices`, with the positions of the number, the functions and what they take, and the operator that chooses one of two.
     `spared`: names of autograd's nodes, each with its line and the number of which it asks.
     """
 
@@ -94,6 +96,7 @@ class Specs:
     inlined: tuple[tuple[str, str, tuple[int, int]], ...] = ()
     launches: tuple[tuple[str, str, bool], ...] = ()
     controls: tuple[ControlSpec, ...] = ()
+    choices: tuple[tuple[str, str, tuple[int, int, int, str]], ...] = ()
     spared: tuple[tuple[str, str, int], ...] = ()
 
 
@@ -105,6 +108,8 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
     inlined = [at for e in doc.tagged("inline") if (at := _inlined(e, diags)) is not None]
     launches = tuple((e.id, e["doc"], bool(e.get("copies", False))) for e in doc.tagged("launch"))
     controls = [found for e in doc.tagged("control") if (found := _control(e, diags)) is not None]
+    branches = {e.id for e in doc.tagged("control") if e["runs"] == "branch"}
+    choices = [chosen for e in doc.tagged("choose") if (chosen := _choice(e, branches, diags)) is not None]
     return Specs(
         _decompositions(doc.tagged("decomposition"), model, diags),
         tuple(corrections),
@@ -113,6 +118,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
         tuple(inlined),
         launches,
         tuple(controls),
+        tuple(choices),
         tuple((e.id, e["doc"], e.get("where", 1)) for e in doc.tagged("spare")),
     )
 
@@ -151,6 +157,18 @@ def _control(entry: Entry, diags: Diagnostics) -> ControlSpec | None:
     return ControlSpec(
         entry.id, entry["doc"], f"{entry['runs']!r}, {tuple(entry['functions'])}, {entry['given']}{named}"
     )
+
+
+def _choice(entry: Entry, branches: Set[str], diags: Diagnostics) -> tuple[str, str, tuple[int, int, int, str]] | None:
+    if entry["by"] not in branches:
+        known = ", ".join(sorted(branches)) or "none"
+        diags.error(entry.pos("by"), f"{entry['by']} is no branch under 'control'; there are: {known}")
+        return None
+    places = (entry["number"], entry["functions"], entry["given"])
+    if len(set(places)) != len(places):
+        diags.error(entry.pos("number"), f"two arguments of {entry.id} have the same position")
+        return None
+    return entry.id, entry["doc"], (*places, entry["by"])
 
 
 def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | None:
@@ -331,6 +349,7 @@ def emit(model: Model) -> dict[str, str]:
         "inlined": specs.inlined,
         "launches": specs.launches,
         "controls": specs.controls,
+        "choices": specs.choices,
         "spared": specs.spared,
     }
     return {path: render("decompositions.py.j2", **values)}

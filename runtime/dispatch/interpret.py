@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...generated.decompositions import CONTROL, FOLLOWED, FUNCTIONS, INLINED, REFUSED_FUNCTIONS, UNFOLDED
+from ...generated.decompositions import CHOICES, CONTROL, FOLLOWED, FUNCTIONS, INLINED, REFUSED_FUNCTIONS, UNFOLDED
 from ..torch_compat import (
     HigherOrderOperator,
     TorchFunctionMode,
@@ -63,6 +63,10 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 from .control_grad import call_control  # it runs graphs that the operator runs
 
                 env[node] = call_control(recorder, node.target, load(node.args), load(node.kwargs))
+            case "call_function" if called in CHOICES:
+                from .choice import call_choice  # as above
+
+                env[node] = call_choice(recorder, node.target, load(node.args), load(node.kwargs))
             case "call_function":
                 env[node] = call(recorder, node.target, load(node.args), load(node.kwargs))
             case "call_method":

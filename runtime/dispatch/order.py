@@ -68,5 +68,5 @@ def write_permuted(
     """Records that the operator writes through a view with its dimensions in that order; returns what it has written."""
     written: torch.Tensor = args[0]
     with recording:
-        info.op(written.permute(order), *args[1:], **kwargs)
+        info.op(written.permute(*order), *args[1:], **kwargs)
     return written

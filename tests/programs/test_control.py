@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 
 import opforge
 from opforge.runtime import compile_fx
@@ -87,6 +89,69 @@ def test_a_comparison_of_sizes_is_decided_while_tracing() -> None:
         for rows in (3, 5, 9, 2):
             x = rand(rows, 3)
             torch.testing.assert_close(compiled(x), program(x))
+
+
+CHOSEN: list[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = [
+    lambda x, y: (x.sin(), y + 1),
+    lambda x, y: (x.cos() * 2, y * x),
+    lambda x, y: (x + 1, y.exp()),
+]
+
+
+def _chosen(number: int, x: Tensor, y: Tensor) -> Tensor:
+    a, b = CHOSEN[min(max(number, 0), 2)](x, y)
+    return a * 2 + b
+
+
+def _graph_with_a_choice() -> torch.fx.GraphModule:
+    """A graph as Dynamo of torch 2.14 makes it of `torch.switch`, with any torch."""
+    known = getattr(torch.ops.higher_order, "switch", None)
+    op = known if known is not None else type("Switch", (HigherOrderOperator,), {"__call__": None})("switch")
+    root = torch.nn.Module()
+    graph = torch.fx.Graph()
+    number, x, y = (graph.placeholder(name) for name in ("number", "x", "y"))
+    for k, function in enumerate(CHOSEN):
+        setattr(root, f"branch{k}", torch.fx.symbolic_trace(function))
+    functions = [graph.get_attr(f"branch{k}") for k in range(len(CHOSEN))]
+    both = graph.call_function(op, (number, functions, (x, y)))
+    a, b = (graph.call_function(operator.getitem, (both, k)) for k in range(2))
+    graph.output((graph.call_function(operator.add, (graph.call_function(operator.mul, (a, 2)), b)),))
+    return torch.fx.GraphModule(root, graph)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_one_of_several_functions(grad: bool) -> None:
+    """By a tensor; a number too low runs the first, one too high the last."""
+    inputs = [rand(5, 7).requires_grad_(grad) for _ in range(2)]
+    with opforge.config.patch(strict=True), torch.set_grad_enabled(grad):
+        compiled = opforge.compile_fx(_graph_with_a_choice(), [torch.tensor(1), *inputs])
+        for number in (0, 1, 2, 7, -3):
+            (result,), expected = compiled(torch.tensor(number), *inputs), _chosen(number, *inputs)
+            torch.testing.assert_close(result, expected)
+            if grad:
+                found = torch.autograd.grad(result.sum(), inputs)
+                torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), inputs))
+    assert compile_fx.HISTORY[-1].externs.keys() <= {"aten.clone.default"}
+
+
+def test_switch_by_a_tensor_and_by_a_size() -> None:
+    switch = pytest.importorskip("torch._higher_order_ops.switch", reason="C1: switch came with torch 2.14").switch
+
+    def program(number: Any, x: Tensor, y: Tensor) -> Tensor:
+        a, b = switch(number, CHOSEN, (x, y))
+        return a * 2 + b
+
+    x, y = rand(5, 7), rand(5, 7)
+    with opforge.config.patch(strict=True), torch.no_grad():
+        compiled = torch.compile(program, backend="opforge", fullgraph=True)
+        for number in (0, 1, 2, 7, -3):
+            torch.testing.assert_close(compiled(torch.tensor(number), x, y), _chosen(number, x, y))
+        sized = torch.compile(
+            lambda x, y: program(x.shape[0] - 3, x, y), backend="opforge", fullgraph=True, dynamic=True
+        )
+        for rows in (2, 3, 4, 5, 9):
+            x, y = rand(rows, 7), rand(rows, 7)
+            torch.testing.assert_close(sized(x, y), _chosen(rows - 3, x, y))
 
 
 def test_functions_are_compiled_and_the_branch_not_taken_does_not_run() -> None:
