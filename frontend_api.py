@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,9 @@ from .runtime.compile_fx import Artifacts
 from .runtime.config import from_options as _from_options
 from .runtime.inductor_options import warn_once
 from .runtime.observe import counters
-from .runtime.torch_compat import minifier_after
+from .runtime.torch_compat import compiles_allowed, minifier_after
+
+_explanations = itertools.count(1)
 
 
 def compile_fx(
@@ -123,8 +126,10 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Callable[...,
             return _engine.compile_fx(gm, inputs, options={"lazy_backward": False, **options})
 
         said = None
+        # Dynamo keeps what earlier explanations had it compile of the same functions, and counts that against its limit.
+        allowed = compiles_allowed(next(_explanations))
         try:
-            with explained(getattr(fn, "__name__", type(fn).__name__)) as said:
+            with allowed, explained(getattr(fn, "__name__", type(fn).__name__)) as said:
                 said.result = torch.compile(fn, backend=fresh)(*args, **kwargs)
         except Exception as error:
             if said is not None:

@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
     "RESTART", "FakeTensor", "FakeTensorMode", "LazyGraphModule", "PyTreeCodeGen", "PyTreeInfo", "TorchDispatchMode", "TorchFunctionMode",
-    "TracingContext", "default_device", "disable_autocast", "enable_python_dispatcher", "frame_source", "in_fake_kernel",
+    "TracingContext", "compiles_allowed", "default_device", "disable_autocast", "enable_python_dispatcher", "frame_source", "in_fake_kernel",
     "is_traceable_wrapper_subclass", "is_wrapper_type", "keep_item", "no_modes", "number_read_from", "numbers_of_data_followed", "pytree",
     "start_anew", "without_fake_cache",
 ]  # fmt: skip
@@ -111,3 +111,11 @@ def numbers_of_data_followed() -> AbstractContextManager[Any]:
         capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
     )
     return patched
+
+
+def compiles_allowed(times: int) -> Any:
+    """For the length of a block Dynamo compiles each function that many times as often as it is set to, before it leaves the function to eager."""
+    import torch._dynamo.config as config
+
+    names = ("recompile_limit", "accumulated_recompile_limit")
+    return config.patch(**{name: getattr(config, name) * times for name in names})  # type: ignore[attr-defined]

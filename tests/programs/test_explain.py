@@ -44,6 +44,17 @@ def test_a_full_history_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(opforge.explain(lambda x: x.sin() + 1)(torch.randn(4)).graphs) == 1
 
 
+def test_any_number_of_explanations_of_one_function() -> None:
+    """From the ninth on they said that nothing was compiled: Dynamo counts all compiles of a function."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    limit = torch._dynamo.config.recompile_limit
+    assert [len(opforge.explain(f)(torch.ones(3)).graphs) for _ in range(limit + 3)] == [1] * (limit + 3)
+    assert torch._dynamo.config.recompile_limit == limit
+
+
 def test_when_nothing_is_compiled_it_says_so() -> None:
     assert "nothing was compiled" in str(opforge.explain(lambda n: n + 1)(2))
 
