@@ -35,7 +35,10 @@ def mse_loss(b, self, target, reduction=1):
 
 # spec: aten.mse_loss_backward
 def mse_loss_backward(b, grad_output, self, target, reduction):
-    b.native_if(is_float(dtype(self)), "is_float(dtype(self))")
+    b.native_if(
+        is_float(dtype(self)) and dtype(self) == dtype(target) and dtype(self) == dtype(grad_output),
+        "is_float(dtype(self)) and dtype(self) == dtype(target) and dtype(self) == dtype(grad_output)",
+    )
     g = (self - target) * 2.0 * grad_output
     return to(g / numel(self) if reduction == 1 else g, dtype(self))
 
