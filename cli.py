@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -29,30 +29,28 @@ FAULTS = 12
 KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter", "composite", "extern", "decomposed")
 EMITTERS: tuple[str, ...] = (
     *("config", "options", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),
-    *(
-        "op_tests",
-        "invalid_tests",
-        "edge_tests",
-        "recompute",
-        "linear",
-        "random",
-        "rewrites",
-        "mutations",
-        "decompositions",
-        "matrix",
-        "docs",
-    ),
+    *("op_tests", "invalid_tests", "edge_tests", "recompute", "linear", "random"),
+    *("rewrites", "mutations", "decompositions", "matrix", "docs"),
 )
+
+
+def _flag(name: str, text: str) -> Any:
+    """An option without a value, which typer would else show as `<bool>`."""
+    return typer.Option(name, metavar="", help=text)
+
 
 Imports = Annotated[
     list[str] | None,
     typer.Option(
         "--import",
         metavar="MODULE",
-        help="Import MODULE first: it registers operators with torch. Found in the current folder, beside the spec file,"
-        " or where Python finds it.",
+        help="Import MODULE first: it registers operators with torch (for repro and minify it also loads their YAML)."
+        " Found in the current folder, beside the YAML file, or where Python finds it.",
     ),
 ]
+
+USERS, OWN, INSIDE = "Run and debug programs", "Operators of your own", "Work on opforge itself"
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def _show_version(wanted: bool) -> None:
@@ -72,22 +70,23 @@ def options(
     """opforge: a torch.compile backend whose knowledge lives in YAML."""
 
 
-@app.command()
+@app.command(rich_help_panel=OWN)
 def generate(
-    spec: Annotated[
-        Path | None, typer.Argument(help="A spec file of your own, of operators (default: opforge's own specs).")
+    spec: Annotated[Path | None, typer.Argument(help="Your own operators' YAML (default: opforge's specs).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the module made of SPEC is written.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the module made of SPEC.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when something is stale.")] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Write nothing; print what would change.")] = False,
+    check: Annotated[bool, _flag("--check", "Write nothing; exit with 1 if a file is out of date.")] = False,
+    diff: Annotated[bool, _flag("--diff", "Write nothing; print what would change.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help=f"Run only this emitter (repeatable): {', '.join(EMITTERS)}.")
+        list[str] | None,
+        typer.Option("--only", metavar="EMITTER", help=f"Run only this emitter (repeatable): {', '.join(EMITTERS)}."),
     ] = None,
     imports: Imports = None,
 ) -> None:
-    """Write generated/ from the specs, or a Python module from a spec file of your own.
+    """Write a Python module from a YAML file of your own, or generated/ from opforge's own specs.
 
-    Only files that changed are written; nothing is written when a spec is wrong (exit code 2).
+    Only files that change are written. If a spec is wrong, nothing is written (exit code 2).
     """
     from .generator import run
 
@@ -114,14 +113,14 @@ def generate(
             print("everything is up to date")
 
 
-@app.command()
+@app.command(rich_help_panel=OWN)
 def check(
     files: Annotated[list[Path] | None, typer.Argument(help="Spec files (default: opforge's own).")] = None,
     imports: Imports = None,
 ) -> None:
-    """Check spec files: shows every mistake with its place and what was expected; exit code 2 if there is one.
+    """Check YAML files of operators: show each mistake with its place and what was expected (exit code 2 if there is one).
 
-    A file of opforge's own is checked together with all of them, because they refer to each other.
+    A file of opforge's own specs is checked together with the others, because they refer to each other.
     """
     from .generator import run
 
@@ -148,27 +147,27 @@ def check(
     raise typer.Exit(2 if failed else 0)
 
 
-@app.command("test")
+@app.command("test", rich_help_panel=OWN)
 def run_tests(
-    spec: Annotated[Path, typer.Argument(help="A spec file of your own, of operators.")],
+    spec: Annotated[Path, typer.Argument(help="A YAML file with operators of your own.")],
     imports: Imports = None,
     reference: Annotated[
         list[str] | None,
         typer.Option(
             "--reference",
             metavar="OP=MODULE:FUNCTION",
-            help="What computes the right results of an operator (repeatable; default: the operator's own eager kernel).",
+            help="A function that computes the right results of an operator (repeatable; default: its eager kernel).",
         ),
     ] = None,
     entry: Annotated[
         list[str] | None, typer.Option("--entry", metavar="OP", help="Test only this operator (repeatable).")
     ] = None,
 ) -> None:
-    """Test the operators of a spec file of your own as opforge's own are tested.
+    """Compare the operators of a YAML file of your own with their eager kernels, as opforge's own are tested.
 
-    Every overload is compiled and compared with its eager kernel and a float64 run: over dtypes, shapes and layouts, with values drawn for
-    its parameters, or with the arguments that `tests` of its entry names; gradients too, where it has a formula. Exit code 1 when a result
-    is wrong or the eager kernel had to run, 2 for a mistake in the file.
+    Each overload is compared over dtypes, shapes and layouts, and its gradients
+    too if it has a formula for them. A float64 run decides. Exit code 1 if a
+    result is wrong or the eager kernel had to run, 2 for a mistake in the file.
     """
     from .testing.user_file import check_file
 
@@ -190,17 +189,15 @@ def run_tests(
     raise typer.Exit(1 if failed else 0)
 
 
-@app.command(
-    "run",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
-)
+@app.command("run", rich_help_panel=USERS, context_settings={**PASSED_ON, "allow_interspersed_args": False})
 def run_script(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="A Python program; what follows are its arguments.")],
+    script: Annotated[Path, typer.Argument(help="A Python program; whatever follows is passed to it.")],
 ) -> None:
-    """Run a program with opforge as its default backend: `torch.compile(model)` in it, and in libraries it uses, compiles by opforge.
+    """Run a program with opforge as the default backend of `torch.compile`, also in the libraries that it uses.
 
-    As `opforge.install()` at its first line; what was changed is printed to stderr.
+    The same as `opforge.install()` in its first line. What that changed is
+    printed to stderr. A `torch.compile` that names a backend keeps it.
     """
     from .default_backend import install
     from .program import run_program, shown
@@ -211,20 +208,20 @@ def run_script(
     raise typer.Exit(shown(run_program(script, context.args)))
 
 
-@app.command("explain", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command("explain", rich_help_panel=USERS, context_settings=PASSED_ON)
 def explain_script(
     context: typer.Context,
     script: Annotated[
-        Path, typer.Argument(help="A Python program; what follows are its arguments, after `--` whatever they are.")
+        Path,
+        typer.Argument(help="A Python program; whatever follows is passed to it, after `--` opforge's options too."),
     ],
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures of all graphs.")] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Print loop IR, kernels and wrapper of each graph too.")
-    ] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with pictures.")] = None,
+    details: Annotated[bool, _flag("--details", "Also print the loop IR, kernels and wrapper of each graph.")] = False,
 ) -> None:
     """Run a program as `opforge run` does, and say what was compiled, what ran eagerly and why, and where the time goes.
 
-    The times are those of each graph's first call, which is made again when the program has ended. The exit code is the program's.
+    When the program has ended, the first call of each graph is made again and
+    timed. The exit code is the program's.
     """
     from .default_backend import install
     from .program import run_program, shown
@@ -252,21 +249,24 @@ def explain_script(
 
 
 _Device = Annotated[
-    str, typer.Option(help="Where the graph's tensors are, instead of where they were recorded: cpu, cuda.")
+    str, typer.Option(metavar="DEVICE", help="Run the graph on cpu or cuda, instead of where it was recorded.")
 ]
-_Seed = Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of the values that were not saved.")]
+_Seed = Annotated[
+    int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of the random values for inputs that were not saved.")
+]
 
 
-@app.command()
+@app.command(rich_help_panel=USERS)
 def repro(
-    folder: Annotated[Path, typer.Argument(help="A graph's folder, as TORCH_COMPILE_DEBUG=1 writes it.")],
+    folder: Annotated[Path, typer.Argument(help="A graph's folder, as a run with TORCH_COMPILE_DEBUG=1 writes it.")],
     seed: _Seed = 0,
     device: _Device = "",
     imports: Imports = None,
 ) -> None:
-    """Run one recorded graph by eager kernels and by opforge, and say whether opforge's results are as right.
+    """Run one recorded graph eagerly and with opforge, and say whether opforge's results are as right as eager's.
 
-    Exit code 0 when they are, 1 when a result differs or opforge raises, 2 for a folder that cannot be run.
+    Exit code 0 if they are, 1 if a result differs or opforge raises an error,
+    2 if the folder cannot be run.
     """
     _import_all(imports)
     from .testing.repro import main as run
@@ -275,24 +275,26 @@ def repro(
     raise typer.Exit(run(folder, seed, device))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(rich_help_panel=USERS, context_settings=PASSED_ON)
 def minify(
     context: typer.Context,
     path: Annotated[
-        Path, typer.Argument(help="A graph's folder, or a Python program; what follows are its arguments.")
+        Path, typer.Argument(help="A graph's folder, or a Python program; whatever follows is passed to the program.")
     ],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder for the small graph (default: beside the graph's).")
+        Path | None,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Where to write it (default: beside the graph)."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time for it.")] = 300.0,
+    seconds: Annotated[float, typer.Option(help="Stop after this many seconds.")] = 300.0,
     seed: _Seed = 0,
     device: _Device = "",
     imports: Imports = None,
 ) -> None:
-    """Make a recorded graph that fails smaller while it fails in the same way, and write it to a folder for `opforge repro`.
+    """Shrink a recorded graph that fails for as long as it fails in the same way, and write a folder for `opforge repro`.
 
-    A program is run first, with opforge as its default backend, and its first graph that fails is taken. Exit code 0 when a folder was
-    written, 1 when nothing fails, 2 for a folder that cannot be run.
+    A program is run first, as by `opforge run`, and its first graph that fails
+    is taken. Exit code 0 if a folder was written, 1 if the graph does not fail,
+    2 if it cannot be run or no graph of the program fails.
     """
     if not path.exists():
         _stop(f"there is no folder or program {path}")
@@ -324,7 +326,11 @@ def minify(
     )
     print(found.recorded.graph.code.strip())
     print(found.verdict)
-    print(f"wrote {target}; run it by: opforge repro {target}")
+    print(f"wrote {target}; run it with: opforge repro {target}" + _import_options(imports))
+
+
+def _import_options(modules: list[str] | None) -> str:
+    return "".join(f" --import {name}" for name in modules or ())
 
 
 def _import_all(modules: list[str] | None) -> None:
@@ -339,16 +345,18 @@ def _import_all(modules: list[str] | None) -> None:
             _stop(f"cannot import {name}: {error}")
 
 
-@app.command("new-op")
+@app.command("new-op", rich_help_panel=OWN)
 def new_op(
-    name: Annotated[str, typer.Argument(help="The operator: softplus, aten.sum.dim_IntList, my_lib.my_op.")],
-    kind: Annotated[str, typer.Option(help=f"The way it is computed: {', '.join(KINDS)}.")] = "pointwise",
+    name: Annotated[
+        str, typer.Argument(help="The operator, for example softplus, aten.sum.dim_IntList or my_lib.my_op.")
+    ],
+    kind: Annotated[str, typer.Option(help=f"How it is computed: {', '.join(KINDS)}.")] = "pointwise",
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Append to this spec file instead of printing.")
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Append to this YAML file instead of printing.")
     ] = None,
     imports: Imports = None,
 ) -> None:
-    """Print (or append to a file) a template entry for an operator, below its schema in torch."""
+    """Print an operator's schema in torch and a template of its YAML entry, or append them to a file."""
     from .generator.ahead import new_entry
 
     text = new_entry(name, kind, out, imports or ())
@@ -360,17 +368,15 @@ def new_op(
             file.write(text)
     except OSError as e:
         _stop(f"cannot write {out}: {e.strerror}")
-    print(f"added to {out}; next: opforge check {out}" + "".join(f" --import {m}" for m in imports or ()))
+    print(f"added to {out}; next: opforge check {out}" + _import_options(imports))
 
 
-@app.command()
+@app.command(rich_help_panel=INSIDE)
 def schemas(
-    name: Annotated[str | None, typer.Argument(help="Show operators whose name has this in it.")] = None,
-    refresh: Annotated[
-        bool, typer.Option("--refresh", help="Bring the installed torch's version up to date in the snapshot.")
-    ] = False,
+    name: Annotated[str | None, typer.Argument(help="Show only operators whose name contains this.")] = None,
+    refresh: Annotated[bool, _flag("--refresh", "Update the stored schemas of the installed torch.")] = False,
 ) -> None:
-    """Show torch's operator schemas, which the specs are checked against, and which versions have them."""
+    """Show the operator schemas of torch that the specs are checked against."""
     from .generator.torch_schemas import SNAPSHOT, matching, nearest_operator, refreshed
 
     if refresh:
@@ -386,9 +392,9 @@ def schemas(
         print(line)
 
 
-@app.command()
+@app.command(rich_help_panel=INSIDE)
 def rows() -> None:
-    """Which row each operator of the installed torch has. Exit code 1 where one has none."""
+    """Count the operators of the installed torch by the kind of their entry. Exit code 1 if one has no entry."""
     from .generator import coverage
     from .generator.run import load_model
     from .generator.torch_schemas import TorchSchemas, torch_lines
@@ -404,9 +410,9 @@ def rows() -> None:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=INSIDE)
 def lines() -> None:
-    """Lines of source by folder, hand-written and generated."""
+    """Count lines of source in each folder, hand-written and generated."""
     from .generator.report import line_counts
     from .generator.run import ROOT
 
@@ -421,9 +427,9 @@ def lines() -> None:
         print(text)
 
 
-@app.command()
+@app.command(rich_help_panel=INSIDE)
 def keys() -> None:
-    """How many entries use each key of the specs; a key that fewer than three use is marked."""
+    """Count how many entries use each key of the specs; mark a key that fewer than three use."""
     from .generator.report import key_usage
     from .generator.run import load_model
 

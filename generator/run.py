@@ -256,7 +256,7 @@ def _ruff() -> str:
     beside = Path(sys.executable).with_name("ruff")
     found = str(beside) if beside.exists() else shutil.which("ruff")
     if not found:
-        raise SpecError("the generator needs ruff to format its output: pip install 'opforge[dev]'")
+        raise SpecError("the generator needs ruff to format what it writes: pip install ruff")
     return found
 
 
