@@ -3,8 +3,8 @@
     python benchmarks/warm_start.py                   five rounds, each backend once a round in a fresh process
     python benchmarks/warm_start.py --profile FILE    where opforge's part goes: cProfile's numbers of one more process
 
-The floor is a backend that compiles nothing: torch's imports, the model and Dynamo are what is left. Each process reports its whole life and
-its first call; the table has medians, and ratios to the floor. It writes benchmarks/results/warm_start.json.
+The floor is torch's backend that compiles nothing (`eager`): torch's imports, the model and Dynamo are what is left. Each process reports its
+whole life and its first call; the table has medians, and ratios to the floor. It writes benchmarks/results/warm_start.json.
 """
 
 from __future__ import annotations
@@ -29,16 +29,12 @@ BACKENDS = ("floor", "opforge", "inductor")
 CHILD = """
 import sys, time, json
 backend, profile = sys.argv[1:3]
-sys.path[:0] = [{examples!r}, {benchmarks!r}]
+sys.path.insert(0, {examples!r})
 import torch, minilm
 torch.set_num_threads(2)
 model, inputs = minilm.load()
 start = time.perf_counter()
-if backend == "floor":
-    import backends
-    run = torch.compile(model, backend=backends.pass_through)
-else:
-    run = torch.compile(model, backend=backend)
+run = torch.compile(model, backend="eager" if backend == "floor" else backend)
 if profile:
     import cProfile
     profiler = cProfile.Profile()
@@ -59,7 +55,7 @@ print("TOLD", json.dumps(told))
 
 def process(backend: str, folder: Path, profile: str = "") -> dict[str, Any]:
     """One fresh process's seconds; its caches lie in `folder`."""
-    text = CHILD.format(examples=str(HERE.parent / "examples"), benchmarks=str(HERE))
+    text = CHILD.format(examples=str(HERE.parent / "examples"))
     caches = {"OPFORGE_CACHE_DIR": str(folder / "opforge"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
     bytecode = {"PYTHONPYCACHEPREFIX": str(folder / "bytecode")}  # which an installed package has
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
