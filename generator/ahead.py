@@ -13,7 +13,7 @@ from .diagnostics import Diagnostics
 from .load import load_spec
 from .model import Model
 from .new_op import template
-from .run import format_files, load_model, load_user_model
+from .run import format_module, load_model, load_user_model
 from .torch_schemas import TorchSchemas, torch_lines
 from .user import generate_module
 
@@ -44,7 +44,7 @@ def user_module(path: Path, imports: Sequence[str] = ()) -> str:
         "    ops.ANY_STRIDES.update(ANY_STRIDES)",
     ]
     text = generate_module(path, user_schemas(path, imports)) + "\n".join(lines) + "\n"
-    return format_files({"module.py": text})["module.py"]
+    return format_module(text)
 
 
 def new_entry(name: str, kind: str, out: Path | None = None, imports: Sequence[str] = ()) -> str:

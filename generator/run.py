@@ -252,12 +252,21 @@ def format_files(files: Mapping[str, str]) -> dict[str, str]:
         return {p: Path(tmp, p).read_bytes().decode() if p in python else text for p, text in files.items()}
 
 
+def format_module(text: str) -> str:
+    """A module of a user's operators, formatted where ruff is installed: only readers need it."""
+    return format_files({"module.py": text})["module.py"] if _find_ruff() else text
+
+
 def _ruff() -> str:
-    beside = Path(sys.executable).with_name("ruff")
-    found = str(beside) if beside.exists() else shutil.which("ruff")
+    found = _find_ruff()
     if not found:
         raise SpecError("the generator needs ruff to format what it writes: pip install ruff")
     return found
+
+
+def _find_ruff() -> str | None:
+    beside = Path(sys.executable).with_name("ruff")
+    return str(beside) if beside.exists() else shutil.which("ruff")
 
 
 def write_tree(changes: Iterable[Change], root: Path) -> None:

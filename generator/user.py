@@ -19,7 +19,7 @@ from .load import load_spec
 from .model import Model
 from .op_entries import OpEntry
 from .render import header, literal
-from .run import format_files, load_model, load_user_model
+from .run import format_module, load_model, load_user_model
 from .torch_schemas import TorchSchemas, torch_lines
 
 _base = cache(load_model)
@@ -45,7 +45,7 @@ def generate_module(path: str | Path, schemas: TorchSchemas | None = None) -> st
     any_strides = sorted(s.id for e in entries if e.any_strides for s in e.schemas)
     text += f"COMPLEX: set[str] = set({literal(complex_)})\n"
     text += f"ANY_STRIDES: set[str] = set({literal(any_strides)})\n"
-    return format_files({"module.py": text})["module.py"]
+    return format_module(text)
 
 
 def load_user_specs(path: str | Path) -> list[str]:

@@ -19,6 +19,7 @@ import opforge
 
 from ..errors import OpforgeError, first_line
 from ..generated.config import FIELDS
+from ..report.units import count_text
 from ..runtime.torch_compat import numbers_of_data_followed
 from .judge import as_right, equal, shown
 from .noise import MANY_RUNS, NOISY_RUNS, Noise
@@ -74,7 +75,10 @@ def described(recorded: Recorded, folder: Path) -> str:
     random = sum(t["kind"] == "tensor" and t["name"] not in recorded.tensors and t["extent"] > 0 for t in told)
     sizes = ", symbolic sizes" if recorded.symbolic else ""
     settings = recorded.about["settings"]
-    line = f"{folder}: {calls} calls, {len(told)} inputs ({random} of them get random values){sizes}"
+    inputs = (
+        f"{count_text(len(told), 'input')}, {random} with random values" if random else count_text(len(told), "input")
+    )
+    line = f"{folder}: {count_text(calls, 'call')}, {inputs}{sizes}"
     now = f"opforge {opforge.__version__}, torch {torch.__version__}"
     was = f"opforge {then['opforge']}, torch {then['torch']}"
     return f"{line}\nrecorded with {was}{'' if was == now else f', run with {now}'}{f'; settings {settings}' if settings else ''}"

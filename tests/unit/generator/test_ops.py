@@ -11,6 +11,7 @@ import torch
 
 import opforge
 from opforge.errors import SpecError
+from opforge.generator import run
 from opforge.generator.check_ops import build
 from opforge.generator.diagnostics import Diagnostics
 from opforge.generator.emit.lowerings import function_text
@@ -449,7 +450,13 @@ def test_a_users_file_holds_operators_only(tmp_path: Path) -> None:
         generate_module(path)
 
 
-def test_a_users_operator_is_native_after_load_specs(tmp_path: Path, library: torch.library.Library) -> None:
+@pytest.mark.parametrize("ruff", [True, False], ids=["ruff", "no ruff"])
+def test_a_users_operator_is_native_after_load_specs(
+    tmp_path: Path, library: torch.library.Library, monkeypatch: pytest.MonkeyPatch, ruff: bool
+) -> None:
+    torch._dynamo.reset()
+    if not ruff:  # which only readers of the module need
+        monkeypatch.setattr(run, "_find_ruff", lambda: None)
     path = tmp_path / "my_ops.yaml"
     path.write_text(SHRINK)
     assert "return p.result(s.where(s.abs(x) <= by, 0.0, x - s.sign(x) * by))" in generate_module(path)
