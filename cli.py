@@ -213,7 +213,7 @@ def explain_script(
     context: typer.Context,
     script: Annotated[
         Path,
-        typer.Argument(help="A Python program; whatever follows is passed to it, after `--` opforge's options too."),
+        typer.Argument(help="A Python program and its arguments; after `--` all of them are the program's."),
     ],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with pictures.")] = None,
     details: Annotated[bool, _flag("--details", "Also print the loop IR, kernels and wrapper of each graph.")] = False,
@@ -290,7 +290,7 @@ def minify(
     device: _Device = "",
     imports: Imports = None,
 ) -> None:
-    """Shrink a recorded graph that fails for as long as it fails in the same way, and write a folder for `opforge repro`.
+    """Make a recorded graph that fails smaller while it still fails in the same way; write a folder for `opforge repro`.
 
     A program is run first, as by `opforge run`, and its first graph that fails
     is taken. Exit code 0 if a folder was written, 1 if the graph does not fail,

@@ -28,7 +28,7 @@ _installed: Installed | None = None
 
 
 class Installed:
-    """What `install` has changed. Printed, it says so; as a context manager it is undone at the end of the block, unless it was there before.
+    """What `install` has changed; `print` shows it. The end of a `with` block undoes the changes, unless opforge was installed before the block.
 
     changes  one line for each place, in the order in which they were changed.
     """

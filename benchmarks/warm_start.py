@@ -1,4 +1,4 @@
-"""How long a second process waits for its first result, with a full cache: MiniLM by each backend, beside the floor.
+"""How long a process with a full cache takes to its first result: MiniLM with each backend, compared with a floor.
 
     python benchmarks/warm_start.py                   five rounds, each backend once a round in a fresh process
     python benchmarks/warm_start.py --profile FILE    where opforge's part goes: cProfile's numbers of one more process

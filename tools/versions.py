@@ -85,7 +85,7 @@ def run(python: str, paths: list[str]) -> dict[str, Any]:
 
 
 def numbers(version: str) -> list[int]:
-    """By what versions are sorted; a nightly build has letters among its numbers."""
+    """The key by which versions are sorted; a nightly build has letters in its version."""
     return [int(n) for n in re.findall(r"\d+", version.split("+")[0])]
 
 

@@ -226,7 +226,7 @@ class _Lowerer:
             self.b.begin(node.name, origin_of(name, node), place_of(name, node))
             args = tuple(self.extern_argument(a) for a in node.args)
             kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
-            count_extern(name, EXTERN.get(name, NO_ENTRY), self.b.place)
+            count_extern(name, EXTERN.get(name, NO_ENTRY))
             self.b.extern([], name, args, kwargs, True, effect=True, learns=(learned,))
         elif isinstance(val, torch.SymInt):
             self.b.begin(node.name, "number")
@@ -289,7 +289,7 @@ class _Lowerer:
         if target._schema.is_mutable:
             raise UnsupportedError(f"{name} writes to its arguments: the graph is not functional")
         self.need_storage(node)
-        count_extern(name, reason, self.b.place)
+        count_extern(name, reason, "" if EXTERN.get(name) == reason else self.b.place)
         return self.extern(node, val, name)
 
     def why_extern(self, node: fx.Node, val: Any) -> str | None:
@@ -448,7 +448,7 @@ class _Lowerer:
         self.need_storage(node)
         if copying is None:
             raise UnsupportedError(f"view {name} cannot be copied: {reason}")
-        count_extern(name, reason, self.b.place)
+        count_extern(name, reason, "" if EXTERN.get(name) == reason else self.b.place)
         return self.extern(node, val, str(copying))
 
     def need_storage(self, node: fx.Node) -> None:

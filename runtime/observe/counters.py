@@ -26,13 +26,13 @@ _seconds: dict[str, float] = defaultdict(float)
 
 
 def count_extern(op: str, reason: str, place: str = "") -> None:
-    """One node that runs by the eager kernel of `op` (`namespace.name.overload`), and why; `place`: the program's line."""
+    """One node that runs by the eager kernel of `op` (`namespace.name.overload`), and why. `place`: the program's line, where another call of it
+    might be compiled, which is a hint to the user.
+    """
     if getattr(_trials, "depth", 0):
         return
-    from ...generated.ops import EXTERN  # a large table, which lowering has loaded by now
-
-    if EXTERN.get(op) != reason:  # not what its spec has chosen for all calls
-        note("perf_hints", f"{op} runs by its eager kernel: {reason}{f', in {place}' if place else ''}")
+    if place:
+        note("perf_hints", f"{op} runs by its eager kernel: {reason}, in {place}")
     with _lock:
         _externs[op, reason] += 1
     _add("opforge_eager_kernels", f"{op}: {reason}")
@@ -111,7 +111,7 @@ def count_graph(
     _add("opforge", "graphs", graphs)
     _add("opforge", "kernels", kernels)
     _add("opforge", "extern_calls", sum(externs.values()))
-    _add("opforge", "cache_hits" if cached else "cache_misses")
+    _add("opforge", "cache_hits" if cached else "cache_misses", graphs)
 
 
 def count_recording(title: str) -> None:
