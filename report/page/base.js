@@ -49,6 +49,7 @@ function drawn(v) {
   v.drawn = state.graph;
   v.draw(graph());
   v.select(state.step);
+  $(v.id).dataset.drawn = state.graph;
 }
 const sight = new IntersectionObserver(entries => {
   for (const e of entries) {

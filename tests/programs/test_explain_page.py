@@ -99,11 +99,11 @@ def opened(browser: Any, path: Path, theme: str = "light") -> tuple[Any, list[st
     return page, said, time.perf_counter() - start
 
 
-def scrolled(page: Any) -> None:
-    """Brings every section into sight, which draws it."""
+def scrolled(page: Any, graph: int = 0) -> None:
+    """Brings every section into sight, which draws it for the chosen graph."""
     for name in SECTIONS:
         page.evaluate(f"document.getElementById('{name}').scrollIntoView()")
-        page.wait_for_selector(f"#{name} h2")
+        page.wait_for_selector(f"#{name}[data-drawn='{graph}']", state="attached")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -112,7 +112,7 @@ def test_every_section_of_every_graph_is_drawn(facts: dict[str, Any], browser: A
     assert len(facts["graphs"]) == 2
     for number, graph in enumerate(facts["graphs"]):
         page.click(f"#graphs [data-graph='{number}']")
-        scrolled(page)
+        scrolled(page, number)
         kernels = [s["name"] for s in graph["steps"] if s["kind"] == "kernel"]
         assert page.eval_on_selector_all("#steps [data-kernel]", "rows => rows.map(r => r.dataset.kernel)") == kernels
         assert page.locator("#picture .box").count() == len(graph["steps"])

@@ -46,7 +46,9 @@ def test_dtypes_are_those_of_eager(name: str, dtypes: tuple[torch.dtype, torch.d
             out.sum().backward()
         seen.append([y for y in (out.detach(), x.grad) if y is not None])
     assert opforge.stats()["fallbacks"] == {}
-    assert opforge.stats()["externs"] == {}
+    # Eager's kernel of this gradient raises on some devices and versions: it runs, and decides.
+    mse = name in LOSSES and name.startswith("mse")
+    assert opforge.stats()["externs"] == ({"aten.mse_loss_backward.default": 1} if mse else {})
     for eager, found, exact in zip(*seen, strict=True):
         if found.numel() > 1:
             assert_as_accurate(found, eager, exact)
