@@ -163,6 +163,7 @@ def test_a_page_of_500_kernels_opens_in_two_seconds(facts: dict[str, Any], brows
     scrolled(page)
     assert page.locator("#picture .box").count() == len(many["graphs"][0]["steps"])
     assert said == []
+    print(f"a page of 500 kernels can be used after {min(runs):.2f} s")
     assert min(runs) < 2
 
 
