@@ -17,7 +17,7 @@ from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ..dispatch.symbols import without_choices
 from ..ir.atoms import SIGNED
-from ..ir.index import Expr, sym
+from ..ir.index import Expr, Sym, sym
 from ..ir.learned import FUNCTIONS, Learned, names_in
 from ..ir.nodes import Buffer, Node, const, index_node
 from ..torch_compat import python_source
@@ -92,8 +92,15 @@ def _double(x: Any) -> Node | None:
     if isinstance(x, Number):
         return None if isinstance(x, Truth) else x.node
     if isinstance(x, Expr):
-        return Node("to_dtype", (index_node(x),), "float64")
+        return Node("to_dtype", (index_node(x),), "float64") if _fits(x) else None
     return const(float(x), "float64") if isinstance(x, (int, float)) else None
+
+
+def _fits(x: Expr) -> bool:
+    """Whether 64 bits hold an integer for sure: a symbol, or one and a constant. Python has no such limit for a product that becomes a float."""
+    return all(not m or (len(m) == 1 and isinstance(m[0], Sym) and abs(factor) == 1) for m, factor in x.terms) and (
+        sum(bool(m) for m, _ in x.terms) <= 1
+    )
 
 
 def _computed(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:

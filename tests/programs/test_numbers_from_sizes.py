@@ -281,6 +281,27 @@ def test_a_size_times_a_large_integer() -> None:
         whole(x)
 
 
+PRODUCTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as a float": lambda x: x * float(x.shape[0] ** 2 * 10**8),
+    "divided": lambda x: x * (x.shape[0] ** 2 * 10**8 / 7),
+    "beside a float": lambda x: x * (x.shape[0] ** 2 * 10**8 + 0.5),
+    "its root": lambda x: x * math.sqrt(x.shape[0] ** 2 * 10**8),
+    "of a sum": lambda x: x / float((x.shape[0] + 3) * (x.shape[0] - 7) * 10**8),
+}
+
+
+@pytest.mark.usefixtures("fresh_stats")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_of_sizes_that_becomes_a_float(name: str) -> None:
+    """Kernels computed it with 64 bits; Python has no such limit."""
+    torch._dynamo.reset()
+    compiled = torch.compile(PRODUCTS[name], backend="opforge", dynamic=True)
+    for n in (8, 60, 400_000, 480_000):
+        x = torch.ones(n, dtype=torch.float64)
+        torch.testing.assert_close(compiled(x), PRODUCTS[name](x), rtol=0, atol=0)
+    assert opforge.stats()["fallbacks"] == {}
+
+
 def test_an_item_that_python_refuses() -> None:
     torch._dynamo.reset()
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
