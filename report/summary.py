@@ -94,7 +94,7 @@ def _graphs(graphs: list[dict[str, Any]]) -> Table:
             str(g["kernels"]),
             str(g["library"]),
             seconds_text(seconds),
-            _at_least(seconds_text(g["predicted"]), g.get("unpredicted", 0)),
+            _at_least(g["predicted"], g.get("unpredicted", 0)),
             percent_text(share),
             bytes_text(g["moved"]),
             bytes_text(g["least"]),
@@ -117,8 +117,11 @@ def _graphs(graphs: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _at_least(text: str, unknown: int) -> str:
-    return f"≥ {text}" if unknown and text != "unknown" else text
+def _at_least(seconds: float | None, unknown: int) -> str:
+    """The sum of what is known of the steps, `unknown` of which are not."""
+    if unknown and not seconds:
+        return seconds_text(None)
+    return f"≥ {seconds_text(seconds)}" if unknown else seconds_text(seconds)
 
 
 def _slowest(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -92,10 +92,11 @@ def count_graph(
     cache. `graphs` is 0 for the backward of one that was counted before.
     """
     LOG.info(
-        "%s: %d kernels, eager kernels %s, arena %d bytes, %.2f s%s",
+        "%s: %d kernel%s, eager kernels: %s, arena %d bytes, %.2f s%s",
         "a graph" if graphs else "a backward",
         kernels,
-        dict(externs),
+        "" if kernels == 1 else "s",
+        ", ".join(f"{count} {name}" for name, count in externs.items()) or "none",
         arena_bytes,
         sum(seconds.values()),
         ", from the cache" if cached else "",
