@@ -10,6 +10,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.opforge-ready
 TYPECHECK := build-tmp/typecheck
 PYTEST := $(PY) -m pytest -n 2
+REPLAY ?= HEAD
 GPU_JOBS ?= 6
 
 # `PYTHON=` and `TORCH=` are obeyed, or refused with a word, also when .venv is there already.
@@ -18,7 +19,7 @@ ASKED_TORCH := $(if $(filter command environment,$(origin TORCH)),asked-torch)
 RIGHT_PYTHON := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 WHICH_PYTHON := import sys; print(sys.base_prefix, sys.version)
 
-.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu test-asan test-asan-all fuzz mutants opinfo opinfo-interpret recompiles demo bench bench-quick bench-gpu wheel clean
+.PHONY: help setup generate check check-format check-types check-generated check-operators lines format test test-all test-gpu test-asan test-asan-all fuzz mutants opinfo opinfo-interpret recompiles replay demo bench bench-quick bench-gpu wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -150,6 +151,9 @@ bench-gpu: $(STAMP) ## what is measured on a CUDA device: memory-bound programs 
 
 recompiles: $(STAMP) ## how often programs of changing sizes are compiled, beside Inductor; writes benchmarks/results/recompiles.md
 	$(PY) benchmarks/recompiles.py
+
+replay: $(STAMP) ## what programs compile to, against a commit (three minutes): plans, kernels, wrappers for AVX2, AVX-512 and sm_90; REPLAY=ref, REPLAY_OPTIONS="--renamed FILE"
+	$(PY) -m opforge.tools.replay compare $(REPLAY) $(REPLAY_OPTIONS)
 
 bench-quick: $(STAMP) ## a few benchmark programs, few rounds, no compile times
 	$(PY) benchmarks/run.py --quick

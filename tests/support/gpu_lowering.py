@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from opforge.errors import UnsupportedError
+from opforge.runtime import compile_fx as engine
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Extern
+from opforge.runtime.lower import graph as lowering
 from opforge.runtime.lower.graph import _atomic, _Contradiction, _Lowerer
 from opforge.testing.op_check import Case, Op, _cases, _leaves, exists
 
@@ -42,4 +47,24 @@ def _answers(case: Case) -> bool:
     return not any(isinstance(item, Extern) for item in items)
 
 
-__all__ = ["native_overloads"]
+class _GpuLowerer(_Lowerer):
+    """Lowers as for a GPU, for tensors on the processor."""
+
+    def __init__(self, gm: torch.fx.GraphModule, device: str, checks: bool, products: int) -> None:
+        super().__init__(gm, "cuda", checks, 0)  # small products are loops on the CPU only
+        self.device = self.numbers.device = "cpu"
+
+
+@contextlib.contextmanager
+def lowered_for_a_gpu() -> Iterator[None]:
+    """All graphs that are compiled meanwhile are rewritten and lowered that way."""
+    kept = engine.rewrite, lowering._Lowerer
+    engine.rewrite = functools.partial(engine.rewrite, device="cuda")
+    lowering._Lowerer = _GpuLowerer  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        engine.rewrite, lowering._Lowerer = kept  # type: ignore[misc]
+
+
+__all__ = ["lowered_for_a_gpu", "native_overloads"]

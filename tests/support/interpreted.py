@@ -27,12 +27,12 @@ from opforge.runtime.codegen.triton_unit import TritonKernel, TritonUnit, render
 from opforge.runtime.config import Config
 from opforge.runtime.graphs.recording import Recorder
 from opforge.runtime.ir.nodes import Program
-from opforge.runtime.lower import graph as lowering
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.schedule.plan import Plan
 from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cuda import prepared, scheduled
 
+from .gpu_lowering import lowered_for_a_gpu
 from .gpu_plan import PROCESSORS
 from .teams_interpreted import launch_once
 from .triton_interpreter import mend
@@ -163,14 +163,6 @@ def _module(source: str) -> Any:
     return module
 
 
-class _Lowerer(lowering._Lowerer):
-    """Lowers as for a GPU, for tensors on the processor."""
-
-    def __init__(self, gm: torch.fx.GraphModule, device: str, checks: bool, products: int) -> None:
-        super().__init__(gm, "cuda", checks, 0)  # small products are loops on the CPU only
-        self.device = self.numbers.device = "cpu"
-
-
 @contextlib.contextmanager
 def interpreted(folder: Path) -> Iterator[None]:
     """All graphs that are compiled meanwhile run that way. `folder` holds the modules of kernels while the process runs."""
@@ -178,14 +170,13 @@ def interpreted(folder: Path) -> Iterator[None]:
         raise RuntimeError("TRITON_INTERPRET=1 is to be set before Triton is loaded")
     mend()
     _folder[:] = [folder]
-    kept = engine.target_of, engine.rewrite, lowering._Lowerer
+    kept = engine.target_of
     engine.target_of = lambda graph, cfg: Interpreted(cfg)  # type: ignore[assignment]
-    engine.rewrite = functools.partial(engine.rewrite, device="cuda")
-    lowering._Lowerer = _Lowerer  # type: ignore[misc]
     try:
-        yield
+        with lowered_for_a_gpu():
+            yield
     finally:
-        engine.target_of, engine.rewrite, lowering._Lowerer = kept  # type: ignore[misc]
+        engine.target_of = kept
 
 
 __all__ = ["Interpreted", "interpreted"]

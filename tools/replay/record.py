@@ -1,0 +1,192 @@
+"""The plans, kernels and wrappers that programs get, as text, for machines that need not be there. Nothing is built: graphs run by eager kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+import opforge
+from opforge.generated.targets import CPU_TARGETS
+from opforge.runtime import cold
+from opforge.runtime import compile_fx as engine
+from opforge.runtime.codegen.triton_unit import render_triton
+from opforge.runtime.codegen.unit import render_unit
+from opforge.runtime.config import Config
+from opforge.runtime.ir.nodes import Program
+from opforge.runtime.lower.graph import Lowered
+from opforge.runtime.observe.watch import Watch
+from opforge.runtime.realize import Artifacts, Compiled, parameters
+from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.schedule.planned import plan_of
+from opforge.runtime.schedule.text import plan_text
+from opforge.runtime.targets.base import Built
+from opforge.runtime.targets.cuda import configurations, prepared, scheduled
+from opforge.runtime.targets.product_rules import by_table
+from opforge.tests.support.gpu_lowering import lowered_for_a_gpu
+
+THREADS = 2
+"""That kernels for a processor are written for."""
+MULTIPROCESSORS, CAPABILITY = 132, 90
+"""Of an H200."""
+
+
+@dataclass(frozen=True)
+class CpuRecord:
+    """`Target` for a processor of the named kind, of whose kernels only texts are made."""
+
+    cfg: Config
+    name: str
+    device = "cpu"
+    suffix = "cpp"
+    support = "support"
+
+    def unfused(self) -> CpuRecord:
+        return replace(self, cfg=replace(self.cfg, fusion=False))
+
+    def prepare(self, program: Program) -> Program:
+        return program
+
+    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
+        return plan_of(program, self.cfg, frugal=frugal)
+
+    def render(self, plan: Plan, boxed: bool) -> Any:
+        return render_unit(
+            plan, lanes=CPU_TARGETS[self.name].lanes, threads=THREADS, threshold=self.cfg.parallel_threshold
+        )
+
+    def compile(self, plan: Plan, rendered: Any, watch: Watch) -> Built:
+        return Built(rendered.source, {}, {})
+
+
+@dataclass(frozen=True)
+class GpuRecord:
+    """`Target` for an H200, of whose kernels only texts are made; tensors are on the processor, so that no CUDA device is needed."""
+
+    cfg: Config
+    device = "cpu"
+    suffix = "py"
+    support = "cuda"
+
+    def unfused(self) -> GpuRecord:
+        return replace(self, cfg=replace(self.cfg, fusion=False))
+
+    def prepare(self, program: Program) -> Program:
+        return prepared(program, MULTIPROCESSORS, self.cfg)
+
+    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
+        return scheduled(program, self.cfg, MULTIPROCESSORS, frugal, by_table(CAPABILITY))
+
+    def render(self, plan: Plan, boxed: bool) -> Any:
+        return render_triton(plan, boxed=boxed, capability=CAPABILITY)
+
+    def compile(self, plan: Plan, rendered: Any, watch: Watch) -> Built:
+        """The source of each kernel is followed by the configurations that are tried in turn."""
+        lines = [
+            f"# {name}: XBLOCK {c.xblock}, RBLOCK {c.rblock}, {c.warps} warps"
+            for name, kernel in rendered.kernels.items()
+            for c in configurations(kernel)
+        ]
+        return Built("\n".join([rendered.source, *lines]), {}, {})
+
+
+@dataclass
+class Record:
+    """Of one program on one machine: texts of each graph in the order of compilation, by title."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def add(self, title: str, text: str) -> None:
+        self.texts[f"{len(self.texts)} {title}"] = text
+
+
+def targets_of(machine: str, cfg: Config) -> Any:
+    return GpuRecord(cfg) if machine == "sm_90" else CpuRecord(cfg, machine)
+
+
+MACHINES = ("avx2", "avx512", "sm_90")
+
+
+@contextlib.contextmanager
+def recorded(machine: str) -> Iterator[Record]:
+    """All graphs that are compiled meanwhile are recorded as for the machine."""
+    record = Record()
+    kept = engine.compile_graph, engine.realize, engine.target_of
+    around: list[tuple[torch.fx.GraphModule, bool, Mapping[int, int]]] = []
+
+    def compile_graph(
+        graph: torch.fx.GraphModule,
+        cfg: Config,
+        watch: Watch,
+        *,
+        boxed: bool = False,
+        frugal: bool = False,
+        written: Mapping[int, int] = MappingProxyType({}),
+        fixed: Collection[int] = (),
+        needed: Collection[int] = (),
+    ) -> tuple[Compiled, Artifacts]:
+        around.append((graph, boxed, written))
+        try:
+            return kept[0](graph, cfg, watch, boxed=boxed, frugal=frugal, written=written, fixed=fixed, needed=needed)
+        finally:
+            around.pop()
+
+    def realize(
+        lowered: Lowered,
+        target: Any,
+        cfg: Config,
+        watch: Watch,
+        *,
+        boxed: bool = False,
+        frugal: bool = False,
+        functions: Mapping[str, Compiled] = MappingProxyType({}),
+    ) -> tuple[Compiled, Artifacts]:
+        made = cold.make(lowered.program, parameters(lowered), target, cfg, watch, boxed=boxed, frugal=frugal)
+        parts = {"plan": plan_text(made.plan), "kernels": made.source, "wrapper": made.wrapper}
+        record.add(watch.title, "\n".join(f"--- {name}\n{text.strip()}\n" for name, text in parts.items()))
+        return eagerly(*around[-1]), Artifacts(made.source, made.wrapper)
+
+    engine.compile_graph, engine.realize = compile_graph, realize  # type: ignore[assignment]
+    engine.target_of = lambda graph, cfg: targets_of(machine, cfg)  # type: ignore[assignment]
+    try:
+        with lowered_for_a_gpu() if machine == "sm_90" else contextlib.nullcontext():
+            yield record
+    finally:
+        engine.compile_graph, engine.realize, engine.target_of = kept
+
+
+def eagerly(graph: torch.fx.GraphModule, boxed: bool, written: Mapping[int, int]) -> Compiled:
+    """A function that is called as the compiled graph is."""
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        given = list(args[0] if boxed else args)
+        if boxed:
+            args[0].clear()
+        results = list(graph(*given))
+        for place, output in written.items():
+            given[place].copy_(results[output])
+            results[output] = None
+        return tuple(results)
+
+    return run
+
+
+def texts(program: Callable[[Callable[..., Any]], None], machine: str) -> dict[str, str]:
+    """What a program gets on a machine; `program` calls what its argument makes of its function. Raises `UnsupportedError` or `BuildError` where a
+    graph would run eagerly.
+    """
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    with recorded(machine) as record:
+        program(
+            lambda fn, **options: torch.compile(
+                fn, backend="opforge", options={"cache": False, "strict": True}, **options
+            )
+        )
+    if retries := opforge.stats()["retries"]:
+        record.add("retries", str(retries))
+    return record.texts
