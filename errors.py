@@ -42,7 +42,7 @@ class IRError(OpforgeError):
 
 
 class PlanError(OpforgeError):
-    """A schedule or memory plan would read a wrong value (found by `schedule.check`)."""
+    """A schedule or memory plan would read a wrong value (found by `runtime.check`)."""
 
 
 class UnsupportedError(OpforgeError):

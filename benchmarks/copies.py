@@ -31,10 +31,10 @@ def plan_numbers(gm: torch.fx.GraphModule, examples: list[Any], training: bool) 
     from opforge.runtime.config import Config
     from opforge.runtime.dispatch.trace import trace
     from opforge.runtime.graph.rewrite import rewrite
+    from opforge.runtime.kernels.plan import ExternStep, KernelStep
+    from opforge.runtime.kernels.steps import nbytes
     from opforge.runtime.lower.graph import lower
-    from opforge.runtime.schedule.memory import nbytes
     from opforge.runtime.schedule.outputs import separate_outputs
-    from opforge.runtime.schedule.plan import ExternStep, KernelStep
     from opforge.runtime.schedule.planned import plan_of
 
     cfg = Config()

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 sys.path.insert(0, str(Path(__file__).parent))
 
 from opforge.generated.rewrites import RULES
+from opforge.runtime.check.plan import check
 from opforge.runtime.codegen.triton_launch import Launch, launch
 from opforge.runtime.codegen.triton_online import fewer_passes
 from opforge.runtime.codegen.triton_tiles import recompute_tiles, roots
@@ -32,13 +33,12 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.index import Expr, product
 from opforge.runtime.ir.nodes import ITEMSIZE, Buffer
+from opforge.runtime.kernels.plan import ExternStep, Kernel, KernelStep, Plan, Reduce
+from opforge.runtime.kernels.steps import step_reads, step_writes
+from opforge.runtime.kernels.text import plan_text
+from opforge.runtime.kernels.work import loops_of
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.check import check
-from opforge.runtime.schedule.memory import step_reads, step_writes
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.plan import ExternStep, Kernel, KernelStep, Plan, Reduce
-from opforge.runtime.schedule.text import plan_text
-from opforge.runtime.schedule.work import loops_of
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 import report

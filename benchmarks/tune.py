@@ -31,7 +31,7 @@ from opforge.runtime.build.triton_pool import compile_kernels
 from opforge.runtime.codegen.triton_blocks import rule_of, tuning_of
 from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.config import current
-from opforge.runtime.schedule.plan import Kernel, Plan
+from opforge.runtime.kernels.plan import Kernel, Plan
 from opforge.runtime.targets.cuda import capability, job_of
 from opforge.runtime.targets.cuda_timer import CudaTimer
 from opforge.runtime.targets.tune import Work, measured, works_of

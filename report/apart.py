@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..runtime.ir.nodes import Nest, Program
-from ..runtime.schedule.memory import step_reads
-from ..runtime.schedule.plan import CopyStep, ExternStep, KernelStep, Plan, Step
+from ..runtime.kernels.plan import CopyStep, ExternStep, KernelStep, Plan, Step
+from ..runtime.kernels.steps import step_reads
 
 __all__ = ["Apart"]
 

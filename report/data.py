@@ -10,10 +10,10 @@ import torch
 from ..errors import first_line
 from ..runtime.ir.nodes import Buffer
 from ..runtime.ir.text import dump
-from ..runtime.schedule.memory import arena_offset, home, step_reads, step_writes
-from ..runtime.schedule.plan import ExternStep, KernelStep, Plan, Step
-from ..runtime.schedule.text import plan_text
-from ..runtime.schedule.work import Sizes, Work, nbytes, step_name, total, work_of
+from ..runtime.kernels.plan import ExternStep, KernelStep, Plan, Step
+from ..runtime.kernels.steps import arena_offset, home, step_reads, step_writes
+from ..runtime.kernels.text import plan_text
+from ..runtime.kernels.work import Sizes, Work, nbytes, step_name, total, work_of
 from .apart import Apart
 from .ceilings import Ceilings, ceilings
 from .collect import Call

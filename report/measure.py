@@ -13,8 +13,8 @@ import torch
 
 from ..runtime.dispatch.effects import TORCHS, has_effect
 from ..runtime.ir.nodes import Extern
-from ..runtime.schedule.memory import home
-from ..runtime.schedule.plan import CopyStep, ExternStep, Plan
+from ..runtime.kernels.plan import CopyStep, ExternStep, Plan
+from ..runtime.kernels.steps import home
 from ..runtime.torch_compat import no_modes
 from .collect import Call, copied
 

@@ -11,18 +11,18 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..generated.ops import OUT
+from .check.plan import check
 from .codegen.wrapper import render_wrapper
 from .config import Config
 from .ir.nodes import Program
 from .ir.verify import verify
+from .kernels.plan import ExternStep, Kernel, Plan
+from .kernels.steps import home
+from .kernels.text import fusion_text, plan_text, work_text
 from .lower.one_hot import one_hot_sums
 from .observe import counters
 from .observe.watch import Watch
-from .schedule.check import check
-from .schedule.memory import home
 from .schedule.outputs import separate_outputs
-from .schedule.plan import ExternStep, Kernel, Plan
-from .schedule.text import fusion_text, plan_text, work_text
 from .targets.base import Target
 
 __all__ = ["Made", "make", "plan_again", "tell_code"]

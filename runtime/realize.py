@@ -28,7 +28,7 @@ from .observe.watch import Watch
 from .targets.base import Target
 
 if TYPE_CHECKING:  # a warm start does not load the scheduler
-    from .schedule.plan import Plan
+    from .kernels.plan import Plan
 
 Compiled = Callable[..., Any]
 

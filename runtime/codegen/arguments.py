@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.nodes import contiguous_strides
-from ..schedule.memory import home
-from ..schedule.plan import Kernel, Plan
+from ..kernels.plan import Kernel, Plan
+from ..kernels.steps import home
 from .python_text import number, shape_text
 from .routines import Routine
 

@@ -15,8 +15,8 @@ from ...generated.scalars import REDUCTIONS
 from ..ir.atoms import Atom, Monomial
 from ..ir.index import Expr, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
 from ..ir.nodes import ITEMSIZE, Buffer, Node
-from ..schedule.kernels import kernel_checks
-from ..schedule.plan import Kernel, Reduce, Scan, Store
+from ..kernels.plan import Kernel, Reduce, Scan, Store
+from ..kernels.statements import kernel_checks
 from .cpp_pieces import START
 from .cpp_sizes import by_loops, is_size, needs_name, quotient_text, sum_text, without_common
 from .loops import FlatKernel, FlatPhase, FlatStatement, Lanes, best_inner, choose_lanes, flatten

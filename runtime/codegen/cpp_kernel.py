@@ -17,8 +17,8 @@ from itertools import pairwise
 from ..ir.index import expr, product
 from ..ir.nodes import Buffer
 from ..ir.quote import comment_text
-from ..schedule.kernels import kernel_checks
-from ..schedule.plan import Kernel
+from ..kernels.plan import Kernel
+from ..kernels.statements import kernel_checks
 from .cpp import BLOCK, FAULT, MEMORY
 from .cpp_pieces import are_alike, as_functions, from_start
 from .cpp_shared import FEW, Function

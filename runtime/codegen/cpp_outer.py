@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from ..ir.index import Var, product
 from ..ir.nodes import Node
-from ..schedule.plan import Reduce, Scan
+from ..kernels.plan import Reduce, Scan
 from .cpp import BLOCK, COMPUTE
 from .cpp_rows import RowWriter
 from .loops import FlatPhase, FlatStatement

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from ..ir.index import Expr, Var, of, product
 from ..ir.nodes import Node, index_node
-from ..schedule.plan import Reduce, Scan, Store
+from ..kernels.plan import Reduce, Scan, Store
 from .cpp import BLOCK, COMPUTE, MEMORY, Writer
 from .loops import FlatPhase, FlatStatement, best_inner
 

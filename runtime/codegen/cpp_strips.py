@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Var, expr, of, product
 from ..ir.nodes import ITEMSIZE, Node
-from ..schedule.plan import Scan
+from ..kernels.plan import Scan
 from .cpp import COMPUTE, MEMORY
 from .cpp_tiles import LINE, TileWriter, across, ceil_div
 from .loops import FlatPhase, FlatStatement, Lanes

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Var, of, product
 from ..ir.nodes import ITEMSIZE, Node
-from ..schedule.plan import Reduce, Scan, Store
+from ..kernels.plan import Reduce, Scan, Store
 from .cpp import COMPUTE, MEMORY
 from .cpp_outer import OuterWriter
 from .loops import FlatStatement

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from ..ir.index import Expr, Val, Var, expr, of
 from ..ir.nodes import Buffer, LoadAt, Node, Size, contiguous_strides, indirect, rebuild, walk_all
-from ..schedule.memory import flat_index
-from ..schedule.plan import REDUCED, Kernel, Phase, Reduce, Scan, Statement, Store
+from ..kernels.plan import REDUCED, Kernel, Phase, Reduce, Scan, Statement, Store
+from ..kernels.steps import flat_index
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from ..ir.index import Expr, Sym
 from ..ir.nodes import Buffer, Ref, Size
 from ..ir.quote import comment_text
 from ..ir.routines import routine_of
-from ..schedule.operands import view_of
-from ..schedule.plan import ExternStep, Plan, ViewOf
+from ..kernels.operands import view_of
+from ..kernels.plan import ExternStep, Plan, ViewOf
 from .cpp import MEMORY, literal
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from ..ir.fold import compare, compare_sizes, coordinate, fold
 from ..ir.index import Expr, Sym, Val, Var, expr, of, proves_less, proves_nonnegative, size
 from ..ir.nodes import Node, Size, walk_all
-from ..schedule.plan import Reduce, Store
+from ..kernels.plan import Reduce, Store
 from .loops import FlatKernel, FlatPhase, FlatStatement, substitute
 
 MAX_PIECES = 16

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..ir.index import Atom, Expr, Quotient, Val
 from ..ir.nodes import Buffer, Node, contiguous_strides, walk_all
-from ..schedule.plan import Kernel, Reduce, Statement
+from ..kernels.plan import Kernel, Reduce, Statement
 
 __all__ = ["Structure", "structure"]
 

@@ -17,8 +17,8 @@ from ...generated.tuning import Tuning
 from ..ir.index import Val, Var, expr, product
 from ..ir.nodes import Buffer, Node, Size, load
 from ..ir.quote import comment_text
-from ..schedule.memory import flat_index
-from ..schedule.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from ..kernels.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from ..kernels.steps import flat_index
 from .triton_apart import read_elsewhere
 from .triton_attention import render_matrices
 from .triton_blocks import most_points, tuning_of

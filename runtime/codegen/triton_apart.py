@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ..ir.nodes import Node, walk_all
-from ..schedule.plan import Reduce, Statement
+from ..kernels.plan import Reduce, Statement
 from .triton_tiles import roots
 
 

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from ..ir.index import Var
 from ..ir.nodes import Buffer, Node
 from ..ir.quote import comment_text
+from ..kernels.operands import count
+from ..kernels.plan import Kernel
 from ..schedule.attention import Attention, attention
-from ..schedule.operands import count
-from ..schedule.plan import Kernel
 from ..schedule.planned import factors
 from .triton_functions import Functions, rounded
 from .triton_fused import render_fused

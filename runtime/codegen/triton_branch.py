@@ -11,7 +11,7 @@ from itertools import pairwise
 from ..ir.fold import coordinate, fold
 from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import Node, rebuild, walk_all
-from ..schedule.plan import Kernel, Statement, Store
+from ..kernels.plan import Kernel, Statement, Store
 from .split import flip
 from .triton_flat import is_points
 from .triton_tiles import changed, roots

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..ir.nodes import Node
-from ..schedule.plan import Reduce, Statement, Store
+from ..kernels.plan import Reduce, Statement, Store
 from .triton_tiles import roots
 from .triton_values import HALF
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ..ir.index import Atom, Expr, Var, expr, of, product
 from ..ir.nodes import Buffer, LoadAt, Node, contiguous_strides, rebuild
-from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Phase, Statement, Store
+from ..kernels.plan import Kernel, Phase, Statement, Store
+from ..kernels.steps import flat_index
 from .triton_tiles import changed
 
 Layouts = Mapping[str, Buffer]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from ..ir.index import Var
 from ..ir.nodes import Buffer, Node
-from ..schedule.operands import count
-from ..schedule.plan import Kernel
+from ..kernels.operands import count
+from ..kernels.plan import Kernel
 from .triton_values import TYPES, Scope, Values
 
 

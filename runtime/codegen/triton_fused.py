@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from ..ir.index import Expr, Var, of
 from ..ir.nodes import ITEMSIZE, Buffer, Node, load
 from ..ir.quote import comment_text
-from ..schedule.memory import flat_index
-from ..schedule.operands import count
-from ..schedule.plan import Kernel, Tile
+from ..kernels.operands import count
+from ..kernels.plan import Kernel, Tile
+from ..kernels.steps import flat_index
 from ..schedule.planned import factors
 from ..schedule.products import SUM, Fused, fused_of
 from .triton_coarse import coarse

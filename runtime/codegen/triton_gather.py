@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.nodes import FLOATS
-from ..schedule.plan import Reduce
+from ..kernels.plan import Reduce
 from .triton_launch import Launch
 
 ON_THEIR_WAY = 8  # rows whose loads are in flight together, a round; other numbers were not measured

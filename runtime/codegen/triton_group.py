@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...generated.tuning import Rule
-from ..schedule.plan import Kernel
+from ..kernels.plan import Kernel
 from .triton_flat import is_points
 from .triton_launch import Launch
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..ir.nodes import Buffer, Node
-from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Store
+from ..kernels.plan import Kernel, Store
+from ..kernels.steps import flat_index
 from .triton_flat import collapsed
 from .triton_launch import Launch, launch
 from .triton_online import fewer_passes

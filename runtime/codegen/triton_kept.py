@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from ...generated.tuning import Tuning
 from ..ir.index import Expr, Val, Var, of, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node
-from ..schedule.access import flat_of
-from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Statement
+from ..kernels.access import flat_of
+from ..kernels.plan import Kernel, Statement
+from ..kernels.steps import flat_index
 from .triton_blocks import blocks, rule_of
 from .triton_launch import Launch, row_reads
 from .triton_tiles import roots

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ...generated.tuning import Last
-from ..schedule.kernels import kernel_checks
-from ..schedule.memory import home
-from ..schedule.plan import Kernel, KernelStep, Plan
+from ..kernels.plan import Kernel, KernelStep, Plan
+from ..kernels.statements import kernel_checks
+from ..kernels.steps import home
 from .triton_launch import Launch
 
 COUNTER = "i32"

@@ -10,9 +10,9 @@ from math import gcd
 from ..ir.index import Expr, Val, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
 from ..ir.work import cost, nodes_cost
-from ..schedule.memory import flat_index
-from ..schedule.operands import count
-from ..schedule.plan import Kernel, Phase, Reduce, Scan
+from ..kernels.operands import count
+from ..kernels.plan import Kernel, Phase, Reduce, Scan
+from ..kernels.steps import flat_index
 from .triton_attention import attention_of, points, widest
 from .triton_fused import fused_kernel, points_of
 from .triton_online import fewer_passes

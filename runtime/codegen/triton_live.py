@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..ir.index import Expr, Var, expr, of
 from ..ir.nodes import FLOATS, Node
-from ..schedule.operands import has_values
+from ..kernels.operands import has_values
 from .triton_logits import is_lowest
 
 _AND, _OR, _NOT = ("logical_and", "bitwise_and"), ("logical_or", "bitwise_or"), ("logical_not", "bitwise_not")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import frexp, inf
 
 from ..ir.nodes import FLOATS, Node, const, load
-from ..schedule.operands import HALF
+from ..kernels.operands import HALF
 
 # They pass small errors on as small errors; after all else a rounding could decide.
 SMOOTH = ("add", "div", "mul", "neg", "sub", "tanh")

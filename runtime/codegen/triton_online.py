@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.index import Atom, Expr, of, product
 from ..ir.nodes import Node, Size
-from ..schedule.plan import Kernel, Phase, Reduce, Statement
+from ..kernels.plan import Kernel, Phase, Reduce, Statement
 from .triton_tiles import changed, roots
 
 

@@ -18,8 +18,8 @@ from ..ir.index import Expr, Val, Var, of, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, load
 from ..ir.quote import comment_text
 from ..ir.work import cost, node_cost
-from ..schedule.memory import flat_index
-from ..schedule.plan import Fold, Kernel, Reduce, Store
+from ..kernels.plan import Fold, Kernel, Reduce, Store
+from ..kernels.steps import flat_index
 from .triton_values import HALF, TYPES, VECTOR, Scope, Values, steps, steps_there
 
 LEAST_COLUMNS, LEAST_STEPS = 16, 32  # below, a block of the matrix units is mostly empty

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import ITEMSIZE, Buffer
-from ..schedule.memory import flat_index
-from ..schedule.plan import Kernel, Phase, Reduce, Store
+from ..kernels.plan import Kernel, Phase, Reduce, Store
+from ..kernels.steps import flat_index
 from .triton_tiles import changed, roots
 
 EDGE = 64  # points along a side

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from ...generated.scalars import REDUCTIONS
 from ..ir.index import Var, product
 from ..ir.nodes import Buffer, Node, Size, load
-from ..schedule.kernels import kernel_checks
-from ..schedule.plan import Kernel, Reduce, Store
+from ..kernels.plan import Kernel, Reduce, Store
+from ..kernels.statements import kernel_checks
 from .triton_launch import Launch, across, launch, piece_of, room
 from .triton_square import squared
 from .triton_tiles import over_groups, roots

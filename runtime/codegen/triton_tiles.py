@@ -10,8 +10,8 @@ from ...errors import UnsupportedError
 from ..ir.guards import masked
 from ..ir.index import Atom, Expr, Val, Var, of
 from ..ir.nodes import Buffer, Node, Size, indirect, rebuild
-from ..schedule.access import in_loop_order
-from ..schedule.plan import REDUCED, Kernel, Phase, Reduce, Scan, Statement, Store
+from ..kernels.access import in_loop_order
+from ..kernels.plan import REDUCED, Kernel, Phase, Reduce, Scan, Statement, Store
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from ...generated.tuning import Tuning
 from ..ir.index import product
 from ..ir.nodes import Size
-from ..schedule.memory import home
-from ..schedule.plan import Kernel, Plan
+from ..kernels.plan import Kernel, Plan
+from ..kernels.steps import home
 from ..schedule.together import together
 from .routines import Routine, routines_of
 from .triton import PROGRAM, render_kernel

@@ -17,8 +17,8 @@ from ...generated.triton_scalars import TRITON, TRITON_KIND
 from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, of, product
 from ..ir.nodes import FLOATS, Buffer, Node
 from ..ir.quote import python_string
-from ..schedule.memory import flat_index
-from ..schedule.plan import Reduce, Scan
+from ..kernels.plan import Reduce, Scan
+from ..kernels.steps import flat_index
 from .triton_rows import runs
 
 TYPES = {

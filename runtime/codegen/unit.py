@@ -10,7 +10,7 @@ from pathlib import Path
 from ...generated.cpp_scalars import CPP
 from ...generated.scalars import SCALARS
 from ..ir.nodes import Size
-from ..schedule.plan import Plan
+from ..kernels.plan import Plan
 from .cpp_kernel import render_kernel, render_moved
 from .cpp_shared import REGISTER, Function, shared
 from .routines import cpp_routine, routines_of

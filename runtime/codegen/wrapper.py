@@ -12,9 +12,9 @@ from ..ir.index import Expr, Sym, expr
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides, refs
 from ..ir.pairs import outside
 from ..ir.quote import comment_text, python_string
-from ..schedule.kernels import kernel_checks
-from ..schedule.memory import arena_offset, home, nbytes, step_reads
-from ..schedule.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
+from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
+from ..kernels.statements import kernel_checks
+from ..kernels.steps import arena_offset, home, nbytes, step_reads
 from .python_text import Names, number, shape_text, source_lines
 from .routines import Routine, cpp_routine, routine_call, routines_of
 

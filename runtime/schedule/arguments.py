@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from ..ir.facts import equal, flat, is_injective, is_packed
 from ..ir.index import Var, expr, of
 from ..ir.nodes import Buffer, Extern, Nest, Program, Ref, Size, contiguous_strides, refs
-from .plan import ExternStep, ViewOf
+from ..kernels.plan import ExternStep, ViewOf
 
 Strides = tuple[Size, ...]
 

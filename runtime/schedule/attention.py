@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ..ir.facts import covers, equal, flat
 from ..ir.index import Atom, Expr, Val, Var, of
 from ..ir.nodes import Buffer, Extern, Node, load, rebuild
-from .memory import flat_index
-from .operands import (
+from ..kernels.operands import (
     HALF,
     Factors,
     Layouts,
@@ -31,7 +30,8 @@ from .operands import (
     touched,
     view_of,
 )
-from .plan import CopyStep, ExternStep, Kernel, KernelStep, Phase, Reduce, Step, Store
+from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Phase, Reduce, Step, Store
+from ..kernels.steps import flat_index
 
 MOST_WIDTH = 256  # elements of a row of queries, keys or values: they stay in registers or shared memory
 LEAST_ROWS, LEAST_COLUMNS = 16, 32  # below, a block of the matrix units is mostly empty

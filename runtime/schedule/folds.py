@@ -8,8 +8,8 @@ from heapq import heappop, heappush
 from ..ir.facts import covers
 from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import ITEMSIZE, Node
+from ..kernels.plan import ViewOf
 from .groups import Group, Member, rename, substitute
-from .plan import ViewOf
 
 ROW = 8192  # elements of a row at most: its sums stay in registers
 

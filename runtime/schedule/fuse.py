@@ -13,10 +13,10 @@ from dataclasses import replace
 from ..ir.index import Atom, Expr, Var, of
 from ..ir.learned import symbols_of
 from ..ir.nodes import Buffer, Extern, Nest
+from ..kernels.plan import Refusal
 from .align import NO_LAYOUTS, Alignment
 from .groups import Group, Member, substitute
 from .inline import map_scatter
-from .plan import Refusal
 
 MAX_MEMBERS = 64
 MAX_BUFFERS = 64

@@ -15,9 +15,10 @@ from ..ir.guards import checks
 from ..ir.index import product
 from ..ir.nodes import Buffer, Extern, Nest, Program, load, rebuild
 from ..ir.work import is_pointwise
-from .kernels import kernel_checks, statement_nodes
-from .memory import flat_index, step_reads, step_writes, written_over
-from .plan import ExternStep, Kernel, KernelStep, Phase, Reduce, Statement, Step, Store
+from ..kernels.plan import ExternStep, Kernel, KernelStep, Phase, Reduce, Statement, Step, Store
+from ..kernels.statements import kernel_checks, statement_nodes
+from ..kernels.steps import flat_index, step_reads, step_writes
+from .memory import written_over
 
 
 def computed_last(program: Program, items: Sequence[Nest | Extern]) -> list[Nest]:

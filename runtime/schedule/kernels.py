@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..ir.guards import checks
 from ..ir.index import Expr, Sym, Var, expr, of
-from ..ir.nodes import Buffer, Nest, Node, identity_mapping, index_node, load, rebuild, walk_all
+from ..ir.nodes import Buffer, Nest, Node, identity_mapping, load, rebuild, walk_all
 from ..ir.work import node_cost
-from .access import in_loop_order
+from ..kernels.access import in_loop_order
+from ..kernels.plan import REDUCED, Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from ..kernels.statements import statement_nodes
 from .groups import Group, Member
-from .plan import REDUCED, Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 
 RECOMPUTE = 8  # a value of this cost or less is computed again in a later phase instead of being kept in a scratch tile
 ELSEWHERE = 32  # of its peaks, a GPU adds so often while its memory takes four bytes (reckoned, not measured)
@@ -251,21 +251,6 @@ def _symbols(outer: tuple[Var, ...], phases: tuple[Phase, ...], layouts: list[Bu
     for n in walk_all(root for p in phases for st in p.body for root in statement_nodes(st)):
         exprs += list(n.attr.index) if n.op == "load" else [n.attr] if n.op == "index" else []
     return {a.name for e in exprs for a in e.atoms() if isinstance(a, Sym)}
-
-
-def statement_nodes(st: Statement) -> list[Node]:
-    """Every scalar expression of a statement, with those inside its store index."""
-    nodes = [st.value]
-    if isinstance(st, Store):
-        nodes += [st.mask] if st.mask is not None else []
-    if not isinstance(st, Reduce):
-        nodes += [index_node(e) for e in st.index if not e.is_const and e.var is None]
-    return nodes
-
-
-def kernel_checks(kernel: Kernel) -> dict[tuple[str, str], int]:
-    """The faults that a kernel may report: exception type and place → the number that it returns, from 1."""
-    return checks(n for p in kernel.phases for st in p.body for n in statement_nodes(st))
 
 
 def _loads(m: Member) -> tuple[Node, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..ir.index import Expr, Var, product
 from ..ir.nodes import Buffer, Extern, Nest, Node, Program, Size, contiguous_strides
-from .memory import flat_index
+from ..kernels.steps import flat_index
 
 LARGE = 1 << 16  # elements of a value that is worth it
 

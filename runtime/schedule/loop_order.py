@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from ..ir.index import Var, product
 from ..ir.nodes import ITEMSIZE, Buffer
-from .kernels import statement_nodes
-from .memory import flat_index
-from .plan import Kernel, Reduce
+from ..kernels.plan import Kernel, Reduce
+from ..kernels.statements import statement_nodes
+from ..kernels.steps import flat_index
 
 _EVERYWHERE = 1 << 62
 

@@ -11,11 +11,11 @@ from ..config import Config
 from ..ir.nodes import Extern, Program, is_paired
 from ..ir.routines import routine_of
 from ..ir.work import cost
+from ..kernels.plan import Plan
+from ..kernels.steps import nbytes, step_reads, step_writes
 from ..lower.graph import lower
 from ..observe.counters import uncounted
-from .memory import nbytes, step_reads, step_writes
 from .outputs import separate_outputs
-from .plan import Plan
 from .products import Choose
 from .schedule import schedule
 

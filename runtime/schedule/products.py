@@ -13,7 +13,7 @@ from itertools import combinations
 from ..ir.index import Atom, Expr, Var, expr, of
 from ..ir.nodes import Buffer, Node, Ref, load, rebuild
 from ..ir.work import node_cost
-from .operands import (
+from ..kernels.operands import (
     HALF,
     Factors,
     Layouts,
@@ -29,7 +29,7 @@ from .operands import (
     touched,
     view_of,
 )
-from .plan import CopyStep, ExternStep, Kernel, KernelStep, Step, Store, Tile, ViewOf
+from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Step, Store, Tile, ViewOf
 
 CHEAP = 16  # additions: what a block of the product may compute of each element of an operand, again and again
 LEAST = 16  # rows, columns and steps: below, a block of the matrix units is mostly empty

@@ -10,6 +10,9 @@ from ..ir.learned import learned_by
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Size, contiguous_strides, refs
 from ..ir.quote import identifier
 from ..ir.work import in_any_order, is_pointwise
+from ..kernels.operands import Factors
+from ..kernels.plan import CopyStep, KernelStep, Plan, Step, ViewOf
+from ..kernels.steps import step_parts, step_reads, step_writes, strided_view
 from .arguments import bases, exact_strides, extern_step, only_views, same_strides, stored_strides, with_gaps
 from .attention import join_products
 from .folds import fold_columns
@@ -20,11 +23,9 @@ from .inline import inline, is_view
 from .kernels import build_kernel, build_update
 from .known_first import known_first
 from .layouts import followed
-from .memory import plan_memory, step_parts, step_reads, step_writes, strided_view
-from .operands import Factors
+from .memory import plan_memory
 from .order import least_memory
 from .outputs import separate_outputs
-from .plan import CopyStep, KernelStep, Plan, Step, ViewOf
 from .products import Choose, fuse_products
 from .rows import wide_rows
 from .small import join_small

@@ -6,9 +6,9 @@ import bisect
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 
-from .kernels import kernel_checks
-from .memory import arena_offset, home, nbytes, step_reads
-from .plan import Kernel, KernelStep, Plan
+from ..kernels.plan import Kernel, KernelStep, Plan
+from ..kernels.statements import kernel_checks
+from ..kernels.steps import arena_offset, home, nbytes, step_reads
 
 OPEN = (
     8  # groups that may grow at a time: a plan whose kernels are all different must not be compared with all of itself

@@ -27,9 +27,10 @@ from ..ir.nodes import (
     walk_all,
 )
 from ..ir.work import is_pointwise
-from .kernels import kernel_checks, kernel_of, statement_nodes
-from .memory import step_reads, step_writes
-from .plan import ExternStep, Kernel, KernelStep, Phase, Step, Store
+from ..kernels.plan import ExternStep, Kernel, KernelStep, Phase, Step, Store
+from ..kernels.statements import kernel_checks, statement_nodes
+from ..kernels.steps import step_reads, step_writes
+from .kernels import kernel_of
 
 _Update = tuple[int, Kernel, list[int]]
 """The step of an update, its kernel without the copy, and the steps that only copy."""

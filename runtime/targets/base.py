@@ -13,7 +13,7 @@ from ..observe.watch import Watch
 
 if TYPE_CHECKING:
     from ..graphs.recording import Recorder
-    from ..schedule.plan import Plan
+    from ..kernels.plan import Plan
 
 
 @dataclass(frozen=True)

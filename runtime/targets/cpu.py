@@ -24,7 +24,7 @@ from .base import Built
 if TYPE_CHECKING:  # a warm start loads neither the scheduler nor the generator
     from ..codegen.unit import Unit
     from ..graphs.recording import Recorder
-    from ..schedule.plan import Plan
+    from ..kernels.plan import Plan
 
 
 def cpu_target(cfg: Config) -> CpuTarget:
@@ -75,7 +75,7 @@ class Cpu:
 
     def compile(self, plan: Plan, rendered: Unit, watch: Watch) -> Built:
         from ..codegen.unit import PRELUDE, WIDTH_CHECK, with_includes
-        from ..schedule.kernels import kernel_checks
+        from ..kernels.statements import kernel_checks
 
         files: dict[str, bytes | Path] = {}
         if rendered.symbols:

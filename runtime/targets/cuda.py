@@ -33,13 +33,13 @@ from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
 from ..ir.index import product
 from ..ir.nodes import Nest, Program, Size
+from ..kernels.plan import Kernel, KernelStep, Plan
+from ..kernels.steps import home
 from ..lower.partial_sums import costly_reductions, partial_reductions, read_again
 from ..lower.windows import write_out_windows
 from ..observe import counters
 from ..observe.watch import Watch
 from ..schedule.loop_order import in_memory_order
-from ..schedule.memory import home
-from ..schedule.plan import Kernel, KernelStep, Plan
 from ..schedule.planned import plan_of, row_bytes
 from ..schedule.products import Choose
 from ..schedule.rows import copied_outputs

@@ -15,7 +15,7 @@ from ..codegen.triton_unit import TritonKernel
 from ..execute.launch import borrowed_function, launcher
 from ..execute.support import overload
 from ..ir.nodes import Buffer, Ref, Size, contiguous_strides
-from ..schedule.plan import ExternStep, ViewOf
+from ..kernels.plan import ExternStep, ViewOf
 from ..torch_compat import no_modes
 from .tune import Memory, Work
 

@@ -10,9 +10,9 @@ from ..codegen.triton_blocks import tuning_of
 from ..codegen.triton_fused import are_odd, described_operands, fused_kernel
 from ..ir.nodes import Buffer
 from ..ir.work import cost, node_cost
-from ..schedule.memory import flat_index
-from ..schedule.operands import Layouts, count
-from ..schedule.plan import ExternStep, Kernel, Tile
+from ..kernels.operands import Layouts, count
+from ..kernels.plan import ExternStep, Kernel, Tile
+from ..kernels.steps import flat_index
 from ..schedule.products import Choose, Fused
 from .products import tile_of
 

@@ -22,11 +22,11 @@ from ..codegen.triton_launch import launch
 from ..codegen.triton_unit import TritonKernel, render_triton
 from ..config import Config
 from ..ir.nodes import ITEMSIZE
+from ..kernels.operands import Layouts, count
+from ..kernels.plan import ExternStep, Kernel, KernelStep, Place, Plan, Step, Tile
+from ..kernels.steps import nbytes, step_reads, step_writes
 from ..observe import counters
 from ..observe.watch import Watch
-from ..schedule.memory import nbytes, step_reads, step_writes
-from ..schedule.operands import Layouts, count
-from ..schedule.plan import ExternStep, Kernel, KernelStep, Place, Plan, Step, Tile
 from .tune import Bench, Memory, Timer, Work, median_times
 
 MOST = 2  # times the points of a loop that a block may have

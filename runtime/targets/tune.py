@@ -24,10 +24,10 @@ from ..codegen.triton_unit import TritonKernel, TritonUnit
 from ..config import Config
 from ..ir.index import Expr, Val
 from ..ir.nodes import ITEMSIZE, Buffer
+from ..kernels.plan import ExternStep, Kernel, Plan, Reduce
+from ..kernels.steps import home, nbytes
 from ..observe import counters
 from ..observe.watch import Watch
-from ..schedule.memory import home, nbytes
-from ..schedule.plan import ExternStep, Kernel, Plan, Reduce
 
 FIRST = 3  # calls that show which configurations are not worth more
 ROUNDS = 5  # interleaved samples of each configuration

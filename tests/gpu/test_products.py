@@ -14,8 +14,8 @@ from torch import Tensor
 
 import opforge
 from opforge.generated.tuning import TUNING
-from opforge.runtime.schedule.operands import Layouts
-from opforge.runtime.schedule.plan import Kernel, Tile
+from opforge.runtime.kernels.operands import Layouts
+from opforge.runtime.kernels.plan import Kernel, Tile
 from opforge.runtime.targets.cuda import Cuda
 from opforge.runtime.targets.products import tile_of
 from tests.support.accuracy import assert_as_accurate

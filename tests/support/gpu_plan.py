@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from opforge.generated.rewrites import RULES
+from opforge.runtime.check.plan import check
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import _atomic, _Lowerer
 from opforge.runtime.lower.one_hot import one_hot_sums
-from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.plan import Plan
 from opforge.runtime.schedule.products import Choose
 from opforge.runtime.targets.cuda import prepared, scheduled
 

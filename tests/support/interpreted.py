@@ -27,8 +27,8 @@ from opforge.runtime.codegen.triton_unit import TritonKernel, TritonUnit, render
 from opforge.runtime.config import Config
 from opforge.runtime.graphs.recording import Recorder
 from opforge.runtime.ir.nodes import Program
+from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.observe.watch import Watch
-from opforge.runtime.schedule.plan import Plan
 from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cuda import prepared, scheduled
 

@@ -5,18 +5,7 @@ from __future__ import annotations
 from opforge.runtime.ir.index import Val, of
 from opforge.runtime.ir.nodes import Buffer, Extern, Nest, Program, contiguous_strides
 from opforge.runtime.ir.reader import Reader, tokens
-from opforge.runtime.schedule.plan import (
-    ExternStep,
-    Kernel,
-    KernelStep,
-    Phase,
-    Place,
-    Plan,
-    Reduce,
-    Scan,
-    Store,
-    ViewOf,
-)
+from opforge.runtime.kernels.plan import ExternStep, Kernel, KernelStep, Phase, Place, Plan, Reduce, Scan, Store, ViewOf
 
 
 def kernel(name, outer, phases, dtypes, scratch="", serial=False, symbols=None):

@@ -12,6 +12,7 @@ from opforge.errors import UnsupportedError
 from opforge.generated.ops import OUT
 from opforge.generated.rewrites import RULES
 from opforge.generated.targets import CPU_TARGETS
+from opforge.runtime.check.plan import check
 from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.codegen.unit import render_unit
 from opforge.runtime.codegen.wrapper import render_wrapper
@@ -21,13 +22,12 @@ from opforge.runtime.dispatch.wrapper import emit_wrapper
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.ir.work import cost
+from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.realize import parameters
-from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
 from opforge.runtime.schedule.planned import any_strides, has_out
 from opforge.runtime.schedule.schedule import schedule
-from opforge.runtime.schedule.text import plan_text
 
 
 @dataclass(frozen=True)

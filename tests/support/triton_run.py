@@ -24,8 +24,8 @@ from opforge.runtime.codegen.triton_team import SLOT, SPACE, reductions
 from opforge.runtime.codegen.triton_unit import TritonUnit
 from opforge.runtime.ir.facts import evaluate
 from opforge.runtime.ir.nodes import Buffer
-from opforge.runtime.schedule.memory import home
-from opforge.runtime.schedule.plan import Kernel, Plan, ViewOf
+from opforge.runtime.kernels.plan import Kernel, Plan, ViewOf
+from opforge.runtime.kernels.steps import home
 
 SIGNATURES = {
     "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "int8": "*i8", "int16": "*i16", "int32": "*i32",

@@ -18,12 +18,12 @@ from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.codegen.unit import render_unit
 from opforge.runtime.config import Config
 from opforge.runtime.ir.nodes import Program
+from opforge.runtime.kernels.plan import Plan
+from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.graph import Lowered
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import Artifacts, Compiled, parameters
-from opforge.runtime.schedule.plan import Plan
 from opforge.runtime.schedule.planned import plan_of
-from opforge.runtime.schedule.text import plan_text
 from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cuda import configurations, prepared, scheduled
 from opforge.runtime.targets.product_rules import by_table

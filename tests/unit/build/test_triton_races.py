@@ -26,11 +26,11 @@ from opforge.runtime.cold import make
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Buffer
+from opforge.runtime.kernels.plan import ExternStep
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import parameters
-from opforge.runtime.schedule.plan import ExternStep
 from opforge.runtime.targets import cuda, products, tune
 from opforge.runtime.targets.cuda import Cuda
 from opforge.runtime.targets.tune import Work

@@ -9,8 +9,8 @@ import torch
 
 from opforge.runtime.codegen.structure import Structure, structure
 from opforge.runtime.ir.nodes import const
+from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.schedule.plan import Plan
 from tests.support.loops import agree, permute, pointwise, reduce, run, softmax
 
 

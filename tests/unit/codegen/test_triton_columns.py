@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.codegen.triton_unit import TritonUnit, render_triton
-from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.targets.cuda import job_of as compiler_job
 from tests.support.accuracy import assert_as_accurate
 from tests.support.gpu_plan import planned

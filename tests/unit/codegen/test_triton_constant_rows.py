@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from opforge.runtime.codegen.triton_unit import render_triton
-from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.kernels.plan import Plan
 from tests.support.triton_run import job_of, launch_interpreted, results
 
 from .test_triton_programs import planned

@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 import triton
 
 from opforge.runtime.build.triton_job import compile_job
+from opforge.runtime.check.plan import check
 from opforge.runtime.codegen.triton_blocks import group_rule, tuning_of
 from opforge.runtime.codegen.triton_group import ARGUMENTS, FEW, MEMBERS, Group, can_join, steps
 from opforge.runtime.codegen.triton_launch import Launch
@@ -27,10 +28,9 @@ from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.execute import support
 from opforge.runtime.ir.index import sym
+from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.plan import Plan
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import prepared, scheduled
 from tests.support.triton_run import job_of, launch_interpreted

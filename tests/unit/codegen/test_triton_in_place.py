@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from opforge.runtime.check.plan import check
 from opforge.runtime.codegen.triton import render_kernel
 from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.work import cost
+from opforge.runtime.kernels.plan import CopyStep, Plan
+from opforge.runtime.kernels.steps import home
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.check import check
-from opforge.runtime.schedule.memory import home
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.plan import CopyStep, Plan
 from opforge.runtime.schedule.planned import any_strides, has_out
 from opforge.runtime.schedule.schedule import schedule
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from opforge.runtime.codegen.triton_blocks import tuning_of
 from opforge.runtime.codegen.triton_unit import render_triton
-from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.kernels.plan import Plan
 from tests.support.accuracy import assert_as_accurate
 from tests.support.gpu_plan import planned
 from tests.support.triton_run import job_of, launch_interpreted, results

@@ -19,7 +19,7 @@ from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.codegen.triton_blocks import tuning_of
 from opforge.runtime.codegen.triton_unit import TritonUnit, render_triton
 from opforge.runtime.codegen.wrapper import render_wrapper
-from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.targets import cuda
 from tests.support.gpu_plan import PROCESSORS, planned
 from tests.support.loops import Ran, agree

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 
 from opforge.generated.rewrites import RULES
+from opforge.runtime.check.plan import check
 from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.kernels.plan import ExternStep, Plan
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.plan import ExternStep, Plan
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.training import split
 from tests.support.gpu_plan import PROCESSORS, planned

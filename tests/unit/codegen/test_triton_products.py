@@ -19,7 +19,7 @@ from opforge.runtime.codegen.triton_blocks import blocks
 from opforge.runtime.codegen.triton_launch import launch
 from opforge.runtime.codegen.triton_product import contraction
 from opforge.runtime.codegen.triton_unit import render_triton
-from opforge.runtime.schedule.plan import ExternStep, Kernel, Plan
+from opforge.runtime.kernels.plan import ExternStep, Kernel, Plan
 from opforge.runtime.targets import cuda
 from tests.support.gpu_plan import planned
 from tests.support.loops import Ran, agree

@@ -15,14 +15,14 @@ pytest.importorskip("triton")
 
 from opforge.generated.rewrites import RULES
 from opforge.runtime.build.triton_job import compile_job
+from opforge.runtime.check.plan import check
 from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.kernels.plan import ExternStep, Fold, Kernel, Plan, Store
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.plan import ExternStep, Fold, Kernel, Plan, Store
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import prepared, scheduled
 from tests.support.loops import Ran, agree

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.codegen.triton_unit import render_triton
-from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.targets import cuda
 from tests.support.gpu_plan import planned
 from tests.support.loops import Ran, agree

@@ -17,7 +17,7 @@ from opforge.runtime.codegen.routines import routines_of
 from opforge.runtime.codegen.triton_routines import routine_blocks
 from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.config import Config
-from opforge.runtime.schedule.plan import Plan
+from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.targets.cuda import job_of, prepared, scheduled
 from opforge.runtime.targets.tune import works_of
 from tests.support.sorting_interpreted import DTYPES, WHOLE, check_interpreted

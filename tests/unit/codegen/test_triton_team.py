@@ -18,9 +18,9 @@ from opforge.runtime.codegen.triton_team import SLOT
 from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.ir.text import dump, parse
+from opforge.runtime.kernels.plan import Kernel, Plan
+from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.partial_sums import read_again
-from opforge.runtime.schedule.plan import Kernel, Plan
-from opforge.runtime.schedule.text import plan_text
 from opforge.runtime.targets import cuda
 from tests.support.gpu_plan import PROCESSORS, planned
 from tests.support.loops import Ran, agree

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from opforge.runtime.codegen.triton_unit import render_triton
-from opforge.runtime.schedule.memory import home
-from opforge.runtime.schedule.plan import CopyStep, Plan
+from opforge.runtime.kernels.plan import CopyStep, Plan
+from opforge.runtime.kernels.steps import home
 
 pytest.importorskip("triton")
 

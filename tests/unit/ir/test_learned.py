@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from opforge.errors import IRError, PlanError
+from opforge.runtime.check.plan import check
 from opforge.runtime.ir.learned import learned_by, symbols_of
 from opforge.runtime.ir.nodes import Extern
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.schedule.check import check
-from opforge.runtime.schedule.plan import KernelStep
+from opforge.runtime.kernels.plan import KernelStep
 from opforge.runtime.schedule.schedule import schedule
 
 TEXT = """program

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from opforge.runtime.check.conditions import extremes, narrowed
 from opforge.runtime.ir.facts import evaluate, points, variables
 from opforge.runtime.ir.index import Expr, Var, bounds, divmod_, expr, of, proves_less, proves_nonnegative, sym
 from opforge.runtime.ir.nodes import Node, index_node
-from opforge.runtime.schedule.check_conditions import extremes, narrowed
 
 ROW, COLUMN = Var("i", 4), Var("j", 6)
 FLAT = of(ROW) * 6 + of(COLUMN)

@@ -3,10 +3,10 @@
 import pytest
 
 from opforge.errors import PlanError
+from opforge.runtime.check.plan import check
 from opforge.runtime.ir.text import parse
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.schedule.check import check
-from opforge.runtime.schedule.plan import CopyStep, Place, ViewOf
+from opforge.runtime.kernels.plan import CopyStep, Place, ViewOf
 from tests.support.plans import call_of, dtypes_of, kernel, plan_of
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from opforge.runtime.schedule.check import check
-from opforge.runtime.schedule.plan import ViewOf
+from opforge.runtime.check.plan import check
+from opforge.runtime.kernels.plan import ViewOf
 from tests.support.plans import call_of, kernel, plan_of
 
 from .test_check import make, reject

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from opforge.errors import PlanError
+from opforge.runtime.check.plan import check
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Node, Program
+from opforge.runtime.kernels.plan import ExternStep, Kernel, KernelStep, Phase, Place, Plan, Store, ViewOf
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.plan import ExternStep, Kernel, KernelStep, Phase, Place, Plan, Store, ViewOf
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 

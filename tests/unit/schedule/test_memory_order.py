@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opforge.runtime.schedule.plan import ExternStep, Plan
+from opforge.runtime.kernels.plan import ExternStep, Plan
 
 pytest.importorskip("triton")
 

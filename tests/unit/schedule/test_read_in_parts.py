@@ -14,7 +14,7 @@ from torch import Tensor
 
 import opforge
 from opforge.runtime.compile_fx import HISTORY
-from opforge.runtime.schedule.plan import KernelStep, Plan
+from opforge.runtime.kernels.plan import KernelStep, Plan
 from tests.support.accuracy import assert_as_accurate
 from tests.support.gpu_plan import planned
 

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opforge.generated.rewrites import RULES
+from opforge.runtime.check.plan import check
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.kernels.plan import CopyStep, ExternStep, KernelStep, Plan
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.check import check
 from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.plan import CopyStep, ExternStep, KernelStep, Plan
 from opforge.runtime.targets.cuda import prepared, scheduled
 from tests.support.gpu_plan import PROCESSORS, planned
 from tests.support.scripts import importable

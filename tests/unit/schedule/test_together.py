@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from opforge.runtime.ir.text import parse
-from opforge.runtime.schedule.plan import CopyStep, Kernel, Place, Plan
+from opforge.runtime.kernels.plan import CopyStep, Kernel, Place, Plan
 from opforge.runtime.schedule.together import REACH, together
 from tests.support.plans import dtypes_of, kernel, plan_of
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from opforge.errors import IRError, PlanError
+from opforge.runtime.check.plan import check
 from opforge.runtime.codegen.wrapper import render_wrapper
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.schedule.check import check
-from opforge.runtime.schedule.plan import CopyStep, Place, Plan, ViewOf
+from opforge.runtime.kernels.plan import CopyStep, Place, Plan, ViewOf
 from opforge.runtime.schedule.schedule import schedule
 from tests.support.plans import call_of, dtypes_of, kernel, plan_of
 

@@ -14,9 +14,9 @@ import torch
 from ..ir.index import Atom, Expr, Sym, Val, Var, of
 from ..ir.nodes import FLOATS, ITEMSIZE, Buffer, Ref
 from ..ir.work import cost
-from .kernels import statement_nodes
-from .memory import step_reads, step_writes
 from .plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Reduce, Scan, Step, Store, ViewOf
+from .statements import statement_nodes
+from .steps import step_reads, step_writes
 
 __all__ = ["Sizes", "Work", "nbytes", "product_flops", "step_name", "total", "work_of"]
 

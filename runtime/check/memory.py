@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..ir.facts import flat, is_injective
 from ..ir.index import Expr, Var, expr, of
 from ..ir.nodes import ITEMSIZE, Buffer, Size, contiguous_strides
-from .plan import Place, Plan
+from ..kernels.plan import Place, Plan
 
 UNKNOWN_END = 1 << 62  # the end of a storage whose size is known at run time only
 

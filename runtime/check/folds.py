@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from ..ir.nodes import Buffer
-from .check_access import roots, vars_of
-from .plan import Fold, Kernel
+from ..kernels.plan import Fold, Kernel
+from .access import roots, vars_of
 
 
 def check_folds(kernel: Kernel, buffers: Mapping[str, Buffer], fail: Callable[[str], NoReturn]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from .plan import ExternStep, Kernel, KernelStep
+from ..kernels.plan import ExternStep, Kernel, KernelStep
 
 
 def check_parts(kernel: Kernel, fail: Callable[[str], NoReturn]) -> set[str]:

@@ -7,9 +7,9 @@ from typing import NoReturn
 
 from ..ir.guards import checks
 from ..ir.nodes import Extern, Nest, Program
-from .check_access import roots
-from .check_memory import Memory
-from .plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step
+from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step
+from .access import roots
+from .memory import Memory
 
 
 class ErrorOrder:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from ..ir.facts import equal, flat, in_range
 from ..ir.index import Atom, Expr, Val, Var, expr
 from ..ir.nodes import Buffer, Extern, Node, Ref, contiguous_strides, load, rebuild
-from .kernels import kernel_checks
-from .memory import step_reads, step_writes
 from .plan import ExternStep, Kernel, KernelStep, Step, Store, ViewOf
+from .statements import kernel_checks
+from .steps import step_reads, step_writes
 
 HALF = ("float16", "bfloat16")
 

@@ -16,7 +16,7 @@ from ..ir.facts import equal, in_range
 from ..ir.index import Atom, Expr, Val, Var, bounds, expr, of
 from ..ir.nodes import Extern, Nest, Node, Program, const, index_node, indirect, rebuild
 from ..ir.ranges import value_range
-from .check_conditions import (
+from .conditions import (
     AND,
     COMPARE,
     NOT,
@@ -33,7 +33,7 @@ from .check_conditions import (
     slid,
     truth,
 )
-from .check_loops import loop_matches
+from .loops import loop_matches
 
 _POSITIONS = ("argmax", "argmin")
 

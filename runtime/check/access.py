@@ -9,7 +9,7 @@ from math import gcd
 from ..ir.facts import equal
 from ..ir.index import Expr, Val, Var, bounds, expr, of
 from ..ir.nodes import Node, indirect, rebuild
-from .plan import Reduce, Statement, Store
+from ..kernels.plan import Reduce, Statement, Store
 
 Box = tuple[tuple[int, int], ...]
 

@@ -15,13 +15,13 @@ from ..ir.facts import equal, flat, plausibly_equal
 from ..ir.index import Expr, expr
 from ..ir.learned import learned_by, symbols_of
 from ..ir.nodes import ITEMSIZE, Extern, Node, Output, Program, Ref, Size, contiguous_strides, coordinates, load
-from .check_errors import ErrorOrder
-from .check_kernel import KernelCheck
-from .check_loops import element
-from .check_memory import Memory
-from .check_parts import check_parts
-from .check_values import Values
-from .plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, ViewOf
+from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, ViewOf
+from .errors import ErrorOrder
+from .kernel import KernelCheck
+from .loops import element
+from .memory import Memory
+from .parts import check_parts
+from .values import Values
 
 
 def check(program: Program, plan: Plan) -> None:

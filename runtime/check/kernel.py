@@ -20,12 +20,12 @@ from ..ir.nodes import (
     load,
     rebuild,
 )
-from .check_access import Access, Box, keep, mapped, roots, same_index, short, show, stride_of, vars_of, volume
-from .check_folds import check_folds
-from .check_loops import invert, loop_matches
-from .check_memory import Memory
-from .check_values import Definition, Values
-from .plan import Fold, Kernel, Reduce, Scan, Statement, Store
+from ..kernels.plan import Fold, Kernel, Reduce, Scan, Statement, Store
+from .access import Access, Box, keep, mapped, roots, same_index, short, show, stride_of, vars_of, volume
+from .folds import check_folds
+from .loops import invert, loop_matches
+from .memory import Memory
+from .values import Definition, Values
 
 
 class KernelCheck:
