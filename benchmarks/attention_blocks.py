@@ -37,7 +37,7 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import capability, job_of, prepared, scheduled
 from opforge.runtime.targets.cuda_timer import CudaTimer
 from opforge.runtime.targets.tune import Work, works_of

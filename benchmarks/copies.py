@@ -34,7 +34,7 @@ def plan_numbers(gm: torch.fx.GraphModule, examples: list[Any], training: bool) 
     from opforge.runtime.kernels.plan import ExternStep, KernelStep
     from opforge.runtime.kernels.steps import nbytes
     from opforge.runtime.lower.graph import lower
-    from opforge.runtime.schedule.outputs import separate_outputs
+    from opforge.runtime.lower.outputs import separate_outputs
     from opforge.runtime.schedule.planned import plan_of
 
     cfg = Config()

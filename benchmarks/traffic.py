@@ -38,7 +38,7 @@ from opforge.runtime.kernels.steps import step_reads, step_writes
 from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.kernels.work import loops_of
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 import report

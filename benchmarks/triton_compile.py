@@ -25,10 +25,10 @@ from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.work import cost
+from opforge.runtime.kernels.calls import has_out
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.planned import has_out
-from opforge.runtime.schedule.schedule import schedule
+from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.schedule.pipeline import schedule
 from opforge.runtime.targets.cuda import job_of
 
 from programs.memory_bound import BOUND, BoundProgram

@@ -20,9 +20,9 @@ from .kernels.plan import ExternStep, Kernel, Plan
 from .kernels.steps import home
 from .kernels.text import fusion_text, plan_text, work_text
 from .lower.one_hot import one_hot_sums
+from .lower.outputs import separate_outputs
 from .observe import counters
 from .observe.watch import Watch
-from .schedule.outputs import separate_outputs
 from .targets.base import Target
 
 __all__ = ["Made", "make", "plan_again", "tell_code"]

@@ -242,7 +242,7 @@ def _add_program(watch: Watch, gm: Any, example_inputs: Sequence[Any], cfg: Conf
 
 def _until_mistraced(run: Compiled, gm: Any) -> Compiled:
     """`run`; the program by eager kernels from the call on in which one of them returned other sizes than its fake kernel had said. By
-    then the graph has written none of its inputs (`schedule.in_place`), and nothing was run for its effect.
+    then the graph has written none of its inputs (`memory.in_place`), and nothing was run for its effect.
     """
     eager: list[Compiled] = []
 

@@ -18,11 +18,12 @@ from opforge.runtime.codegen.wrapper import render_wrapper
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.text import dump
+from opforge.runtime.kernels.calls import has_out
 from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.realize import parameters
-from opforge.runtime.schedule.planned import cost, has_out
-from opforge.runtime.schedule.schedule import schedule
+from opforge.runtime.schedule.pipeline import schedule
+from opforge.runtime.schedule.planned import cost
 
 PAGE = Path(__file__).parent.parent / "docs" / "stages.md"
 

@@ -1,4 +1,4 @@
-"""Two products around a softmax as one Triton kernel: what `schedule/attention.py` finds in the parts of a kernel.
+"""Two products around a softmax as one Triton kernel: what `fuse/attention.py` finds in the parts of a kernel.
 
 A program computes a block of rows. It goes through blocks of columns with the matrix units: scores, what the program makes of them, and
 the sum of values weighted by exp(logit - greatest logit so far), which shrinks when a greater one is met; it is divided by the sum of weights at
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..fuse.attention import Attention, attention
 from ..ir.index import Var
 from ..ir.nodes import Buffer, Node
 from ..ir.quote import comment_text
+from ..kernels.calls import factors
 from ..kernels.operands import count
 from ..kernels.plan import Kernel
-from ..schedule.attention import Attention, attention
-from ..schedule.planned import factors
 from .triton_functions import Functions, rounded
 from .triton_fused import render_fused
 from .triton_live import Free, Live, Told, free_columns, live_columns, told_columns

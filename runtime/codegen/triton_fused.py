@@ -1,4 +1,4 @@
-"""A product of matrices with what its operands are made of and what is made of it, as one kernel (`schedule.products`).
+"""A product of matrices with what its operands are made of and what is made of it, as one kernel (`fuse.products`).
 
 A program computes a block of the result, some steps of the sums at a time; operands of later steps are on their way while the matrix units work on
 one. Both operands and the end are functions of their own, written by the emitter of other kernels. The sums are rounded as the library's
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..fuse.products import SUM, Fused, fused_of
 from ..ir.index import Expr, Var, of
 from ..ir.nodes import ITEMSIZE, Buffer, Node, load
 from ..ir.quote import comment_text
+from ..kernels.calls import factors
 from ..kernels.operands import count
 from ..kernels.plan import Kernel, Tile
 from ..kernels.steps import flat_index
-from ..schedule.planned import factors
-from ..schedule.products import SUM, Fused, fused_of
 from .triton_coarse import coarse
 from .triton_functions import Functions
 from .triton_values import TYPES, VECTOR

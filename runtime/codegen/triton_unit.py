@@ -6,11 +6,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from ...generated.tuning import Tuning
+from ..fuse.horizontal import together
 from ..ir.index import product
 from ..ir.nodes import Size
 from ..kernels.plan import Kernel, Plan
 from ..kernels.steps import home
-from ..schedule.together import together
 from .routines import Routine, routines_of
 from .triton import PROGRAM, render_kernel
 from .triton_blocks import MEASURED, Blocks, blocks, group_blocks, tuning_of

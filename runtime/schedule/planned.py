@@ -6,18 +6,17 @@ from collections.abc import Collection, Mapping
 
 from torch import fx
 
-from ...generated.ops import ANY_STRIDES, OUT, PRODUCTS, ROW_BYTES
 from ..config import Config
-from ..ir.nodes import Extern, Program, is_paired
-from ..ir.routines import routine_of
+from ..fuse.products import Choose
+from ..ir.nodes import Program
 from ..ir.work import cost
+from ..kernels.calls import any_strides, factors, has_out, row_bytes
 from ..kernels.plan import Plan
 from ..kernels.steps import nbytes, step_reads, step_writes
 from ..lower.graph import lower
+from ..lower.outputs import separate_outputs
 from ..observe.counters import uncounted
-from .outputs import separate_outputs
-from .products import Choose
-from .schedule import schedule
+from .pipeline import schedule
 
 
 def plan_of(
@@ -45,28 +44,6 @@ def plan_of(
         factors=factors,
         choose=choose,
     )
-
-
-def has_out(call: Extern) -> bool:
-    """Whether the kernel can write its result into given memory."""
-    own = call.single and call.target in OUT and not is_paired(call) and not call.elsewhere
-    return own or routine_of(call) is not None
-
-
-def row_bytes(call: Extern) -> int:
-    """At multiples of how many bytes the rows of its matrices should start; 0: it does not matter."""
-    return 0 if is_paired(call) else ROW_BYTES.get(call.target, 0)
-
-
-def any_strides(call: Extern) -> bool:
-    """Whether its kernel reads arguments of whatever strides as well: its entry says so. A routine reads them where they lie."""
-    return routine_of(call) is not None or (call.target in ANY_STRIDES and not is_paired(call))
-
-
-def factors(call: Extern) -> tuple[int, ...] | None:
-    """Which arguments a call multiplies, if it is a product of matrices, and which one it adds, if any."""
-    ours = call.single and not call.kwargs and not is_paired(call) and not call.elsewhere
-    return PRODUCTS.get(call.target) if ours else None
 
 
 def planned_peak(forward: fx.GraphModule, backward: fx.GraphModule, owned: Collection[int], cfg: Config) -> int | None:

@@ -6,7 +6,7 @@ import torch
 
 from ..build.scratch import warn_once
 from ..ir.nodes import Extern, Program
-from ..schedule.planned import row_bytes
+from ..kernels.calls import row_bytes
 
 AMPERE = 80  # the first capability, times ten, with TF32 and with arithmetic of bfloat16
 

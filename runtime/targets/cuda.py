@@ -29,20 +29,21 @@ from ..execute.aligned import Arguments
 from ..execute.counters import counting
 from ..execute.launch import Loaded, launcher, load_function
 from ..execute.tables import table_launcher
+from ..fuse.padding import copied_outputs
+from ..fuse.products import Choose
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
 from ..ir.index import product
 from ..ir.nodes import Nest, Program, Size
+from ..kernels.calls import row_bytes
 from ..kernels.plan import Kernel, KernelStep, Plan
 from ..kernels.steps import home
 from ..lower.partial_sums import costly_reductions, partial_reductions, read_again
 from ..lower.windows import write_out_windows
 from ..observe import counters
 from ..observe.watch import Watch
-from ..schedule.loop_order import in_memory_order
-from ..schedule.planned import plan_of, row_bytes
-from ..schedule.products import Choose
-from ..schedule.rows import copied_outputs
+from ..schedule.planned import plan_of
+from ..tile.loop_order import in_memory_order
 from .advice import advise
 from .base import Built
 from .product_rules import by_table

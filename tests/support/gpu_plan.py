@@ -13,12 +13,12 @@ from opforge.runtime.check.plan import check
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
+from opforge.runtime.fuse.products import Choose
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import _atomic, _Lowerer
 from opforge.runtime.lower.one_hot import one_hot_sums
-from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.products import Choose
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 PROCESSORS = 132

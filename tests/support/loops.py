@@ -24,9 +24,9 @@ from opforge.runtime.kernels.statements import kernel_checks
 from opforge.runtime.lower import names
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.builder import Builder
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.lower.tensor import Tensor
-from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.schedule import schedule
+from opforge.runtime.schedule.pipeline import schedule
 
 
 @dataclass

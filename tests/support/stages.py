@@ -22,12 +22,12 @@ from opforge.runtime.dispatch.wrapper import emit_wrapper
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.ir.work import cost
+from opforge.runtime.kernels.calls import any_strides, has_out
 from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.graph import lower
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.realize import parameters
-from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.planned import any_strides, has_out
-from opforge.runtime.schedule.schedule import schedule
+from opforge.runtime.schedule.pipeline import schedule
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from opforge.runtime.execute.aligned import Arguments, copies_of, with_copies
 from opforge.runtime.execute.launch import Loaded, borrowed_function, launcher, load_function
 from opforge.runtime.execute.tables import table_launcher
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import scheduled
 from tests.support.gpu_plan import planned
 

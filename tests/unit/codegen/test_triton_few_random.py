@@ -14,7 +14,7 @@ from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import job_of, prepared, scheduled
 from tests.support.gpu_plan import PROCESSORS
 

@@ -17,8 +17,8 @@ pytest.importorskip("triton")
 from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.execute import launch
+from opforge.runtime.fuse.products import Choose
 from opforge.runtime.kernels.plan import ExternStep, Plan, Tile
-from opforge.runtime.schedule.products import Choose
 from opforge.runtime.targets import cuda
 from tests.support.gpu_plan import planned
 from tests.support.loops import Ran, agree

@@ -30,7 +30,7 @@ from opforge.runtime.execute import support
 from opforge.runtime.ir.index import sym
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import prepared, scheduled
 from tests.support.triton_run import job_of, launch_interpreted

@@ -14,12 +14,12 @@ from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.work import cost
+from opforge.runtime.kernels.calls import any_strides, has_out
 from opforge.runtime.kernels.plan import CopyStep, Plan
 from opforge.runtime.kernels.steps import home
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
-from opforge.runtime.schedule.planned import any_strides, has_out
-from opforge.runtime.schedule.schedule import schedule
+from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.schedule.pipeline import schedule
 
 pytest.importorskip("triton")
 

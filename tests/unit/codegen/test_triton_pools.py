@@ -19,7 +19,7 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import ExternStep, Plan
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.training import split
 from tests.support.gpu_plan import PROCESSORS, planned

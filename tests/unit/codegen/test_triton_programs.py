@@ -22,7 +22,7 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import ExternStep, Fold, Kernel, Plan, Store
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import prepared, scheduled
 from tests.support.loops import Ran, agree

@@ -150,7 +150,7 @@ def test_unfused_reductions_are_cut() -> None:
     """Where nothing is fused there is no kernel that goes through a row again: reductions are in parts as before."""
     from opforge.runtime.dispatch.trace import trace
     from opforge.runtime.lower.graph import lower
-    from opforge.runtime.schedule.outputs import separate_outputs
+    from opforge.runtime.lower.outputs import separate_outputs
 
     program = separate_outputs(lower(trace(CASES["softmax"][0], [torch.randn(8, 131072)]).graph).program)
     whole = cuda.prepared(program, PROCESSORS)

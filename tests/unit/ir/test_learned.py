@@ -13,7 +13,7 @@ from opforge.runtime.ir.nodes import Extern
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.kernels.plan import KernelStep
-from opforge.runtime.schedule.schedule import schedule
+from opforge.runtime.schedule.pipeline import schedule
 
 TEXT = """program
 symbol u0

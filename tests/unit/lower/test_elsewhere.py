@@ -9,7 +9,7 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.kernels.plan import ExternStep
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.schedule.planned import plan_of
 
 

@@ -16,8 +16,8 @@ from opforge.runtime.ir.nodes import Extern, Nest
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import MANY, Lowered, lower
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.observe import counters
-from opforge.runtime.schedule.outputs import separate_outputs
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Node, Program
 from opforge.runtime.kernels.plan import ExternStep, Kernel, KernelStep, Phase, Place, Plan, Store, ViewOf
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 

@@ -19,7 +19,7 @@ from opforge.runtime.ir.nodes import Program
 from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.schedule.schedule import schedule
+from opforge.runtime.schedule.pipeline import schedule
 from tests.support.loops import pointwise, program_of, reduce
 
 SIZES = (64, 128, 256, 512)  # blocks; a block is four nests

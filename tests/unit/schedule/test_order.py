@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from opforge.runtime.ir.nodes import Buffer, Extern, Ref
 from opforge.runtime.kernels.plan import ExternStep, KernelStep, Step
 from opforge.runtime.kernels.steps import step_reads, step_writes
-from opforge.runtime.schedule import order
+from opforge.runtime.memory import order
 from tests.support.plans import kernel
 
 LARGE, SMALL = 8192, 8

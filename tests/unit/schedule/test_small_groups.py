@@ -18,7 +18,7 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import CopyStep, ExternStep, KernelStep, Plan
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.schedule.outputs import separate_outputs
+from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
 from tests.support.gpu_plan import PROCESSORS, planned
 from tests.support.scripts import importable

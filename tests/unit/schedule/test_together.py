@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from opforge.runtime.fuse.horizontal import REACH, together
 from opforge.runtime.ir.text import parse
 from opforge.runtime.kernels.plan import CopyStep, Kernel, Place, Plan
-from opforge.runtime.schedule.together import REACH, together
 from tests.support.plans import dtypes_of, kernel, plan_of
 
 NAMES = "abcdefgh"

@@ -14,7 +14,7 @@ from opforge.runtime.ir.nodes import Program
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.kernels.plan import CopyStep, Place, Plan, ViewOf
-from opforge.runtime.schedule.schedule import schedule
+from opforge.runtime.schedule.pipeline import schedule
 from tests.support.plans import call_of, dtypes_of, kernel, plan_of
 
 ONE = """

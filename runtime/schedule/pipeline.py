@@ -6,6 +6,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..fuse.arguments import bases, exact_strides, extern_step, only_views, same_strides, stored_strides, with_gaps
+from ..fuse.attention import join_products
+from ..fuse.build import build_kernel, build_update
+from ..fuse.folds import fold_columns
+from ..fuse.groups import Group
+from ..fuse.inline import inline, is_view
+from ..fuse.known_first import known_first
+from ..fuse.layouts import followed
+from ..fuse.nests import Fuser
+from ..fuse.padding import wide_rows
+from ..fuse.products import Choose, fuse_products
+from ..fuse.small import join_small
+from ..fuse.updates import update_in_place, updated_inputs, without_copies
 from ..ir.learned import learned_by
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Size, contiguous_strides, refs
 from ..ir.quote import identifier
@@ -13,23 +26,10 @@ from ..ir.work import in_any_order, is_pointwise
 from ..kernels.operands import Factors
 from ..kernels.plan import CopyStep, KernelStep, Plan, Step, ViewOf
 from ..kernels.steps import step_parts, step_reads, step_writes, strided_view
-from .arguments import bases, exact_strides, extern_step, only_views, same_strides, stored_strides, with_gaps
-from .attention import join_products
-from .folds import fold_columns
-from .fuse import Fuser
-from .groups import Group
-from .in_place import computed_last, write_in_place
-from .inline import inline, is_view
-from .kernels import build_kernel, build_update
-from .known_first import known_first
-from .layouts import followed
-from .memory import plan_memory
-from .order import least_memory
-from .outputs import separate_outputs
-from .products import Choose, fuse_products
-from .rows import wide_rows
-from .small import join_small
-from .updates import update_in_place, updated_inputs, without_copies
+from ..lower.outputs import separate_outputs
+from ..memory.arena import plan_memory
+from ..memory.in_place import computed_last, write_in_place
+from ..memory.order import least_memory
 
 
 def schedule(

@@ -10,7 +10,7 @@ from ..ir.nodes import Buffer
 from ..kernels.plan import ExternStep, KernelStep, Step
 from ..kernels.statements import kernel_checks
 from ..kernels.steps import nbytes, step_reads, step_writes
-from .memory import LARGE, could_hold
+from .arena import LARGE, could_hold
 
 WORTH = 0.97  # of the peak before: neighbours in the given order share more of the caches
 WINDOW = 8  # steps that may run next, of which the best is taken

@@ -16,8 +16,8 @@ from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import Buffer
 from ..kernels.plan import ViewOf
 from ..kernels.steps import nbytes
-from .fuse import MAX_BUFFERS, MAX_MEMBERS
 from .groups import Group, Member, rename
+from .nests import MAX_BUFFERS, MAX_MEMBERS
 
 BYTES = 1 << 16  # that may live longer for one launch less
 POINTS = 1 << 16  # that a group goes through at most: a kernel over more moves enough bytes to be worth its launch

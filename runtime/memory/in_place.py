@@ -18,7 +18,7 @@ from ..ir.work import is_pointwise
 from ..kernels.plan import ExternStep, Kernel, KernelStep, Phase, Reduce, Statement, Step, Store
 from ..kernels.statements import kernel_checks, statement_nodes
 from ..kernels.steps import flat_index, step_reads, step_writes
-from .memory import written_over
+from .arena import written_over
 
 
 def computed_last(program: Program, items: Sequence[Nest | Extern]) -> list[Nest]:

@@ -30,7 +30,7 @@ from ..ir.work import is_pointwise
 from ..kernels.plan import ExternStep, Kernel, KernelStep, Phase, Step, Store
 from ..kernels.statements import kernel_checks, statement_nodes
 from ..kernels.steps import step_reads, step_writes
-from .kernels import kernel_of
+from .build import kernel_of
 
 _Update = tuple[int, Kernel, list[int]]
 """The step of an update, its kernel without the copy, and the steps that only copy."""
