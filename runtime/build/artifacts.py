@@ -9,15 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import CacheError, OpforgeWarning
-from ..config import current
 from ..torch_compat import CacheArtifact, record_artifact, register_artifacts
 from .manifest import Entry
 
 __all__ = ["EntryArtifact", "packed", "record", "unpacked"]
+
+
+def _nowhere(key: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> object:
+    raise CacheError("opforge's cache is not loaded")
+
+
+put: Callable[[str, Mapping[str, bytes], Mapping[str, Any]], object] = _nowhere
+"""Puts an entry into the cache in force: `build.cache`, which records its entries here, says how."""
 
 _MAGIC = b"opforge1"
 _LENGTH = 8
@@ -88,13 +95,11 @@ class EntryArtifact(CacheArtifact):
 
     def populate_cache(self) -> None:
         """Put it into the cache in force; what is broken gives one warning, with the reason."""
-        from .cache import Cache  # which records its entries here
-
         try:
             key, files, meta = unpacked(self.content)
             if key != self.key:
                 raise CacheError("they are another entry")
-            Cache.current(current()).put(key, files, meta)
+            put(key, files, meta)
         except (CacheError, OSError, ValueError, TypeError) as error:
             _refuse(self.key, f"{error}", "loaded")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import sympy
 import torch
@@ -18,12 +18,11 @@ from ..dispatch.operators import op_info
 from ..dispatch.overlap import is_row_major
 from ..dispatch.regions import Layout
 from ..dispatch.user_kernels import Launch
+from ..ir.nodes import Buffer
 from ..observe.counters import count_extern
 from ..torch_compat import HigherOrderOperator, OpOverload, auto_functionalized, python_source
+from .builder import Builder
 from .sizes import Opaque
-
-if TYPE_CHECKING:
-    from .graph import _Lowerer
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,24 @@ class Call:
     kernel: str = ""
 
 
-def call_control(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[Any]:
+class Lowering(Protocol):
+    """What lowers the graph around."""
+
+    b: Builder
+    env: dict[fx.Node, Any]
+    controls: list[Control]
+    calls: list[Call]
+
+    def extern_argument(self, a: Any) -> Any:
+        """An argument as a call gets it."""
+        ...
+
+    def buffer(self, name: str, val: torch.Tensor) -> Buffer:
+        """A buffer as a fake tensor describes it."""
+        ...
+
+
+def call_control(lowerer: Lowering, node: fx.Node, val: Sequence[Any]) -> list[Any]:
     """The results of the call, as values of the lowerer, which has the function among its `controls` from then on. Raises
     `UnsupportedError` for an operator that the spec does not know.
     """
@@ -84,7 +100,7 @@ def call_control(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[A
 
 
 def _extern(
-    lowerer: _Lowerer, node: fx.Node, name: str, args: Any, kwargs: Any, effect: bool, val: Sequence[Any]
+    lowerer: Lowering, node: fx.Node, name: str, args: Any, kwargs: Any, effect: bool, val: Sequence[Any]
 ) -> list[Any]:
     outs = [lowerer.buffer(lowerer.b.fresh(f"{node.name}_{k}"), t) for k, t in enumerate(val) if _is_tensor(t)]
     places = tuple(k for k, t in enumerate(val) if _is_tensor(t)) if len(outs) < len(val) else ()
@@ -94,7 +110,7 @@ def _extern(
     return [next(handles) if _is_tensor(t) else number for t, number in zip(val, numbers, strict=True)]
 
 
-def _call_on_copies(lowerer: _Lowerer, node: fx.Node, val: Sequence[Any]) -> list[Any]:
+def _call_on_copies(lowerer: Lowering, node: fx.Node, val: Sequence[Any]) -> list[Any]:
     """The call of an operator that writes to its arguments, by its eager kernel, on copies of these."""
     (op,) = node.args
     assert isinstance(op, OpOverload)
@@ -130,7 +146,7 @@ def _flat(values: Sequence[Any]) -> list[Any]:
     return [t for v in values for t in (v if isinstance(v, (list, tuple)) else (v,))]
 
 
-def _launch(lowerer: _Lowerer, node: fx.Node, launch: Launch, val: Sequence[Any]) -> list[Any]:
+def _launch(lowerer: Lowering, node: fx.Node, launch: Launch, val: Sequence[Any]) -> list[Any]:
     """The launch of a kernel of the program, which writes into its first arguments. What nobody has written before needs no contents."""
     written, *rest = node.args
     name = lowerer.b.fresh(f"run_{launch.name}")

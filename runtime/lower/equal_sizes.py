@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import sympy
 
@@ -16,15 +16,30 @@ from ..ir.index import size as canonical
 from ..ir.monomials import divide_monomial
 from ..ir.nodes import Size
 from ..torch_compat import runtime_asserts
-from .from_data import range_of
-
-if TYPE_CHECKING:
-    from .sizes import Sizes
+from .from_data import FromData, range_of
 
 _UNHINTED = 1 << 10
 """What a symbol weighs that data brings: sizes of the arguments are taken instead, which are known sooner."""
 
 Weight = tuple[int, tuple[int, ...]]
+
+
+class Polynomials(Protocol):
+    """What `Sizes` knows of a graph's sizes."""
+
+    env: Any
+    from_data: FromData
+    symbols: dict[str, Expr]
+    derived: set[str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As `Sizes.names`."""
+        ...
+
+    def polynomial(self, e: sympy.Expr) -> Size | None:
+        """As `Sizes.polynomial`."""
+        ...
 
 
 class EqualSizes:
@@ -34,7 +49,7 @@ class EqualSizes:
     symbols has been converted before.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Polynomials) -> None:
         self.sizes = sizes
         self._pending: list[tuple[sympy.Expr, sympy.Expr]] | None = None
         self._known = 0

@@ -7,23 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import sympy
 import torch
 
 from ...errors import UnsupportedError
+from ..ir.index import Expr
 from ..ir.learned import Learned, names_in
 from ..ir.nodes import Extern, Nest
 from ..torch_compat import python_source, runtime_asserts, symbol_hint, symbol_range
-
-if TYPE_CHECKING:
-    from .sizes import Sizes
 
 LIKELY = (24, 7, *range(2, 65), 1, 0)
 """What checkers take a size from data for: the first that the program's conditions allow."""
 LARGE = 1 << 62
 """No bound: every integer of 64 bits is within."""
+
+
+class Symbols(Protocol):
+    """What `Sizes` knows of torch's symbols."""
+
+    floats: dict[str, Expr]
+
+    def note(self, value: Any, symbol: sympy.Symbol) -> bool:
+        """As `Sizes.note`."""
+        ...
+
+    def named(self, symbol: sympy.Symbol) -> Expr:
+        """As `Sizes.named`."""
+        ...
 
 
 class FromData:
@@ -33,7 +45,7 @@ class FromData:
     unhinted  the program's names of those that no example input tells; `may_be_zero`: of these, those that no condition keeps above 0.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Symbols) -> None:
         self.sizes = sizes
         self.known: set[str] = set()
         self.unhinted: set[str] = set()

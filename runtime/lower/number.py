@@ -7,8 +7,8 @@ other half of a training step, need it as a Python number.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
 
 import sympy
 import torch
@@ -19,14 +19,11 @@ from ..dispatch.symbols import without_choices
 from ..ir.atoms import SIGNED
 from ..ir.index import Expr, Sym, sym
 from ..ir.learned import FUNCTIONS, Learned, names_in
-from ..ir.nodes import Buffer, Node, const, index_node
+from ..ir.nodes import Buffer, Node, Size, const, index_node
 from ..torch_compat import python_source
 from .from_data import range_of
-
-if TYPE_CHECKING:
-    from .builder import Builder
-    from .sizes import Sizes
-    from .tensor import Tensor
+from .sizes import Sizes
+from .tensor import Tensor
 
 _OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
     f: f for f in (operator.add, operator.sub, operator.mul, operator.truediv)
@@ -117,10 +114,36 @@ class Truth(Number):
     dtype = "bool"
 
 
+class Emitter(Protocol):
+    """What adds to the program."""
+
+    def at(self, t: Any, index: Sequence[Size]) -> Node:
+        """As `Builder.at`."""
+        ...
+
+    def fresh(self, name: str) -> str:
+        """As `Builder.fresh`."""
+        ...
+
+    def extern(
+        self,
+        outs: Sequence[Buffer],
+        target: str,
+        args: tuple[Any, ...],
+        kwargs: tuple[tuple[str, Any], ...],
+        single: bool,
+        effect: bool = False,
+        *,
+        learns: tuple[Learned, ...] = (),
+    ) -> list[Tensor]:
+        """As `Builder.extern`."""
+        ...
+
+
 class Numbers:
     """Those of one graph, by torch's expression of each. `device`: where the graph runs."""
 
-    def __init__(self, builder: Builder, sizes: Sizes, device: str) -> None:
+    def __init__(self, builder: Emitter, sizes: Sizes, device: str) -> None:
         self.b, self.sizes, self.device = builder, sizes, device
         self._calls: dict[
             sympy.Expr, tuple[str, Any]

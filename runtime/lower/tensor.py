@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from ...errors import UnsupportedError
 from ..ir.index import expr
@@ -11,12 +11,19 @@ from ..ir.index import size as canonical
 from ..ir.nodes import Size
 from ..ir.pairs import PART
 
-if TYPE_CHECKING:
-    from .builder import Builder
-
 
 class NotNativeError(UnsupportedError):
     """The condition of an entry does not hold: the eager kernel is meant to run."""
+
+
+class Lowerings(Protocol):
+    """What calls an entry's lowering: the builder of the tensor's program."""
+
+    operators: Mapping[str, str]
+
+    def call(self, op: str, *args: Any, **kwargs: Any) -> Any:
+        """What the lowering of `op` returns."""
+        ...
 
 
 class Tensor:
@@ -27,7 +34,7 @@ class Tensor:
     __slots__ = ("builder", "dtype", "is_paired", "name", "shape")
 
     def __init__(
-        self, name: str, shape: Iterable[Size], dtype: str, builder: Builder, paired: bool | None = None
+        self, name: str, shape: Iterable[Size], dtype: str, builder: Lowerings, paired: bool | None = None
     ) -> None:
         self.name, self.shape, self.dtype, self.builder = name, tuple(map(canonical, shape)), dtype, builder
         self.is_paired = dtype in PART if paired is None else paired
