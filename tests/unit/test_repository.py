@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx
 import pytest
 import torch
 
@@ -124,6 +125,25 @@ def test_imports_point_one_way() -> None:
             if other is not None and other != mine and RANK.get(other, -1) >= RANK[mine]:
                 wrong.append(f"{place(path, line)}: {mine} imports {module}")
     assert not wrong, "\n".join(wrong)
+
+
+#: Rooms in which modules still import each other.
+CIRCLES_IN = {"dispatch", "ir"}
+
+
+def test_modules_form_no_circles() -> None:
+    """Imports for type checking and inside of functions count too."""
+    files = {".".join(("opforge", *p.relative_to(ROOT).with_suffix("").parts)): p for p in sources("runtime")}
+    edges = [
+        (name, found)
+        for name, path in files.items()
+        for _, module in imports(path)
+        if (found := module if module in files else module.rpartition(".")[0]) in files and found != name
+    ]
+    circles = [sorted(c) for c in networkx.strongly_connected_components(networkx.DiGraph(edges)) if len(c) > 1]
+    rooms = [{part_of(name) for name in circle} for circle in circles]
+    assert all(len(room) == 1 for room in rooms), circles
+    assert sorted(r for room in rooms for r in room if r) == sorted(CIRCLES_IN), circles
 
 
 def test_runtime_does_not_import_the_generator_or_the_public_face() -> None:
