@@ -83,8 +83,8 @@ format: $(STAMP) ## rewrite the sources in house format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-test: $(STAMP) ## the test-suite (half an hour on two cores)
-	$(PYTEST) -m "not slow and not gpu"
+test: $(STAMP) ## the test-suite (half an hour on two cores); ROOM=fuse: the tests of one room of the runtime
+	$(PYTEST) -m "not slow and not gpu" $(if $(ROOM),tests/unit/$(ROOM))
 
 test-all: $(STAMP) ## the test-suite with the slow tests
 	$(PYTEST) -m "not gpu"

@@ -6,7 +6,7 @@ from opforge.runtime.check.plan import check
 from opforge.runtime.kernels.plan import ViewOf
 from tests.support.plans import call_of, kernel, plan_of
 
-from .test_check import make, reject
+from .test_plan import make, reject
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
 BLOCKS = """
