@@ -12,6 +12,7 @@ from torch import fx
 
 from ...errors import ExportError
 from ...generated.dispatch_tables import ROLES
+from ..dispatch import handlers
 from ..dispatch.dead import finish
 from ..dispatch.inputs import Inputs
 from ..dispatch.joint import Saved
@@ -42,7 +43,7 @@ def record(
     With `loss`, the flat result at that position, also its gradients. Raises `ExportError`; what the program raises is not caught.
     """
     inputs = Inputs.of(fakes, frozenset(), True)
-    recorder = FrameRecorder(inputs.fake_mode, inputs.overlaps)
+    recorder = FrameRecorder(inputs.fake_mode, inputs.overlaps, handlers)
     entered = enter_inputs(inputs, recorder)
     symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts)
     dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext

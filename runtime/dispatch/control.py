@@ -32,9 +32,7 @@ def record_control(recorder: Recorder, op: Any, args: Sequence[Any], kwargs: Map
     the spec does not know, and for functions that write to what they are given.
     """
     if op.name() in LAUNCHES:
-        from .user_kernels import record_launch, record_launch_on_copies  # most programs have none
-
-        return (record_launch_on_copies if LAUNCHES[op.name()] else record_launch)(recorder, **kwargs)
+        return recorder.handlers.launch(recorder, LAUNCHES[op.name()], kwargs)
     form = CONTROL.get(op.name())
     if form is None or any(kwargs.values()):
         raise UnsupportedError(f"the higher-order operator {op} cannot be traced yet{recorder.where()}")
@@ -118,7 +116,7 @@ class _Call:
 
     # -- functions -----------------------------------------------------------------------------------------------------
     def _function(self, function: Any) -> _Function:
-        body = type(self.recorder)(self.fake_mode, self._refuse_write)
+        body = type(self.recorder)(self.fake_mode, self._refuse_write, self.recorder.handlers)
         body.origin, body.backward = self.recorder.origin, self.recorder.backward
         made = _Function(body, [], [])
         for key, nodes in self.operands.items():

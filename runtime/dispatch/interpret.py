@@ -60,13 +60,11 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
             case "call_function" if called in UNFOLDED:
                 env[node] = _unfolded(node.target, load(node.args), load(node.kwargs))
             case "call_function" if called in CONTROL:
-                from .control_grad import call_control  # it runs graphs that the operator runs
-
-                env[node] = call_control(recorder, node.target, load(node.args), load(node.kwargs))
+                env[node] = recorder.handlers.followed_control(
+                    recorder, node.target, load(node.args), load(node.kwargs)
+                )
             case "call_function" if called in CHOICES:
-                from .choice import call_choice  # as above
-
-                env[node] = call_choice(recorder, node.target, load(node.args), load(node.kwargs))
+                env[node] = recorder.handlers.choice(recorder, node.target, load(node.args), load(node.kwargs))
             case "call_function":
                 env[node] = call(recorder, node.target, load(node.args), load(node.kwargs))
             case "call_method":

@@ -44,15 +44,16 @@ class Recorder(GraphWriter, TorchDispatchMode):
     """Records into `graph`. `origin` is the node of the traced program that runs now; `overlaps(i)` gives the inputs that share elements with
     input i (with i), asked when input i is written; `frozen` are inputs that eager refuses to change at all; `training`: autograd follows the
     program; `expects_no_grad` while a program runs that must not turn grad mode on; `relaid` are ids of tensor objects that an operator which
-    changes metadata ran on.
+    changes metadata ran on; `handlers` (the module) record calls that run functions of the program, or write into arguments.
     """
 
     supports_higher_order_operators = True
     draws: Any = None
     """Makes random operators of seeded ones (`Draws`); None records them as they are."""
 
-    def __init__(self, fake_mode: Any, overlaps: Callable[[int], frozenset[int]]) -> None:
+    def __init__(self, fake_mode: Any, overlaps: Callable[[int], frozenset[int]], handlers: Any) -> None:
         super().__init__(fake_mode)
+        self.handlers = handlers
         self.written_storages: set[int] = set()
         self.frozen: frozenset[int] = frozenset()
         self.training = self.expects_no_grad = False
@@ -101,9 +102,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
                     return func.decompose(*args, **kwargs)
             case "lift":
                 return self._lift(info, types, args, kwargs)
-        from .control import record_control  # it makes recorders for what the operator runs
-
-        return record_control(self, func, args, kwargs)
+        return self.handlers.control(self, func, args, kwargs)
 
     def _wrapper_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call with tensor subclasses among its arguments: they take it apart, and what they call comes by here. Their own views are
@@ -251,9 +250,7 @@ class Recorder(GraphWriter, TorchDispatchMode):
             self._may_write(self.value(t))
         check_order(info, args, kwargs, self.value, self.where)
         if (form := info.functional) is None:
-            from .mutable import record_write  # most programs have none
-
-            return record_write(self, info, types, args, kwargs)
+            return self.handlers.write(self, info, types, args, kwargs)
         f_args, f_kwargs = functional_arguments(info, form, args, kwargs)
         self._check_refusal(form.op, f_args, f_kwargs)
         node_args, node_kwargs = self.nodes(f_args), self.nodes(f_kwargs)

@@ -30,6 +30,7 @@ from ..torch_compat import (
     tangents_followed,
     transforms_preserved,
 )
+from . import handlers
 from .border import Border
 from .calling import Calling
 from .dead import finish
@@ -183,7 +184,7 @@ def _trace_once(
     of_inputs = gm.program if isinstance(gm, DualProgram) else gm
     inputs = Inputs.of(border.given, copies, training, sources_of(of_inputs, border.given))
     inputs.merged = merged
-    recorder = recorder_type(inputs.fake_mode, inputs.overlaps)
+    recorder = recorder_type(inputs.fake_mode, inputs.overlaps, handlers)
     recorder.draws = Draws(recorder) if random == "philox" else None
     recorder.truth = truth
     if not torch.is_inference_mode_enabled():
