@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
+from ..dispatch import handlers
 from ..dispatch.inputs import attribute
 from ..dispatch.recorder import Recorder
 from ..dispatch.trace import TRACE_ERRORS, finish, preserved_state
@@ -40,7 +41,7 @@ def decompose(gm: fx.GraphModule, table: Decompositions) -> fx.GraphModule:
 
 class _Decomposer(Recorder):
     def __init__(self, fake_mode: Any, table: Decompositions) -> None:
-        super().__init__(fake_mode, lambda i: frozenset((i,)))
+        super().__init__(fake_mode, lambda i: frozenset((i,)), handlers)
         self.table = table
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
