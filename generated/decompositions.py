@@ -561,6 +561,12 @@ def laid_out_weight_norm_interface_1(v, g, dim=0):  # type: ignore[no-untyped-de
     return g
 
 
+# spec: aten.hardtanh_backward.default
+def laid_out_hardtanh_backward_0(grad_output, self, min_val, max_val):  # type: ignore[no-untyped-def]
+    """A tensor with the layout of the result. It is elementwise, in the dtype of both operands (up to torch 2.12 it was said to be that of the first)."""
+    return grad_output + self
+
+
 # spec: aten.soft_margin_loss_backward.default
 def laid_out_soft_margin_loss_backward_0(grad_output, self, target, reduction):  # type: ignore[no-untyped-def]
     """A tensor with the layout of the result. It is the product of the target and of an exponential of the product of both, in the dtype of the operand."""
@@ -816,8 +822,10 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     torch.ops.aten.hardsigmoid_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is elementwise, so its first operand says the layout.
     torch.ops.aten.hardswish_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
-    # It is elementwise, so its first operand says the layout.
-    torch.ops.aten.hardtanh_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
+    # It is elementwise, in the dtype of both operands (up to torch 2.12 it was said to be that of the first).
+    torch.ops.aten.hardtanh_backward.default: (
+        Correction(result=0, everywhere=True, instead=True, like=laid_out_hardtanh_backward_0),
+    ),
     # It is elementwise, so its first operand says the layout.
     torch.ops.aten.softplus_backward.default: (Correction(result=0, layout="elementwise", laid=(0, 1)),),
     # It is laid out as the operand.
