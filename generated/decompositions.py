@@ -27,6 +27,7 @@ from ..runtime.dispatch.support import (
     is_from_end,
     is_row_major,
     is_single_or_double,
+    is_torch_before,
     last_dims,
     last_product,
     epsilon,
@@ -652,6 +653,12 @@ def refuses_vander(x, N=None, increasing=False):  # type: ignore[no-untyped-def]
     return is_followed(x) and has_symbolic_sizes(x)
 
 
+# spec: aten.lstm.input
+def refuses_lstm_input(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):  # type: ignore[no-untyped-def]
+    """Torch's decomposition for symbolic sizes returned states with a dimension too many up to torch 2.12."""
+    return is_torch_before(2, 13) and has_symbolic_sizes(input)
+
+
 # spec: aten.upsample_nearest1d.vec
 def refuses_upsample_nearest1d_vec(
     input=None, size=None, scale_factor=None, mode=None, align_corners=None, recompute_scale_factor=None, antialias=None
@@ -1150,6 +1157,10 @@ REFUSALS: dict[Any, Refusal] = {
         "Positions are integers.",
         not_floating=(2,),
     ),
+    torch.ops.aten.embedding.default: Refusal(
+        "Positions are integers.",
+        not_floating=(1,),
+    ),
     torch.ops.aten.argmax.default: Refusal(
         "It is not implemented for booleans.",
         not_bool=(0,),
@@ -1321,6 +1332,10 @@ REFUSED_FUNCTIONS: dict[Any, tuple[Callable[..., bool], str]] = {
     torch.vander: (
         refuses_vander,
         "It writes over what its own gradient reads, so that its backward raises; the formula for symbolic sizes does not.",
+    ),
+    torch.lstm: (
+        refuses_lstm_input,
+        "Torch's decomposition for symbolic sizes returned states with a dimension too many up to torch 2.12.",
     ),
     torch.nn.functional.interpolate: (
         refuses_upsample_nearest1d_vec,

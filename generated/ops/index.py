@@ -286,8 +286,14 @@ def index_copy(b, self, dim, index, source):
     b.require(rank(index) < 2, "rank(index) < 2")
     b.require(dtype(index) == "int64", 'dtype(index) == "int64"')
     b.native_if(
-        rank(self) == rank(source) and (rank(self) > 0 or numel(index) == 1),
-        "rank(self) == rank(source) and (rank(self) > 0 or numel(index) == 1)",
+        rank(self) == rank(source)
+        and (
+            drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self)))
+            and numel(index) == size(source, dim)
+            if rank(self) > 0
+            else numel(index) == 1
+        ),
+        "rank(self) == rank(source) and (drop(shape(source), wrap(dim, rank(self))) == drop(shape(self), wrap(dim, rank(self))) and numel(index) == size(source, dim) if rank(self) > 0 else numel(index) == 1)",
     )
     d = wrap(dim, rank(self) if rank(self) > 0 else 1)
     index_ = index if rank(index) > 0 else b.call("aten.unsqueeze.default", index, 0)

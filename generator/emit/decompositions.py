@@ -15,7 +15,7 @@ from .operators import Printer, function_name, overload_of, parameters_of, print
 SPEC = "specs/decompositions.yaml"
 LAYOUTS = ("elementwise", "is_empty", "is_row_major", "row_major", "size", "suggested")
 OF_RECORDER = ("is_all_true", "is_lower_triangle", "draws_anew")
-CONDITIONS = ("enlarges_scores", "has_symbolic_sizes", "is_exact_scale", "is_followed")
+CONDITIONS = ("enlarges_scores", "has_symbolic_sizes", "is_exact_scale", "is_followed", "is_torch_before")
 """Helpers of conditions on the calls of a function."""
 HELPERS = (
     "bound", "is_from_end", "block_sizes", "interleaved_sizes", "given", "is_cube", "is_row_major", "diagonal_layout", "last_product", "size",

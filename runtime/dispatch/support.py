@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..torch_compat import size_hint
+from ..torch_compat import minor_version, size_hint
 from . import overlap
 from .elementwise import strides_like
 from .regions import Layout
@@ -62,6 +62,11 @@ def is_followed(x: torch.Tensor) -> bool:
 def has_symbolic_sizes(x: torch.Tensor) -> bool:
     """Whether a size of a tensor is a symbol."""
     return any(isinstance(n, torch.SymInt) for n in x.shape)
+
+
+def is_torch_before(major: int, minor: int) -> bool:
+    """Whether the installed torch is older than this version."""
+    return tuple(map(int, minor_version().split("."))) < (major, minor)
 
 
 def interleaved_sizes(x: torch.Tensor, y: torch.Tensor, k: int) -> list[Any]:
