@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import opforge
+from opforge.runtime.torch_compat import minor_version
 
 
 @torch.library.custom_op("opforge_test::accumulate", mutates_args={"out"})
@@ -98,6 +99,8 @@ def _branch(x: Tensor, y: Tensor) -> Any:
     "program", [_own, _input, _view, _both, _list, _optional, _branch], ids=lambda p: p.__name__.strip("_")
 )
 def test_results_and_written_arguments(program: Callable[..., Any], dynamic: bool) -> None:
+    if program is _optional and minor_version() in ("2.11", "2.12"):
+        pytest.skip("A1: torch before 2.13 does not run such an operator with fake tensors, backend='eager' included")
     torch.manual_seed(0)
     torch._dynamo.reset()
     with opforge.config.patch(strict=True), torch.no_grad():

@@ -44,7 +44,9 @@ def wrapper(cell: dict[str, str]) -> str:
         try:
             return emit_wrapper(trace(program, arguments, training=wants_grad(program, arguments)), "compiled")
         except UnsupportedError as error:
-            return f"# left to eager: {str(error).splitlines()[0]}\n"
+            # Before torch 2.13 the message has the name of the node.
+            reason = str(error).splitlines()[0].replace("Backward0 is a view", " is a view")
+            return f"# left to eager: {reason}\n"
 
 
 def test_wrappers(snapshot: SnapshotAssertion) -> None:
