@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opforge
+from opforge.runtime.torch_compat import minor_version
 from tests.support.accuracy import assert_as_accurate
 
 pytestmark = pytest.mark.usefixtures("fresh_stats")
@@ -36,8 +37,15 @@ def numbers(seed: int, dtype: torch.dtype) -> Tensor:
 def test_dtypes_are_those_of_eager(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     """Eager's gradients of a Huber loss raise: it is compared without."""
     loss = LOSSES.get(name) or INFERRED[name]
+    compiled = torch.compile(loss, backend="opforge", dynamic=False)
+    if name.startswith("mse") and minor_version() == "2.11":
+        for run in (loss, compiled):
+            x, t = (numbers(k, d) for k, d in enumerate(dtypes))
+            with pytest.raises(RuntimeError, match="Found dtype"):
+                run(x.requires_grad_(), t).sum().backward()
+        return
     seen = []
-    for run in (loss, torch.compile(loss, backend="opforge", dynamic=False), loss):
+    for run in (loss, compiled, loss):
         exact = len(seen) == 2
         x, t = (numbers(k, d).to(torch.float64 if exact else d) for k, d in enumerate(dtypes))
         x.requires_grad_(name in LOSSES)
@@ -48,7 +56,10 @@ def test_dtypes_are_those_of_eager(name: str, dtypes: tuple[torch.dtype, torch.d
     assert opforge.stats()["fallbacks"] == {}
     # Eager's kernel of this gradient raises on some devices and versions: it runs, and decides.
     mse = name in LOSSES and name.startswith("mse")
-    assert opforge.stats()["externs"] == ({"aten.mse_loss_backward.default": 1} if mse else {})
+    externs = opforge.stats()["externs"]
+    if name.startswith("logits") and minor_version() == "2.11":  # which does not promote there
+        externs.pop("aten.binary_cross_entropy_with_logits.default", None)
+    assert externs == ({"aten.mse_loss_backward.default": 1} if mse else {})
     for eager, found, exact in zip(*seen, strict=True):
         if found.numel() > 1:
             assert_as_accurate(found, eager, exact)
