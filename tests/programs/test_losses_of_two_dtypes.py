@@ -56,10 +56,7 @@ def test_dtypes_are_those_of_eager(name: str, dtypes: tuple[torch.dtype, torch.d
     assert opforge.stats()["fallbacks"] == {}
     # Eager's kernel of this gradient raises on some devices and versions: it runs, and decides.
     mse = name in LOSSES and name.startswith("mse")
-    externs = opforge.stats()["externs"]
-    if name.startswith("logits") and minor_version() == "2.11":  # which does not promote there
-        externs.pop("aten.binary_cross_entropy_with_logits.default", None)
-    assert externs == ({"aten.mse_loss_backward.default": 1} if mse else {})
+    assert opforge.stats()["externs"] == ({"aten.mse_loss_backward.default": 1} if mse else {})
     for eager, found, exact in zip(*seen, strict=True):
         if found.numel() > 1:
             assert_as_accurate(found, eager, exact)
