@@ -843,6 +843,8 @@ CORRECTIONS: dict[Any, tuple[Correction, ...]] = {
     torch.ops.aten.binary_cross_entropy.default: (Correction(result=0, layout="preserved", laid=(0,)),),
     # The gradient is laid out as the operand.
     torch.ops.aten.binary_cross_entropy_backward.default: (Correction(result=0, layout="preserved", laid=(1,)),),
+    # It has the dtype of the targets (up to torch 2.11 it was said to be that of the logits).
+    torch.ops.aten.binary_cross_entropy_with_logits.default: (Correction(result=0, dtype_of=(1,), everywhere=True),),
     # The gradient is contiguous, and has the dtype of the operand.
     torch.ops.aten.mse_loss_backward.default: (
         Correction(result=0, dtype_of=(1,), layout="contiguous", laid=(), everywhere=True),
