@@ -1,5 +1,5 @@
-"""Records calls that run functions of the program, or write into their arguments. It stands above the recorder, which has it from the trace, and
-loads what a program needs: most have no such call.
+"""Handlers of calls that run functions of the program, or write to their arguments. They import the recorder, so it is given this module when it is
+made. Each is loaded when a program first needs it: most programs have no such call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def choice(recorder: Any, op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def launch(recorder: Any, on_copies: bool, kwargs: Any) -> Any:
-    """A launch of a kernel of the program's own; `on_copies` of what it writes."""
+    """A launch of a kernel that the program brings. `on_copies`: it writes to copies of its arguments."""
     from .user_kernels import record_launch, record_launch_on_copies
 
     return (record_launch_on_copies if on_copies else record_launch)(recorder, **kwargs)

@@ -18,5 +18,5 @@ def statement_nodes(st: Statement) -> list[Node]:
 
 
 def kernel_checks(kernel: Kernel) -> dict[tuple[str, str], int]:
-    """The faults that a kernel may report: exception type and place → the number that it returns, from 1."""
+    """The number, from 1, that a kernel returns for each error it can report, by exception type and source line."""
     return checks(n for p in kernel.phases for st in p.body for n in statement_nodes(st))

@@ -90,6 +90,6 @@ def arena_offset(plan: Plan, name: str) -> int:
 
 
 def home(plan: Plan, name: str) -> str:
-    """The buffer whose memory `name` is in, through in-place updates."""
+    """The buffer that owns the memory of `name`, which may be an in-place update of it."""
     place = plan.places[name]
     return home(plan, place.of) if place.kind == "alias" else name

@@ -94,7 +94,9 @@ def _double(x: Any) -> Node | None:
 
 
 def _fits(x: Expr) -> bool:
-    """Whether 64 bits hold an integer for sure: a symbol, or one and a constant. Python has no such limit for a product that becomes a float."""
+    """Whether code computes an integer in 64 bits: a symbol, or one plus a constant. A product may need more, so Python computes it. That a program's
+    own integer lies within a constant of 2^63 is not looked at.
+    """
     return all(not m or (len(m) == 1 and isinstance(m[0], Sym) and abs(factor) == 1) for m, factor in x.terms) and (
         sum(bool(m) for m, _ in x.terms) <= 1
     )

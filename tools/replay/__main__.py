@@ -27,7 +27,7 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, rich_markup_mode=None, add
 console = Console()
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = 40
-"""Lines of a difference that are shown."""
+"""How many lines of a difference are shown."""
 Only = Annotated[str, typer.Option(help="Programs whose name contains this.")]
 
 

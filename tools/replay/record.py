@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +14,8 @@ import opforge
 from opforge.generated.targets import CPU_TARGETS
 from opforge.runtime import cold
 from opforge.runtime import compile_fx as engine
-from opforge.runtime.codegen.triton_unit import render_triton
-from opforge.runtime.codegen.unit import render_unit
+from opforge.runtime.codegen.triton_unit import TritonUnit, render_triton
+from opforge.runtime.codegen.unit import Unit, render_unit
 from opforge.runtime.config import Config
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.kernels.plan import Plan
@@ -23,69 +23,49 @@ from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.graph import Lowered
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import Artifacts, Compiled, parameters
-from opforge.runtime.schedule.planned import plan_of
 from opforge.runtime.targets.base import Built
-from opforge.runtime.targets.cuda import configurations, prepared, scheduled
+from opforge.runtime.targets.cpu import Cpu
+from opforge.runtime.targets.cuda import configurations, scheduled
 from opforge.runtime.targets.product_rules import by_table
 from opforge.tests.support.gpu_lowering import lowered_for_a_gpu
+from opforge.tests.support.gpu_plan import PROCESSORS
+from opforge.tests.support.interpreted import Interpreted
 
 THREADS = 2
-"""That kernels for a processor are written for."""
-MULTIPROCESSORS, CAPABILITY = 132, 90
-"""Of an H200."""
+"""How many threads kernels for a processor are written for."""
+CAPABILITY = 90
+"""Of an H200, times ten."""
 
 
 @dataclass(frozen=True)
-class CpuRecord:
-    """`Target` for a processor of the named kind, of whose kernels only texts are made."""
+class CpuRecord(Cpu):
+    """A processor of the named kind, for which kernels are written and not compiled."""
 
-    cfg: Config
-    name: str
-    device = "cpu"
-    suffix = "cpp"
-    support = "support"
+    name: str = ""
 
-    def unfused(self) -> CpuRecord:
-        return replace(self, cfg=replace(self.cfg, fusion=False))
-
-    def prepare(self, program: Program) -> Program:
-        return program
-
-    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        return plan_of(program, self.cfg, frugal=frugal)
-
-    def render(self, plan: Plan, boxed: bool) -> Any:
+    def render(self, plan: Plan, boxed: bool) -> Unit:
         return render_unit(
             plan, lanes=CPU_TARGETS[self.name].lanes, threads=THREADS, threshold=self.cfg.parallel_threshold
         )
 
-    def compile(self, plan: Plan, rendered: Any, watch: Watch) -> Built:
+    def compile(self, plan: Plan, rendered: Unit, watch: Watch) -> Built:
         return Built(rendered.source, {}, {})
 
 
 @dataclass(frozen=True)
-class GpuRecord:
-    """`Target` for an H200, of whose kernels only texts are made; tensors are on the processor, so that no CUDA device is needed."""
+class GpuRecord(Interpreted):
+    """An H200, for which kernels are written and not compiled. Tensors are on the processor, so that no CUDA device is needed."""
 
-    cfg: Config
-    device = "cpu"
-    suffix = "py"
     support = "cuda"
 
-    def unfused(self) -> GpuRecord:
-        return replace(self, cfg=replace(self.cfg, fusion=False))
-
-    def prepare(self, program: Program) -> Program:
-        return prepared(program, MULTIPROCESSORS, self.cfg)
-
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        return scheduled(program, self.cfg, MULTIPROCESSORS, frugal, by_table(CAPABILITY))
+        return scheduled(program, self.cfg, PROCESSORS, frugal, by_table(CAPABILITY))
 
-    def render(self, plan: Plan, boxed: bool) -> Any:
+    def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed, capability=CAPABILITY)
 
-    def compile(self, plan: Plan, rendered: Any, watch: Watch) -> Built:
-        """The source of each kernel is followed by the configurations that are tried in turn."""
+    def compile(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> Built:
+        """After the kernels' source come the configurations that are tried, in order."""
         lines = [
             f"# {name}: XBLOCK {c.xblock}, RBLOCK {c.rblock}, {c.warps} warps"
             for name, kernel in rendered.kernels.items()
@@ -104,7 +84,7 @@ class Record:
         self.texts[f"{len(self.texts)} {title}"] = text
 
 
-def targets_of(machine: str, cfg: Config) -> Any:
+def target_of(machine: str, cfg: Config) -> CpuRecord | GpuRecord:
     return GpuRecord(cfg) if machine == "sm_90" else CpuRecord(cfg, machine)
 
 
@@ -124,14 +104,12 @@ def recorded(machine: str) -> Iterator[Record]:
         watch: Watch,
         *,
         boxed: bool = False,
-        frugal: bool = False,
         written: Mapping[int, int] = MappingProxyType({}),
-        fixed: Collection[int] = (),
-        needed: Collection[int] = (),
+        **others: Any,
     ) -> tuple[Compiled, Artifacts]:
         around.append((graph, boxed, written))
         try:
-            return kept[0](graph, cfg, watch, boxed=boxed, frugal=frugal, written=written, fixed=fixed, needed=needed)
+            return kept[0](graph, cfg, watch, boxed=boxed, written=written, **others)
         finally:
             around.pop()
 
@@ -143,7 +121,7 @@ def recorded(machine: str) -> Iterator[Record]:
         *,
         boxed: bool = False,
         frugal: bool = False,
-        functions: Mapping[str, Compiled] = MappingProxyType({}),
+        **_: Any,
     ) -> tuple[Compiled, Artifacts]:
         made = cold.make(lowered.program, parameters(lowered), target, cfg, watch, boxed=boxed, frugal=frugal)
         parts = {"plan": plan_text(made.plan), "kernels": made.source, "wrapper": made.wrapper}
@@ -151,7 +129,7 @@ def recorded(machine: str) -> Iterator[Record]:
         return eagerly(*around[-1]), Artifacts(made.source, made.wrapper)
 
     engine.compile_graph, engine.realize = compile_graph, realize  # type: ignore[assignment]
-    engine.target_of = lambda graph, cfg: targets_of(machine, cfg)  # type: ignore[assignment]
+    engine.target_of = lambda graph, cfg: target_of(machine, cfg)  # type: ignore[assignment]
     try:
         with lowered_for_a_gpu() if machine == "sm_90" else contextlib.nullcontext():
             yield record
