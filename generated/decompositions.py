@@ -54,6 +54,8 @@ class Refusal(NamedTuple):
     """One, and another that must have at least as many dimensions."""
     not_empty: tuple[int, ...] = ()
     """They must have elements."""
+    not_negative: tuple[int, ...] = ()
+    """Lists of numbers, none of them negative."""
     viewed: tuple[int, ...] = ()
     """One, and the sizes that a view of it must be able to have."""
     fills: Any = None
@@ -1115,6 +1117,18 @@ REFUSALS: dict[Any, Refusal] = {
     torch.ops.aten.dot.default: Refusal(
         "It does not promote.",
         same_dtype=(0, 1),
+    ),
+    torch.ops.aten.as_strided.default: Refusal(
+        "It takes no negative strides, which the fake kernel of torch 2.11 takes.",
+        not_negative=(2,),
+    ),
+    torch.ops.aten.empty_strided.default: Refusal(
+        "It takes no negative strides, which its fake kernel takes.",
+        not_negative=(1,),
+    ),
+    torch.ops.aten.new_empty_strided.default: Refusal(
+        "It takes no negative strides, which its fake kernel takes.",
+        not_negative=(2,),
     ),
     torch.ops.aten.view.default: Refusal(
         "Its fake kernel takes dimensions that do not lie together where one of size 1 is between them.",

@@ -176,7 +176,16 @@ def _refusal(entry: Entry, model: Model, diags: Diagnostics) -> RefusalSpec | No
     if schema is None:
         return None
     names = [a.name for a in schema.args]
-    keys = ("same_dtype", "not_floating", "not_bool", "bool_with_bools", "most_dims", "viewed", "not_empty")
+    keys = (
+        "same_dtype",
+        "not_floating",
+        "not_bool",
+        "bool_with_bools",
+        "most_dims",
+        "viewed",
+        "not_empty",
+        "not_negative",
+    )
     for path, name in [((key, k), n) for key in keys for k, n in enumerate(entry.get(key, ()))]:
         if not _known_argument(entry, path, name, names, diags):
             return None

@@ -86,6 +86,8 @@ def refusal(op: Any, args: Any, kwargs: Any) -> str:
             return f"{op} of {first} dimensions and {most}: the eager kernel takes no more"
     if any(type(n) is int and n == 0 for k in rule.not_empty for n in args[k].shape):
         return f"{op} of no elements: {_clause(rule.doc)}"
+    if any(type(n) is int and n < 0 for k in rule.not_negative for n in args[k]):
+        return f"{op} of negative numbers: {_clause(rule.doc)}"
     if rule.viewed:
         viewed, shape = (args[k] for k in rule.viewed)
         if not can_view(Layout.of(viewed), shape):

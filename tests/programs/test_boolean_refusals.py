@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import opforge
+from opforge.runtime.torch_compat import minor_version
 from tests.support.matrix import symbolic
 
 CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -91,6 +92,8 @@ def test_a_boolean_factor_made_of_sizes(name: str) -> None:
     def program(x: Tensor) -> Tensor:
         return FACTORS[name](x, x.shape[0] > 6)
 
+    if name == "add in place" and minor_version() == "2.11":
+        pytest.skip("C18: Dynamo of torch 2.11 makes a multiplication of the factor before a backend sees the call")
     torch._dynamo.reset()
     compiled = torch.compile(program, backend="opforge", dynamic=True)
     for rows in (7, 4):

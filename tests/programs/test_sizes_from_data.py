@@ -15,6 +15,7 @@ import opforge
 from opforge.runtime.compile_fx import HISTORY, compile_fx
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graphs.eligible import why_not
+from opforge.runtime.torch_compat import minor_version
 
 Calls = list[tuple[Any, ...]]
 PROGRAMS: dict[str, tuple[Callable[..., Any], Calls]] = {}
@@ -25,6 +26,8 @@ LEFT = {
     "running sums": UNTRACED,
     "statistics": UNTRACED,
 }
+# Dynamo of torch 2.11 gives each slice a size of its own, and does not say what it is.
+LEFT_ALWAYS = {"parts": "is made from data while the graph runs"} if minor_version() == "2.11" else {}
 
 
 @pytest.fixture(autouse=True)
@@ -250,7 +253,7 @@ def test_one_graph_for_all_sizes(name: str, training: bool) -> None:
         else:
             torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-6, equal_nan=True)
     assert len(graphs) == 1
-    reason = LEFT.get(name, "") if training else ""
+    reason = LEFT_ALWAYS.get(name) or (LEFT.get(name, "") if training else "")
     assert [r for r in opforge.stats()["fallbacks"] if not reason or reason not in r] == []
     assert bool(opforge.stats()["fallbacks"]) is bool(reason)
 
