@@ -110,7 +110,7 @@ opinfo-interpret: $(STAMP) ## the same through a GPU's kernels, run by Triton's 
 ASAN_LIBRARIES = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so)
 ASAN = env LD_PRELOAD="$(ASAN_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1 \
   OPFORGE_SANITIZE=address OPFORGE_OPT_LEVEL=1 OPFORGE_CXX="env -u LD_PRELOAD g++"
-ASAN_GUARDS = tests/unit/codegen/test_cpp_guards.py tests/programs/test_training_of_slices.py
+ASAN_GUARDS = tests/unit/render/test_cpp_guards.py tests/programs/test_training_of_slices.py
 ASAN_TESTS ?= $(ASAN_GUARDS) tests/programs/test_gallery_values.py tests/programs/test_invalid_inputs.py tests/programs/test_index_errors.py tests/generated/test_invalid_calls.py
 ASAN_OTHERS ?= tests/programs/test_training_of_slices.py tests/programs/test_gallery_values.py
 # Other widths than this machine's own, and surroundings that disagree with its processor.

@@ -30,17 +30,17 @@ from opforge.errors import BuildError
 from opforge.generated.rewrites import RULES
 from opforge.runtime.build.triton_job import Binary
 from opforge.runtime.build.triton_pool import compile_kernels
-from opforge.runtime.codegen.triton_blocks import MEASURED
-from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
 from opforge.runtime.config import Config, current
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.targets.cuda import capability, job_of, prepared, scheduled
 from opforge.runtime.targets.cuda_timer import CudaTimer
 from opforge.runtime.targets.tune import Work, works_of
+from opforge.runtime.tile.blocks import MEASURED
 
 console = Console(stderr=True)
 PROCESSORS = 132

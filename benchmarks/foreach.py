@@ -25,8 +25,6 @@ from torch import Tensor
 from opforge.errors import BuildError
 from opforge.generated.rewrites import RULES
 from opforge.runtime.build.triton_pool import compile_kernels
-from opforge.runtime.codegen import triton_group, triton_unit
-from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import current
 from opforge.runtime.dispatch.trace import trace
@@ -34,6 +32,8 @@ from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.render import triton_group, triton_unit
+from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.targets.cuda import capability, job_of, prepared, processors, scheduled
 from opforge.runtime.targets.cuda_timer import CudaTimer
 from opforge.runtime.targets.tune import Work, measured, works_of

@@ -24,10 +24,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from opforge.generated.rewrites import RULES
 from opforge.runtime.check.plan import check
-from opforge.runtime.codegen.triton_launch import Launch, launch
-from opforge.runtime.codegen.triton_online import fewer_passes
-from opforge.runtime.codegen.triton_tiles import recompute_tiles, roots
-from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
@@ -39,7 +35,11 @@ from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.kernels.work import loops_of
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.targets.cuda import prepared, scheduled
+from opforge.runtime.tile.launch import Launch, launch
+from opforge.runtime.tile.passes import fewer_passes
+from opforge.runtime.tile.scratch import recompute_tiles, roots
 
 import report
 from measure import geomean

@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from opforge.errors import BuildError, UnsupportedError
 from opforge.runtime.build.triton_pool import compile_kernels
-from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.work import cost
 from opforge.runtime.kernels.calls import has_out
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.schedule.pipeline import schedule
 from opforge.runtime.targets.cuda import job_of
 

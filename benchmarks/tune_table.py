@@ -12,9 +12,9 @@ import torch
 
 from opforge.generated.targets import GPU_TARGETS
 from opforge.generated.tuning import Block, Rule, Tuning
-from opforge.runtime.codegen.triton_blocks import MOST_WARPS, kind_of
-from opforge.runtime.codegen.triton_launch import Launch
-from opforge.runtime.codegen.triton_unit import TritonKernel
+from opforge.runtime.render.triton_unit import TritonKernel
+from opforge.runtime.tile.blocks import MOST_WARPS, kind_of
+from opforge.runtime.tile.launch import Launch
 
 GAIN = 1.03  # times as fast: less is no difference
 CONDITIONS = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "block")

@@ -321,7 +321,7 @@ class _Graph:
         events: Sequence[Event] = self.measured.events if self.measured is not None else ()
         kernels = {step_name(s): k for k, s in enumerate(self.plan.steps) if isinstance(s, KernelStep)}
         first = {name: members[0] for name, members in self.a.groups.items()}
-        from ..runtime.codegen.routines import routine_call
+        from ..runtime.kernels.routines import routine_call
 
         calls: list[int] = []
         for k, step in enumerate(self.plan.steps):

@@ -12,8 +12,8 @@ from typing import Any
 from ..errors import UnsupportedError
 from ..generated.ops import OUT
 from .check.plan import check
-from .codegen.wrapper import render_wrapper
 from .config import Config
+from .host.wrapper import render_wrapper
 from .ir.nodes import Program
 from .ir.verify import verify
 from .kernels.plan import ExternStep, Kernel, Plan
@@ -125,7 +125,7 @@ def tell_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
 
 
 def _triton(kernel: Kernel, plan: Plan) -> str:
-    from .codegen.triton import render_kernel  # only readers of a dump want it here
+    from .render.triton import render_kernel  # only readers of a dump want it here
 
     try:
         return render_kernel(kernel, plan.layouts, homes={b: home(plan, b) for b in (*kernel.reads, *kernel.writes)})

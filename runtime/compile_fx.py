@@ -376,7 +376,7 @@ def _compile_controls(
     """The functions that a graph calls besides operators, by name, what was made for each graph that they run, and their source."""
     if not controls:
         return {}, {}, {}
-    from .codegen.control import render_control, roles
+    from .host.control import render_control, roles
 
     functions: dict[str, Compiled] = {}
     sources: dict[str, str] = {}

@@ -12,16 +12,16 @@ import torch
 
 from opforge.generated.ops import OUT
 from opforge.generated.rewrites import RULES
-from opforge.runtime.codegen.triton import render_kernel
-from opforge.runtime.codegen.unit import render_unit
-from opforge.runtime.codegen.wrapper import render_wrapper
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.host.wrapper import render_wrapper
 from opforge.runtime.ir.text import dump
 from opforge.runtime.kernels.calls import has_out
 from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.realize import parameters
+from opforge.runtime.render.cpp_unit import render_unit
+from opforge.runtime.render.triton import render_kernel
 from opforge.runtime.schedule.pipeline import schedule
 from opforge.runtime.schedule.planned import cost
 
@@ -73,7 +73,7 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor], section: 
     section("4. The loop IR (lower)", dump(lowered.program))
     plan = schedule(lowered.program, costs=cost, out_variants=has_out)
     section("5. The plan (schedule): kernels, loops, places", plan_text(plan))
-    section("6. C++ (codegen)", render_unit(plan, lanes=8, threads=2, threshold=16384).source, "cpp")
+    section("6. C++ (render)", render_unit(plan, lanes=8, threads=2, threshold=16384).source, "cpp")
     for kernel in plan.kernels():
         section("7. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python")
     section("8. The wrapper", render_wrapper(plan, parameters(lowered), OUT), "python")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import BuildError
-from ..codegen.triton_group import FILL
+from ..render.triton_group import FILL
 from ..torch_compat import cuda_stream, empty_strided_cuda, same_addresses
 from .aligned import copies_of
 from .launch import Launch, Loaded, count_copied, launcher

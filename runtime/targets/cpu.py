@@ -22,9 +22,9 @@ from ..observe.watch import Watch
 from .base import Built
 
 if TYPE_CHECKING:  # a warm start loads neither the scheduler nor the generator
-    from ..codegen.unit import Unit
     from ..graphs.recording import Recorder
     from ..kernels.plan import Plan
+    from ..render.cpp_unit import Unit
 
 
 def cpu_target(cfg: Config) -> CpuTarget:
@@ -68,14 +68,14 @@ class Cpu:
         return plan_of(program, self.cfg, frugal=frugal)
 
     def render(self, plan: Plan, boxed: bool) -> Unit:
-        from ..codegen.unit import render_unit
+        from ..render.cpp_unit import render_unit
 
         lanes = cpu_target(self.cfg).lanes
         return render_unit(plan, lanes=lanes, threads=torch.get_num_threads(), threshold=self.cfg.parallel_threshold)
 
     def compile(self, plan: Plan, rendered: Unit, watch: Watch) -> Built:
-        from ..codegen.unit import PRELUDE, WIDTH_CHECK, with_includes
         from ..kernels.statements import kernel_checks
+        from ..render.cpp_unit import PRELUDE, WIDTH_CHECK, with_includes
 
         files: dict[str, bytes | Path] = {}
         if rendered.symbols:

@@ -15,15 +15,6 @@ from ...errors import BuildError, ResourceError, first_line
 from ..build.manifest import Entry
 from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, has_triton, job_name, start_workers
-from ..codegen.arguments import arguments, written
-from ..codegen.routines import Routine, routines_of
-from ..codegen.triton_blocks import WARP
-from ..codegen.triton_group import FILL_NAME
-from ..codegen.triton_kept import UNROLLED
-from ..codegen.triton_launch import launch
-from ..codegen.triton_routines import rows_of
-from ..codegen.triton_team import TEAM_CALL, team_of
-from ..codegen.triton_unit import TritonKernel, TritonUnit, programs_of, render_triton
 from ..config import Config, current
 from ..execute.aligned import Arguments
 from ..execute.counters import counting
@@ -33,17 +24,27 @@ from ..fuse.padding import copied_outputs
 from ..fuse.products import Choose
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
+from ..host.arguments import arguments, written
 from ..ir.index import product
 from ..ir.nodes import Nest, Program, Size
 from ..kernels.calls import row_bytes
 from ..kernels.plan import Kernel, KernelStep, Plan
+from ..kernels.routines import Routine, routines_of
 from ..kernels.steps import home
 from ..lower.partial_sums import costly_reductions, partial_reductions, read_again
 from ..lower.windows import write_out_windows
 from ..observe import counters
 from ..observe.watch import Watch
+from ..render.triton_group import FILL_NAME
+from ..render.triton_team import TEAM_CALL
+from ..render.triton_unit import TritonKernel, TritonUnit, programs_of, render_triton
 from ..schedule.planned import plan_of
+from ..tile.blocks import WARP
+from ..tile.cooperative import team_of
+from ..tile.launch import launch
 from ..tile.loop_order import in_memory_order
+from ..tile.resident import UNROLLED
+from ..tile.routines import rows_of
 from .advice import advise
 from .base import Built
 from .product_rules import by_table

@@ -10,12 +10,12 @@ from types import MappingProxyType
 import torch
 
 from ..build.triton_job import Binary
-from ..codegen.triton_blocks import WARP
-from ..codegen.triton_unit import TritonKernel
 from ..execute.launch import borrowed_function, launcher
 from ..execute.support import overload
 from ..ir.nodes import Buffer, Ref, Size, contiguous_strides
 from ..kernels.plan import ExternStep, ViewOf
+from ..render.triton_unit import TritonKernel
+from ..tile.blocks import WARP
 from ..torch_compat import no_modes
 from .tune import Memory, Work
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...generated.tuning import FusedProduct
-from ..codegen.triton_blocks import tuning_of
-from ..codegen.triton_fused import are_odd, described_operands, fused_kernel
 from ..fuse.products import Choose, Fused
 from ..ir.nodes import Buffer
 from ..ir.work import cost, node_cost
 from ..kernels.operands import Layouts, count
 from ..kernels.plan import ExternStep, Kernel, Tile
 from ..kernels.steps import flat_index
+from ..tile.blocks import tuning_of
+from ..tile.fused import are_odd, described_operands, fused_kernel
 from .products import tile_of
 
 

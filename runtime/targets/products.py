@@ -16,10 +16,6 @@ from ...generated.tuning import Block, FusedProduct
 from ..build.cache import Cache, key
 from ..build.triton_job import Binary, Job
 from ..build.triton_pool import compile_kernels, job_key
-from ..codegen.triton_blocks import tuning_of
-from ..codegen.triton_fused import described_operands, fused_kernel
-from ..codegen.triton_launch import launch
-from ..codegen.triton_unit import TritonKernel, render_triton
 from ..config import Config
 from ..ir.nodes import ITEMSIZE
 from ..kernels.operands import Layouts, count
@@ -27,6 +23,10 @@ from ..kernels.plan import ExternStep, Kernel, KernelStep, Place, Plan, Step, Ti
 from ..kernels.steps import nbytes, step_reads, step_writes
 from ..observe import counters
 from ..observe.watch import Watch
+from ..render.triton_unit import TritonKernel, render_triton
+from ..tile.blocks import tuning_of
+from ..tile.fused import described_operands, fused_kernel
+from ..tile.launch import launch
 from .tune import Bench, Memory, Timer, Work, median_times
 
 MOST = 2  # times the points of a loop that a block may have

@@ -16,11 +16,6 @@ from ...errors import BuildError, first_line
 from ..build.cache import Cache, key
 from ..build.triton_job import Binary, Job
 from ..build.triton_pool import compile_kernels, job_key
-from ..codegen.triton_blocks import UNKNOWN, neighbours
-from ..codegen.triton_group import Group
-from ..codegen.triton_launch import Launch, launch
-from ..codegen.triton_tiles import roots
-from ..codegen.triton_unit import TritonKernel, TritonUnit
 from ..config import Config
 from ..ir.index import Expr, Val
 from ..ir.nodes import ITEMSIZE, Buffer
@@ -28,6 +23,11 @@ from ..kernels.plan import ExternStep, Kernel, Plan, Reduce
 from ..kernels.steps import home, nbytes
 from ..observe import counters
 from ..observe.watch import Watch
+from ..render.triton_unit import TritonKernel, TritonUnit
+from ..tile.blocks import UNKNOWN, neighbours
+from ..tile.horizontal import Group
+from ..tile.launch import Launch, launch
+from ..tile.scratch import roots
 
 FIRST = 3  # calls that show which configurations are not worth more
 ROUNDS = 5  # interleaved samples of each configuration

@@ -13,10 +13,10 @@ from typing import Any
 import opforge
 from opforge.errors import BuildError
 from opforge.runtime.build.cache import Entry
-from opforge.runtime.codegen import unit as unit_text
-from opforge.runtime.codegen.unit import KERNELS
 from opforge.runtime.config import Config
 from opforge.runtime.execute.load import build_library
+from opforge.runtime.render import cpp_unit as unit_text
+from opforge.runtime.render.cpp_unit import KERNELS
 from opforge.runtime.targets import cpu as engine
 
 _SYMBOL = re.compile(r'extern "C" [^(]*\(\([^)]*\)\)\) \w+ (\w+)\(')

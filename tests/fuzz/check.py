@@ -17,7 +17,7 @@ import torch
 
 import opforge
 from opforge.runtime.build.toolchain import find_toolchain
-from opforge.runtime.codegen import unit
+from opforge.runtime.render import cpp_unit as unit
 from opforge.testing.noise import NoiseOfStatistics
 from tests.support.matrix import symbolic
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import opforge
 from opforge.errors import BuildError
-from opforge.runtime.codegen.unit import PRELUDE
+from opforge.runtime.render.cpp_unit import PRELUDE
 from opforge.testing.noise import Noise, NoiseOfStatistics
 
 from . import campaign

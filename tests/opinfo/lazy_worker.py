@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opforge.runtime.codegen.triton_unit import TritonKernel
+from opforge.runtime.render.triton_unit import TritonKernel
 from tests.support import interpreted
 
 from .worker import main

@@ -14,13 +14,13 @@ from torch import Tensor
 
 import opforge
 from opforge.generated.rewrites import RULES
-from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.ir.nodes import Extern
 from opforge.runtime.lower import graph as lowering
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool]

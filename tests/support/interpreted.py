@@ -22,13 +22,13 @@ import torch
 
 from opforge.runtime import compile_fx as engine
 from opforge.runtime.build.manifest import Entry
-from opforge.runtime.codegen.triton_group import FILL_NAME
-from opforge.runtime.codegen.triton_unit import TritonKernel, TritonUnit, render_triton
 from opforge.runtime.config import Config
 from opforge.runtime.graphs.recording import Recorder
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.observe.watch import Watch
+from opforge.runtime.render.triton_group import FILL_NAME
+from opforge.runtime.render.triton_unit import TritonKernel, TritonUnit, render_triton
 from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cuda import prepared, scheduled
 

@@ -13,9 +13,8 @@ from opforge.generated.scalars import SCALARS
 from opforge.runtime import config
 from opforge.runtime.build.compiler import compile_cpp
 from opforge.runtime.check.plan import check
-from opforge.runtime.codegen.unit import PRELUDE, render_unit
-from opforge.runtime.codegen.wrapper import render_wrapper
 from opforge.runtime.execute.load import load_library, load_wrapper
+from opforge.runtime.host.wrapper import render_wrapper
 from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Buffer, Output, Program, contiguous_strides, index_node
 from opforge.runtime.ir.verify import verify
@@ -26,6 +25,7 @@ from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.builder import Builder
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.lower.tensor import Tensor
+from opforge.runtime.render.cpp_unit import PRELUDE, render_unit
 from opforge.runtime.schedule.pipeline import schedule
 
 

@@ -13,13 +13,11 @@ from opforge.generated.ops import OUT
 from opforge.generated.rewrites import RULES
 from opforge.generated.targets import CPU_TARGETS
 from opforge.runtime.check.plan import check
-from opforge.runtime.codegen.triton import render_kernel
-from opforge.runtime.codegen.unit import render_unit
-from opforge.runtime.codegen.wrapper import render_wrapper
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.dispatch.wrapper import emit_wrapper
 from opforge.runtime.graph.rewrite import rewrite
+from opforge.runtime.host.wrapper import render_wrapper
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.ir.work import cost
 from opforge.runtime.kernels.calls import any_strides, has_out
@@ -27,6 +25,8 @@ from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.realize import parameters
+from opforge.runtime.render.cpp_unit import render_unit
+from opforge.runtime.render.triton import render_kernel
 from opforge.runtime.schedule.pipeline import schedule
 
 

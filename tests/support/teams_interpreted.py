@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from opforge.runtime.codegen.triton_team import TEAM_CALL
+from opforge.runtime.render.triton_team import TEAM_CALL
 
 LIMIT = 600  # seconds for which a program waits for its turn
 

@@ -16,16 +16,17 @@ from typing import Any
 
 import torch
 
-from opforge.runtime.codegen.triton import render_kernel
-from opforge.runtime.codegen.triton_group import FILL, FILL_NAME
-from opforge.runtime.codegen.triton_idle import goes_in_strides
-from opforge.runtime.codegen.triton_launch import launch
-from opforge.runtime.codegen.triton_team import SLOT, SPACE, reductions
-from opforge.runtime.codegen.triton_unit import TritonUnit
 from opforge.runtime.ir.facts import evaluate
 from opforge.runtime.ir.nodes import Buffer
 from opforge.runtime.kernels.plan import Kernel, Plan, ViewOf
 from opforge.runtime.kernels.steps import home
+from opforge.runtime.render.triton import render_kernel
+from opforge.runtime.render.triton_group import FILL, FILL_NAME
+from opforge.runtime.render.triton_team import SLOT, SPACE
+from opforge.runtime.render.triton_unit import TritonUnit
+from opforge.runtime.tile.cooperative import reductions
+from opforge.runtime.tile.idle import goes_in_strides
+from opforge.runtime.tile.launch import launch
 
 SIGNATURES = {
     "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "int8": "*i8", "int16": "*i16", "int32": "*i32",

@@ -14,16 +14,16 @@ from torch import Tensor
 
 import opforge
 from opforge.errors import BuildError, ResourceError
-from opforge.runtime.codegen.arguments import arguments, written
-from opforge.runtime.codegen.triton_group import FILL
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.execute import launch, tables
 from opforge.runtime.execute.aligned import Arguments, copies_of, with_copies
 from opforge.runtime.execute.launch import Loaded, borrowed_function, launcher, load_function
 from opforge.runtime.execute.tables import table_launcher
+from opforge.runtime.host.arguments import arguments, written
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.render.triton_group import FILL
 from opforge.runtime.targets.cuda import scheduled
 from tests.support.gpu_plan import planned
 

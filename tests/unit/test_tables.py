@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from opforge.runtime.codegen.triton_group import FILL
 from opforge.runtime.execute import tables
 from opforge.runtime.execute.launch import Loaded
 from opforge.runtime.execute.tables import KEPT, STREAMS, table_launcher
+from opforge.runtime.render.triton_group import FILL
 
 FIRST, OTHER = (0xF00, 0, 128), (0xBA0, 0, 64)
 NUMBERS = [4, 6, 0, 1]  # of two members: numbers of points, first programs

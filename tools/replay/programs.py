@@ -131,6 +131,24 @@ def _capped(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(30 * torch.tanh((x @ w.t()).float() / 30), target, label_smoothing=0.1)
 
 
+def _product(fn: Callable[..., Tensor], *inputs: tuple[tuple[int, ...], torch.dtype]) -> Program:
+    """A product of matrices that is a kernel of its own on a GPU."""
+
+    def program(compiler: Compiler) -> None:
+        with torch.no_grad(), FakeTensorMode():
+            compiler(fn)(*[torch.empty(size, dtype=dtype) for size, dtype in inputs])
+
+    return program
+
+
+def _rows_of(x: Tensor, w: Tensor) -> Tensor:
+    return (x.float()[:, None] * w.float()).sum(-1).to(x.dtype)
+
+
+def _whole_weight(x: Tensor, q: Tensor, scale: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(torch.nn.functional.linear(x, q.to(scale.dtype) * scale[:, None]))
+
+
 def _complex(fn: Callable[..., Any]) -> Program:
     def program(compiler: Compiler) -> None:
         with FakeTensorMode():
@@ -149,6 +167,12 @@ def _all() -> Iterator[tuple[str, Program]]:
     yield from ((f"attention/{n}", _attention(n)) for n in ATTENTION)
     yield "logits/loss", _logits(_loss, (4096, 768), (50257, 768))
     yield "logits/capped", _logits(_capped, (512, 256), (32000, 256))
+    half = torch.bfloat16
+    yield "product/rows that take turns", _product(_rows_of, ((1024, 40), half), ((1025, 40), half))
+    yield (
+        "product/weights of bytes",
+        _product(_whole_weight, ((12, 96), half), ((200, 96), torch.int8), ((200,), half)),
+    )
     yield from ((f"dynamic/{n}", _dynamic(n)) for n in DYNAMIC)
     yield "complex/product", _complex(lambda x, y: x * y + x.conj())
     yield "complex/spectrum", _complex(lambda x, y: torch.fft.fft(x * torch.polar(y.abs(), y.angle())).abs())

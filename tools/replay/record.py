@@ -14,8 +14,6 @@ import opforge
 from opforge.generated.targets import CPU_TARGETS
 from opforge.runtime import cold
 from opforge.runtime import compile_fx as engine
-from opforge.runtime.codegen.triton_unit import TritonUnit, render_triton
-from opforge.runtime.codegen.unit import Unit, render_unit
 from opforge.runtime.config import Config
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.kernels.plan import Plan
@@ -23,6 +21,8 @@ from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.graph import Lowered
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import Artifacts, Compiled, parameters
+from opforge.runtime.render.cpp_unit import Unit, render_unit
+from opforge.runtime.render.triton_unit import TritonUnit, render_triton
 from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cpu import Cpu
 from opforge.runtime.targets.cuda import configurations, scheduled

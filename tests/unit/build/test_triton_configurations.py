@@ -20,8 +20,6 @@ from opforge.runtime.build import triton_pool
 from opforge.runtime.build.cache import Cache
 from opforge.runtime.build.triton_job import Binary, Job
 from opforge.runtime.build.triton_pool import compile_fitting
-from opforge.runtime.codegen.triton_group import FILL, FILL_NAME
-from opforge.runtime.codegen.triton_unit import TritonKernel
 from opforge.runtime.cold import make
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
@@ -29,6 +27,8 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import parameters, realize
+from opforge.runtime.render.triton_group import FILL, FILL_NAME
+from opforge.runtime.render.triton_unit import TritonKernel
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import Cuda, configurations, job_of
 

@@ -21,7 +21,6 @@ from opforge.errors import BuildError
 from opforge.generated.tuning import TUNING
 from opforge.runtime.build import triton_pool
 from opforge.runtime.build.triton_job import Binary, Job
-from opforge.runtime.codegen.triton_unit import TritonKernel
 from opforge.runtime.cold import make
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
@@ -31,6 +30,7 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import parameters
+from opforge.runtime.render.triton_unit import TritonKernel
 from opforge.runtime.targets import cuda, products, tune
 from opforge.runtime.targets.cuda import Cuda
 from opforge.runtime.targets.tune import Work

@@ -18,8 +18,6 @@ from opforge.errors import BuildError
 from opforge.runtime import config
 from opforge.runtime.build import triton_pool
 from opforge.runtime.build.triton_job import Binary, Job
-from opforge.runtime.codegen.triton_group import FILL_NAME
-from opforge.runtime.codegen.triton_unit import TritonKernel, render_triton
 from opforge.runtime.cold import make
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
@@ -27,6 +25,8 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import parameters
+from opforge.runtime.render.triton_group import FILL_NAME
+from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.targets import cuda, tune
 from opforge.runtime.targets.cuda import Cuda
 from opforge.runtime.targets.tune import Work, works_of

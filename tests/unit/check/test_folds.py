@@ -17,7 +17,7 @@ from opforge.runtime.kernels.plan import Fold, Kernel, KernelStep, Plan
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.loops import pointwise, program_of, reduce
-from tests.unit.codegen.test_cpp import index_add
+from tests.unit.render.test_cpp import index_add
 
 
 def rows_and_columns(b: Any, x: Any) -> Any:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from opforge.runtime.check.plan import check
-from opforge.runtime.codegen.triton_launch import launch
-from opforge.runtime.codegen.triton_unit import blocks
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.kernels.plan import ExternStep, Plan, ViewOf
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.render.triton_unit import blocks
 from opforge.runtime.targets.cuda import prepared, scheduled
+from opforge.runtime.tile.launch import launch
 from tests.support import gpu_plan
 
 

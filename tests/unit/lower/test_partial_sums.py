@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opforge.runtime.codegen.triton_unit import render_triton
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Nest, Program
@@ -18,6 +17,7 @@ from opforge.runtime.lower import partial_sums
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.partial_sums import LIGHT, SMALL, costly_reductions, partial_reductions, read_again
+from opforge.runtime.render.triton_unit import render_triton
 from tests.support.gpu_plan import planned
 from tests.support.loops import plan_of, pointwise, program_of, reduce, softmax
 

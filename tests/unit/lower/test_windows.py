@@ -13,7 +13,7 @@ from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.windows import write_out_windows
 from tests.support.loops import plan_of, program_of, reduce
-from tests.unit.codegen.test_cpp import max_pool
+from tests.unit.render.test_cpp import max_pool
 
 
 def test_same_values() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from opforge.errors import IRError, PlanError
 from opforge.runtime.check.plan import check
-from opforge.runtime.codegen.wrapper import render_wrapper
+from opforge.runtime.host.wrapper import render_wrapper
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.ir.text import dump, parse
 from opforge.runtime.ir.verify import verify

@@ -1,0 +1,499 @@
+"""Kernels as Triton source.
+
+The outer loops are one block of points `xindex`; the inner loops of a phase are one index `rindex`, either a single tile (persistent: values
+stay in registers from phase to phase) or a loop over tiles with an accumulator for each reduction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ...errors import UnsupportedError
+from ...generated.scalars import SCANS
+from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
+from ...generated.tuning import Tuning
+from ..ir.index import Val, Var, expr, product
+from ..ir.nodes import Buffer, Node, Size, load
+from ..ir.quote import comment_text
+from ..kernels.operands import HALF
+from ..kernels.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from ..kernels.steps import flat_index
+from ..tile.apart import read_elsewhere
+from ..tile.approximate import coarse
+from ..tile.blocks import most_points, tuning_of
+from ..tile.branches import Branches, branches
+from ..tile.horizontal import Members
+from ..tile.idle import as_rendered, idle_where
+from ..tile.launch import launch, wide
+from ..tile.limits import VECTOR
+from ..tile.passes import Online
+from ..tile.resident import UNROLLED, cache_hints, kept_rows
+from ..tile.scratch import over_groups, roots
+from .triton_attention import render_matrices
+from .triton_gather import ROUND, accumulators, combined, rounds
+from .triton_group import arguments, blocks_of, constants, selection
+from .triton_idle import strided_blocks
+from .triton_passes import keep_up
+from .triton_team import ARGUMENTS, Team
+from .triton_values import (
+    BARRIER,
+    IMPORTS,
+    TYPES,
+    Scope,
+    Values,
+    held,
+    identity_of,
+    indirect,
+    is_position,
+    kind_of,
+    paren,
+    settle,
+    slow_digits,
+    steps,
+    steps_there,
+)
+
+NO_HOMES: Mapping[str, str] = MappingProxyType({})
+PROGRAM = "tl.program_id(0)"
+_ATOMICS = {"sum": "add", "max": "max", "min": "min"}
+_ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+
+
+def render_kernel(
+    kernel: Kernel,
+    layouts: dict[str, Buffer],
+    name: str | None = None,
+    homes: Mapping[str, str] = NO_HOMES,
+    members: Members | None = None,
+    tuning: Tuning | None = None,
+    program: str = PROGRAM,
+) -> str:
+    """A Triton module with one function: pointers to what is read, to what is written, sizes, XBLOCK and RBLOCK.
+
+    homes    for buffers that are in the memory of another (updates in place), which one.
+    members  one function for kernels that are alike but for buffers and numbers of points (`triton_group`): their pointers, one kernel's after
+             another's, then these numbers; or a table of all that, and how many there are.
+    tuning   the table that its blocks come from.
+    program  which block of points it computes.
+    Booleans are behind pointers to 8-bit integers. Raises UnsupportedError, with the reason, for what Triton cannot say here.
+    """
+    shape = launch(kernel, layouts)
+    if shape.product:
+        functions = render_matrices(kernel, layouts, name or kernel.name, wide(kernel, layouts, shape))
+        return "\n".join([*IMPORTS, *functions]) + "\n"
+    return _Renderer(kernel, layouts, name or kernel.name, homes, members, tuning or tuning_of(), program).render()
+
+
+class _Renderer:
+    def __init__(
+        self,
+        kernel: Kernel,
+        layouts: Mapping[str, Buffer],
+        name: str,
+        homes: Mapping[str, str],
+        members: Members | None,
+        tuning: Tuning,
+        program: str,
+    ) -> None:
+        self.launch, self.members, self.tuning = launch(kernel, layouts), members, tuning
+        kernel, layouts = as_rendered(kernel, layouts, self.launch, homes)
+        self.kernel = kernel
+        self.layouts, self.name = layouts, name
+        self.idle = None if members or program != PROGRAM else idle_where(kernel, layouts, homes)
+        self.asked: list[str] = []  # of such a kernel: whether there is something to do
+        read = {homes.get(b, b) for b in kernel.reads}
+        self.in_place = {b for b in kernel.writes if homes.get(b, b) in read}
+        self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
+        self.lines: list[str] = []
+        self.wide = wide(kernel, layouts, self.launch)
+        self.team = Team(kernel, self.launch) if kernel.team > 1 else None
+        program = self.team.row if self.team else program
+        self.program = f"{program}.to(tl.int64)" if self.wide else program
+        top = Scope(self.lines)
+        self.v = Values(layouts, top, top, self.two_dim, self.wide)
+        self.v.each = max(4, VECTOR // self.launch.bytes)
+        walk = len(kernel.walk)
+        points = kernel.outer[: len(kernel.outer) - walk]
+        self.v.across = tuple(v for v in points if v.extent != 1)
+        self.v.along = () if self.two_dim else self.v.across
+        self.points = self._digits(points, "xindex")
+        self.walk_points = self._digits(kernel.walk, "walked") if walk else []
+        self.before: list[str] = []  # the walk
+        self.after: list[str] = []
+        self.scratch = {b.name: b for b in kernel.scratch}
+        self.mapped = over_groups(kernel)
+        self.v.coarse = coarse(st for _, _, body in self.mapped for st in body)
+        self.read_elsewhere = read_elsewhere([st for _, _, body in self.mapped for st in body])
+        self.rows = kept_rows(kernel, self.mapped, layouts, self.launch, self.tuning)
+        self.stored: set[Node] = set()  # at the loops of a group: values that are known since they were stored
+        self.stores = Counter(st.buffer for p in kernel.phases for st in p.body if not isinstance(st, Reduce))
+        self.scopes: dict[int, Scope] = {}  # of a persistent kernel: the values over the loops of each group
+
+    # -- the function ----------------------------------------------------------------------------------------------
+    def render(self) -> str:
+        if self.kernel.serial and any(
+            isinstance(st, Store) and st.mode == "set" and indirect(st.index)
+            for p in self.kernel.phases
+            for st in p.body
+        ):
+            raise UnsupportedError("updates whose order matters have no Triton form")
+        block = most_points(self.launch.bytes, self.tuning)
+        if self.members is None and self.idle is None and (cut := branches(self.kernel, block)) is not None:
+            self.branched(cut, block)
+            return self._module()
+        if self.idle is not None:
+            there = self.v.node(self.idle)
+            self.asked = [*self.lines, f"if tl.max(({there}).to(tl.int32), 0) == 0:"]
+            self.lines.clear()
+        written: set[str] = set()
+        for phase, mapped in zip(self.kernel.phases, self.mapped, strict=True):
+            if not phase.body:
+                continue
+            touched = {ld.attr.buffer for st in phase.body for root in roots(st) for ld in root.loads()}
+            touched |= {st.buffer for st in phase.body if isinstance(st, Store) and st.mode != "set"}
+            if touched & written and not self._held(mapped[2], written):
+                if self.team:
+                    raise UnsupportedError("a program of a team would read what another one stores")
+                self.lines.append(BARRIER)
+                self._forget()
+            self.phase(phase, *mapped)
+            written |= {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.scratch}
+        if self.team:
+            self.lines.append(self.team.leaves())
+        return self._module()
+
+    def branched(self, cut: Branches, block: int) -> None:
+        """One branch for each piece of a loop."""
+        lines = self.lines
+        lines.append(f"tl.static_assert({block} % XBLOCK == 0)")
+        step = "" if cut.step == 1 else f" // {cut.step}"
+        lines.append(f"first = {self.program} * XBLOCK{step} % {cut.extent}")
+        for k, (end, body) in enumerate(cut.pieces):
+            self.lines = []
+            self.v.flat = self.v.deep = Scope(self.lines)
+            self.v.coarse = coarse(body)
+            self._values_first(body)
+            for st in body:
+                self.flat_statement(st)
+            last = k == len(cut.pieces) - 1
+            lines.append("else:" if last else f"{'elif' if k else 'if'} first < {end}:")
+            lines += [f"    {line}" for line in self.lines]
+        self.lines = lines
+
+    def _held(self, body: tuple[Statement, ...], written: set[str]) -> bool:
+        """Whether all that a phase reads of what earlier ones have written are values that the reading threads have in registers."""
+        if not self.launch.persistent or any(isinstance(st, Store) and st.mode != "set" for st in body):
+            return False
+        loads = {ld for st in body for root in roots(st) for ld in root.loads() if ld.attr.buffer in written}
+        return loads <= self.stored and all(self.stores[ld.attr.buffer] == 1 for ld in loads)
+
+    def _forget(self) -> None:
+        """Values read before a store may be stale after it."""
+        self.stored.clear()
+        for scope in (self.v.flat, *self.scopes.values()):
+            scope.names.clear()
+
+    def _module(self) -> str:
+        buffers = (*self.kernel.reads, *self.kernel.writes)
+        taken = arguments(len(buffers), self.members) if self.members else [*buffers, *self.kernel.symbols]
+        taken += ARGUMENTS if self.team else ()
+        head = [
+            *IMPORTS,
+            "@triton.jit",
+            f"def {self.name}({', '.join([*taken, *constants(self.members)])}):",
+        ]
+        if self.kernel.origins:
+            head.append(f"    # {comment_text(', '.join(self.kernel.origins))}")
+        column = "[:, None]" if self.two_dim else ""
+        named = self.v.constants_in([*self.asked, *self.before, *self.lines, *self.after])
+        if self.members:
+            types = ["tl.int8" if (t := self.layouts[b].dtype) == "bool" else TYPES[t] for b in buffers]
+            body = [*selection(buffers, types, self.members), *named, *self.before]
+            body += blocks_of([*self.points, *self.lines], self.members, self.wide)
+            return "\n".join(head + [f"    {line}" for line in body]) + "\n"
+        points = self.v.expr(expr(self.team.rows if self.team else self.launch.outer))
+        if self.asked:
+            loop = strided_blocks([*self.points, *self.lines], points, self.program, column)
+            return "\n".join(head + [f"    {line}" for line in [*named, *self.asked, *loop]]) + "\n"
+        body = [f"xindex = {self.program} * XBLOCK + tl.arange(0, XBLOCK){column}", f"xmask = xindex < {points}"]
+        body += self.points + named + self.before
+        if self.kernel.walk:
+            body.append(f"for walk in range(0, {self.v.expr(expr(product(v.extent for v in self.kernel.walk)))}):")
+            inside = ["walked = xindex * 0 + walk", *self.walk_points, *self.lines]
+            body += [*(f"    {line}" for line in inside), *self.after]
+        else:
+            body += self.lines
+        return "\n".join(head + [f"    {line}" for line in body]) + "\n"
+
+    def _digits(self, loops: tuple[Var, ...], index: str) -> list[str]:
+        """Each loop variable as a digit of a flat index."""
+        lines: list[str] = []
+        step: Size = 1
+        live = [v for v in loops if v.extent != 1]
+        for v in reversed(live):
+            text = index if step == 1 else f"{index} // {paren(self.v.expr(expr(step)))}"
+            if v is not live[0]:
+                text = f"{text if step == 1 else f'({text})'} % {paren(self.v.expr(expr(v.extent)))}"
+            lines.append(f"{v.name} = {text}")
+            self.v.loop_names[v] = v.name
+            step = product((step, v.extent))
+        return lines
+
+    # -- phases ----------------------------------------------------------------------------------------------------
+    def phase(self, phase: Phase, group: int, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
+        whole = Var(f"rindex{group}", product(v.extent for v in loops))
+        self.v.inner = frozenset((*loops, whole))
+        self.v.loops, self.v.loop_names[whole] = (*loops, whole), whole.name
+        self.v.inner_mask = f"rmask{group}"
+        if self.two_dim:
+            self.v.along = loops
+        if not loops:
+            self.v.deep = self.v.flat
+            self._values_first(body)
+            for st in body:
+                self.flat_statement(st)
+            return
+        count = self.v.expr(expr(product(v.extent for v in loops)))
+        if not self.launch.persistent:
+            self.looped(phase, body, group, loops, count)
+            self.v.kept, self.v.slow, self.v.rows = {}, {}, {}
+            return
+        if group not in self.scopes:
+            self.scopes[group] = Scope(self.lines)
+            lines = self.before if self.kernel.walk else self.lines
+            if self.team:
+                lines += self.team.piece(group, count, self.wide)
+            else:
+                lines += [f"rindex{group} = {steps(self.wide)}", f"rmask{group} = {steps_there(group, count, True)}"]
+            lines += self._digits(loops, f"rindex{group}")
+        self.v.deep = self.scopes[group]
+        self._values_first(body)
+        for st in body:
+            self.tile_statement(st, group, loops)
+        if self.team and (ended := [st for st in body if isinstance(st, Reduce)]):
+            told = self.team.meets(self.lines, [(st.name, identity_of(st.kind, st.dtype), st.dtype) for st in ended])
+            self.lines += [f"{st.name} = {self.reduced(st, all_, '', 0)}" for st, all_ in zip(ended, told, strict=True)]
+
+    def _values_first(self, body: tuple[Statement, ...]) -> None:
+        """Read everything before the first store, which may be in place; but not what this phase itself stores."""
+        stored = {st.buffer for st in body if not isinstance(st, Reduce)}
+        loaded = [root for st in body for root in roots(st)]
+        if not any(ld.attr.buffer in stored for root in loaded for ld in root.loads()):
+            for root in loaded:
+                self.v.node(root)
+
+    def flat_statement(self, st: Statement) -> None:
+        if isinstance(st, Reduce):
+            value = self.v.constant(0, "int64") if is_position(st) else self.v.node(st.value)
+            if is_position(st) or self.v.depends(st.value) == (False, False):
+                # A register has a value for each point, as the masks of who reads at it expect.
+                name = self.v.fresh()
+                self.lines.append(f"{name} = tl.broadcast_to({value}, {'[XBLOCK, 1]' if self.two_dim else '[XBLOCK]'})")
+                value = name
+            self.v.local[st.name] = value
+        else:
+            self.store(st, self.v.node(st.value), False)
+
+    def tile_statement(self, st: Statement, group: int, loops: tuple[Var, ...]) -> None:
+        value = self.v.node(st.value)
+        if isinstance(st, Reduce):
+            self.v.local[st.name] = st.name
+            name = self.team.own(st.name) if self.team else st.name
+            self.lines.append(f"{name} = {self.reduced(st, self.spread(st, value, group), f'rindex{group}')}")
+        elif isinstance(st, Scan):
+            one = self._scanned(st, value, loops, group)
+            self.store(st, one, True)
+        elif isinstance(st, Fold):
+            self.fold(st, value, group)
+        else:
+            self.store(st, value, True)
+
+    def fold(self, st: Fold, value: str, group: int) -> None:
+        """An accumulator for the whole row: set before the walk, stored after it."""
+        acc, dtype = f"{st.buffer}_acc", st.value.dtype
+        self.before.append(f"{acc} = tl.full([XBLOCK, RBLOCK], {identity_of(st.kind, dtype)}, {held(dtype)})")
+        combined = f"{TRITON_COMBINE[st.kind]}({acc}, {value})"
+        self.lines.append(f"{acc} = tl.where(xmask & rmask{group}, {combined}, {acc})")
+        deep, self.v.deep = self.v.deep, Scope(self.after)
+        self.store(st, acc, True)
+        self.v.deep = deep
+
+    def looped(self, phase: Phase, body: tuple[Statement, ...], group: int, loops: tuple[Var, ...], count: str) -> None:
+        """A loop over tiles: accumulators before, statements inside, final reductions after."""
+        before: list[str] = []
+        inside = [f"rindex{group} = {steps(self.wide, 'roffset')}"]
+        gathers = self.launch.gathers
+        inside.append(f"rmask{group} = {steps_there(group, count, False, ROUND if gathers else 'RBLOCK')}")
+        after: list[str] = []
+        totals: list[str] = []
+        late: list[str] = []
+        inside += self._digits(loops, f"rindex{group}")
+        self.v.deep = Scope(inside)
+        self.v.slow = slow_digits(loops)
+        at = self.kernel.phases.index(phase)
+        self.v.kept, self.v.rows = cache_hints(self.kernel, at), self.rows[at]
+        ends: list[tuple[Reduce, str]] = []
+        self._values_first(body)
+        for st in body:
+            value = self.v.node(st.value)
+            if isinstance(st, Online):
+                first, each, last = keep_up(st, value, f"xmask & rmask{group}", held(st.dtype), count)
+                before += first
+                inside += each
+                totals += last
+                self.v.local[st.name] = st.name
+            elif isinstance(st, Reduce):
+                before += self._start(st)
+                late += self._combine(st, value, group)
+                ends.append((st, " + ".join(accumulators(self.launch, st))))
+            elif isinstance(st, Scan):
+                one = self._scanned_in_loop(st, value, loops, group, before)
+                self.store(st, one, True)
+            else:
+                self.store(st, value, True)
+        inside += late
+        for st, acc in ends:
+            after.append(f"{st.name} = {self.reduced(st, acc, f'{st.name}_pos')}")
+            self.v.local[st.name] = st.name
+        self.lines += before
+        self.lines += [f"{row.tiles} = ()" for row in self.v.rows.values() if row.first]
+        count = self.v.bound(count)
+        tiles = f"range(0, {count}, RBLOCK)"
+        if self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
+            # Loads of the second tile are on their way while the first is worked on.
+            tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor=2)"
+        if self.v.rows:
+            tiles = f"{UNROLLED}(0, {count}, RBLOCK)"
+        loop = [f"for roffset in {tiles}:", *(f"    {line}" for line in inside)]
+        self.lines += rounds(count, inside) if gathers else loop
+        self.lines += after + totals
+
+    # -- reductions ------------------------------------------------------------------------------------------------
+    def spread(self, st: Reduce | Scan, value: str, group: int) -> str:
+        """The value over the whole tile, the identity outside of the loops."""
+        dtype = st.value.dtype
+        value = self._positional(st, value)
+        identity = identity_of(st.kind, dtype, isinstance(st, Scan))
+        if dtype == "bool" and is_position(st):
+            identity = "0" if st.kind == "argmax" else "1"
+            dtype = "int8"
+        return f"tl.where(xmask & rmask{group}, {value}, tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)}))"
+
+    def _positional(self, st: Reduce | Scan, value: str) -> str:
+        return f"({value}).to(tl.int8)" if is_position(st) and st.value.dtype == "bool" else value
+
+    def reduced(self, st: Reduce, block: str, position: str, axis: int = 1) -> str:
+        kind, dtype = st.kind, st.value.dtype
+        if dtype == "bool":
+            kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
+        if is_position(st):
+            position = f"tl.broadcast_to({position}, [XBLOCK, RBLOCK])"
+        text = TRITON_REDUCTIONS[kind].format(block, axis, position)
+        text = f"{text}[:, None]" if axis else f"tl.broadcast_to({text}, [XBLOCK, 1])"
+        if st.dtype in HALF:
+            return f"tp.to_dtype({text}, {TYPES[st.dtype]})"
+        return text if st.dtype == "bool" else f"{text}.to({TYPES[st.dtype]})"
+
+    def _start(self, st: Reduce) -> list[str]:
+        dtype = st.value.dtype
+        identity = identity_of(st.kind, dtype)
+        if is_position(st) and dtype == "bool":
+            identity, dtype = ("0" if st.kind == "argmax" else "1"), "int8"
+        names = accumulators(self.launch, st)
+        lines = [f"{names[0]} = tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)})"]
+        lines += [f"{name} = {names[0]}" for name in names[1:]]
+        if is_position(st):
+            index = ("tl.int64", 2**63 - 1) if self.wide else ("tl.int32", 2**31 - 1)
+            lines.append(f"{st.name}_pos = tl.full([XBLOCK, RBLOCK], {index[1]}, {index[0]})")
+        return lines
+
+    def _combine(self, st: Reduce, value: str, group: int) -> list[str]:
+        names, mask = accumulators(self.launch, st), f"xmask & rmask{group}"
+        if is_position(st):
+            pos = f"{st.name}_pos"
+            value = f"tl.broadcast_to({self._positional(st, value)}, [XBLOCK, RBLOCK])"
+            return [f"{names[0]}, {pos} = tp.later_{st.kind}({names[0]}, {pos}, {value}, rindex{group}, {mask})"]
+        kind = st.kind
+        if st.value.dtype == "bool":
+            kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
+        stored = f".to({TYPES[st.value.dtype]})" if kind_of(st.value.dtype) == "int" else ""
+        return combined(names, mask, lambda acc: f"{TRITON_COMBINE[kind]}({acc}, {value}){stored}")
+
+    # -- scans -----------------------------------------------------------------------------------------------------
+    def _scan_of(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
+        if len(loops) > 1:
+            raise UnsupportedError("a scan inside another inner loop has no Triton form")
+        combine = TRITON_COMBINE.get(st.kind)
+        if combine is None:
+            raise UnsupportedError(f"scan {st.kind!r} has no Triton form")
+        return f"tl.associative_scan({self.spread(st, value, group)}, 1, {combine})"
+
+    def _scanned(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
+        name = self.v.fresh()
+        self.lines.append(f"{name} = {self._scan_of(st, value, loops, group)}")
+        return name
+
+    def _scanned_in_loop(self, st: Scan, value: str, loops: tuple[Var, ...], group: int, before: list[str]) -> str:
+        """The scan of a tile, continued from the tiles before it."""
+        name, carry = self.v.fresh(), self.v.fresh()
+        own = held(st.value.dtype)
+        # The running total of a long sum loses digits in float32: what is carried from tile to tile is held in the dtype that is declared.
+        accumulation = SCANS[st.kind].triton
+        wider = accumulation is not None and own == "tl.float32"
+        total = TYPES[accumulation.dtype("float32")] if accumulation is not None and wider else own
+        before.append(f"{carry} = tl.full([XBLOCK, 1], {identity_of(st.kind, st.value.dtype, True)}, {total})")
+        combine, scan, lines = TRITON_COMBINE[st.kind], self._scan_of(st, value, loops, group), self.v.deep.lines
+        lines.append(f"{name} = {combine}(tl.broadcast_to({carry}, [XBLOCK, RBLOCK]), {scan}.to({total})).to({own})")
+        last = f"tl.reduce({self.spread(st, value, group)}, 1, {combine})[:, None].to({total})"
+        lines.append(f"{carry} = {combine}({carry}, {last}).to({total})")
+        return name
+
+    # -- stores ----------------------------------------------------------------------------------------------------
+    def store(self, st: Store | Scan, value: str, deep: bool) -> None:
+        if st.buffer in self.scratch:
+            # A tile that is left stays in registers: its loads are this value.
+            kept = self.v.fresh()
+            self.lines.append(f"{kept} = tl.broadcast_to({value}, [XBLOCK, {'RBLOCK' if deep else '1'}])")
+            self.v.local[st.buffer] = kept
+            if deep:
+                self.v.deep_tiles.add(st.buffer)
+            return
+        for e in st.index:
+            for a in sorted(e.atoms(), key=lambda a: a.text):
+                if isinstance(a, Val):
+                    self.v.node(a.node)
+        where = self.v.expr(self.v.together(flat_index(st.index, self.layouts[st.buffer])))
+        mask = f"xmask & {self.v.inner_mask}" if deep else "xmask"
+        if self.team and not deep:
+            mask += self.team.once
+        if isinstance(st, Store) and st.mask is not None:
+            mask = f"{mask} & {self.v.node(st.mask)}"
+        dtype = self.layouts[st.buffer].dtype
+        mode = st.mode if isinstance(st, Store) else "set"
+        # Pointer and value must be blocks of one shape.
+        shape = "[XBLOCK, RBLOCK]" if deep else "[XBLOCK, 1]" if self.two_dim else "[XBLOCK]"
+        typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
+        if self.two_dim and not deep and self.read_elsewhere(st):
+            typed = f"tp.apart({typed})"
+        arguments = (
+            f"{st.buffer} + tl.broadcast_to(xindex * 0 + {where}, {shape}), tl.broadcast_to({typed}, {shape}), {mask}"
+        )
+        lines = self.v.deep.lines if deep else self.lines
+        if mode == "set":
+            if st.buffer in self.in_place and self.two_dim:
+                settle(lines)
+            # What is read again by now should stay in the cache longer than what is done.
+            hint = ', eviction_policy="evict_first"' if deep and "evict_first" in self.v.kept.values() else ""
+            lines.append(f"tl.store({arguments}{hint})")
+            if isinstance(st, Store) and st.mask is None:
+                # Who reads it back in this phase has it: another thread's store may not have arrived.
+                scope = self.v.deep if deep else self.v.flat
+                stored = load(st.buffer, st.index, dtype)
+                scope.names[stored] = value
+                self.stored.add(stored)
+        elif mode in _ATOMICS and dtype in _ATOMIC_DTYPES and not (mode != "sum" and dtype in HALF):
+            lines.append(f'tl.atomic_{_ATOMICS[mode]}({arguments}, sem="relaxed")')
+        else:
+            raise UnsupportedError(f"an indexed update by {mode!r} of {dtype} has no Triton atomic")

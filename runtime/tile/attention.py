@@ -1,0 +1,45 @@
+"""Two products around a softmax as one kernel: its blocks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..fuse.attention import Attention, attention
+from ..ir.index import Var
+from ..ir.nodes import Buffer
+from ..kernels.calls import factors
+from ..kernels.operands import count
+from ..kernels.plan import Kernel
+
+LEAST_BLOCK = 16  # rows and columns of the matrix units
+MOST_ROWS = 128  # of a block: all blocks have a divisor of it
+
+
+def attention_of(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Attention:
+    """What a kernel with parts computes."""
+    found = attention(kernel.parts, layouts, factors)
+    assert found is not None, kernel.name
+    return found
+
+
+def points(found: Attention) -> int:
+    """Rows of all batches, in whole blocks: so many, divided by the rows of a block, are the programs."""
+    return count(found.batch) * rows_in_blocks(found)
+
+
+def widest(found: Attention) -> int:
+    """Elements of a block's row of operands, of those that have more."""
+    return max(least_block(found.depth), least_block(found.width))
+
+
+def least_block(v: Var) -> int:
+    """The least power of two that holds a loop, and that the matrix units take."""
+    assert isinstance(v.extent, int)
+    return max(LEAST_BLOCK, 1 << (v.extent - 1).bit_length())
+
+
+def rows_in_blocks(found: Attention) -> int:
+    return -(-count(found.rows) // MOST_ROWS) * MOST_ROWS
+
+
+__all__ = ["LEAST_BLOCK", "MOST_ROWS", "attention_of", "least_block", "points", "rows_in_blocks", "widest"]

@@ -1,0 +1,223 @@
+"""Kernels that are matrix products with something to compute beside them: their loops, blocks of rows, and whose rows take turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..ir.index import Expr, Val, Var, of, product
+from ..ir.nodes import ITEMSIZE, Buffer, Node, Size
+from ..ir.work import cost, node_cost
+from ..kernels.operands import HALF, count
+from ..kernels.plan import Fold, Kernel, Reduce, Store
+from ..kernels.steps import flat_index
+from .limits import VECTOR
+
+LEAST_COLUMNS, LEAST_STEPS = 16, 32  # below, a block of the matrix units is mostly empty
+FEW_ROWS, MANY_ROWS = 16, 128  # of a block
+EDGE, WIDE_EDGE = 128, 256  # columns: all blocks have a divisor of it, and where rows take turns of the other
+
+
+MANY_COLUMNS = 4 * WIDE_EDGE  # of which all blocks but the ends of a row are stored in vectors
+END = 6  # additions that what is stored of a sum may cost, where rows take turns
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One sum: its register, and what is multiplied (of a 16-bit dtype)."""
+
+    register: str
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Rows that begin at different places of a vector take turns: those of a block are `count` apart, and its columns begin `line * turn % vector`
+    elements before a block's edge.
+
+    count   rows after which a row begins at the same place again.
+    line    elements from one row to the next, beyond whole vectors.
+    vector  elements.
+    """
+
+    count: int
+    line: int
+    vector: int
+
+    @property
+    def most(self) -> int:
+        """Columns by which a block begins before its edge."""
+        return max(self.line * k % self.vector for k in range(self.count))
+
+
+@dataclass(frozen=True)
+class Product:
+    """The loops of a kernel by what depends on them: both factors, the left one, the right one; and the loops of the sum.
+
+    turns  how rows are shared out, where each begins at another place of a vector.
+    """
+
+    batch: tuple[Var, ...]
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    along: tuple[Var, ...]
+    sums: tuple[Factors, ...]
+    ends: tuple[Store, ...]
+    turns: Turns | None = None
+
+    @property
+    def block(self) -> int:
+        """Rows of a block; where they take turns there are enough for the largest."""
+        rows = count(self.rows)
+        return FEW_ROWS if rows <= FEW_ROWS else min(MANY_ROWS, 1 << (rows - 1).bit_length())
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of rows."""
+        turns = 1 if self.turns is None else self.turns.count
+        return turns * -(-count(self.rows) // (turns * self.block))
+
+    @property
+    def width(self) -> int:
+        """Columns, in whole edges."""
+        before, edge = (0, EDGE) if self.turns is None else (self.turns.most, WIDE_EDGE)
+        return -(-(count(self.columns) + before) // edge) * edge
+
+    @property
+    def points(self) -> int:
+        """Columns of all blocks of rows, in whole edges: so many, divided by the columns of a block, are the programs."""
+        return count(self.batch) * self.blocks * self.width
+
+
+def contraction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Product | None:
+    """The kernel as a product of matrices, or None."""
+    if kernel.serial or kernel.scratch or kernel.walk or kernel.symbols or not kernel.phases:
+        return None
+    first, *rest = kernel.phases
+    along = tuple(v for v in first.inner if v.extent != 1)
+    if not along or any(_size(p.inner) != 1 for p in rest):
+        return None
+    ends = [st for p in rest for st in p.body if isinstance(st, Store) and not isinstance(st, Fold)]
+    if len(ends) < sum(len(p.body) for p in rest) or any(st.mode != "set" or st.mask is not None for st in ends):
+        return None
+    sums = [_factors(st, kernel.outer) if isinstance(st, Reduce) else None for st in first.body]
+    found = [s for s in sums if s is not None]
+    if not found or len(found) < len(sums) or len({(l, r) for _, l, r in found}) > 1:
+        return None
+    _, left, right = found[0]
+    live = tuple(v for v in kernel.outer if v.extent != 1)
+    both, lefts, rights = (tuple(v for v in live if v in some) for some in (left & right, left - right, right - left))
+    counts = [_size(loops) for loops in (both, lefts, rights, along)]
+    if not all(isinstance(n, int) for n in counts) or len(both) + len(lefts) + len(rights) != len(live):
+        return None
+    if not lefts or not rights or count(rights) < LEAST_COLUMNS or count(along) < LEAST_STEPS:
+        return None
+    registers = {f.register for f, _, _ in found}
+    if not _known(ends, kernel) or not all(_is_rounded(st.value, registers) for st in ends):
+        return None
+    made = Product(both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(ends))
+    return replace(made, turns=_turns(made, layouts))
+
+
+def _turns(found: Product, layouts: Mapping[str, Buffer]) -> Turns | None:
+    """None where the rows of what is stored begin at the same place of a vector, or turns would not pay."""
+    if not _pays(found):
+        return None
+    (st,) = found.ends
+    vector = VECTOR // ITEMSIZE[layouts[st.buffer].dtype]
+    line = _line(found, flat_index(st.index, layouts[st.buffer]), vector)
+    if line is None:
+        return None
+    turns = vector // math.gcd(line, vector)
+    if turns == 1 or count(found.rows) < turns * found.block:
+        return None
+    (column,) = found.columns
+    loads = found.sums[0].right.loads()
+    apart = [flat_index(ld.attr.index, layouts[ld.attr.buffer]).coefficient(column) for ld in loads]
+    # Columns that are neighbours would be read from other places of a vector.
+    return None if any(step in (None, 1) for step in apart) else Turns(turns, line, vector)
+
+
+def _pays(found: Product) -> bool:
+    """Whether storing is what takes long: one sum, which is stored as it is or nearly so (registers have no room for more beside wide blocks), and so
+    many columns that most blocks are whole.
+    """
+    if len(found.columns) != 1 or len(found.sums) != 1 or len(found.ends) != 1:
+        return False
+    (s,), (st,) = found.sums, found.ends
+    alone = all(ld.attr.buffer == s.register for ld in st.value.loads())
+    return alone and node_cost(st.value, cost, END) <= END and count(found.columns) >= MANY_COLUMNS
+
+
+def _line(found: Product, where: Expr, vector: int) -> int | None:
+    """Elements from one row of a result to the next, beyond whole vectors, if each row is a line of neighbours, one after another from a whole vector
+    on.
+    """
+    (column,) = found.columns
+    if where.coefficient(column) != 1:
+        return None
+    rest, line, step = where - of(column), None, 1
+    for v in reversed(found.rows):
+        c = where.coefficient(v)
+        if c is None or not c.is_const:
+            return None
+        line = int(c) if line is None else line
+        if int(c) != line * step:
+            return None
+        rest, step = rest - of(v) * int(c), step * count((v,))
+    if {*rest.atoms()} - {*found.batch} or any(c % vector for _, c in rest.terms):
+        return None
+    return None if line is None else line % vector
+
+
+def _is_rounded(value: Node, registers: set[str]) -> bool:
+    """Whether what is stored of the sums has 16 bits: matrix units add up less carefully than float32 operations one by one."""
+    left, seen = [value], set[Node]()
+    while left:
+        n = left.pop()
+        if n in seen or n.dtype in HALF:
+            continue
+        seen.add(n)
+        if n.op == "load" and n.attr.buffer in registers:
+            return False
+        left += n.children()
+    return True
+
+
+def _known(ends: Sequence[Store], kernel: Kernel) -> bool:
+    """Whether what is read of the kernel's own results is what was stored before, at the same point, and all is stored at coordinates."""
+    stored: set[tuple[str, tuple[Expr, ...]]] = set()
+    for st in ends:
+        own = [ld for ld in st.value.loads() if ld.attr.buffer in kernel.writes]
+        if any(ld.args or (ld.attr.buffer, ld.attr.index) not in stored for ld in own):
+            return False
+        if any(isinstance(a, Val) for e in st.index for a in e.atoms()):
+            return False
+        stored.add((st.buffer, st.index))
+    return True
+
+
+def _size(loops: tuple[Var, ...]) -> Size:
+    return product(v.extent for v in loops)
+
+
+def _factors(st: Reduce, outer: tuple[Var, ...]) -> tuple[Factors, frozenset[Var], frozenset[Var]] | None:
+    """The factors of a sum, the one that the last loop of the kernel belongs to second, and the outer loops of each."""
+    value = st.value
+    if st.kind != "sum" or value.op != "mul" or (st.dtype, value.dtype) != ("float32", "float32") or not outer:
+        return None
+    if any(a.op != "to_dtype" or a.args[0].dtype not in HALF for a in value.args):
+        return None
+    one, other = (a.args[0] for a in value.args)
+    if one.dtype != other.dtype:
+        return None
+    last = next((v for v in reversed(outer) if v.extent != 1), None)
+    if last in one.vars():
+        one, other = other, one
+    live = {v for v in outer if v.extent != 1}
+    return Factors(st.name, one, other), frozenset(one.vars() & live), frozenset(other.vars() & live)
+
+
+__all__ = ["LEAST_STEPS", "Product", "Turns", "contraction"]

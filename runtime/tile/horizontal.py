@@ -1,0 +1,82 @@
+"""Kernels of equal text as one: which can be members, and how many blocks a program goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...generated.tuning import Rule
+from ..kernels.plan import Kernel
+from .flat import is_points
+from .launch import Launch
+
+FEW = 8  # members at most that a tree finds
+MEMBERS = 512  # of a group at most: a program looks at all of them at once
+ARGUMENTS = 512 - 2  # 64-bit numbers that all devices take (4 KB), without Triton's own two
+UNIT = 16  # points: with a multiple of it a mask is the same for all that a thread loads at once
+
+
+@dataclass(frozen=True)
+class Members:
+    """How a kernel for `count` others is written. unit: their numbers of points are told in so many. table: they are rows of one, and `count`
+    is the least power of two that is enough for them.
+    """
+
+    count: int
+    unit: int
+    table: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Kernels that run as one, called `name`, by name; `points` of each, all multiples of `unit`, and the number of addresses of each."""
+
+    name: str
+    kernels: tuple[str, ...]
+    points: tuple[int, ...]
+    unit: int
+    pointers: int = 1
+
+    @property
+    def table(self) -> bool:
+        """Whether its members are rows of a table: they are many, or have more addresses than a kernel has arguments."""
+        count = len(self.kernels)
+        return count > FEW or count * (self.pointers + 2) > ARGUMENTS
+
+    @property
+    def members(self) -> Members:
+        count = len(self.kernels)
+        return Members(1 << (count - 1).bit_length() if self.table else count, self.unit, self.table)
+
+    def programs(self, span: int) -> int:
+        """Programs of `span` points, each member's own."""
+        return sum(-(-n // span) for n in self.points)
+
+    def numbers(self, span: int) -> list[int]:
+        """What stands beside the addresses: each member's number of points, in units, and its first program."""
+        firsts = [0]
+        for n in self.points[:-1]:
+            firsts.append(firsts[-1] + -(-n // span))
+        return [n // self.unit for n in self.points] + firsts
+
+
+def can_join(kernel: Kernel, shape: Launch) -> bool:
+    """Whether a kernel can be a member: points without inner loops, of a known number."""
+    return (
+        is_points(kernel) and not kernel.walk and shape.inner == 1 and isinstance(shape.outer, int) and not shape.square
+    )
+
+
+def unit_of(points: int) -> int:
+    return 1 if points % UNIT else UNIT
+
+
+def steps(points: Sequence[int], rule: Rule) -> int:
+    """How many blocks a program of a group with so many points goes through: with more points than the programs that keep a GPU busy have in
+    one block each, they go through several.
+    """
+    most_useful = min(sum(points) // (rule.x * rule.programs), max(points) // rule.x, rule.r)
+    return 1 << max(most_useful, 1).bit_length() - 1
+
+
+__all__ = ["Group", "Members", "can_join", "steps", "unit_of"]

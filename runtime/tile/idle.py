@@ -1,0 +1,60 @@
+"""Kernels in place that leave all they would store as it is where one value, the same for all points, says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ir.nodes import Buffer, Node
+from ..kernels.plan import Kernel, Store
+from ..kernels.steps import flat_index
+from .flat import collapsed
+from .launch import Launch, launch
+from .passes import fewer_passes
+from .scratch import recompute_tiles
+from .transpose import squared
+
+PROGRAMS = 32768  # the most that such a kernel has; to launch them takes about 20 µs on an H200
+
+
+def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> Node | None:
+    """The value, a bool; None for other kernels. `homes`: for buffers that are in the memory of another, which one."""
+    if kernel.symbols or kernel.parts or kernel.scratch or kernel.walk or len(kernel.phases) != 1:
+        return None
+    written = {homes.get(b, b) for b in kernel.writes}
+    found: set[Node] = set()
+    for st in kernel.phases[0].body:
+        if type(st) is not Store or st.mode != "set" or st.mask is not None or st.value.op != "where":
+            return None
+        condition, same, _ = st.value.args
+        if same.op != "load" or same.args or condition.vars():
+            return None
+        there, here = layouts[same.attr.buffer], layouts[st.buffer]
+        if homes.get(there.name, there.name) != homes.get(here.name, here.name) or there.dtype != here.dtype:
+            return None
+        if flat_index(same.attr.index, there) != flat_index(st.index, here):
+            return None
+        if any(homes.get(ld.attr.buffer, ld.attr.buffer) in written for ld in condition.loads()):
+            return None
+        found.add(condition)
+    return found.pop() if len(found) == 1 else None
+
+
+def as_rendered(
+    kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch, homes: Mapping[str, str]
+) -> tuple[Kernel, Mapping[str, Buffer]]:
+    """A kernel with the loops that its text has, and its layouts."""
+    tiled = squared(kernel, layouts)
+    kernel, layouts = (tiled, layouts) if tiled else collapsed(kernel, layouts) or (kernel, layouts)
+    kernel = recompute_tiles(kernel, shape.persistent, homes)
+    return kernel if shape.persistent else fewer_passes(kernel), layouts
+
+
+def goes_in_strides(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> bool:
+    """Whether a kernel that is launched alone may have any number of programs: each goes through blocks until all are done."""
+    if idle_where(kernel, layouts, homes) is None:
+        return False
+    shape = launch(kernel, layouts)
+    return not shape.product and idle_where(*as_rendered(kernel, layouts, shape, homes), homes) is not None
+
+
+__all__ = ["PROGRAMS", "as_rendered", "goes_in_strides", "idle_where"]

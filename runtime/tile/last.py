@@ -1,0 +1,62 @@
+"""Small kernels that the last program of the kernel before them runs: which ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from ...generated.tuning import Last
+from ..kernels.plan import Kernel, KernelStep, Plan
+from ..kernels.statements import kernel_checks
+from ..kernels.steps import home
+from .launch import Launch
+
+
+def followed(
+    plan: Plan, shapes: Mapping[str, Launch], free: Collection[str], last: Last
+) -> Iterator[tuple[Kernel, ...]]:
+    """Kernels of a plan with those that run in their last programs, in order; of `free` ones only. Nothing stands between them in the plan, each
+    follower reads what one of them has written, and none may raise.
+    """
+    chain: list[Kernel] = []
+    written: set[str] = set()
+    for step in plan.steps:
+        k = step.kernel if isinstance(step, KernelStep) else None
+        if k is not None and (k.name not in free or not _plain(k, shapes[k.name])):
+            k = None
+        if chain and k is not None and _fits(shapes[k.name], last) and {home(plan, b) for b in k.reads} & written:
+            chain.append(k)
+        else:
+            if len(chain) > 1:
+                yield tuple(chain)
+            chain, written = [k] if k is not None else [], set()
+        if k is not None:
+            written |= {home(plan, b) for b in k.writes}
+    if len(chain) > 1:
+        yield tuple(chain)
+
+
+def block_of(shape: Launch) -> tuple[int, int]:
+    """XBLOCK and RBLOCK of a follower: all of its points and steps."""
+    return _power(shape.outer), _power(shape.inner)
+
+
+def _plain(k: Kernel, shape: Launch) -> bool:
+    """Whether a kernel can be part of a chain: loops with a known number of points, which neither raise nor are a product of matrices."""
+    if k.symbols or k.tile is not None or k.parts or k.team > 1 or shape.product or kernel_checks(k):
+        return False
+    return isinstance(shape.outer, int) and isinstance(shape.inner, int) and shape.outer > 0
+
+
+def _fits(shape: Launch, last: Last) -> bool:
+    if shape.square or not isinstance(shape.outer, int) or shape.outer > last.rows:
+        return False
+    x, r = block_of(shape)
+    return x * r <= last.elements
+
+
+def _power(n: object) -> int:
+    assert isinstance(n, int)
+    return 1 << max(n - 1, 0).bit_length()
+
+
+__all__ = ["block_of", "followed"]

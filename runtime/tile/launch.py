@@ -1,0 +1,277 @@
+"""How a Triton kernel is launched: how many points its programs share, and whether their rows fit into registers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+
+from ..ir.index import Expr, Val, product
+from ..ir.nodes import ITEMSIZE, Buffer, Node, Size, contiguous_strides
+from ..ir.work import cost, nodes_cost
+from ..kernels.operands import count
+from ..kernels.plan import Kernel, Phase, Reduce, Scan
+from ..kernels.steps import flat_index
+from .attention import attention_of, points, widest
+from .contraction import contraction
+from .fused import fused_kernel, points_of
+from .passes import fewer_passes
+from .scratch import roots
+from .transpose import squared
+
+ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
+COLUMNS_AT_ONCE = 64  # so few are a tile of a few steps for each thread
+GATHERED = 64  # rows that are added up one after another: of more the sum would be less accurate than eager's
+LONG = 2 * ROWS  # that it may hold of one buffer's rows, where a loop would read them again
+WHOLE = 32  # steps, of which a piece of a row has a multiple
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched: `ceil(outer / XBLOCK)` programs; RBLOCK is at least `inner` if persistent, else any power of two.
+
+    across  neighbours in memory are neighbours along the outer loops.
+    passes  phases that have inner loops.
+    square  the block's dimensions are tiles of two loops.
+    bytes   of the smallest elements that are read or written at all points.
+    row     bytes that a program reads of rows along its inner loops, of so many buffers (`rows`).
+    even    a power of two: blocks of so many steps, or of a divisor of it, meet one element of what only slow inner loops meet (0: any).
+    strided neighbouring points of the last outer loop read elements that are not neighbours.
+    sums    nothing is stored along inner loops.
+    loads   elements of one buffer that a point reads, at most.
+    cost    of what is computed at a point, in additions.
+    attention two products around a softmax: XBLOCK are rows, and RBLOCK the columns at a time; `product` is the elements of a row of operands.
+    gathers rows at places that the inner loop reads (sums of an embedding's rows): neighbours along the outer loops read one position.
+    tile    its XBLOCK, RBLOCK and warps, where the plan says them.
+    product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
+    turns   rows of a product that begin at the same place of a vector share a block.
+    """
+
+    outer: Size
+    inner: Size
+    persistent: bool
+    across: bool = False
+    passes: int = 1
+    square: bool = False
+    bytes: int = 4
+    strided: bool = False
+    row: int = 0
+    rows: int = 0
+    even: int = 0
+    sums: bool = False
+    loads: int = 1
+    cost: float = 0
+    product: int = 0
+    turns: bool = False
+    attention: bool = False
+    gathers: bool = False
+    tile: tuple[int, int, int] | None = None
+
+
+def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
+    """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
+    registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
+    """
+    if kernel.team > 1:
+        alone = launch(replace(kernel, team=1), layouts)
+        piece = piece_of(kernel.team, alone.inner)
+        # Each program of a team has a piece of a row.
+        return replace(alone, outer=product((alone.outer, kernel.team)), inner=piece, persistent=True)
+    if kernel.tile is not None:
+        fused, tile = fused_kernel(kernel, layouts)
+        shape = tile.columns, tile.steps, tile.warps
+        return Launch(points_of(fused, tile), count((fused.depth,)), False, product=tile.rows, tile=shape)
+    if kernel.parts:
+        found = attention_of(kernel, layouts)
+        return Launch(
+            points(found), product(v.extent for v in found.columns), False, product=widest(found), attention=True
+        )
+    matrices = contraction(kernel, layouts)
+    if matrices is not None:
+        along, turns = product(v.extent for v in matrices.along), matrices.turns is not None
+        return Launch(matrices.points, along, False, product=matrices.block, turns=turns)
+    square = squared(kernel, layouts)
+    if square is not None:
+        part = product(v.extent for v in square.phases[0].inner)
+        return Launch(product(v.extent for v in square.outer), part, True, square=True)
+    inners = [product(v.extent for v in p.inner) for p in kernel.phases]
+    known = [n for n in inners if isinstance(n, int)]
+    largest = max(known, default=1)
+    columns = across(kernel, layouts)
+    deep = sum(n != 1 for n in inners)
+    limit = COLUMNS * (1 if deep < 2 else 4) if columns else _room(kernel)
+    persistent = (len(known) == len(inners) and largest <= limit) or bool(kernel.walk)
+    if columns and deep > 1 and largest > COLUMNS_AT_ONCE and not kernel.walk:
+        # A loop that meets each element once waits for the memory less than a tile does whose sums wait for each other.
+        persistent = persistent and _passes(kernel) > 1
+    rows = [layouts[b].dtype for b in whole_rows(kernel) if b in layouts]
+    gathering = columns and not kernel.walk and deep == 1 and largest <= GATHERED and gathers(kernel, layouts)
+    gathering = gathering and len(known) == len(inners)
+    persistent = persistent and not gathering
+    if not persistent and not gathering:
+        deep = _passes(kernel)
+        fits = len(known) == len(inners) and largest <= LONG and not columns
+        persistent = fits and deep > 1 and _keeps_little(kernel, layouts)
+    outer = product(v.extent for v in kernel.outer if v not in kernel.walk)
+    inner = largest if persistent else _largest(inners)
+    met = product((outer, inner))
+    sizes = {b: product(layouts[b].shape) for b in (*kernel.reads, *kernel.writes)}
+    wide = [b for b, n in sizes.items() if not isinstance(n, int) or not isinstance(met, int) or 2 * n > met]
+    least = min((ITEMSIZE[layouts[b].dtype] for b in wide), default=4)
+    row = sum(ITEMSIZE[d] for d in rows) * inner if isinstance(inner, int) else 1 << 30
+    one = inner == 1 and strided(kernel, layouts)
+    sums = all(
+        isinstance(st, Reduce) for p in kernel.phases if product(v.extent for v in p.inner) != 1 for st in p.body
+    )
+    met_at_once = (Counter(ld.attr.buffer for ld in _loads(p)) for p in kernel.phases)
+    return Launch(
+        outer,
+        inner,
+        persistent,
+        columns,
+        deep,
+        bytes=least,
+        strided=one,
+        row=row,
+        rows=len(rows),
+        even=_even(kernel),
+        sums=sums,
+        loads=max((n for counts in met_at_once for n in counts.values()), default=0),
+        cost=max(map(_cost, kernel.phases), default=0),
+        gathers=gathering,
+    )
+
+
+def _room(kernel: Kernel) -> int:
+    """Steps along memory that a tile may hold."""
+    return ROWS // max(1, len(set().union(*map(row_reads, kernel.phases))) // 2)
+
+
+def room(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
+    """Steps along memory that a tile may hold of rows that are read more than once."""
+    return LONG if _keeps_little(kernel, layouts) else _room(kernel)
+
+
+def piece_of(team: int, inner: Size) -> int:
+    """How many steps each program of a team has: so many that all pieces but the last begin at whole blocks of memory."""
+    assert isinstance(inner, int)
+    return -(-inner // (team * WHOLE)) * WHOLE
+
+
+def _passes(kernel: Kernel) -> int:
+    """Loops that are left where reductions keep up with each other."""
+    return sum(product(v.extent for v in p.inner) != 1 for p in fewer_passes(kernel).phases)
+
+
+def wide(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:
+    """Whether coordinates need 64 bits, or may."""
+    total = product(v.extent for v in kernel.outer)
+    if not isinstance(total, int) or isinstance(shape.inner, Expr) or max(total, shape.inner) >= 1 << 31:
+        return True
+    for b in (*kernel.reads, *kernel.writes):
+        layout = layouts[b]
+        span: Size = layout.offset
+        for n, s in zip(layout.shape, layout.stride or contiguous_strides(layout.shape), strict=True):
+            span = span + n * s
+        if isinstance(span, Expr) or span >= 1 << 31:
+            return True
+    return False
+
+
+def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether neighbours in memory are neighbours along the outer loops, not along the inner ones (sums over columns)."""
+    if not kernel.outer:
+        return False
+    votes = 0  # weighted by the elements that a load meets
+    for phase in kernel.phases:
+        for ld in _loads(phase):
+            if ld.attr.buffer not in layouts or ld.vars().isdisjoint(phase.inner):
+                continue
+            met = product(v.extent for v in ld.vars())
+            place = flat_index(ld.attr.index, layouts[ld.attr.buffer])
+            inner = place.coefficient(phase.inner[-1])
+            outer = place.coefficient(kernel.outer[-1])
+            weight = met if isinstance(met, int) else 1 << 30
+            votes += weight * ((outer is not None and outer == 1) - (inner is not None and inner == 1))
+    return votes > 0
+
+
+def gathers(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether a reduction reads rows at places that are data, one for each step, which the last outer loop, the one along a row, does not change."""
+    for phase in kernel.phases:
+        if not phase.inner or not all(isinstance(st, Reduce) for st in phase.body):
+            continue
+        for ld in _loads(phase):
+            place = flat_index(ld.attr.index, layouts[ld.attr.buffer]) if ld.attr.buffer in layouts else None
+            nodes = [a.node for a in place.atoms() if isinstance(a, Val)] if place is not None else []
+            if nodes and place is not None and place.coefficient(kernel.outer[-1]) == 1:
+                return any(n.mentions(phase.inner[-1]) for n in nodes)
+    return False
+
+
+def strided(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether the last outer loop goes through what is read in steps of a few elements (windows, every other element)."""
+    if not kernel.outer:
+        return False
+    for phase in kernel.phases:
+        for ld in _loads(phase):
+            if ld.attr.buffer in layouts:
+                step = flat_index(ld.attr.index, layouts[ld.attr.buffer]).coefficient(kernel.outer[-1])
+                if step is not None and step.is_const and abs(int(step)) > 1:
+                    return True
+    return False
+
+
+def row_reads(phase: Phase) -> set[str]:
+    """Buffers of which each program reads rows in a phase."""
+    return {ld.attr.buffer for ld in _loads(phase) if not ld.vars().isdisjoint(phase.inner)}
+
+
+def whole_rows(kernel: Kernel) -> set[str]:
+    """Buffers of which a program reads an element at each point of a phase's inner loops."""
+    found: set[str] = set()
+    for phase in kernel.phases:
+        loops = {v for v in phase.inner if v.extent != 1}
+        found |= {ld.attr.buffer for ld in _loads(phase) if loops and loops <= ld.vars()}
+    return found
+
+
+def _keeps_little(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether a program has rows of one buffer, of 32 bits at most; all others are the same for all programs, and met in one phase."""
+    rows = whole_rows(kernel)
+    if kernel.scratch or any(isinstance(st, Scan) for p in kernel.phases for st in p.body):
+        return False
+    if any(row_reads(p) - rows for p in kernel.phases) or any(ITEMSIZE[layouts[b].dtype] > 4 for b in rows):
+        return False
+    own = {ld.attr.buffer for p in kernel.phases for ld in _loads(p) if not ld.vars().isdisjoint(kernel.outer)} & rows
+    again = {b for b in rows if sum(b in row_reads(p) for p in kernel.phases) > 1}
+    return len(own) == 1 and again <= own
+
+
+def _even(kernel: Kernel) -> int:
+    """Into how many steps at most the inner loops should be cut at once, so that what only slow loops meet is one element for a tile; 0: any."""
+    found = 0
+    for phase in kernel.phases:
+        loops = [v for v in phase.inner if v.extent != 1]
+        for ld in _loads(phase):
+            met = [k for k, v in enumerate(loops) if v in ld.vars()]
+            inside = product(v.extent for v in loops[met[-1] + 1 :]) if met else 1
+            if isinstance(inside, int) and inside > 1:
+                found = gcd(found, inside)
+    return found & -found
+
+
+def _loads(phase: Phase) -> set[Node]:
+    return {ld for st in phase.body for root in roots(st) for ld in root.loads()}
+
+
+def _cost(phase: Phase) -> float:
+    return nodes_cost((root for st in phase.body for root in roots(st)), cost)
+
+
+def _largest(sizes: list[Size]) -> Size:
+    return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
+
+
+__all__ = ["Launch", "across", "gathers", "launch", "piece_of", "room", "row_reads", "strided", "wide"]
