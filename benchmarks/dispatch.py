@@ -41,7 +41,7 @@ def torch_stage(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
 def opforge_stage(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
     """Opforge's dispatch: the same graphs, interpreted."""
     from opforge.runtime.dispatch.trace import trace
-    from opforge.runtime.dispatch.wrapper import bind
+    from opforge.runtime.dispatch.wrapper.source import bind
     from opforge.runtime.execute.autograd_function import bind_halves
     from opforge.runtime.training import split
 

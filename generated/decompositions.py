@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..runtime.dispatch.known import draws_anew, enlarges_scores, is_all_true, is_lower_triangle, masks_scores
-from ..runtime.dispatch.support import (
+from ..runtime.dispatch.record.known import draws_anew, enlarges_scores, is_all_true, is_lower_triangle, masks_scores
+from ..runtime.dispatch.operators.support import (
     block_sizes,
     bound,
     diagonal_layout,

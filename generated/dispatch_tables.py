@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import MetadataError
-from ..runtime.dispatch.support import bound, dtype_of, inverse_permutation, reshape, size_of, total
+from ..runtime.dispatch.operators.support import bound, dtype_of, inverse_permutation, reshape, size_of, total
 from .schemas import MutationType, OutputType, ViewHistory
 
 # fmt: off

@@ -14,7 +14,18 @@ from typing import Any
 
 import torch
 
-from ..runtime.dispatch.random_names import dtype, fits, half_step, is_float, largest, ln1p, pi, shape, smallest, wide
+from ..runtime.dispatch.randomness.names import (
+    dtype,
+    fits,
+    half_step,
+    is_float,
+    largest,
+    ln1p,
+    pi,
+    shape,
+    smallest,
+    wide,
+)
 
 aten = torch.ops.aten
 

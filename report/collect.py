@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.dispatch.source import source_of
+from ..runtime.dispatch.record.source import source_of
 from ..runtime.lower.origins import origin_of
 from ..runtime.observe.calls import Half
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.dispatch.effects import TORCHS, has_effect
+from ..runtime.dispatch.operators.effects import TORCHS, has_effect
 from ..runtime.ir.nodes import Extern
 from ..runtime.kernels.plan import CopyStep, ExternStep, Plan
 from ..runtime.kernels.steps import home

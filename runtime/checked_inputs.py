@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError
-from .dispatch.regions import beyond_strides
+from .dispatch.storage.regions import beyond_strides
 from .realize import EagerProgram
 from .torch_compat import ShapeEnv, is_traceable_wrapper_subclass, is_zerotensor, pytree
 

@@ -28,11 +28,11 @@ from ..generated.ops import TORCH_VERSIONS
 from ..generated.rewrites import RULES
 from . import config
 from .config import Config
-from .dispatch.effects import has_effect
-from .dispatch.needs_grad import wants_grad
-from .dispatch.numbers import constants_where_needed
+from .dispatch.autograd.needs_grad import wants_grad
+from .dispatch.operators.effects import has_effect
+from .dispatch.symbols.numbers import constants_where_needed
 from .dispatch.trace import Traced, trace
-from .dispatch.wrapper import bind, emit_wrapper
+from .dispatch.wrapper.source import bind, emit_wrapper
 from .execute.load import load_wrapper
 from .garbage import full_collections_deferred
 from .graph.rewrite import rewrite

@@ -10,10 +10,10 @@ import torch
 from torch.autograd.forward_ad import make_dual, unpack_dual
 
 from ..errors import UnsupportedError
-from .dispatch.forward_mode import DualProgram, Result, TakenApart, known_as, tangent_of
-from .dispatch.needs_grad import wants_grad
-from .dispatch.numbers import changing_numbers
-from .dispatch.subclasses import is_wrapper
+from .dispatch.autograd.forward_mode import DualProgram, Result, TakenApart, known_as, tangent_of
+from .dispatch.autograd.needs_grad import wants_grad
+from .dispatch.subclasses.wrappers import is_wrapper
+from .dispatch.symbols.numbers import changing_numbers
 from .torch_compat import is_zerotensor, no_modes, pytree, tangents_may_be
 
 Compiled = Callable[..., Any]

@@ -12,10 +12,10 @@ from torch import fx
 
 from ..errors import UnsupportedError
 from .config import Config, current
-from .dispatch.joint import Gradients
-from .dispatch.operators import op_info
-from .dispatch.overlap import is_dense
-from .dispatch.regions import Layout, is_strided
+from .dispatch.autograd.joint import Gradients
+from .dispatch.operators.schema import op_info
+from .dispatch.storage.overlap import is_dense
+from .dispatch.storage.regions import Layout, is_strided
 from .dispatch.trace import Traced
 from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
 from .execute.given import saved_inputs

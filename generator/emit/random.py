@@ -16,9 +16,9 @@ from ..torch_schemas import TorchSchema
 PATH = "generated/random.py"
 SPEC = "specs/random.yaml"
 DRAWS = ("uniform", "normal", "integers")
-"""Methods of `Draws` (runtime/dispatch/randomness.py)."""
+"""Methods of `Draws` (runtime/dispatch/randomness/streams.py)."""
 PLAIN = ("shape", "dtype", "wide", "is_float", "is_int", "smallest", "largest", "fits", "half_step", "ln1p")
-"""Functions of runtime/dispatch/random_names.py."""
+"""Functions of runtime/dispatch/randomness/names.py."""
 _WORDS = ("out", "True", "False", "None", "pi")
 _NODES = (
     ast.Expression, ast.Module, ast.Assign, ast.Return, ast.Expr, ast.Name, ast.Load, ast.Store, ast.Constant, ast.Call, ast.Attribute,

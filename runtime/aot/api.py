@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..dispatch.lifted import LiftedModule
-from ..dispatch.regions import beyond_strides
+from ..dispatch.record.lifted import LiftedModule
+from ..dispatch.storage.regions import beyond_strides
 from ..torch_compat import FakeTensorMode, ShapeEnv, pytree
 from .compile import compile_program
 from .compilers import Compiled, Compiler, Compilers, Decompositions, Partitioner, check_functions

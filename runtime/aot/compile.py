@@ -12,9 +12,9 @@ from torch import fx
 from ...errors import OpforgeWarning, UnsupportedError, first_line
 from ...generated.dispatch_tables import ROLES
 from ..config import current
-from ..dispatch.needs_grad import wants_grad
+from ..dispatch.autograd.needs_grad import wants_grad
 from ..dispatch.trace import Traced, trace
-from ..dispatch.wrapper import bind
+from ..dispatch.wrapper.source import bind
 from ..execute.autograd_function import Backward, bind_halves
 from ..execute.sparse_gradients import sparse_backward
 from ..observe import counters

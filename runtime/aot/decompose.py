@@ -9,8 +9,8 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ..dispatch import handlers
-from ..dispatch.inputs import attribute
-from ..dispatch.recorder import Recorder
+from ..dispatch.record.recorder import Recorder
+from ..dispatch.storage.inputs import attribute
 from ..dispatch.trace import TRACE_ERRORS, finish, preserved_state
 from .compilers import Decompositions
 

@@ -10,8 +10,8 @@ from torch import fx
 
 from ...errors import ExportError, UnsupportedError
 from ...generated.schemas import OutputType
-from ..dispatch.lifted import LiftedModule
-from ..dispatch.regions import beyond_strides
+from ..dispatch.record.lifted import LiftedModule
+from ..dispatch.storage.regions import beyond_strides
 from ..dispatch.trace import trace
 from ..torch_compat import (
     FakeTensor,

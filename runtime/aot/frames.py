@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ..dispatch.operators import op_info
-from ..dispatch.recorder import Recorder
+from ..dispatch.operators.schema import op_info
+from ..dispatch.record.recorder import Recorder
 from ..torch_compat import FakeTensor, is_traceable_wrapper_subclass, pytree
 
 _INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ...generated.dispatch_tables import ROLES
 from ..config import current
-from ..dispatch.joint import Gradients
-from ..dispatch.operators import op_info
+from ..dispatch.autograd.joint import Gradients
+from ..dispatch.operators.schema import op_info
 from ..execute.autograd_function import Halves, tangent_strides
 from ..partition import partition
 from ..torch_compat import OpOverload, PyTreeCodeGen, PyTreeInfo, pytree

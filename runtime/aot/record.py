@@ -13,13 +13,13 @@ from torch import fx
 from ...errors import ExportError
 from ...generated.dispatch_tables import ROLES
 from ..dispatch import handlers
-from ..dispatch.dead import finish
-from ..dispatch.inputs import Inputs
-from ..dispatch.joint import Saved
-from ..dispatch.lifted import LiftedModule
-from ..dispatch.merge import enter_inputs
-from ..dispatch.overlap import may_overlap
-from ..dispatch.regions import Layout
+from ..dispatch.autograd.joint import Saved
+from ..dispatch.record.dead import finish
+from ..dispatch.record.lifted import LiftedModule
+from ..dispatch.storage.inputs import Inputs
+from ..dispatch.storage.merge import enter_inputs
+from ..dispatch.storage.overlap import may_overlap
+from ..dispatch.storage.regions import Layout
 from ..dispatch.trace import preserved_state
 from ..torch_compat import disable_autocast, enable_python_dispatcher, pytree
 from .frames import FrameRecorder

@@ -31,21 +31,21 @@ from ..torch_compat import (
     transforms_preserved,
 )
 from . import handlers
-from .border import Border
-from .calling import Calling
-from .dead import finish
-from .forward_mode import DualProgram, tangent_of
-from .inputs import Inputs, Lift, lifted_attributes, sources_of
-from .interpret import Called, call, run_graph
-from .joint import Gradients, Saved, differentiate
-from .known import Truth
-from .lifted import LiftedModule
-from .merge import enter_inputs
-from .metadata import Found, analyze
-from .numbers import changing_numbers
-from .randomness import Draws
-from .recorder import Recorder, Restart
-from .symbols import guards_tell
+from .autograd.forward_mode import DualProgram, tangent_of
+from .autograd.joint import Gradients, Saved, differentiate
+from .metadata.outcome import Found, analyze
+from .randomness.streams import Draws
+from .record.dead import finish
+from .record.interpret import Called, call, run_graph
+from .record.known import Truth
+from .record.lifted import LiftedModule
+from .record.recorder import Recorder, Restart
+from .storage.inputs import Inputs, Lift, lifted_attributes, sources_of
+from .storage.merge import enter_inputs
+from .subclasses.border import Border
+from .symbols.numbers import changing_numbers
+from .symbols.sizes import guards_tell
+from .wrapper.calling import Calling
 
 # What torch raises for programs that fake tensors cannot run (data-dependent, unsupported) and for programs that
 # eager refuses as well. Those that opforge's own code raised are its mistakes (`_is_mistake`) and go through.

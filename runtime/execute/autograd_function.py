@@ -20,9 +20,9 @@ import torch
 
 from ...errors import UnsupportedError
 from ...generated.wrapper_steps import STEPS
-from ..dispatch.joint import Gradients, written_since
-from ..dispatch.regions import Layout
-from ..dispatch.subclasses import Names, coerced, dense_tangent
+from ..dispatch.autograd.joint import Gradients, written_since
+from ..dispatch.storage.regions import Layout
+from ..dispatch.subclasses.wrappers import Names, coerced, dense_tangent
 from ..torch_compat import in_transform, is_zerotensor, no_modes, saving_is_hooked, tangents_may_be
 from .batched import backward_by_rows
 from .delivery import in_order, redirected

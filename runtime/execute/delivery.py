@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..dispatch.hook_order import is_hooked
+from ..dispatch.autograd.hook_order import is_hooked
 
 Call = Callable[..., Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.autograd.forward_ad import make_dual, unpack_dual
 
-from ..dispatch.again import Again
-from ..dispatch.joint import written_since
+from ..dispatch.autograd.again import Again
+from ..dispatch.autograd.joint import written_since
 from ..observe import counters
 from ..torch_compat import pytree, tangents_followed
 from .batched import Kept

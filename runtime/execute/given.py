@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.joint import written_since
+from ..dispatch.autograd.joint import written_since
 from ..torch_compat import saved_objects
 from .support import is_lazy, laid_out
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.effects import gives_the_same
+from ..dispatch.operators.effects import gives_the_same
 from .patterns import Rule, match
 
 DEPTH = 4  # of calls that are compared by their arguments: a weight is transposed, cast or sliced anew for each step of a loop

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.operators import reads_storage
+from ..dispatch.operators.schema import reads_storage
 from ..torch_compat import FakeTensor, known_equal, size_hint
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ...errors import OpforgeError
-from ..dispatch.effects import must_run
-from ..dispatch.fake_memo import symbolic_uncached
-from ..dispatch.operators import makes_new, reads_storage
-from ..dispatch.regions import is_strided
+from ..dispatch.operators.effects import must_run
+from ..dispatch.operators.fake_memo import symbolic_uncached
+from ..dispatch.operators.schema import makes_new, reads_storage
+from ..dispatch.storage.regions import is_strided
 from . import predicates
 from .alike import Alike
 from .patterns import Rule, head, match

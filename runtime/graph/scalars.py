@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..dispatch.effects import must_run
+from ..dispatch.operators.effects import must_run
 from ..torch_compat import OpOverload, no_modes
 from .predicates import fake_mode_of, same_type
 

@@ -9,8 +9,8 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ..build.scratch import warn_once
-from ..dispatch.regions import is_strided
-from ..dispatch.source import source_of
+from ..dispatch.record.source import source_of
+from ..dispatch.storage.regions import is_strided
 from ..observe import counters
 from ..torch_compat import HigherOrderOperator, pytree
 from .recording import Slot

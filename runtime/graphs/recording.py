@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..dispatch.overlap import overlaps_itself
-from ..dispatch.regions import Layout
+from ..dispatch.storage.overlap import overlaps_itself
+from ..dispatch.storage.regions import Layout
 from ..torch_compat import copy_all, reinterpret_tensor, same_addresses
 from .memory import Block, Loan, Place, Pool, Results, Way
 

@@ -30,4 +30,4 @@ def shape_text(shape: tuple[Size, ...]) -> str:
     return "(" + ", ".join(number(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
 
 
-__all__ = ["_factor", "number", "shape_text"]
+__all__ = ["number", "shape_text"]

@@ -14,10 +14,10 @@ from torch import fx
 from ...errors import UnsupportedError
 from ...generated.decompositions import CONTROL
 from ...generated.ops import UNSPECIFIED
-from ..dispatch.operators import op_info
-from ..dispatch.overlap import is_row_major
-from ..dispatch.regions import Layout
-from ..dispatch.user_kernels import Launch
+from ..dispatch.operators.schema import op_info
+from ..dispatch.storage.overlap import is_row_major
+from ..dispatch.storage.regions import Layout
+from ..dispatch.user_kernels.launches import Launch
 from ..ir.nodes import Buffer
 from ..observe.counters import count_extern
 from ..torch_compat import HigherOrderOperator, OpOverload, auto_functionalized, python_source

@@ -13,8 +13,8 @@ from torch import fx
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ...generated.ops import COMPLEX, EXTERN
-from ..dispatch.operators import makes_new, op_info, reads_storage
-from ..dispatch.source import user_frame
+from ..dispatch.operators.schema import makes_new, op_info, reads_storage
+from ..dispatch.record.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
 from ..ir.nodes import DTYPES, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides

@@ -15,8 +15,8 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.ops import LOWERINGS
-from ..dispatch.known import Truth
-from ..dispatch.operators import op_info
+from ..dispatch.operators.schema import op_info
+from ..dispatch.record.known import Truth
 from ..ir.fold import coordinate, fold
 from ..ir.index import Expr, proves_nonnegative
 from ..ir.nodes import FLOATS, Nest, Node, const, identity_mapping, rebuild

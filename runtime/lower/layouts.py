@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..dispatch.overlap import is_row_major
-from ..dispatch.regions import Layout
+from ..dispatch.storage.overlap import is_row_major
+from ..dispatch.storage.regions import Layout
 
 
 def is_laid_out_by_rows(t: torch.Tensor) -> bool:

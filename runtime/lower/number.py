@@ -15,7 +15,7 @@ import torch
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
-from ..dispatch.symbols import without_choices
+from ..dispatch.symbols.sizes import without_choices
 from ..ir.atoms import SIGNED
 from ..ir.index import Expr, Sym, sym
 from ..ir.learned import FUNCTIONS, Learned, names_in

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from ..dispatch.source import module_of, user_frame
+from ..dispatch.record.source import module_of, user_frame
 from ..ir.quote import one_line
 
 LONGEST = 100

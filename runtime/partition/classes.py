@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from ...generated import recompute
-from ..dispatch.effects import has_effect
-from ..dispatch.user_kernels import Launch
+from ..dispatch.operators.effects import has_effect
+from ..dispatch.user_kernels.launches import Launch
 from ..torch_compat import OpOverload
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..dispatch.overlap import is_dense, is_row_major
-from ..dispatch.regions import Layout
+from ..dispatch.storage.overlap import is_dense, is_row_major
+from ..dispatch.storage.regions import Layout
 from ..torch_compat import size_hint
 from .classes import OpClass, class_of
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import fx
 
 from ...generated.dispatch_tables import ROLES
-from ..dispatch.effects import must_run
+from ..dispatch.operators.effects import must_run
 from ..torch_compat import LazyGraphModule
 
 

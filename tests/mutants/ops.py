@@ -31,7 +31,6 @@ from opforge.generator.run import build_model
 from opforge.runtime.config import current
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
-from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Extern, Program
 from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
@@ -41,6 +40,7 @@ from opforge.testing import op_check
 from opforge.testing.op_check import Case, Op
 from tests.support import edge_check, invalid_calls
 from tests.support.invalid_calls import Clause, Positions
+from tests.support.ir_interpreter import interpret
 
 MOST_COMPILED = 24
 """Cases that are compiled for one mutant."""

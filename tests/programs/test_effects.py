@@ -13,7 +13,7 @@ from torch.library import custom_op
 
 import opforge
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.dispatch.wrapper import bind
+from opforge.runtime.dispatch.wrapper.source import bind
 from opforge.runtime.torch_compat import with_effects
 
 NOTES: list[Any] = []

@@ -10,7 +10,7 @@ import torch
 
 import opforge
 from opforge.generated.ops import ANY_STRIDES
-from opforge.runtime.dispatch.elementwise import Operand, elementwise_strides
+from opforge.runtime.dispatch.operators.elementwise import Operand, elementwise_strides
 from opforge.runtime.torch_compat import minor_version
 from opforge.testing.op_check import Op
 from tests.generated.test_ops import OPS

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.dispatch.wrapper import bind
+from opforge.runtime.dispatch.wrapper.source import bind
 from tests.support.aliasing import iota, same_effect, through_dispatch
 
 Program = Callable[..., Any]

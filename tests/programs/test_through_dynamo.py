@@ -12,7 +12,7 @@ import torch
 
 import opforge
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.dispatch.wrapper import bind
+from opforge.runtime.dispatch.wrapper.source import bind
 from opforge.runtime.torch_compat import minor_version
 from tests.support.aliasing import iota, same_effect
 from tests.support.matrix import symbolic

@@ -12,9 +12,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from opforge.errors import UnsupportedError
 from opforge.generated.wrapper_steps import STEPS
-from opforge.runtime.dispatch.needs_grad import wants_grad
+from opforge.runtime.dispatch.autograd.needs_grad import wants_grad
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.dispatch.wrapper import emit_wrapper
+from opforge.runtime.dispatch.wrapper.source import emit_wrapper
 from tests.generated.test_matrix import AXES
 from tests.snapshots.test_gallery import MarkdownFiles
 from tests.support.matrix import MODES, maker, matrix_program, program_text

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from opforge.runtime.dispatch.trace import Traced, trace
-from opforge.runtime.dispatch.wrapper import bind
+from opforge.runtime.dispatch.wrapper.source import bind
 
 Make = Callable[[], list[Any]]
 

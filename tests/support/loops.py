@@ -15,7 +15,6 @@ from opforge.runtime.build.compiler import compile_cpp
 from opforge.runtime.check.plan import check
 from opforge.runtime.execute.load import load_library, load_wrapper
 from opforge.runtime.host.wrapper import render_wrapper
-from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Buffer, Output, Program, contiguous_strides, index_node
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.kernels.plan import Plan
@@ -27,6 +26,7 @@ from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.lower.tensor import Tensor
 from opforge.runtime.render.cpp_unit import PRELUDE, render_unit
 from opforge.runtime.schedule.pipeline import schedule
+from tests.support.ir_interpreter import interpret
 
 
 @dataclass

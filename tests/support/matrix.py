@@ -18,9 +18,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from opforge.errors import UnsupportedError
-from opforge.runtime.dispatch.needs_grad import wants_grad
+from opforge.runtime.dispatch.autograd.needs_grad import wants_grad
 from opforge.runtime.dispatch.trace import Traced, trace
-from opforge.runtime.dispatch.wrapper import bind
+from opforge.runtime.dispatch.wrapper.source import bind
 from opforge.runtime.execute.autograd_function import bind_halves
 from opforge.runtime.torch_compat import FakeTensorMode
 from opforge.runtime.training import split

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from opforge.runtime.ir.index import Val, of
 from opforge.runtime.ir.nodes import Buffer, Extern, Nest, Program, contiguous_strides
-from opforge.runtime.ir.reader import Reader, tokens
 from opforge.runtime.kernels.plan import ExternStep, Kernel, KernelStep, Phase, Place, Plan, Reduce, Scan, Store, ViewOf
+from tests.support.ir_reader import Reader, tokens
 
 
 def kernel(name, outer, phases, dtypes, scratch="", serial=False, symbols=None):

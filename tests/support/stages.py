@@ -15,7 +15,7 @@ from opforge.generated.targets import CPU_TARGETS
 from opforge.runtime.check.plan import check
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.dispatch.wrapper import emit_wrapper
+from opforge.runtime.dispatch.wrapper.source import emit_wrapper
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.host.wrapper import render_wrapper
 from opforge.runtime.ir.verify import verify

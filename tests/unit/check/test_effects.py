@@ -4,9 +4,9 @@ import pytest
 
 from opforge.errors import PlanError
 from opforge.runtime.check.plan import check
-from opforge.runtime.ir.text import parse
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.kernels.plan import CopyStep, Place, ViewOf
+from tests.support.ir_text import parse
 from tests.support.plans import call_of, dtypes_of, kernel, plan_of
 
 

@@ -5,8 +5,8 @@ import pytest
 from opforge.errors import PlanError
 from opforge.runtime.check.plan import check
 from opforge.runtime.ir.index import sym
-from opforge.runtime.ir.text import parse
 from opforge.runtime.ir.verify import verify
+from tests.support.ir_text import parse
 from tests.support.plans import dtypes_of, kernel, plan_of
 
 # Inside of a narrower condition a wider one holds.

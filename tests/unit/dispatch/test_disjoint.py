@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import opforge
 from opforge.generated.schemas import DisjointInfo
-from opforge.runtime.dispatch.disjoint import Meeting, pairs
+from opforge.runtime.dispatch.storage.disjoint import Meeting, pairs
 
 
 class At:
@@ -93,7 +93,7 @@ def test_many_inputs_that_meet(count: int) -> None:
 def test_many_inputs_make_no_long_wrapper() -> None:
     """Its lines grow with the inputs, not with their pairs."""
     from opforge.runtime.dispatch.trace import trace
-    from opforge.runtime.dispatch.wrapper import emit_wrapper
+    from opforge.runtime.dispatch.wrapper.source import emit_wrapper
 
     def f(*inputs: torch.Tensor) -> None:
         for x in inputs:

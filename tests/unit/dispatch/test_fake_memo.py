@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opforge.runtime.dispatch.fake_memo import FakeMemo
+from opforge.runtime.dispatch.operators.fake_memo import FakeMemo
 from opforge.runtime.torch_compat import FakeTensorMode, ShapeEnv
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from opforge.errors import UnsupportedError
-from opforge.runtime.dispatch.kernel_writes import writes_of
+from opforge.runtime.dispatch.user_kernels.writes import writes_of
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 
 from opforge.errors import OpforgeWarning, UnsupportedError
 from opforge.runtime.config import patch
-from opforge.runtime.dispatch import recorder
+from opforge.runtime.dispatch.record import recorder
 from opforge.runtime.dispatch.trace import trace
 
 

@@ -9,7 +9,7 @@ import torch
 
 from opforge.generated.decompositions import DECOMPOSITIONS
 from opforge.generated.dispatch_tables import INVERSES
-from opforge.runtime.dispatch.operators import functional_of, op_info, view_of
+from opforge.runtime.dispatch.operators.schema import functional_of, op_info, view_of
 from tests.support.aliasing import iota, through_dispatch
 
 aten = torch.ops.aten

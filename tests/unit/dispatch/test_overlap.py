@@ -9,8 +9,8 @@ import random
 import pytest
 import torch
 
-from opforge.runtime.dispatch.overlap import can_view, inside, is_dense, may_overlap, overlaps_itself
-from opforge.runtime.dispatch.regions import Layout
+from opforge.runtime.dispatch.storage.overlap import can_view, inside, is_dense, may_overlap, overlaps_itself
+from opforge.runtime.dispatch.storage.regions import Layout
 
 
 def layout(

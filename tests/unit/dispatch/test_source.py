@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from opforge.runtime.dispatch.source import source_of, user_frame
+from opforge.runtime.dispatch.record.source import source_of, user_frame
 
 INSIDE = f"{torch.__path__[0]}/nn/modules/sparse.py"
 TRACE = f"""  File "/home/me/model.py", line 7, in forward

@@ -12,9 +12,9 @@ from torch import fx
 from opforge.errors import UnsupportedError
 from opforge.generated.decompositions import CONTROL
 from opforge.generated.schemas import MutationType, OutputType
-from opforge.runtime.dispatch.needs_grad import wants_grad
+from opforge.runtime.dispatch.autograd.needs_grad import wants_grad
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.dispatch.wrapper import bind
+from opforge.runtime.dispatch.wrapper.source import bind
 from tests.support.aliasing import check_graph, iota, same_effect, through_dispatch
 
 

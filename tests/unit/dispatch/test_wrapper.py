@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.dispatch.wrapper import bind, emit_wrapper
+from opforge.runtime.dispatch.wrapper.source import bind, emit_wrapper
 from tests.support.aliasing import iota
 
 

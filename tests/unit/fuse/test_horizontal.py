@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from opforge.runtime.fuse.horizontal import REACH, together
-from opforge.runtime.ir.text import parse
 from opforge.runtime.kernels.plan import CopyStep, Kernel, Place, Plan
+from tests.support.ir_text import parse
 from tests.support.plans import dtypes_of, kernel, plan_of
 
 NAMES = "abcdefgh"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from opforge.errors import IRError
-from opforge.runtime.ir.interpret import interpret
-from opforge.runtime.ir.text import parse
+from tests.support.ir_interpreter import interpret
+from tests.support.ir_text import parse
 
 
 def run(text: str, *inputs: torch.Tensor, **options: bool) -> list[torch.Tensor]:

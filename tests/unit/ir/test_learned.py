@@ -10,10 +10,11 @@ from opforge.errors import IRError, PlanError
 from opforge.runtime.check.plan import check
 from opforge.runtime.ir.learned import learned_by, symbols_of
 from opforge.runtime.ir.nodes import Extern
-from opforge.runtime.ir.text import dump, parse
+from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.kernels.plan import KernelStep
 from opforge.runtime.schedule.pipeline import schedule
+from tests.support.ir_text import parse
 
 TEXT = """program
 symbol u0

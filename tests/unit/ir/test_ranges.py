@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Buffer, Node, Output, Program, index_node, load
 from opforge.runtime.ir.ranges import value_range
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.builder import Builder
+from tests.support.ir_interpreter import interpret
 
 I0 = index_node(Builder({}, {}).coords([9])[0])
 BYTE = s.to_dtype(load("x", (), "uint8"), "int64")

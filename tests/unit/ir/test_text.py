@@ -19,7 +19,8 @@ from opforge.runtime.ir.nodes import (
     indirect,
     load,
 )
-from opforge.runtime.ir.text import dump, parse
+from opforge.runtime.ir.text import dump
+from tests.support.ir_text import parse
 
 
 def op(name, *args, dtype=None, attr=None):

@@ -3,8 +3,8 @@
 import pytest
 
 from opforge.errors import IRError
-from opforge.runtime.ir.text import parse
 from opforge.runtime.ir.verify import verify
+from tests.support.ir_text import parse
 
 GOOD = """
 symbol s0 = 16

@@ -6,11 +6,12 @@ import torch
 
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.ir.text import dump, parse
+from opforge.runtime.ir.text import dump
 from opforge.runtime.kernels.plan import ExternStep
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.schedule.planned import plan_of
+from tests.support.ir_text import parse
 
 
 def test_results_on_a_processor_are_not_in_the_memory_of_a_gpu() -> None:

@@ -11,13 +11,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import opforge
 from opforge.errors import UnsupportedError
 from opforge.runtime.ir.index import Expr
-from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Extern, Nest
-from opforge.runtime.ir.text import dump, parse
+from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import MANY, Lowered, lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.observe import counters
+from tests.support.ir_interpreter import interpret
+from tests.support.ir_text import parse
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from opforge.runtime.dispatch.known import Truth
+from opforge.runtime.dispatch.record.known import Truth
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.lower import known
 

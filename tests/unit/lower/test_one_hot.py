@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Nest
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.one_hot import one_hot_sums
+from tests.support.ir_interpreter import interpret
 
 N = 7
 POSITIONS = torch.tensor([[3], [0], [6], [-1], [7], [-100]])

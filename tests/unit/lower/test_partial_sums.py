@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Nest, Program
-from opforge.runtime.ir.text import dump, parse
+from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower import partial_sums
 from opforge.runtime.lower import scalar_ops as s
@@ -19,6 +18,8 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.partial_sums import LIGHT, SMALL, costly_reductions, partial_reductions, read_again
 from opforge.runtime.render.triton_unit import render_triton
 from tests.support.gpu_plan import planned
+from tests.support.ir_interpreter import interpret
+from tests.support.ir_text import parse
 from tests.support.loops import plan_of, pointwise, program_of, reduce, softmax
 
 PROGRAMS = 528

@@ -11,10 +11,11 @@ from opforge.errors import IRError, PlanError
 from opforge.runtime.check.plan import check
 from opforge.runtime.host.wrapper import render_wrapper
 from opforge.runtime.ir.nodes import Program
-from opforge.runtime.ir.text import dump, parse
+from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.kernels.plan import CopyStep, Place, Plan, ViewOf
 from opforge.runtime.schedule.pipeline import schedule
+from tests.support.ir_text import parse
 from tests.support.plans import call_of, dtypes_of, kernel, plan_of
 
 ONE = """

@@ -12,10 +12,11 @@ from opforge.errors import IRError
 from opforge.generated import ops
 from opforge.runtime.ir.index import var
 from opforge.runtime.ir.nodes import Buffer, Nest, Node, Output, Program, const, index_node, load
-from opforge.runtime.ir.text import dump, parse
+from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.philox import philox
+from tests.support.ir_text import parse
 from tests.support.loops import agree, permute, plan_of, pointwise, program_of, reduce, run
 from tests.support.triton_run import compile_sm90, job_of, launch_interpreted, results
 
@@ -109,7 +110,7 @@ def test_normal_numbers(name: str, lanes: int) -> None:
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, tuple[Any, Any]]:
     pytest.importorskip("triton")
-    from opforge.runtime.ir.interpret import interpret
+    from tests.support.ir_interpreter import interpret
 
     plans = {}
     for name, build in {**CASES, **NORMAL}.items():

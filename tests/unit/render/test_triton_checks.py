@@ -12,8 +12,8 @@ import torch
 pytest.importorskip("triton")
 
 from opforge.runtime.build.triton_job import Job, compile_job
-from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.render.triton_unit import render_triton
+from tests.support.ir_interpreter import interpret
 from tests.support.loops import plan_of, program_of
 from tests.support.triton_run import job_of, launch_interpreted, results
 from tests.unit.render.test_checks import guarded, rows, taken, updated

@@ -13,12 +13,12 @@ pytest.importorskip("triton")
 
 from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.ir.index import Expr, Var, of, sym, var
-from opforge.runtime.ir.interpret import interpret
 from opforge.runtime.ir.nodes import Buffer, Nest, Node, Output, Program, const, contiguous_strides, index_node, load
 from opforge.runtime.render.triton import render_kernel
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets.cuda import job_of as compiler_job
 from opforge.runtime.tile.runs import runs
+from tests.support.ir_interpreter import interpret
 from tests.support.loops import plan_of
 from tests.support.triton_run import job_of, launch_interpreted, results
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.config import Config
-from opforge.runtime.ir.text import dump, parse
+from opforge.runtime.ir.text import dump
 from opforge.runtime.kernels.plan import Kernel, Plan
 from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.partial_sums import read_again
@@ -23,6 +23,7 @@ from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets import cuda
 from opforge.runtime.tile.launch import piece_of
 from tests.support.gpu_plan import PROCESSORS, planned
+from tests.support.ir_text import parse
 from tests.support.loops import Ran, agree
 from tests.support.row_programs import kept
 from tests.support.triton_run import job_of, launch_interpreted, results
