@@ -32,11 +32,12 @@ from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
-from opforge.runtime.render import triton_group, triton_unit
+from opforge.runtime.render import triton_unit
 from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.targets.cuda import capability, job_of, prepared, processors, scheduled
 from opforge.runtime.targets.cuda_timer import CudaTimer
 from opforge.runtime.targets.tune import Work, measured, works_of
+from opforge.runtime.tile import horizontal
 
 console = Console(stderr=True)
 TREE = 32  # members of a group that a tree finds
@@ -90,13 +91,13 @@ def configurations(one: TritonKernel, table: bool) -> Iterator[TritonKernel]:
 
 
 def works(plan: Plan, gpu: int, table: bool) -> list[Work]:
-    few, most = triton_group.FEW, triton_unit.MEMBERS
+    few, most = horizontal.FEW, triton_unit.MEMBERS
     if not table:
-        triton_group.FEW = triton_unit.MEMBERS = TREE
+        horizontal.FEW = triton_unit.MEMBERS = TREE
     try:
         found = [work for _, work in works_of(plan, render_triton(plan, capability=gpu))]
     finally:
-        triton_group.FEW, triton_unit.MEMBERS = few, most
+        horizontal.FEW, triton_unit.MEMBERS = few, most
     for reason in {w for w in found if isinstance(w, str)}:
         console.print(f"not measured: {reason}")
     if not found:
