@@ -3,8 +3,8 @@
     python benchmarks/short_sums.py                all programs
     python benchmarks/short_sums.py --only stack   those whose name contains "stack"
 
-Each program is compiled twice, with limits (`SMALL` in runtime/lower/partial_sums.py) that let no reduction be cut, and every one of two parts or
-more: what an element costs is not asked. Otherwise as last_program.py. "Differs" says "order": parts are added up in another.
+Each program is compiled twice, with limits (`SMALL` in runtime/lower/split/partial_sums.py) that let no reduction be cut, and every one of two parts
+or more: what an element costs is not asked. Otherwise as last_program.py. "Differs" says "order": parts are added up in another.
 """
 
 import sys
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from two_ways import Program, compare
 
-from opforge.runtime.lower import partial_sums
+from opforge.runtime.lower.split import partial_sums
 
 THOUSANDS = 8, 32, 128
 STEPS = 24

@@ -37,7 +37,7 @@ def generate_module(path: str | Path, schemas: TorchSchemas | None = None) -> st
     lowerings = {w.schema.id: function_name(w.schema) for e in entries for w in e.lowerings}
     extern = {s.id: e.why for e in entries if e.why for s in e.schemas}
     text = header("module.py", path.name, f"opforge generate {path.name}") + module_text(
-        entries, "opforge.runtime.lower"
+        entries, "opforge.runtime.lower.language"
     )
     text += "\n\nLOWERINGS = {" + "".join(f"\n    {literal(k)}: {v}," for k, v in sorted(lowerings.items())) + "\n}\n"
     text += f"EXTERN: dict[str, str] = {literal(dict(sorted(extern.items())))}\n"

@@ -3,7 +3,7 @@
 # Command: make generate
 """Tables of all operators: lowerings (their modules are imported on first use), operators by symbol, externs by reason."""
 
-from ...runtime.lower.table import Lowerings, OpInfo
+from ...runtime.lower.language.table import Lowerings, OpInfo
 
 TORCH_VERSIONS: tuple[str, ...] = ("2.11", "2.12", "2.13", "2.14", "2.15")
 LOWERINGS = Lowerings(

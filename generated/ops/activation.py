@@ -3,8 +3,8 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, is_bool, is_float, nan, promoted_dtype, rank, size, to, wrap
+from ...runtime.lower.language import scalar_ops as s
+from ...runtime.lower.language.names import dtype, is_bool, is_float, nan, promoted_dtype, rank, size, to, wrap
 
 
 # spec: aten.gelu

@@ -3,8 +3,8 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import (
+from ...runtime.lower.language import scalar_ops as s
+from ...runtime.lower.language.names import (
     ceildiv,
     drop,
     dtype,

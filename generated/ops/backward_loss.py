@@ -3,7 +3,19 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, gt, is_bool, is_float, is_int, numel, opmath, promoted_dtype, rank, size, to
+from ...runtime.lower.language.names import (
+    dtype,
+    gt,
+    is_bool,
+    is_float,
+    is_int,
+    numel,
+    opmath,
+    promoted_dtype,
+    rank,
+    size,
+    to,
+)
 
 
 # spec: aten.nll_loss_backward

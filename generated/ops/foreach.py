@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, dtype as dtype_of, is_float
+from ...runtime.lower.language.names import dtype, dtype as dtype_of, is_float
 
 
 # spec: aten._foreach_abs

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, shape, to
+from ...runtime.lower.language.names import dtype, shape, to
 
 
 # spec: aten._foreach_lerp.ScalarList

@@ -3,8 +3,8 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import dtype, inside, is_bool, rank, shape, to, value_of
+from ...runtime.lower.language import scalar_ops as s
+from ...runtime.lower.language.names import dtype, inside, is_bool, rank, shape, to, value_of
 
 
 # spec: aten.constant_pad_nd

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import broadcast, dtype, inf, is_known, numel, pays_as_loops, shape, size
+from ...runtime.lower.language.names import broadcast, dtype, inf, is_known, numel, pays_as_loops, shape, size
 
 
 # spec: aten._cdist_forward

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import (
+from ...runtime.lower.language.names import (
     broadcast,
     broadcasted,
     dropped,

@@ -3,8 +3,8 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower import scalar_ops as s
-from ...runtime.lower.names import is_float, is_known, known, linear, pi, to, value_of
+from ...runtime.lower.language import scalar_ops as s
+from ...runtime.lower.language.names import is_float, is_known, known, linear, pi, to, value_of
 
 
 # spec: opforge.philox_uniform

@@ -3,7 +3,7 @@
 # Command: make generate
 """Lowerings: how each operator is computed, element by element."""
 
-from ...runtime.lower.names import dtype, is_bool, is_float, promoted_dtype, rank, shape, sum_dtype, wrap
+from ...runtime.lower.language.names import dtype, is_bool, is_float, promoted_dtype, rank, shape, sum_dtype, wrap
 
 
 # spec: aten.cumsum

@@ -35,7 +35,7 @@ def emit(model: Model) -> dict[str, str]:
         if any(e.lowerings for e in group):
             path = f"{FOLDER}/{family}.py"
             spec = "specs/ops.yaml" if family == "ops" else f"specs/ops/{family}.yaml"
-            files[path] = header(path, spec) + module_text(group, "...runtime.lower")
+            files[path] = header(path, spec) + module_text(group, "...runtime.lower.language")
     files[f"{FOLDER}/__init__.py"] = header(f"{FOLDER}/__init__.py", "specs/ops.yaml") + _table(
         families, model.torch.versions
     )
@@ -259,7 +259,7 @@ def _table(families: dict[str, list[OpEntry]], versions: tuple[str, ...]) -> str
     lines = [
         '"""Tables of all operators: lowerings (their modules are imported on first use), operators by symbol, externs by reason."""',
         "",
-        "from ...runtime.lower.table import Lowerings, OpInfo",
+        "from ...runtime.lower.language.table import Lowerings, OpInfo",
         "",
         f"TORCH_VERSIONS: tuple[str, ...] = {literal(versions)}",
         "LOWERINGS = Lowerings(",

@@ -1,6 +1,6 @@
 """The helper names of the expression language with their types: the table that `docs/spec-language.md` explains.
 
-A helper is a Python builtin, a function of `runtime/lower/names.py`, or a method of the builder (printed `b.<name>`).
+A helper is a Python builtin, a function of `runtime/lower/language/names.py`, or a method of the builder (printed `b.<name>`).
 """
 
 from __future__ import annotations
@@ -151,14 +151,14 @@ HELPERS: dict[str, Helper] = {
     for h in (_parse(line.strip(), origin),)
 }
 CONSTANTS: dict[str, Type] = {"inf": NUMBER, "nan": NUMBER, "pi": NUMBER, "e": NUMBER}
-"""Constants of `runtime/lower/names.py`."""
+"""Constants of `runtime/lower/language/names.py`."""
 LAZY = frozenset(["range", "zip", "enumerate"])
 """Builtins that give an iterator: wrapped in `list` unless they are iterated over at once."""
 COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
-"""Comparisons of indices: decided while lowering, by functions of `runtime/lower/names.py`."""
+"""Comparisons of indices: decided while lowering, by functions of `runtime/lower/language/names.py`."""
 IMPORTED = (
     frozenset([n for n, h in HELPERS.items() if h.origin == "names"])
     | frozenset(CONSTANTS)
     | frozenset(COMPARISONS.values())
 )
-"""Every name that a lowering may import from `runtime/lower/names.py`."""
+"""Every name that a lowering may import from `runtime/lower/language/names.py`."""

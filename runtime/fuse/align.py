@@ -9,7 +9,7 @@ from types import MappingProxyType
 from ..ir.index import Atom, Expr, Quotient, Var, expr, of, product, size
 from ..ir.nodes import Buffer, Nest, Node
 from ..kernels.access import along, in_order, same_loops, within_point
-from ..lower.partial_sums import COLUMNS, SMALL
+from ..lower.split.partial_sums import COLUMNS, SMALL
 from .groups import Group, Member, rename, substitute
 
 ALONE = 1 << 15  # points that one program may go through where there are few programs

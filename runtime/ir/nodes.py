@@ -89,7 +89,7 @@ class Node:
     def __repr__(self) -> str:
         return self.text if len(self.args) < 4 else f"<{self.op}>"
 
-    # Python's operators build the scalars of the same meaning; `lower.scalar_ops` fills this table from the specs.
+    # Python's operators build the scalars of the same meaning; `lower.language.scalar_ops` fills this table from the specs.
     _binary: Callable[[str, Any, Any], Node] = staticmethod(lambda symbol, a, b: _no_operators(symbol))  # type: ignore[assignment]
     _unary: Callable[[str, Any], Node] = staticmethod(lambda symbol, a: _no_operators(symbol))  # type: ignore[assignment]
 
@@ -216,7 +216,7 @@ _NODES: WeakValueDictionary[tuple, Node] = WeakValueDictionary()
 
 
 def _no_operators(symbol: str) -> Node:
-    raise TypeError(f"operator {symbol!r} on scalar nodes needs runtime.lower.scalar_ops to be imported")
+    raise TypeError(f"operator {symbol!r} on scalar nodes needs runtime.lower.language.scalar_ops to be imported")
 
 
 def _values(e: Expr) -> list[Val]:

@@ -21,8 +21,8 @@ from ..dispatch.user_kernels.launches import Launch
 from ..ir.nodes import Buffer
 from ..observe.counters import count_extern
 from ..torch_compat import HigherOrderOperator, OpOverload, auto_functionalized, python_source
-from .builder import Builder
-from .sizes import Opaque
+from .language.builder import Builder
+from .sizes.symbolic import Opaque
 
 
 @dataclass(frozen=True)

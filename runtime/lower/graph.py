@@ -21,17 +21,17 @@ from ..ir.nodes import DTYPES, Buffer, Extern, Nest, Output, Program, Ref, Size,
 from ..ir.pairs import PART, inside
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
-from .builder import Builder
 from .control import Call, Control, call_control
+from .language.builder import Builder
+from .language.names import inverse, permuted, unlinear
+from .language.number import Number, Numbers
+from .language.tensor import NotNativeError, Tensor
 from .layouts import is_dense, is_empty, is_laid_out_by_rows, repeats, slowest_first
 from .leaves import DTYPE_NAMES, complex_part, contradict, leaves, mapped, read_of, refs_to, tensors_of
-from .names import inverse, permuted, unlinear
-from .number import Number, Numbers
 from .origins import origin_of, place_of, spec_of
 from .overflow import too_large
-from .positive import known_positive
-from .sizes import Opaque, Sizes
-from .tensor import NotNativeError, Tensor
+from .sizes.positive import known_positive
+from .sizes.symbolic import Opaque, Sizes
 
 _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""

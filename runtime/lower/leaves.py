@@ -12,7 +12,7 @@ from torch import fx
 
 from ..ir.nodes import Ref, Size
 from ..torch_compat import pytree
-from .tensor import Tensor
+from .language.tensor import Tensor
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     v: k for k, v in vars(torch).items() if isinstance(v, torch.dtype) and k == str(v).split(".")[1]

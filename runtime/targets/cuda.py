@@ -31,8 +31,8 @@ from ..kernels.calls import row_bytes
 from ..kernels.plan import Kernel, KernelStep, Plan
 from ..kernels.routines import Routine, routines_of
 from ..kernels.steps import home
-from ..lower.partial_sums import costly_reductions, partial_reductions, read_again
-from ..lower.windows import write_out_windows
+from ..lower.split.partial_sums import costly_reductions, partial_reductions, read_again
+from ..lower.split.windows import write_out_windows
 from ..observe import counters
 from ..observe.watch import Watch
 from ..render.triton_group import FILL_NAME

@@ -84,7 +84,7 @@ def build(entry: Entry, base: Model) -> Built:
         if diags.mistakes:
             raise NotCompilable(diags.mistakes[0].message)
         entries: tuple[OpEntry, ...] = model.part("ops")
-        text = module_text(entries, "opforge.runtime.lower")
+        text = module_text(entries, "opforge.runtime.lower.language")
         namespace: dict[str, Any] = {"__name__": "opforge_mutant"}
         exec(compile(text, "<mutant>", "exec"), namespace)
     except NotCompilable:

@@ -15,8 +15,8 @@ from opforge.generated.decompositions import FUNCTIONS
 from opforge.generated.ops import LOWERINGS
 from opforge.runtime.ir.guards import checks
 from opforge.runtime.ir.nodes import Nest
-from opforge.runtime.lower.builder import Builder
-from opforge.runtime.lower.tensor import Tensor
+from opforge.runtime.lower.language.builder import Builder
+from opforge.runtime.lower.language.tensor import Tensor
 from opforge.testing.arguments import value_of
 from opforge.testing.op_check import _leaves, _target, exists
 

@@ -19,11 +19,11 @@ from opforge.runtime.ir.nodes import Buffer, Output, Program, contiguous_strides
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.kernels.statements import kernel_checks
-from opforge.runtime.lower import names
-from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder
+from opforge.runtime.lower.language import names
+from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.lower.language.builder import Builder
+from opforge.runtime.lower.language.tensor import Tensor
 from opforge.runtime.lower.outputs import separate_outputs
-from opforge.runtime.lower.tensor import Tensor
 from opforge.runtime.render.cpp_unit import PRELUDE, render_unit
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.ir_interpreter import interpret

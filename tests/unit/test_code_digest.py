@@ -12,7 +12,7 @@ from opforge.runtime.realize import code_digest
 
 PACKAGE = Path(opforge.__file__).parent
 FILES = [
-    "runtime/lower/windows.py",
+    "runtime/lower/split/windows.py",
     "runtime/realize.py",
     "runtime/build/compiler.py",
     "runtime/targets/cpu.py",

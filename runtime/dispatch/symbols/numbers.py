@@ -1,7 +1,7 @@
 """Python numbers of the program that change from call to call: Dynamo passes each as a tensor and reads it in the graph, a symbolic float.
 
-Lowerings take such a number where its value decides nothing (`lower/number.py`). Where it does, or no code takes it, Dynamo is asked to look at
-the program again with the number as a constant, and guards on it: each value is compiled, as it is with the peers.
+Lowerings take such a number where its value decides nothing (`lower/language/number.py`). Where it does, or no code takes it, Dynamo is asked to look
+at the program again with the number as a constant, and guards on it: each value is compiled, as it is with the peers.
 """
 
 from __future__ import annotations

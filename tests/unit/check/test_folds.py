@@ -14,7 +14,7 @@ from opforge.runtime.check.plan import check
 from opforge.runtime.ir.index import Var, of
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.kernels.plan import Fold, Kernel, KernelStep, Plan
-from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.language import scalar_ops as s
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.loops import pointwise, program_of, reduce
 from tests.unit.render.test_cpp import index_add

@@ -26,7 +26,7 @@ from opforge.generator.expr.types import (
     parse_type,
 )
 from opforge.generator.load import load_text
-from opforge.runtime.lower import names as runtime_names
+from opforge.runtime.lower.language import names as runtime_names
 
 
 def text_of(value: str) -> Text:
@@ -211,7 +211,7 @@ def test_join_is_the_narrowest_common_type() -> None:
 
 
 def test_every_helper_of_the_language_exists_at_run_time() -> None:
-    from opforge.runtime.lower.builder import Builder
+    from opforge.runtime.lower.language.builder import Builder
 
     missing = [h.name for h in HELPERS.values() if h.origin == "names" and not hasattr(runtime_names, h.name)]
     missing += [h.name for h in HELPERS.values() if h.origin == "builder" and not hasattr(Builder, h.name)]

@@ -5,7 +5,7 @@ import pytest
 from opforge.runtime.ir.nodes import Buffer, Node, const, coordinates, index_node
 from opforge.runtime.ir.pairs import element, inside, outside, pair, part, parts
 from opforge.runtime.ir.text import dump
-from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.language import scalar_ops as s
 from tests.support.ir_text import parse
 
 I, C = coordinates((3, 2))

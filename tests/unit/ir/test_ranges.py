@@ -7,8 +7,8 @@ import torch
 
 from opforge.runtime.ir.nodes import Buffer, Node, Output, Program, index_node, load
 from opforge.runtime.ir.ranges import value_range
-from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder
+from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.lower.language.builder import Builder
 from tests.support.ir_interpreter import interpret
 
 I0 = index_node(Builder({}, {}).coords([9])[0])

@@ -10,7 +10,7 @@ import torch
 from opforge.runtime.ir.nodes import const
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.kernels.structure import Structure, structure
-from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.language import scalar_ops as s
 from tests.support.loops import agree, permute, pointwise, reduce, run, softmax
 
 

@@ -4,10 +4,10 @@ import pytest
 
 from opforge.errors import UnsupportedError
 from opforge.runtime.ir.nodes import Nest
-from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder
-from opforge.runtime.lower.names import inside, value_of, within
-from opforge.runtime.lower.tensor import Tensor
+from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.lower.language.builder import Builder
+from opforge.runtime.lower.language.names import inside, value_of, within
+from opforge.runtime.lower.language.tensor import Tensor
 
 
 def builder() -> Builder:

@@ -9,9 +9,9 @@ from opforge.errors import UnsupportedError
 from opforge.runtime.ir.facts import evaluate
 from opforge.runtime.ir.index import expr, sym
 from opforge.runtime.ir.nodes import DTYPES, coordinates
-from opforge.runtime.lower import names
-from opforge.runtime.lower.builder import Builder
-from opforge.runtime.lower.tensor import Tensor
+from opforge.runtime.lower.language import names
+from opforge.runtime.lower.language.builder import Builder
+from opforge.runtime.lower.language.tensor import Tensor
 
 
 @pytest.mark.parametrize("a", DTYPES)

@@ -12,10 +12,10 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Nest, Program
 from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.lower import partial_sums
-from opforge.runtime.lower import scalar_ops as s
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.lower.partial_sums import LIGHT, SMALL, costly_reductions, partial_reductions, read_again
+from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.lower.split import partial_sums
+from opforge.runtime.lower.split.partial_sums import LIGHT, SMALL, costly_reductions, partial_reductions, read_again
 from opforge.runtime.render.triton_unit import render_triton
 from tests.support.gpu_plan import planned
 from tests.support.ir_interpreter import interpret

@@ -7,8 +7,8 @@ import pytest
 from opforge.errors import UnsupportedError
 from opforge.runtime.ir.index import sym, var
 from opforge.runtime.ir.nodes import Node, index_node, load
-from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.scalar_fold import rounded, wrapped
+from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.lower.language.scalar_fold import rounded, wrapped
 
 I0 = var("i0", 4)
 

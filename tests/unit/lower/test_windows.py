@@ -10,7 +10,7 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Nest
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.lower.windows import write_out_windows
+from opforge.runtime.lower.split.windows import write_out_windows
 from tests.support.ir_interpreter import interpret
 from tests.support.loops import plan_of, program_of, reduce
 from tests.unit.render.test_cpp import max_pool

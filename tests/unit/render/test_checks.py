@@ -14,10 +14,10 @@ from opforge.runtime.ir.nodes import Buffer, Node, Output, Program, const
 from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.kernels.statements import kernel_checks
-from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder
-from opforge.runtime.lower.names import value_of
-from opforge.runtime.lower.tensor import Tensor
+from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.lower.language.builder import Builder
+from opforge.runtime.lower.language.names import value_of
+from opforge.runtime.lower.language.tensor import Tensor
 from tests.support.ir_text import parse
 from tests.support.loops import agree, plan_of, program_of, run, view
 

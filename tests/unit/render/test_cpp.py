@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from opforge.runtime.ir.nodes import index_node
-from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.language import scalar_ops as s
 from opforge.runtime.tile.loops import flatten
 from opforge.runtime.tile.pieces import split
 from tests.support.loops import agree, cat, permute, pointwise, reduce, run, softmax, view

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from opforge.runtime.ir.nodes import index_node
-from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.language import scalar_ops as s
 from tests.support.loops import agree, run, softmax
 
 SPREAD = 700  # columns of the result: what lies so far behind a tile is not the tile

@@ -11,9 +11,9 @@ import torch
 
 from opforge.runtime.ir.index import Sym, of
 from opforge.runtime.ir.nodes import Buffer, Output, Program, contiguous_strides, index_node
-from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder
-from opforge.runtime.lower.tensor import Tensor
+from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.lower.language.builder import Builder
+from opforge.runtime.lower.language.tensor import Tensor
 from opforge.runtime.render.cpp_unit import render_unit
 from tests.support.loops import agree, cat, permute, plan_of, pointwise, reduce, run, softmax
 

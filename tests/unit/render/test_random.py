@@ -14,7 +14,7 @@ from opforge.runtime.ir.index import var
 from opforge.runtime.ir.nodes import Buffer, Nest, Node, Output, Program, const, index_node, load
 from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.language import scalar_ops as s
 from opforge.runtime.philox import philox
 from tests.support.ir_text import parse
 from tests.support.loops import agree, permute, plan_of, pointwise, program_of, reduce, run

@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 from opforge.errors import UnsupportedError
 from opforge.runtime.ir.nodes import Buffer, contiguous_strides
 from opforge.runtime.kernels.plan import Kernel
-from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder
-from opforge.runtime.lower.tensor import Tensor
+from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.lower.language.builder import Builder
+from opforge.runtime.lower.language.tensor import Tensor
 from opforge.runtime.render.triton import render_kernel
 from tests.support.ir_interpreter import interpret
 from tests.support.loops import Ran, agree, cat, permute, plan_of, pointwise, program_of, reduce, softmax

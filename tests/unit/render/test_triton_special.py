@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder
-from opforge.runtime.lower.tensor import Tensor
+from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.lower.language.builder import Builder
+from opforge.runtime.lower.language.tensor import Tensor
 from tests.support.gpu_plan import planned
 from tests.support.loops import plan_of, pointwise, program_of
 from tests.support.triton_run import compile_sm90, job_of, launch_interpreted, results

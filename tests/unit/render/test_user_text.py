@@ -16,9 +16,9 @@ import opforge
 from opforge.runtime.host.wrapper import render_wrapper
 from opforge.runtime.ir.nodes import Buffer, Ref
 from opforge.runtime.ir.quote import attribute, comment_text, identifier, one_line, python_string
-from opforge.runtime.lower import scalar_ops as s
-from opforge.runtime.lower.builder import Builder
-from opforge.runtime.lower.tensor import Tensor
+from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.lower.language.builder import Builder
+from opforge.runtime.lower.language.tensor import Tensor
 from opforge.runtime.render.cpp_unit import anonymous
 from opforge.runtime.render.triton import render_kernel
 from tests.support.loops import agree, plan_of, pointwise, program_of, run

@@ -17,7 +17,7 @@ from opforge.runtime.check.plan import check
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.lower import scalar_ops as s
+from opforge.runtime.lower.language import scalar_ops as s
 from opforge.runtime.render.cpp_unit import render_unit
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.loops import pointwise, program_of, reduce

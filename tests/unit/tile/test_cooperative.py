@@ -17,7 +17,7 @@ from opforge.runtime.config import Config
 from opforge.runtime.ir.text import dump
 from opforge.runtime.kernels.plan import Kernel, Plan
 from opforge.runtime.kernels.text import plan_text
-from opforge.runtime.lower.partial_sums import read_again
+from opforge.runtime.lower.split.partial_sums import read_again
 from opforge.runtime.render.triton_team import SLOT
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets import cuda

@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import reduce
 from itertools import product as points
 
-from ...generated.scalars import REDUCTIONS
-from ..ir.fold import fold
-from ..ir.index import Expr, Var, product
-from ..ir.nodes import Extern, Nest, Node, Program, identity_mapping, rebuild
-from ..ir.work import is_pointwise
-from . import scalar_ops
+from ....generated.scalars import REDUCTIONS
+from ...ir.fold import fold
+from ...ir.index import Expr, Var, product
+from ...ir.nodes import Extern, Nest, Node, Program, identity_mapping, rebuild
+from ...ir.work import is_pointwise
+from ..language import scalar_ops
 
 WINDOW = 16  # elements that are written out at most
 LONG, DEEP = 64, 8  # operations of one point; nests that follow each other

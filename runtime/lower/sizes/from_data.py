@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import sympy
 import torch
 
-from ...errors import UnsupportedError
-from ..ir.index import Expr
-from ..ir.learned import Learned, names_in
-from ..ir.nodes import Extern, Nest
-from ..torch_compat import python_source, runtime_asserts, symbol_hint, symbol_range
+from ....errors import UnsupportedError
+from ...ir.index import Expr
+from ...ir.learned import Learned, names_in
+from ...ir.nodes import Extern, Nest
+from ...torch_compat import python_source, runtime_asserts, symbol_hint, symbol_range
 
 LIKELY = (24, 7, *range(2, 65), 1, 0)
 """What checkers take a size from data for: the first that the program's conditions allow."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
-from ...errors import UnsupportedError
-from ...generated.kernels import GPU_ROUTINES
-from ...generated.scalars import REDUCTIONS, SCANS
-from ..ir.facts import positive_for_sizes
-from ..ir.guards import bounded, checks, demanded, masked
-from ..ir.index import Expr, Sym, Val, Var, expr, product, proves_less, proves_nonnegative
-from ..ir.index import size as canonical
-from ..ir.learned import Learned
-from ..ir.nodes import (
+from ....errors import UnsupportedError
+from ....generated.kernels import GPU_ROUTINES
+from ....generated.scalars import REDUCTIONS, SCANS
+from ...ir.facts import positive_for_sizes
+from ...ir.guards import bounded, checks, demanded, masked
+from ...ir.index import Expr, Sym, Val, Var, expr, product, proves_less, proves_nonnegative
+from ...ir.index import size as canonical
+from ...ir.learned import Learned
+from ...ir.nodes import (
     DTYPES,
     FLOATS,
     Buffer,
@@ -31,12 +31,12 @@ from ..ir.nodes import (
     index_node,
     indirect,
 )
-from ..ir.pairs import PART, element, outside, part
-from ..ir.ranges import value_range
-from ..ir.routines import PREFIX
+from ...ir.pairs import PART, element, outside, part
+from ...ir.ranges import value_range
+from ...ir.routines import PREFIX
+from ..sizes.empty import reads_nothing
 from . import scalar_ops as s
 from .dtypes import complex_of, part_dtype
-from .empty import reads_nothing
 from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted_dtype
 from .tensor import NotNativeError, Tensor
 
@@ -121,7 +121,7 @@ class Builder:
         unordered: bool = False,
     ) -> None:
         if lowerings is None or operators is None:
-            from ...generated import ops
+            from ....generated import ops
 
             lowerings = ops.LOWERINGS if lowerings is None else lowerings
             operators = ops.OPERATORS if operators is None else operators

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import UnsupportedError
-from ..ir.nodes import FLOATS
+from ....errors import UnsupportedError
+from ...ir.nodes import FLOATS
 from .dtypes import highest, lowest
 
 Number = bool | int | float

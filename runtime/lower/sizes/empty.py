@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ..ir.facts import in_range
-from ..ir.index import ZERO, Expr, Sym, Val, Var, expr, proves_less
-from ..ir.nodes import Nest, Node, Size
+from ...ir.facts import in_range
+from ...ir.index import ZERO, Expr, Sym, Val, Var, expr, proves_less
+from ...ir.nodes import Nest, Node, Size
 
 
 def reads_nothing(nest: Nest, shapes: Mapping[str, Sequence[Size]], may_be_zero: Collection[str]) -> str | None:

@@ -9,13 +9,13 @@ from typing import Any
 import sympy
 import torch
 
-from ...errors import UnsupportedError
-from ..ir.atoms import SIGNED
-from ..ir.index import Expr, Sym, expr, sym
-from ..ir.index import size as canonical
-from ..ir.nodes import Size
-from ..torch_compat import known, size_hint, symbol_hint, symbol_range
-from .equal_sizes import EqualSizes
+from ....errors import UnsupportedError
+from ...ir.atoms import SIGNED
+from ...ir.index import Expr, Sym, expr, sym
+from ...ir.index import size as canonical
+from ...ir.nodes import Size
+from ...torch_compat import known, size_hint, symbol_hint, symbol_range
+from .equal import EqualSizes
 from .from_data import LARGE, LIKELY, FromData, range_of
 
 FACTOR = 1 << 28

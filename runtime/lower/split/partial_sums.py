@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from ...generated.scalars import REDUCTIONS
-from ..ir.index import Atom, Expr, Var, of, product
-from ..ir.nodes import Extern, Nest, Program, Size, contiguous_strides, load, rebuild
-from ..ir.work import cost, is_pointwise, node_cost, points_of
+from ....generated.scalars import REDUCTIONS
+from ...ir.index import Atom, Expr, Var, of, product
+from ...ir.nodes import Extern, Nest, Program, Size, contiguous_strides, load, rebuild
+from ...ir.work import cost, is_pointwise, node_cost, points_of
 from .partial_spread import Spreads, fresh
 
 SMALL = 1 << 17  # values that one step may reduce without a second

@@ -13,16 +13,16 @@ from typing import Any, NoReturn, Protocol
 import sympy
 import torch
 
-from ...errors import UnsupportedError
-from ...generated.dispatch_tables import ROLES
-from ..dispatch.symbols.sizes import without_choices
-from ..ir.atoms import SIGNED
-from ..ir.index import Expr, Sym, sym
-from ..ir.learned import FUNCTIONS, Learned, names_in
-from ..ir.nodes import Buffer, Node, Size, const, index_node
-from ..torch_compat import python_source
-from .from_data import range_of
-from .sizes import Sizes
+from ....errors import UnsupportedError
+from ....generated.dispatch_tables import ROLES
+from ...dispatch.symbols.sizes import without_choices
+from ...ir.atoms import SIGNED
+from ...ir.index import Expr, Sym, sym
+from ...ir.learned import FUNCTIONS, Learned, names_in
+from ...ir.nodes import Buffer, Node, Size, const, index_node
+from ...torch_compat import python_source
+from ..sizes.from_data import range_of
+from ..sizes.symbolic import Sizes
 from .tensor import Tensor
 
 _OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {

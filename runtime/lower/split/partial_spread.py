@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.index import product
-from ..ir.nodes import Nest, Node, Program, const, identity_mapping, load, rebuild
-from . import scalar_ops
+from ...ir.index import product
+from ...ir.nodes import Nest, Node, Program, const, identity_mapping, load, rebuild
+from ..language import scalar_ops
 
 Key = tuple[Node, tuple[object, ...], tuple[object, ...]]
 """A distance, for the points that are reduced to others."""

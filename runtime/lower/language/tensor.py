@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from ...errors import UnsupportedError
-from ..ir.index import expr
-from ..ir.index import size as canonical
-from ..ir.nodes import Size
-from ..ir.pairs import PART
+from ....errors import UnsupportedError
+from ...ir.index import expr
+from ...ir.index import size as canonical
+from ...ir.nodes import Size
+from ...ir.pairs import PART
 
 
 class NotNativeError(UnsupportedError):

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from ..ir.atoms import Atom, Sym
-from ..ir.index import Expr, of
+from ...ir.atoms import Atom, Sym
+from ...ir.index import Expr, of
 
 _POSITIVE: ContextVar[Collection[str]] = ContextVar("positive", default=())
 

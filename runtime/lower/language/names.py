@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Any
 
-from ...errors import UnsupportedError
-from ..ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
-from ..ir.index import size as canonical
-from ..ir.nodes import ITEMSIZE, Node, Size, index_node
-from ..ir.pairs import pair, parts
-from ..ir.pairs import part as part_of
+from ....errors import UnsupportedError
+from ...ir.index import Expr, Val, expr, product, proves_less, proves_nonnegative
+from ...ir.index import size as canonical
+from ...ir.nodes import ITEMSIZE, Node, Size, index_node
+from ...ir.pairs import pair, parts
+from ...ir.pairs import part as part_of
+from ..sizes.positive import from_one
 from . import scalar_ops as s
 from .dtypes import (  # noqa: F401  (also names of the language)
     category,
@@ -35,7 +36,6 @@ from .dtypes import (  # noqa: F401  (also names of the language)
     unspecified,
 )
 from .number import Number
-from .positive import from_one
 
 inf, nan, pi, e = float("inf"), float("nan"), 3.141592653589793, 2.718281828459045
 _SLICE_END = 2**62  # "to the end" in torch's schemas is the largest int64

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import UnsupportedError
-from ...generated.complex_scalars import COMPLEX
-from ...generated.scalars import REDUCTIONS, SCALARS, Reduction, Scalar
-from ..ir.index import Expr
-from ..ir.nodes import DTYPES, FLOATS, INTS, ITEMSIZE, Node, const, index_node
-from ..ir.pairs import PART, pair, parts
+from ....errors import UnsupportedError
+from ....generated.complex_scalars import COMPLEX
+from ....generated.scalars import REDUCTIONS, SCALARS, Reduction, Scalar
+from ...ir.index import Expr
+from ...ir.nodes import DTYPES, FLOATS, INTS, ITEMSIZE, Node, const, index_node
+from ...ir.pairs import PART, pair, parts
 from .dtypes import float_of, opmath, promote_types
 from .number import Number, Truth
 from .scalar_fold import ON_NUMBERS, as_dtype, fold

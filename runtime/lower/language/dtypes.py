@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..ir.nodes import FLOATS, INTS
-from ..ir.pairs import PART, WHOLE
+from ...ir.nodes import FLOATS, INTS
+from ...ir.pairs import PART, WHOLE
 
 _BITS = {"uint8": (0, 8), "int8": (1, 8), "int16": (1, 16), "int32": (1, 32), "int64": (1, 64)}
 _HIGHEST = {
