@@ -1,11 +1,8 @@
-"""Matrix products whose operands, or whose results, have something to compute beside them: sums along one loop of products of 16-bit values.
+"""Products of matrices whose operands, or whose results, have something to compute beside them (`tile/contraction.py`), as Triton.
 
 A program computes blocks of rows by columns, step by step along that loop, with the matrix units, which add up in float32. The
 left factor is a function of a block of rows, the right one of a block of columns, and what follows the sums is one of both: each is written
 as a function of its own, by the same emitter as other kernels.
-
-Where the lines of what is stored are no whole vectors apart (an odd vocabulary), a block has rows that begin at the same place of a vector, and its
-columns begin where a vector of theirs does (`Turns`): else each element is stored by itself, which takes as long as the sums.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Few long rows: several programs go through one row together.
 
 Each holds a piece of the row in registers. Where the row is reduced, each stores what its own piece gives, waits until all have done so, and
-reduces what all have stored, in one order: so every program has the same result to the bit, and so has every launch. The row is read from memory
-once, where a kernel for parts of the reduction and one for what is made of it read it twice, with a launch between them.
+reduces what all have stored, in one order: so every program has the same result to the bit, and so has every launch.
 
-Programs that wait for each other must all be running. There are no more of them than the device has multiprocessors, and the driver is told to
-begin the kernel only where there is room for all (a cooperative launch). They meet by a counter in the device's memory, which only grows until
-the last of them leaves and sets it back to 0.
+The driver is told to begin the kernel only where there is room for all programs (a cooperative launch). They meet by a counter in the device's
+memory, which only grows until the last of them leaves and sets it back to 0.
 """
 
 from __future__ import annotations

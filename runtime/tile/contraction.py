@@ -1,4 +1,8 @@
-"""Kernels that are matrix products with something to compute beside them: their loops, blocks of rows, and whose rows take turns."""
+"""Which kernels are products of matrices with something to compute beside them (sums along one loop of products of 16-bit values), in which blocks.
+
+Where the lines of what is stored are no whole vectors apart (an odd vocabulary), a block has rows that begin at the same place of a vector, and its
+columns begin where a vector of theirs does (`Turns`): else each element is stored by itself, which takes as long as the sums.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,6 @@ from .limits import VECTOR
 LEAST_COLUMNS, LEAST_STEPS = 16, 32  # below, a block of the matrix units is mostly empty
 FEW_ROWS, MANY_ROWS = 16, 128  # of a block
 EDGE, WIDE_EDGE = 128, 256  # columns: all blocks have a divisor of it, and where rows take turns of the other
-
-
 MANY_COLUMNS = 4 * WIDE_EDGE  # of which all blocks but the ends of a row are stored in vectors
 END = 6  # additions that what is stored of a sum may cost, where rows take turns
 
@@ -220,4 +222,4 @@ def _factors(st: Reduce, outer: tuple[Var, ...]) -> tuple[Factors, frozenset[Var
     return Factors(st.name, one, other), frozenset(one.vars() & live), frozenset(other.vars() & live)
 
 
-__all__ = ["LEAST_STEPS", "Product", "Turns", "contraction"]
+__all__ = ["EDGE", "LEAST_COLUMNS", "LEAST_STEPS", "WIDE_EDGE", "Product", "Turns", "contraction"]

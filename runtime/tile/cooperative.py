@@ -1,4 +1,8 @@
-"""Few long rows: several programs go through one row together. Which kernels, and how many programs."""
+"""Few long rows: how many programs go through one row together, each with a piece of it in registers (`render/triton_team.py` says how).
+
+The row is read from memory once, where a kernel for parts of the reduction and one for what is made of it read it twice, with a launch between them.
+Programs that wait for each other must all be running, so there are no more of them than the device has multiprocessors.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,6 @@ from .transpose import squared
 
 LEAST_PIECE = 1024  # steps: with fewer a program waits for longer than it works
 LEAST = 1 << 17  # points in all, likewise: 4 x 32000, log_softmax: 6.6 µs without a team and 6.8 with one
-
-
 DTYPES = ("float32", "float64", "int32", "int64")
 
 

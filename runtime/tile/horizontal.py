@@ -79,4 +79,4 @@ def steps(points: Sequence[int], rule: Rule) -> int:
     return 1 << max(most_useful, 1).bit_length() - 1
 
 
-__all__ = ["Group", "Members", "can_join", "steps", "unit_of"]
+__all__ = ["MEMBERS", "Group", "Members", "can_join", "steps", "unit_of"]

@@ -1,4 +1,8 @@
-"""Kernels in place that leave all they would store as it is where one value, the same for all points, says so."""
+"""Kernels in place that leave all they would store as it is where one value, the same for all points, says so: their programs look at it first.
+
+Such a kernel has few programs, each of which goes through many blocks: to launch a million programs takes half as long as the work, even if
+each of them ends at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small kernels that the last program of the kernel before them runs: which ones."""
+"""Which small kernels the last program of the kernel before them runs (long sums without a second launch): `render/triton_last.py` says how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of the Triton kernels that call routines."""
+"""How many rows each program of a Triton kernel has that calls a routine."""
 
 from __future__ import annotations
 
