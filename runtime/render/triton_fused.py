@@ -146,7 +146,7 @@ class _Renderer(Functions):
             sizes, blocks = sizes[::-1], blocks[::-1]
         buffer = {b.name: name for b, name in self.views}.get(told.buffer, told.buffer)
         made = f"tl.make_tensor_descriptor({buffer} + ({start}), [{', '.join(sizes)}], [{told.line}, 1], [{', '.join(blocks)}])"
-        return [*digits, f"{side}blocks_along = {made}"]
+        return [*digits, f"{side}_blocks = {made}"]
 
     def _block(self, k: int, first: str) -> str:
         """The block of an operand that a descriptor tells, or nothing."""
@@ -155,9 +155,9 @@ class _Renderer(Functions):
             return ""
         side = SIDES[k]
         load = (
-            f"{side}blocks_along.load([{first}, roffset])"
+            f"{side}_blocks.load([{first}, roffset])"
             if told.along
-            else f"tl.trans({side}blocks_along.load([roffset, {first}]))"
+            else f"tl.trans({side}_blocks.load([roffset, {first}]))"
         )
         return f"{side} = {load}"
 
