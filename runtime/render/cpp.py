@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ...generated.cpp_scalars import CPP_KIND
 from ...generated.scalars import REDUCTIONS
+from ...generated.targets import DTYPES
 from ..ir.atoms import Atom, Monomial
 from ..ir.index import Expr, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
 from ..ir.nodes import ITEMSIZE, Buffer, Node
@@ -22,11 +23,8 @@ from .cpp_pieces import START
 from .cpp_sizes import by_loops, is_size, needs_name, quotient_text, sum_text, without_common
 from .cpp_tables import CppTables
 
-MEMORY = {
-    "float32": "float", "float64": "double", "float16": "f16", "bfloat16": "bf16", "int8": "int8_t", "int16": "int16_t",
-    "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t", "bool": "bool8",
-}  # fmt: skip
-COMPUTE = {**MEMORY, "float16": "float", "bfloat16": "float", "bool": "bool"}
+MEMORY = {name: dtype.memory for name, dtype in DTYPES.items()}
+COMPUTE = {name: dtype.register for name, dtype in DTYPES.items()}
 TILE = 256  # outer elements handled together when a column is reduced
 FAULT = "opf_fault"  # the variable of a kernel that remembers a position out of range
 # Partial sums are flushed after this many additions, as the specs declare (one number for all: the generator looks). Eager adds as many one after

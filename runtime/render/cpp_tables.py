@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from ...errors import UnsupportedError
 from ...generated.cpp_scalars import CPP, CPP_REDUCTIONS
 from ...generated.scalars import REDUCTIONS, SCANS
+from ...generated.targets import DTYPES
 from ..ir.nodes import Node
 
-CTYPE = {
-    "float32": "float", "float64": "double", "float16": "f16", "bfloat16": "bf16", "int8": "int8_t", "int16": "int16_t",
-    "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t", "bool": "bool",
-}  # fmt: skip
+CTYPE = {name: dtype.memory for name, dtype in DTYPES.items()} | {"bool": DTYPES["bool"].register}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ...errors import UnsupportedError
 from ...generated.scalars import REDUCTIONS, SCALARS, SCANS
+from ...generated.targets import DTYPES
 from ...generated.triton_scalars import TRITON, TRITON_KIND
 from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, of, product
 from ..ir.nodes import FLOATS, Buffer, Node
@@ -31,10 +32,7 @@ IMPORTS = (
     "",
     "",
 )
-TYPES = {
-    "float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.float32", "float64": "tl.float64", "int8": "tl.int8",
-    "int16": "tl.int16", "int32": "tl.int32", "int64": "tl.int64", "uint8": "tl.uint8", "bool": "tl.int1",
-}  # fmt: skip
+TYPES = {name: dtype.triton for name, dtype in DTYPES.items()}
 LIMITS = {
     "uint8": (0, 255),
     "int8": (-(2**7), 2**7 - 1),
