@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ..kernels.plan import Kernel
 
 COUNTER = "i32"
-FOLLOWING = "tl.full([], 0, tl.int32)"  # which program a follower believes to be: its only one
+FOLLOWING = "tl.full([], 0, tl.int32)"  # the program id in a follower, which has one program
 _START = "@triton.jit\n"
 
 

@@ -33,7 +33,7 @@ def widest(found: Attention) -> int:
 
 
 def least_block(v: Var) -> int:
-    """The least power of two that holds a loop, and that the matrix units take."""
+    """The least power of two that is at least the extent of a loop and the smallest block of the matrix units."""
     assert isinstance(v.extent, int)
     return max(LEAST_BLOCK, 1 << (v.extent - 1).bit_length())
 

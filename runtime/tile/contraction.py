@@ -1,4 +1,4 @@
-"""Which kernels are products of matrices with something to compute beside them (sums along one loop of products of 16-bit values), in which blocks.
+"""Which kernels are matrix products (sums of products of 16-bit values) with a prologue or an epilogue, and the sizes of their blocks.
 
 Where the lines of what is stored are no whole vectors apart (an odd vocabulary), a block has rows that begin at the same place of a vector, and its
 columns begin where a vector of theirs does (`Turns`): else each element is stored by itself, which takes as long as the sums.
@@ -71,7 +71,7 @@ class Product:
 
     @property
     def block(self) -> int:
-        """Rows of a block; where they take turns there are enough for the largest."""
+        """Rows of a block: a power of two, at most MANY_ROWS."""
         rows = count(self.rows)
         return FEW_ROWS if rows <= FEW_ROWS else min(MANY_ROWS, 1 << (rows - 1).bit_length())
 

@@ -1,4 +1,4 @@
-"""Products of matrices with what their operands are made of and what is made of them: their blocks, and which operands descriptors can tell."""
+"""Matrix products fused with their prologues and epilogues: their blocks, and which operands can be loaded by tensor descriptors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Described:
 
 
 def described_operands(found: Fused, layouts: Mapping[str, Buffer]) -> tuple[Described | None, Described | None]:
-    """The left operand and the right one, where their blocks can be told by descriptors: lines of neighbours, at addresses of whole vectors."""
+    """The left and the right operand, each None if tensor descriptors cannot load it: they need contiguous, vector-aligned lines."""
     return tuple(  # type: ignore[return-value]
         _described(found, v, n, {**layouts, **{b.name: b for b, _ in found.views}})
         for v, n in ((found.row, found.left), (found.column, found.right))

@@ -11,7 +11,7 @@ from .flat import is_points
 from .launch import Launch
 
 FEW = 8  # members at most that a tree finds
-MEMBERS = 512  # of a group at most: a program looks at all of them at once
+MEMBERS = 512  # of a group at most: each program loads the first programs of all members at once
 ARGUMENTS = 512 - 2  # 64-bit numbers that all devices take (4 KB), without Triton's own two
 UNIT = 16  # points: with a multiple of it a mask is the same for all that a thread loads at once
 
