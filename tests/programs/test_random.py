@@ -582,7 +582,7 @@ def test_what_eager_refuses_is_refused(program: Callable[[Tensor], Tensor]) -> N
 def test_every_entry_is_drawn_here() -> None:
     """No spec entry without a program above: the overloads that the programs of this file recorded."""
     seen: set[str] = set()
-    from opforge.runtime.dispatch.randomness.streams import streams as randomness
+    from opforge.runtime.dispatch.randomness import streams as randomness
 
     programs = [p for p, _ in CONTINUOUS.values()] + [p for p, _, _ in DISCRETE.values()]
     original = randomness.RANDOM
