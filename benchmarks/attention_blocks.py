@@ -20,6 +20,9 @@ import torch
 import typer
 from rich.console import Console
 
+from opforge.generated.targets import GPU_TARGETS
+from opforge.runtime.machine import Gpu
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 import attention
@@ -43,7 +46,7 @@ from opforge.runtime.targets.tune import Work, works_of
 from opforge.runtime.tile.blocks import MEASURED
 
 console = Console(stderr=True)
-PROCESSORS = 132
+H200 = Gpu(GPU_TARGETS["sm_90"], processors=132)
 CALLS = 10  # of a kernel in a sample
 SHOWN = 8
 BLOCKS = (
@@ -70,8 +73,8 @@ def work_of(program: Attention) -> Work | None:
     def keep(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         traced = trace(gm, inputs)
         rewrite(traced.graph, RULES, device="cuda")
-        lowered = prepared(separate_outputs(lower(traced.graph, device=attention.DEVICE).program), PROCESSORS)
-        plans.append(scheduled(lowered, Config(), PROCESSORS))
+        lowered = prepared(separate_outputs(lower(traced.graph, device=attention.DEVICE).program), H200)
+        plans.append(scheduled(lowered, Config(), H200))
         raise Traced
 
     torch._dynamo.reset()

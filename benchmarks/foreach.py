@@ -34,7 +34,7 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render import triton_unit
 from opforge.runtime.render.triton_unit import TritonKernel, render_triton
-from opforge.runtime.targets.cuda import capability, job_of, prepared, processors, scheduled
+from opforge.runtime.targets.cuda import capability, gpu_of, job_of, prepared, scheduled
 from opforge.runtime.targets.cuda_timer import CudaTimer
 from opforge.runtime.targets.tune import Work, measured, works_of
 from opforge.runtime.tile import horizontal
@@ -76,8 +76,8 @@ def planned(fn: Callable[..., None], shapes: Shapes, gpu: int) -> Plan:
         traced = trace(fn, inputs)
     rewrite(traced.graph, RULES, device="cuda")
     program = separate_outputs(lower(traced.graph, written_inside(traced), device="cuda").program)
-    many = processors(torch.cuda.current_device())
-    return scheduled(prepared(program, many), current(), many)
+    device = gpu_of(torch.cuda.current_device())
+    return scheduled(prepared(program, device), current(), device)
 
 
 def configurations(one: TritonKernel, table: bool) -> Iterator[TritonKernel]:

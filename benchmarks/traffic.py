@@ -20,6 +20,9 @@ from rich.console import Console
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from opforge.generated.targets import GPU_TARGETS
+from opforge.runtime.machine import Gpu
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from opforge.generated.rewrites import RULES
@@ -47,7 +50,8 @@ from programs.memory_bound import BOUND, BoundProgram, size_of
 
 console = Console(stderr=True)
 HERE = Path(__file__).parent
-PROCESSORS, THREADS = 132, 2048  # of an H200; threads that one of them holds
+H200 = Gpu(GPU_TARGETS["sm_90"], processors=132)
+THREADS = 2048  # that one of its multiprocessors holds
 SHOWN = 0.01  # of the least bytes: what a buffer costs above that is named
 FEW = 12  # kernels of a program of which each is shown
 
@@ -69,8 +73,8 @@ def captured(program: BoundProgram, device: str) -> tuple[Plan, int]:
         ((gm, examples),) = graphs
         traced = trace(gm, examples, random=cfg.random)
     rewrite(traced.graph, RULES)
-    made = prepared(separate_outputs(lower(traced.graph, device=device).program), PROCESSORS)
-    plan = scheduled(made, cfg, PROCESSORS)
+    made = prepared(separate_outputs(lower(traced.graph, device=device).program), H200)
+    plan = scheduled(made, cfg, H200)
     check(made, plan)
     results = [t for t in results if isinstance(t, torch.Tensor)]
     return plan, program.moved(inputs, results) if program.moved else size_of([*inputs, *results])
@@ -129,7 +133,7 @@ def in_flight(one: TritonKernel, shape: Launch, programs: int, read: float) -> f
     """KB that each processor has asked for at once: a tile of what is read, by all programs that fit."""
     points = product((shape.outer, shape.inner))
     assert isinstance(points, int)
-    resident = min(THREADS // (32 * one.warps), 32, -(-programs // PROCESSORS))
+    resident = min(THREADS // (32 * one.warps), 32, -(-programs // H200.processors))
     return one.xblock * one.rblock * read / max(points, 1) * resident / 1024
 
 

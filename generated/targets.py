@@ -10,28 +10,131 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class CpuLimits:
+    """What the machine has and takes."""
+
+    line: int
+    """Bytes that travel together between the caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuBudgets:
+    """What one kernel may take of it."""
+
+    tile: int
+    """Bytes of a tile's arrays, of L1."""
+    scratch: int
+    """Bytes of a value that a later phase of its kernel reads, of L2."""
+    strips: int
+    """Bytes of the strips of a group, of L2 and of a thread's stack."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCosts:
+    """What work is worth, in additions."""
+
+    recompute: int
+    """A value of this cost or less is computed by each reader where that moves fewer bytes than to store and read it."""
+    in_phase: int
+    """A value of this cost or less is computed again in a later phase of its kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mma:
+    """The least product that does not leave most of a block of the matrix units empty."""
+
+    edge: int
+    """Rows or columns of a product."""
+    steps: int
+    """Of its sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLimits:
+    """What the machine has and takes."""
+
+    line: int
+    """Bytes that travel together between the caches."""
+    warp: int
+    """Threads of a warp."""
+    warps: int
+    """Of a program, at most."""
+    vector: int
+    """Bytes that a thread loads or stores at once at most, at an address that is a multiple of them."""
+    sector: int
+    """Bytes that the memory sends together."""
+    plain_shared: int
+    """Bytes of shared memory that a program may have without asking for them."""
+    arguments: int
+    """Bytes of a launch's arguments."""
+    mma: Mma
+    """The least product that does not leave most of a block of the matrix units empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBudgets:
+    """What one kernel may take of it."""
+
+    tile: int
+    """Elements of a tile."""
+    scratch: int
+    """Bytes of a value that a later phase of its kernel reads."""
+    row: int
+    """Elements of a row that stay in the registers of a program."""
+    column: int
+    """Elements of a column, likewise."""
+    folded_row: int
+    """Elements of a row whose column's sums stay in registers beside it."""
+    head: int
+    """Elements of a row of queries, keys or values in attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCosts:
+    """What work is worth, in additions where no unit is told."""
+
+    recompute: int
+    """A value of this cost or less is computed by each reader where that moves fewer bytes than to store and read it."""
+    in_phase: int
+    """A value of this cost or less is computed again in a later phase of its kernel."""
+    elsewhere: int
+    """A value of this cost or less is computed again at points where other programs have it."""
+    programs: int
+    """Of a reduction, for each multiprocessor."""
+    share: int
+    """Of the multiprocessors, one in so many must get a block of rows of attention."""
+    alone: int
+    """Points that one program may go through where there are few programs."""
+    launch_bytes: int
+    """Bytes that may live longer for one launch less."""
+    launch_points: int
+    """Points of a group of kernels: of more, a launch is a small part."""
+    padded: int
+    """Bytes of a matrix that is worth rows which start at whole lines."""
+
+
+@dataclass(frozen=True, slots=True)
 class CpuTarget:
-    """A processor: elements per vector, compiler flags, vector registers, bytes of the caches of a core."""
+    """A processor: elements of a vector, the compiler's macro that says it is there, and flags."""
 
     name: str
     lanes: int
     guard: str
     flags: tuple[str, ...]
-    registers: int
-    l1: int
-    l2: int
+    limits: CpuLimits
+    budgets: CpuBudgets
+    costs: CpuCosts
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
-    """A GPU: compute capability, threads per warp, registers per thread at full occupancy, bytes of shared memory per block and of L2."""
+    """A GPU of a compute capability (times ten) or a greater one."""
 
     name: str
     capability: int
-    warp: int
-    registers: int
-    shared: int
-    l2: int
+    limits: GpuLimits
+    budgets: GpuBudgets
+    costs: GpuCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +149,102 @@ class DtypeSpelling:
 
 CPU_TARGETS: dict[str, CpuTarget] = {
     # spec: avx2
-    "avx2": CpuTarget("avx2", 8, "__AVX2__", ("-march=x86-64-v3",), 16, 32768, 524288),
+    "avx2": CpuTarget(
+        "avx2",
+        8,
+        "__AVX2__",
+        ("-march=x86-64-v3",),
+        CpuLimits(line=64),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144),
+        CpuCosts(recompute=0, in_phase=8),
+    ),
     # spec: avx512
-    "avx512": CpuTarget("avx512", 16, "__AVX512F__", ("-march=x86-64-v4",), 32, 32768, 1048576),
+    "avx512": CpuTarget(
+        "avx512",
+        16,
+        "__AVX512F__",
+        ("-march=x86-64-v4",),
+        CpuLimits(line=64),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144),
+        CpuCosts(recompute=0, in_phase=8),
+    ),
     # spec: neon
-    "neon": CpuTarget("neon", 4, "__ARM_NEON", ("-march=armv8-a",), 32, 65536, 1048576),
+    "neon": CpuTarget(
+        "neon",
+        4,
+        "__ARM_NEON",
+        ("-march=armv8-a",),
+        CpuLimits(line=64),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144),
+        CpuCosts(recompute=0, in_phase=8),
+    ),
     # spec: scalar
-    "scalar": CpuTarget("scalar", 4, "", (), 16, 32768, 262144),
+    "scalar": CpuTarget(
+        "scalar",
+        4,
+        "",
+        (),
+        CpuLimits(line=64),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144),
+        CpuCosts(recompute=0, in_phase=8),
+    ),
 }
 
 GPU_TARGETS: dict[str, GpuTarget] = {
     # spec: sm_80
-    "sm_80": GpuTarget("sm_80", 80, 32, 32, 166912, 41943040),
+    "sm_80": GpuTarget(
+        "sm_80",
+        80,
+        GpuLimits(
+            line=128,
+            warp=32,
+            warps=32,
+            vector=16,
+            sector=32,
+            plain_shared=49152,
+            arguments=4096,
+            mma=Mma(edge=16, steps=32),
+        ),
+        GpuBudgets(tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256),
+        GpuCosts(
+            recompute=64,
+            in_phase=8,
+            elsewhere=32,
+            programs=8,
+            share=4,
+            alone=32768,
+            launch_bytes=65536,
+            launch_points=65536,
+            padded=1048576,
+        ),
+    ),
     # spec: sm_90
-    "sm_90": GpuTarget("sm_90", 90, 32, 32, 232448, 52428800),
+    "sm_90": GpuTarget(
+        "sm_90",
+        90,
+        GpuLimits(
+            line=128,
+            warp=32,
+            warps=32,
+            vector=16,
+            sector=32,
+            plain_shared=49152,
+            arguments=4096,
+            mma=Mma(edge=16, steps=32),
+        ),
+        GpuBudgets(tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256),
+        GpuCosts(
+            recompute=64,
+            in_phase=8,
+            elsewhere=32,
+            programs=8,
+            share=4,
+            alone=32768,
+            launch_bytes=65536,
+            launch_points=65536,
+            padded=1048576,
+        ),
+    ),
 }
 
 DTYPES: dict[str, DtypeSpelling] = {

@@ -10,18 +10,19 @@ from ..ir.index import Atom, Expr, Quotient, Var, expr, of, product, size
 from ..ir.nodes import Buffer, Nest, Node
 from ..kernels.access import along, in_order, same_loops, within_point
 from ..lower.split.partial_sums import COLUMNS, SMALL
+from ..machine import Gpu
 from .groups import Group, Member, rename, substitute
 
-ALONE = 1 << 15  # points that one program may go through where there are few programs
-ROWS, ACROSS = 1 << 14, 1 << 8  # elements of a row, or of a column, that stay in the registers of one program of a GPU
 NO_LAYOUTS: Mapping[str, Buffer] = MappingProxyType({})
 
 
 class Alignment:
     """One try to let `nest` join `group`. Nothing changes in the group unless `run` returns True."""
 
-    def __init__(self, group: Group, nest: Nest, programs: int = 0, layouts: Mapping[str, Buffer] = NO_LAYOUTS) -> None:
-        self.group, self.programs, self.layouts = group, programs, layouts
+    def __init__(
+        self, group: Group, nest: Nest, gpu: Gpu | None = None, layouts: Mapping[str, Buffer] = NO_LAYOUTS
+    ) -> None:
+        self.group, self.gpu, self.layouts = group, gpu, layouts
         self.outer = list(group.outer)
         self.members = list(group.members)
         self.nest = nest
@@ -127,7 +128,7 @@ class Alignment:
                     bound.setdefault(g, v)
         if not links:
             found = self._match_siblings()
-            return self._match_rows() if found is None and self.programs else found
+            return self._match_rows() if found is None and self.gpu else found
         for m in {m.name: m for m, _ in links}.values():
             if m.scatter is not None:
                 self.why = "an indexed update ends its kernel"
@@ -154,7 +155,7 @@ class Alignment:
 
     def _are_small(self) -> bool:
         """Whether the nest and all members are reductions whose launches cost more than they do: of the parts of longer ones, mostly."""
-        if not self.programs or any(m.nest.reduce is None and m.inner for m in self.members):
+        if not self.gpu or any(m.nest.reduce is None and m.inner for m in self.members):
             return False
         points = product(v.extent for v in (*self.free, *self.inner_vars))
         return (
@@ -252,7 +253,11 @@ class Alignment:
             for place, e in zip(member.index, ld.attr.index, strict=True):
                 if not within_point(place, e.subst(mapping), outer):
                     return self._no(f"it reads elements of {member.name} that other points of the outer loops make")
-                if self.programs and member.nest.scan is not None and not self._stays(member, place, e.subst(mapping)):
+                if (
+                    self.gpu
+                    and member.nest.scan is not None
+                    and not self._stays(member, place, e.subst(mapping), self.gpu)
+                ):
                     return self._no("running results that stay in registers are read at other points, or are too long")
         new = Member(replace(self.nest, body=self.body), index, tuple(inner), body)
         if self._starves([*members, new]):
@@ -262,14 +267,18 @@ class Alignment:
         self.group.fresh = self.fresh
         return True
 
-    def _stays(self, member: Member, place: Expr, e: Expr) -> bool:
+    def _stays(self, member: Member, place: Expr, e: Expr, gpu: Gpu) -> bool:
         """Whether running results can be read in the kernel that makes them: a GPU keeps them in registers, each where it was made."""
         row = product(v.extent for v in member.inner)
-        return place == e and isinstance(row, int) and row <= (ROWS if not self._is_across(member) else ACROSS)
+        return (
+            place == e
+            and isinstance(row, int)
+            and row <= (gpu.budgets.column if self._is_across(member) else gpu.budgets.row)
+        )
 
     def _starves(self, members: list[Member]) -> bool:
         """Whether fewer programs than the device has room for would go through many points each, with no reduction to make them."""
-        if any(m.nest.team for m in members):
+        if not self.gpu or any(m.nest.team for m in members):
             return False
         outer = product(v.extent for v in self.outer)
         if not isinstance(outer, int):
@@ -280,7 +289,7 @@ class Alignment:
                 continue
             # Neighbours in memory that are different outer points are one program's.
             together = max(1, min(COLUMNS, outer)) if self._is_across(m) else 1
-            if -(-outer // together) < self.programs and n * together > ALONE:
+            if -(-outer // together) < self.gpu.processors and n * together > self.gpu.costs.alone:
                 return True
         return False
 

@@ -32,10 +32,7 @@ from ..kernels.operands import (
 )
 from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Phase, Reduce, Step, Store
 from ..kernels.steps import flat_index
-
-MOST_WIDTH = 256  # elements of a row of queries, keys or values: they stay in registers or shared memory
-LEAST_ROWS, LEAST_COLUMNS = 16, 32  # below, a block of the matrix units is mostly empty
-SHARE = 4  # of the device's processors, one in so many must get a block of rows
+from ..machine import Gpu
 
 
 @dataclass(frozen=True)
@@ -69,13 +66,10 @@ class Attention:
 
 
 # -- over a plan -------------------------------------------------------------------------------------------------------
-def join_products(
-    steps: list[Step], layouts: Layouts, held: Collection[str], factors: Factors, programs: int
-) -> list[Step]:
+def join_products(steps: list[Step], layouts: Layouts, held: Collection[str], factors: Factors, gpu: Gpu) -> list[Step]:
     """The steps with one kernel for each such three; what only makes an operand wider, or lays it out, goes with them.
 
-    held      buffers that are read after the last step.
-    programs  that the device runs side by side.
+    held  buffers that are read after the last step.
     """
     readers, writers = readers_and_writers(steps)
 
@@ -88,7 +82,7 @@ def join_products(
     for k, step in enumerate(steps):
         for parts in _candidates(steps, k, step, factors, maker):
             found = attention([steps[i] for i in parts], layouts, factors)
-            if found is None or not _is_worth(found, programs):
+            if found is None or not _is_worth(found, gpu):
                 continue
             taken[k] = parts
             break
@@ -133,11 +127,13 @@ def _pair(factors: Factors, call: Extern) -> tuple[int, ...] | None:
     return at if at is not None and len(at) == 2 else None
 
 
-def _is_worth(found: Attention, programs: int) -> bool:
-    """Whether there are enough rows for the device's processors."""
-    rows = count(found.rows)
-    blocks = count(found.batch) * -(-rows // LEAST_ROWS)
-    return rows >= LEAST_ROWS and count(found.columns) >= LEAST_COLUMNS and blocks * SHARE >= programs
+def _is_worth(found: Attention, gpu: Gpu) -> bool:
+    """Whether rows of queries, keys and values stay in registers, and there are enough for the device's multiprocessors."""
+    mma, rows = gpu.limits.mma, count(found.rows)
+    blocks = count(found.batch) * -(-rows // mma.edge)
+    if any(count((v,)) > gpu.budgets.head for v in (found.depth, found.width)):
+        return False
+    return rows >= mma.edge and count(found.columns) >= mma.steps and blocks * gpu.costs.share >= gpu.processors
 
 
 def _joined(parts: list[KernelStep | ExternStep]) -> Kernel:
@@ -182,7 +178,7 @@ def attention(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> Atte
     if not all(covers(index, shape, of_these) for index, shape, of_these in shapes):
         return None
     depth, width = Var("depth0", left.shape[-1]), Var("width0", values.shape[-1])
-    if not all(1 < count((v,)) <= MOST_WIDTH for v in (depth, width)):
+    if not all(count((v,)) > 1 for v in (depth, width)):
         return None
     stored = flat_index(softmax.store.index, layouts[probabilities.buffer])
     if probabilities.shape != scores.shape or not equal(element_at(probabilities, (*lead, row, column)), stored):

@@ -12,11 +12,8 @@ from ..ir.work import node_cost
 from ..kernels.access import in_loop_order
 from ..kernels.plan import REDUCED, Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 from ..kernels.statements import statement_nodes
+from ..machine import Gpu, Machine
 from .groups import Group, Member
-
-RECOMPUTE = 8  # a value of this cost or less is computed again in a later phase instead of being kept in a scratch tile
-ELSEWHERE = 32  # of its peaks, a GPU adds so often while its memory takes four bytes (reckoned, not measured)
-SCRATCH_BYTES = 256 * 1024
 
 
 @dataclass
@@ -33,8 +30,8 @@ def build_kernel(
     layouts: dict[str, Buffer],
     costs: Callable[[str], float],
     itemsize: Callable[[str], int],
+    machine: Machine,
     *,
-    registers: bool = False,
     over: Collection[str] = (),
     in_memory: frozenset[str] = frozenset(),
 ) -> Kernel:
@@ -42,10 +39,11 @@ def build_kernel(
 
     needed     buffers of the group that something outside reads. Values that only the group reads get no memory of their own, but for
     in_memory  some of them.
-    registers  a scratch tile is in registers of the device, or computed again where it is read.
+    machine    that the kernel is for: on a GPU a scratch tile is in registers, or computed again where it is read.
     over       buffers that a kernel may store over (inputs that are written).
     """
     members = group.names()
+    gpu = machine if isinstance(machine, Gpu) else None
     state = _State()
     resolved: dict[str, Node] = {}
     for m in group.members:
@@ -58,7 +56,7 @@ def build_kernel(
                 continue
             elsewhere = p.nest.scan is not None or not _same_point(p, ld)
             later = p.inner and state.level[p.name] < state.level[m.name]
-            if elsewhere or (later and (p.name in needed or _expensive(p, members, costs))):
+            if elsewhere or (later and (p.name in needed or _expensive(p, members, costs, machine))):
                 state.kept.add(p.name)
     stored = set(needed) | state.kept
     scratch: list[Buffer] = []
@@ -67,9 +65,9 @@ def build_kernel(
         if m.name in state.kept and m.name not in needed and m.name not in in_memory and m.scatter is None:
             tile = 1
             for v in m.inner:
-                tile = tile * v.extent if isinstance(v.extent, int) else SCRATCH_BYTES + 1
+                tile = tile * v.extent if isinstance(v.extent, int) else machine.budgets.scratch + 1
             if (
-                tile * itemsize(m.nest.dtype) <= SCRATCH_BYTES
+                tile * itemsize(m.nest.dtype) <= machine.budgets.scratch
                 and {v for e in m.index for v in e.atoms()}
                 <= {
                     *m.inner,
@@ -129,16 +127,14 @@ def build_kernel(
             slots.setdefault((level, m.inner), []).append(Store(target, index, body_at(m, m)))
     order = sorted(slots, key=lambda k: (k[0], [v.text for v in k[1]]))
     phases = tuple(Phase(inner, tuple(slots[level, inner])) for level, inner in order)
-    if registers and scratch and (others := _read_elsewhere(phases, scratch)):
+    if gpu and scratch and (others := _read_elsewhere(phases, scratch)):
         # Values made of one another would be computed again in chains, each link at all points that the next one reads.
         found = {st.buffer: st for phase in phases for st in phase.body if not isinstance(st, Reduce)}
         unsafe = {*over, *found}
-        dear = {t for t in others if not _can_be_made_again(found[t], unsafe, costs)}
+        dear = {t for t in others if not _can_be_made_again(found[t], unsafe, costs, gpu)}
         if dear:
             more = in_memory | {p for p in scratch_of if f"tile_{p}" in dear}
-            return build_kernel(
-                group, name, needed, layouts, costs, itemsize, registers=True, over=over, in_memory=more
-            )
+            return build_kernel(group, name, needed, layouts, costs, itemsize, machine, over=over, in_memory=more)
     return _finish(group, name, phases, scratch, layouts)
 
 
@@ -156,11 +152,11 @@ def _read_elsewhere(phases: tuple[Phase, ...], scratch: list[Buffer]) -> set[str
     }
 
 
-def _can_be_made_again(st: Store | Scan, unsafe: Collection[str], costs: Callable[[str], float]) -> bool:
+def _can_be_made_again(st: Store | Scan, unsafe: Collection[str], costs: Callable[[str], float], gpu: Gpu) -> bool:
     """Whether what a tile holds can be computed at other points, at less than memory would cost, of nothing that may be stored over meanwhile."""
     plain = type(st) is Store and st.mode == "set" and st.mask is None
     made_of = {ld.attr.buffer for node in statement_nodes(st) for ld in node.loads()}
-    return plain and made_of.isdisjoint(unsafe) and _cost_of_each(st, costs) <= ELSEWHERE
+    return plain and made_of.isdisjoint(unsafe) and _cost_of_each(st, costs) <= gpu.costs.elsewhere
 
 
 def _cost_of_each(st: Store | Scan, costs: Callable[[str], float]) -> float:
@@ -273,8 +269,9 @@ def _level(m: Member, members: dict[str, Member], level: dict[str, int]) -> int:
     return found
 
 
-def _expensive(p: Member, members: dict[str, Member], costs: Callable[[str], float]) -> bool:
-    return node_cost(p.body, costs, RECOMPUTE) > RECOMPUTE
+def _expensive(p: Member, members: dict[str, Member], costs: Callable[[str], float], machine: Machine) -> bool:
+    most = machine.costs.in_phase
+    return node_cost(p.body, costs, most) > most
 
 
 def _tile_index(p: Member, ld: Node) -> tuple[Expr, ...]:

@@ -9,26 +9,26 @@ from ..ir.facts import covers
 from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import ITEMSIZE, Node
 from ..kernels.plan import ViewOf
+from ..machine import Gpu
 from .groups import Group, Member, rename, substitute
 
-ROW = 8192  # elements of a row at most: its sums stay in registers
 
-
-def fold_columns(groups: Sequence[Group], views: Mapping[str, ViewOf], programs: int) -> list[Group]:
+def fold_columns(groups: Sequence[Group], views: Mapping[str, ViewOf], gpu: Gpu) -> list[Group]:
     """The groups, in an order in which they can run, with reductions over the rows that another group goes through moved into that.
 
-    views     buffers that are views of others.
-    programs  that are left to share the rows at least.
+    views  buffers that are views of others.
+
+    The sums of the columns stay in the registers of the programs, of which at least one for each multiprocessor is left to share the rows.
     """
     left = list(groups)
     for columns in groups:
         if not _reduces_columns(columns):
             continue
         for rows in left:
-            if rows is columns or rows.reads.isdisjoint(columns.reads) or not _goes_by_rows(rows):
+            if rows is columns or rows.reads.isdisjoint(columns.reads) or not _goes_by_rows(rows, gpu):
                 continue
             merged = _merged(rows, columns)
-            if merged is None or int(product(v.extent for v in merged.outer if v not in merged.walk)) < programs:  # type: ignore[arg-type]
+            if merged is None or int(product(v.extent for v in merged.outer if v not in merged.walk)) < gpu.processors:  # type: ignore[arg-type]
                 continue
             order = _placed(left, rows, columns, merged, views)
             if order is not None:
@@ -51,13 +51,13 @@ def _reduces_columns(group: Group) -> bool:
     return _plain(group) and len(inner) == 1 and all(inner) and all(m.reduces for m in group.members)
 
 
-def _goes_by_rows(group: Group) -> bool:
+def _goes_by_rows(group: Group, gpu: Gpu) -> bool:
     inner = {m.inner for m in group.members if m.inner}
     if not _plain(group) or len(inner) != 1 or not any(m.reduces for m in group.members):
         return False
     (loops,) = inner
     last = {ld.attr.index[-1].var for m in group.members for ld in m.body.loads() if ld.attr.index}
-    return 1 < int(product(v.extent for v in loops)) <= ROW and loops[-1] in last  # type: ignore[arg-type]
+    return 1 < int(product(v.extent for v in loops)) <= gpu.budgets.folded_row and loops[-1] in last  # type: ignore[arg-type]
 
 
 def _merged(rows: Group, columns: Group) -> Group | None:

@@ -14,6 +14,7 @@ from ..ir.index import Atom, Expr, Var, of
 from ..ir.learned import symbols_of
 from ..ir.nodes import Buffer, Extern, Nest
 from ..kernels.plan import Refusal
+from ..machine import Gpu
 from .align import NO_LAYOUTS, Alignment
 from .groups import Group, Member, substitute
 from .inline import map_scatter
@@ -28,11 +29,11 @@ class Fuser:
     def __init__(
         self,
         enabled: bool = True,
-        programs: int = 0,
+        gpu: Gpu | None = None,
         layouts: Mapping[str, Buffer] = NO_LAYOUTS,
         learned: Collection[str] = (),
     ) -> None:
-        self.enabled, self.programs, self.layouts, self.learned = enabled, programs, layouts, learned
+        self.enabled, self.gpu, self.layouts, self.learned = enabled, gpu, layouts, learned
         self.groups: list[Group] = []
         self.first = 0  # groups before that are not joined any more
         self.group_of: dict[str, int] = {}  # of buffers, and of the symbols that are `learned`
@@ -51,7 +52,7 @@ class Fuser:
             return
         refused: list[Refusal] = []
         for number in self._candidates(item, earliest, refused):
-            trial = Alignment(self.groups[number], item, self.programs, self.layouts)
+            trial = Alignment(self.groups[number], item, self.gpu, self.layouts)
             if trial.run():
                 return self._note(self.groups[number], item)
             refused.append(Refusal(item.name, self.groups[number].members[0].name, trial.why))
@@ -83,7 +84,7 @@ class Fuser:
         for name in item.reads():
             siblings.update(n for n in self.readers.get(name, ())[-4:] if n > earliest)
         found += sorted(siblings, reverse=True)[:4]
-        if self.programs and item.reduce is not None and earliest >= 0:
+        if self.gpu and item.reduce is not None and earliest >= 0:
             found += [n for n in self.after.get(earliest, ())[-2:] if n not in found]
         return [n for n in found if self._is_open(n, item, refused)]
 

@@ -10,21 +10,19 @@ from dataclasses import replace
 
 from ..ir.index import product
 from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Program, Size, contiguous_strides, coordinates, load, refs
-
-LEAST = 1 << 20  # bytes of a matrix that is worth it
-LINE = 128  # bytes: rows start at whole lines
+from ..machine import Gpu
 
 RowBytes = Callable[[Extern], int]
 
 
-def copied_outputs(program: Program, row_bytes: RowBytes) -> Program:
+def copied_outputs(program: Program, row_bytes: RowBytes, gpu: Gpu) -> Program:
     """The program with a copy of each output that a call writes into such rows: the call may then have wider ones."""
     outs = {
         b.name: b
         for it in program.items
         if isinstance(it, Extern) and row_bytes(it)
         for b in it.outs
-        if wider(b, row_bytes(it)) is not None
+        if wider(b, row_bytes(it), gpu) is not None
     }
     wanted = {o.buffer for o in program.outputs if o.buffer in outs}
     written = {source for _, source in program.mutations}
@@ -41,7 +39,7 @@ def copied_outputs(program: Program, row_bytes: RowBytes) -> Program:
 
 
 def wide_rows(
-    program: Program, items: Sequence[Nest | Extern], views: Mapping[str, Nest], row_bytes: RowBytes
+    program: Program, items: Sequence[Nest | Extern], views: Mapping[str, Nest], row_bytes: RowBytes, gpu: Gpu
 ) -> dict[str, tuple[Size, ...]]:
     """Strides with wider rows for the matrices inside of a graph that only such calls and loops read and write.
 
@@ -72,19 +70,20 @@ def wide_rows(
     return {
         name: stride
         for name, aligned in asked.items()
-        if name in buffers and name not in fixed and (stride := wider(buffers[name], aligned)) is not None
+        if name in buffers and name not in fixed and (stride := wider(buffers[name], aligned, gpu)) is not None
     }
 
 
-def wider(b: Buffer, aligned: int) -> tuple[Size, ...] | None:
+def wider(b: Buffer, aligned: int, gpu: Gpu) -> tuple[Size, ...] | None:
     """Strides with which the rows of a matrix start at multiples of `aligned` bytes; None if they do, or if it is not worth it."""
     natural = contiguous_strides(b.shape)
     if b.dtype not in ITEMSIZE or len(b.shape) < 2 or (b.stride is not None and b.stride != natural):
         return None
     size, n, each = product(b.shape), b.shape[-1], ITEMSIZE[b.dtype]
-    if not isinstance(n, int) or not isinstance(size, int) or size * each < LEAST or n * each % aligned == 0:
+    if not isinstance(n, int) or not isinstance(size, int) or size * each < gpu.costs.padded or n * each % aligned == 0:
         return None
-    return contiguous_strides((*b.shape[:-1], -(-n * each // LINE) * LINE // each))
+    line = gpu.limits.line
+    return contiguous_strides((*b.shape[:-1], -(-n * each // line) * line // each))
 
 
 __all__ = ["copied_outputs", "wide_rows"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from ...generated.targets import Mma
 from ..ir.index import Atom, Expr, Var, expr, of
 from ..ir.nodes import Buffer, Node, Ref, load, rebuild
 from ..ir.work import node_cost
@@ -32,7 +33,6 @@ from ..kernels.operands import (
 from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Step, Store, Tile, ViewOf
 
 CHEAP = 16  # additions: what a block of the product may compute of each element of an operand, again and again
-LEAST = 16  # rows, columns and steps: below, a block of the matrix units is mostly empty
 
 Choose = Callable[[Sequence[Kernel], Layouts], Sequence[tuple[float, Tile] | None]]
 """Of kernels that could take the place of their parts: what each gains (µs), and how it goes through its product; None for one that does not."""
@@ -68,9 +68,10 @@ def fuse_products(
     held: Collection[str],
     factors: Factors,
     costs: Callable[[str], float],
+    mma: Mma,
     choose: Choose,
 ) -> list[Step]:
-    """The steps with one kernel for each product that gains by it. `held`: buffers that are read after the last step."""
+    """The steps with one kernel for each product that gains by it. `held`: buffers that are read after the last step. mma: the least product."""
     readers, writers = readers_and_writers(steps)
 
     def alone(name: str) -> bool:
@@ -88,7 +89,7 @@ def fuse_products(
         for numbers in _subsets(beside):
             parts = [s for i in sorted((k, *numbers)) if not isinstance(s := steps[i], CopyStep)]
             fused = fused_of(parts, layouts, factors)
-            if fused is not None and _is_worth(fused):
+            if fused is not None and _is_worth(fused, mma):
                 last = parts[-1]
                 name = last.kernel.name if isinstance(last, KernelStep) else _name(parts)
                 found.append((tuple(sorted((k, *numbers))), as_one(f"{name}_product", parts)))
@@ -120,8 +121,8 @@ def _is_cheap(step: Step, costs: Callable[[str], float]) -> bool:
     return node_cost(body[0].value, costs, CHEAP) <= CHEAP
 
 
-def _is_worth(fused: Fused) -> bool:
-    return all(count((v,)) >= LEAST for v in (fused.row, fused.column, fused.depth))
+def _is_worth(fused: Fused, mma: Mma) -> bool:
+    return all(count((v,)) >= mma.edge for v in (fused.row, fused.column, fused.depth))
 
 
 # -- what some steps are -----------------------------------------------------------------------------------------------

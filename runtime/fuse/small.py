@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ...generated.targets import GpuCosts
 from ..ir.guards import checks
 from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import Buffer
@@ -19,8 +20,6 @@ from ..kernels.steps import nbytes
 from .groups import Group, Member, rename
 from .nests import MAX_BUFFERS, MAX_MEMBERS
 
-BYTES = 1 << 16  # that may live longer for one launch less
-POINTS = 1 << 16  # that a group goes through at most: a kernel over more moves enough bytes to be worth its launch
 SIDE_BY_SIDE = 16  # members of a group made of some that do not read each other: kernels that are alike can run as one launch anyway
 NEAREST = 4  # groups before that read a buffer too
 
@@ -29,6 +28,7 @@ def join_small(
     groups: Sequence[Group],
     views: Mapping[str, ViewOf],
     layouts: Mapping[str, Buffer],
+    costs: GpuCosts,
     held: Collection[str] = (),
     stores: Sequence[tuple[str, str]] = (),
 ) -> list[Group]:
@@ -36,14 +36,15 @@ def join_small(
 
     groups  in an order in which they can run.
     views   buffers that are views of others.
+    costs   what a launch is worth.
     held    buffers that are returned.
     stores  by input that is written, the buffer of its new contents. Groups that make or read one of the two are left as they are, or the
             contents could not be written in place.
 
     A group runs where one of the two stood: the first where all that the second reads is there by then, else the second if nothing in between
-    reads the first. No more than some kilobytes live longer for that, unless others live shorter.
+    reads the first. No more bytes than a launch is worth live longer for that, unless others live shorter.
     """
-    return _Joined(groups, views, layouts, held, stores).run()
+    return _Joined(groups, views, layouts, costs, held, stores).run()
 
 
 class _Joined:
@@ -54,14 +55,15 @@ class _Joined:
         groups: Sequence[Group],
         views: Mapping[str, ViewOf],
         layouts: Mapping[str, Buffer],
+        costs: GpuCosts,
         held: Collection[str],
         stores: Sequence[tuple[str, str]],
     ) -> None:
         self.groups: list[Group | None] = list(groups)
-        self.views, self.layouts = views, layouts
+        self.views, self.layouts, self.costs = views, layouts, costs
         self.held = self._behind(held)
         written = self._behind([name for pair in stores for name in pair])
-        self.small = [_is_small(g) and written.isdisjoint({*self._reads(g), *_writes(g)}) for g in groups]
+        self.small = [_is_small(g, costs) and written.isdisjoint({*self._reads(g), *_writes(g)}) for g in groups]
         self.made: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}  # places, in order
         for k, group in enumerate(groups):
@@ -148,7 +150,7 @@ class _Joined:
     def _may_live(self, longer: Iterable[str], shorter: Iterable[str]) -> bool:
         """Whether some values may live longer if others live shorter for it."""
         more = self._bytes(longer)
-        return more <= BYTES or more <= self._bytes(shorter)
+        return more <= self.costs.launch_bytes or more <= self._bytes(shorter)
 
     def _bytes(self, names: Iterable[str]) -> float:
         """Of buffers, without bound where a size is a symbol."""
@@ -168,13 +170,13 @@ def _points(group: Group) -> float:
     return points if isinstance(points, int) else math.inf
 
 
-def _is_small(group: Group) -> bool:
+def _is_small(group: Group, costs: GpuCosts) -> bool:
     """Whether it computes single values at few points, and cannot raise."""
     if group.extern is not None or group.closed or group.walk:
         return False
     if any(m.inner or m.scatter or m.fold or m.nest.reduce or m.nest.scan for m in group.members):
         return False
-    return _points(group) <= POINTS and not checks(m.body for m in group.members)
+    return _points(group) <= costs.launch_points and not checks(m.body for m in group.members)
 
 
 def _merged(a: Group, b: Group) -> Group | None:

@@ -27,6 +27,7 @@ from ..kernels.operands import Factors
 from ..kernels.plan import CopyStep, KernelStep, Plan, Step, ViewOf
 from ..kernels.steps import step_parts, step_reads, step_writes, strided_view
 from ..lower.outputs import separate_outputs
+from ..machine import PORTABLE, Gpu, Machine
 from ..memory.arena import plan_memory
 from ..memory.in_place import computed_last, write_in_place
 from ..memory.order import least_memory
@@ -38,8 +39,7 @@ def schedule(
     costs: Callable[[str], float] = lambda _: 1,
     fusion: bool = True,
     frugal: bool = False,
-    recompute: float = 0,
-    programs: int = 0,
+    machine: Machine = PORTABLE,
     arena: bool = True,
     out_variants: Callable[[Extern], bool] = lambda _: False,
     row_bytes: Callable[[Extern], int] = lambda _: 0,
@@ -51,11 +51,10 @@ def schedule(
 
     costs         relative cost of a scalar operation by name.
     frugal        large values have memory only while they live: slower than in an arena that stays, and less beside what training keeps.
-    recompute     a value of this cost or less is computed by each of its readers where that moves fewer bytes than storing and reading it.
-    programs      that the device runs side by side, each with threads of its own: fewer do not go through long loops that more could share.
+    machine       that the plan is for: a GPU has registers where a processor has caches, and runs many programs side by side.
     arena         intermediate values share one block of memory; without, each is allocated by itself.
     out_variants  whether an extern call can write into memory that the plan gives it.
-    row_bytes     at multiples of how many bytes the rows of an extern call's matrices should start, where `programs` are given.
+    row_bytes     at multiples of how many bytes the rows of an extern call's matrices should start, on a GPU.
     any_strides   whether an extern call takes its arguments with whatever strides; any other gets those that the program gave them.
     factors       which arguments of an extern call it multiplies, if it is a product of matrices that a kernel may compute, likewise.
     choose        which products gain by a kernel that also computes what is beside them.
@@ -63,7 +62,8 @@ def schedule(
     program = without_copies(separate_outputs(program, only_views(program, any_strides)))
     exact = exact_strides(program.items, any_strides)
     gaps = with_gaps(program, exact)
-    items, views = inline(program, costs, recompute, gaps)
+    gpu = machine if isinstance(machine, Gpu) else None
+    items, views = inline(program, costs, machine.costs.recompute, gaps)
     if fusion:
         items = known_first(items, {b.name for b in program.inputs})
     realized_views = set(views.bodies)
@@ -73,7 +73,7 @@ def schedule(
         if isinstance(it, Extern):
             wanted.update(r.buffer for r in refs((it.args, tuple(v for _, v in it.kwargs))))
     layouts: dict[str, Buffer] = {}
-    fuser = Fuser(fusion, programs, layouts, learned_by(items))
+    fuser = Fuser(fusion, gpu, layouts, learned_by(items))
     for b in program.inputs:
         layouts[b.name] = Buffer(
             b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset
@@ -81,8 +81,8 @@ def schedule(
     hints = _stride_hints(program, items)
     for base in bases(items, views.bodies, gaps):
         hints.setdefault(base.name, base.stride or contiguous_strides(base.shape))
-    wide = wide_rows(program, items, views.bodies, row_bytes) if programs else {}
-    alike = followed(program, [it for it in items if not _is_among(it, realized_views)], hints) if programs else {}
+    wide = wide_rows(program, items, views.bodies, row_bytes, gpu) if gpu else {}
+    alike = followed(program, [it for it in items if not _is_among(it, realized_views)], hints) if gpu else {}
     as_views: dict[str, ViewOf] = {}
     inputs = {b.name for b in program.inputs}
     outputs_of: dict[str, int] = {}
@@ -93,7 +93,7 @@ def schedule(
     last = computed_last(program, items)
     inside = updated_inputs(program)
     moved = set(map(id, last))
-    fills = _fills(program, items) if programs else {}
+    fills = _fills(program, items) if gpu else {}
     for it in [*(it for it in items if id(it) not in moved), *last]:
         if id(it) in moved and not fuser.first:
             fuser.first = len(fuser.groups)
@@ -129,10 +129,10 @@ def schedule(
         fuser.add(it)
     tail = fuser.groups[fuser.first :] if last else []
     before = fuser.groups[: len(fuser.groups) - len(tail)]
-    if programs:
-        before = fold_columns(before, as_views, programs)
-    if programs and fusion and not fuser.learned:
-        before = join_small(before, as_views, layouts, outputs_of, program.mutations)
+    if gpu:
+        before = fold_columns(before, as_views, gpu)
+    if gpu and fusion and not fuser.learned:
+        before = join_small(before, as_views, layouts, gpu.costs, outputs_of, program.mutations)
     fuser.groups = [*before, *tail]
     needed = _needed(program, fuser, as_views)
     over = {target for target, _ in program.mutations}
@@ -151,12 +151,10 @@ def schedule(
         name = _kernel_name(counter, group)
         counter += 1
         scatter = group.members[0].scatter
-        if programs and scatter is not None and in_any_order(scatter):
+        if gpu and scatter is not None and in_any_order(scatter):
             steps += [KernelStep(k) for k in build_update(group, name, layouts, fills)]
             continue
-        kernel = build_kernel(
-            group, name, mine, layouts, costs, ITEMSIZE.__getitem__, registers=programs > 0, over=over
-        )
+        kernel = build_kernel(group, name, mine, layouts, costs, ITEMSIZE.__getitem__, machine, over=over)
         steps.append(KernelStep(kernel))
     outputs: list[Output | ViewOf] = []
     for o in program.outputs:
@@ -171,10 +169,10 @@ def schedule(
     held = {o.buffer for o in outputs if o.buffer is not None}
     body, end = (steps[:first], steps[first:]) if tail else (steps, [])
     read_later = held | {n for s in end for n in step_reads(s)} | {source for _, source in program.mutations}
-    if programs and fusion:
-        body = join_products(body, layouts, read_later, factors, programs)
+    if gpu and fusion:
+        body = join_products(body, layouts, read_later, factors, gpu)
         if choose is not None:
-            body = fuse_products(body, layouts, read_later, factors, costs, choose)
+            body = fuse_products(body, layouts, read_later, factors, costs, gpu.limits.mma, choose)
     if frugal:
         body = least_memory(body, layouts, read_later)
     steps, updated = update_in_place([*body, *end], program, layouts, held)

@@ -15,6 +15,7 @@ from ..kernels.plan import Plan
 from ..kernels.steps import nbytes, step_reads, step_writes
 from ..lower.graph import lower
 from ..lower.outputs import separate_outputs
+from ..machine import PORTABLE, Machine
 from ..observe.counters import uncounted
 from .pipeline import schedule
 
@@ -24,18 +25,16 @@ def plan_of(
     cfg: Config,
     *,
     frugal: bool = False,
-    recompute: float = 0,
-    programs: int = 0,
+    machine: Machine = PORTABLE,
     choose: Choose | None = None,
 ) -> Plan:
-    """The schedule of a program with separate outputs; `frugal`, `recompute`, `programs` and `choose` as for `schedule`."""
+    """The schedule of a program with separate outputs; `frugal`, `machine` and `choose` as for `schedule`."""
     return schedule(
         program,
         costs=cost,
         fusion=cfg.fusion,
         frugal=frugal,
-        recompute=recompute,
-        programs=programs,
+        machine=machine,
         # Beside a buffer that has memory of its own is memory that nobody may touch.
         arena=cfg.sanitize == "off",
         out_variants=has_out,

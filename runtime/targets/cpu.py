@@ -65,7 +65,7 @@ class Cpu:
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
         from ..schedule.planned import plan_of
 
-        return plan_of(program, self.cfg, frugal=frugal)
+        return plan_of(program, self.cfg, frugal=frugal, machine=cpu_target(self.cfg))
 
     def render(self, plan: Plan, boxed: bool) -> Unit:
         from ..render.cpp_unit import render_unit

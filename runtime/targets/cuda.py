@@ -33,6 +33,7 @@ from ..kernels.routines import Routine, routines_of
 from ..kernels.steps import home
 from ..lower.split.partial_sums import costly_reductions, partial_reductions, read_again
 from ..lower.split.windows import write_out_windows
+from ..machine import Gpu, gpu_target
 from ..observe import counters
 from ..observe.watch import Watch
 from ..render.triton_group import FILL_NAME
@@ -51,11 +52,9 @@ from .product_rules import by_table
 from .products import Races
 from .tune import Timer, Work, tuned, works_of
 
-PROGRAMS_PER_PROCESSOR = 8  # that a reduction should have
 TABLE, CHAIN, TEAM = "table", "chain", "team"  # functions that take more than what the wrapper passes
 CONFIGURATIONS = 4  # of a kernel that are tried
 LEAST = 70  # capability that Triton compiles for, times ten: below it has no atomic operations with a memory order
-RECOMPUTE = 64  # additions that are cheaper than the memory's work for one value
 
 
 @functools.cache
@@ -78,9 +77,9 @@ def unusable(index: int) -> str:
 
 
 @functools.cache
-def processors(index: int) -> int:
-    """Number of a device's multiprocessors."""
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+def gpu_of(index: int) -> Gpu:
+    """The device that kernels are made for."""
+    return Gpu(gpu_target(capability(index)), torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Cuda:
     support = "cuda"
 
     def parts(self) -> dict[str, str]:
-        found = {"target": f"sm_{capability(self.index)} x {processors(self.index)}"} | compiler_identity()
+        found = {"target": f"sm_{capability(self.index)} x {gpu_of(self.index).processors}"} | compiler_identity()
         if self.cfg.cudagraphs:
             found["replayed"] = "yes"  # other kernels
         # What was measured holds for this very device.
@@ -108,11 +107,11 @@ class Cuda:
         advise(program, capability(self.index))
         # Fusion leaves a third of the nests or so.
         start_workers(sum(isinstance(item, Nest) for item in program.items) // 4, self.cfg)
-        return prepared(program, processors(self.index), self.cfg)
+        return prepared(program, gpu_of(self.index), self.cfg)
 
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
         choose = self.races(watch) if self.cfg.max_autotune else by_table(capability(self.index))
-        return scheduled(program, self.cfg, processors(self.index), frugal, choose)
+        return scheduled(program, self.cfg, gpu_of(self.index), frugal, choose)
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed, capability=capability(self.index), replayed=self.cfg.cudagraphs)
@@ -222,16 +221,16 @@ class Cuda:
         return loaded
 
 
-def prepared(program: Program, processors: int, cfg: Config | None = None) -> Program:
-    """The program in the form that suits a GPU of so many multiprocessors."""
-    program = copied_outputs(write_out_windows(program), row_bytes)
-    programs = PROGRAMS_PER_PROCESSOR * processors
+def prepared(program: Program, gpu: Gpu, cfg: Config | None = None) -> Program:
+    """The program in the form that suits a GPU."""
+    program = copied_outputs(write_out_windows(program), row_bytes, gpu)
+    programs = gpu.costs.programs * gpu.processors
     costly = costly_reductions(program) if cfg is None or cfg.fusion else frozenset()
     together = read_again(program, programs)
     while together:
         # Which kernels there will be is known when there is a plan.
         kept = partial_reductions(program, programs, together, costly)
-        teams = [k for k in scheduled(kept, cfg or Config(), processors).kernels() if k.team > 1]
+        teams = [k for k in scheduled(kept, cfg or Config(), gpu).kernels() if k.team > 1]
         found = together & {name for k in teams for name in k.defines}
         if found == together:
             return kept
@@ -239,16 +238,14 @@ def prepared(program: Program, processors: int, cfg: Config | None = None) -> Pr
     return partial_reductions(program, programs, costly=costly)
 
 
-def scheduled(
-    program: Program, cfg: Config, processors: int, frugal: bool = False, choose: Choose | None = None
-) -> Plan:
-    """The plan of a prepared program for a GPU of so many multiprocessors; `choose` as for `schedule`."""
-    plan = plan_of(program, cfg, frugal=frugal, recompute=RECOMPUTE, programs=processors, choose=choose)
+def scheduled(program: Program, cfg: Config, gpu: Gpu, frugal: bool = False, choose: Choose | None = None) -> Plan:
+    """The plan of a prepared program for a GPU; `choose` as for `schedule`."""
+    plan = plan_of(program, cfg, frugal=frugal, machine=gpu, choose=choose)
 
     def ordered(kernel: Kernel) -> Kernel:
         kernel = in_memory_order(kernel, plan.layouts)
         homes = {b: home(plan, b) for b in (*kernel.reads, *kernel.writes)}
-        return replace(kernel, team=team_of(kernel, plan.layouts, homes, processors))
+        return replace(kernel, team=team_of(kernel, plan.layouts, homes, gpu.processors))
 
     plan.steps = [replace(s, kernel=ordered(s.kernel)) if isinstance(s, KernelStep) else s for s in plan.steps]
     return plan

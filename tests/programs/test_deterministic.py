@@ -22,6 +22,7 @@ from opforge.runtime.lower import graph as lowering
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets.cuda import prepared, scheduled
+from tests.support.gpu_plan import H200
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool]
 DTYPES += [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.float8_e4m3fn]
@@ -149,9 +150,9 @@ def sources(fn: Callable[..., Any], dtype: torch.dtype) -> tuple[str, list[str]]
     with torch.no_grad():
         traced = trace(fn, [x, y, torch.zeros(5, dtype=torch.int64)])
     rewrite(traced.graph, RULES, device="cuda")
-    program = prepared(separate_outputs(lowering.lower(traced.graph).program), 132)
+    program = prepared(separate_outputs(lowering.lower(traced.graph).program), H200)
     externs = [item.target for item in program.items if isinstance(item, Extern)]
-    return render_triton(scheduled(program, Config(), 132)).source, externs
+    return render_triton(scheduled(program, Config(), H200)).source, externs
 
 
 UPDATES = [index_add, scatter_add, put, embedding_backward, gather_backward, pool_backward]

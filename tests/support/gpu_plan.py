@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opforge.generated.rewrites import RULES
+from opforge.generated.targets import GPU_TARGETS
 from opforge.runtime.check.plan import check
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import Config
@@ -19,9 +21,11 @@ from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import _atomic, _Lowerer
 from opforge.runtime.lower.one_hot import one_hot_sums
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.machine import Gpu
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 PROCESSORS = 132
+H200 = Gpu(GPU_TARGETS["sm_90"], PROCESSORS)
 
 
 def planned(
@@ -40,10 +44,10 @@ def planned(
     lowerer = _Lowerer(traced.graph, "cpu", True, 0)
     lowerer.b.atomic, lowerer.b.unordered = _atomic(), True
     loops = lowerer.run(written_inside(traced) if writes else {}).program
-    program = prepared(one_hot_sums(separate_outputs(loops)), processors)
-    plan = scheduled(program, Config(), processors, choose=choose)
+    program = prepared(one_hot_sums(separate_outputs(loops)), replace(H200, processors=processors))
+    plan = scheduled(program, Config(), replace(H200, processors=processors), choose=choose)
     check(program, plan)
     return plan
 
 
-__all__ = ["PROCESSORS", "planned"]
+__all__ = ["H200", "PROCESSORS", "planned"]

@@ -33,7 +33,7 @@ from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 from .gpu_lowering import lowered_for_a_gpu
-from .gpu_plan import PROCESSORS
+from .gpu_plan import H200
 from .teams_interpreted import launch_once
 from .triton_interpreter import mend
 
@@ -59,10 +59,10 @@ class Interpreted:
         return replace(self, cfg=replace(self.cfg, fusion=False))
 
     def prepare(self, program: Program) -> Program:
-        return prepared(program, PROCESSORS, self.cfg)
+        return prepared(program, H200, self.cfg)
 
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        return scheduled(program, self.cfg, PROCESSORS, frugal)
+        return scheduled(program, self.cfg, H200, frugal)
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed)

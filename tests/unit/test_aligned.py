@@ -25,7 +25,7 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_group import FILL
 from opforge.runtime.targets.cuda import scheduled
-from tests.support.gpu_plan import planned
+from tests.support.gpu_plan import H200, planned
 
 CPU = torch.device("cpu")
 FIRST = (0xF00, 0, 128)
@@ -245,7 +245,7 @@ def test_arguments_of_symbolic_size() -> None:
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         program = lower(trace(gm, inputs).graph).program
-        plan = scheduled(separate_outputs(program), Config(), 132)
+        plan = scheduled(separate_outputs(program), Config(), H200)
         (kernel,) = plan.kernels()
         found.append(arguments([kernel], plan))
         symbols.extend(str(s) for s in inputs if not isinstance(s, Tensor))

@@ -27,7 +27,7 @@ RANK = {
             ("errors", "garbage"),
             ("inductor_options",),
             ("inductor_options", "torch_compat"),
-            ("config", "observe", "philox"),
+            ("config", "machine", "observe", "philox"),
             ("ir",),
             ("dispatch",),
             ("partition",),

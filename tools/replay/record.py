@@ -28,7 +28,7 @@ from opforge.runtime.targets.cpu import Cpu
 from opforge.runtime.targets.cuda import configurations, scheduled
 from opforge.runtime.targets.product_rules import by_table
 from opforge.tests.support.gpu_lowering import lowered_for_a_gpu
-from opforge.tests.support.gpu_plan import PROCESSORS
+from opforge.tests.support.gpu_plan import H200
 from opforge.tests.support.interpreted import Interpreted
 
 THREADS = 2
@@ -59,7 +59,7 @@ class GpuRecord(Interpreted):
     support = "cuda"
 
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        return scheduled(program, self.cfg, PROCESSORS, frugal, by_table(CAPABILITY))
+        return scheduled(program, self.cfg, H200, frugal, by_table(CAPABILITY))
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed, capability=CAPABILITY)

@@ -18,6 +18,9 @@ from opforge.runtime.kernels.plan import ExternStep, Kernel, KernelStep, Phase, 
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
+from tests.support.gpu_plan import H200
+
+GPU = replace(H200, processors=4)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -28,8 +31,8 @@ def made(fn: Callable[..., Tensor | tuple[Tensor, ...]] = attend) -> tuple[Progr
     inputs = [torch.randn(2, 64, 32).bfloat16() for _ in range(3)] + [torch.randn(64, 64).bfloat16()]
     with torch.no_grad():
         traced = trace(fn, inputs)
-    program = prepared(separate_outputs(lower(traced.graph).program), 4)
-    plan = scheduled(program, Config(), 4)
+    program = prepared(separate_outputs(lower(traced.graph).program), GPU)
+    plan = scheduled(program, Config(), GPU)
     check(program, plan)
     return program, plan
 

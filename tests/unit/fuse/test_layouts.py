@@ -18,12 +18,13 @@ from opforge.runtime.render.triton_unit import blocks
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.tile.launch import launch
 from tests.support import gpu_plan
+from tests.support.gpu_plan import H200
 
 
 def planned(fn: Callable[..., Any], *inputs: Tensor) -> Plan:
     """The plan for a GPU, checked."""
-    program = prepared(separate_outputs(lower(trace(fn, inputs).graph).program), 132)
-    plan = scheduled(program, Config(), 132)
+    program = prepared(separate_outputs(lower(trace(fn, inputs).graph).program), H200)
+    plan = scheduled(program, Config(), H200)
     check(program, plan)
     return plan
 

@@ -20,7 +20,7 @@ from opforge.runtime.kernels.plan import CopyStep, ExternStep, KernelStep, Plan
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
-from tests.support.gpu_plan import PROCESSORS, planned
+from tests.support.gpu_plan import H200, planned
 from tests.support.scripts import importable
 
 
@@ -78,8 +78,8 @@ def test_a_recurrent_training_step() -> None:
 
     traced = trace(step, [torch.randn(24, 16, 64), *parameters])
     rewrite(traced.graph, RULES, device="cuda")
-    program = prepared(separate_outputs(lower(traced.graph).program), PROCESSORS)
-    plan = scheduled(program, Config(), PROCESSORS)
+    program = prepared(separate_outputs(lower(traced.graph).program), H200)
+    plan = scheduled(program, Config(), H200)
     check(program, plan)
     assert kernels(plan) == 97
     assert sum(isinstance(s, ExternStep) for s in plan.steps) == 96
@@ -180,8 +180,8 @@ def test_inputs_are_still_written_in_place() -> None:
     given = [torch.randn(8, 16), *(torch.randn(8, 8) for _ in range(4))]
     with torch.no_grad():
         traced = trace(step, given)
-    program = prepared(separate_outputs(lower(traced.graph, written_inside(traced)).program), PROCESSORS)
-    plan = scheduled(program, Config(), PROCESSORS)
+    program = prepared(separate_outputs(lower(traced.graph, written_inside(traced)).program), H200)
+    plan = scheduled(program, Config(), H200)
     check(program, plan)
     assert not [s for s in plan.steps if isinstance(s, CopyStep)]
 

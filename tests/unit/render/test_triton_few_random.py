@@ -16,14 +16,14 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets.cuda import job_of, prepared, scheduled
-from tests.support.gpu_plan import PROCESSORS
+from tests.support.gpu_plan import H200
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_it_compiles(count: int, tmp_path: Path) -> None:
     with torch.no_grad():
         traced = trace(lambda x: torch.rand(count) + x, [torch.ones(())], random="philox")
-    plan = scheduled(prepared(separate_outputs(lower(traced.graph).program), PROCESSORS), Config(), PROCESSORS)
+    plan = scheduled(prepared(separate_outputs(lower(traced.graph).program), H200), Config(), H200)
     kernels = render_triton(plan).kernels.values()
     assert any("philox" in k.source for k in kernels)
     for k in kernels:

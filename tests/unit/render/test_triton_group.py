@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.gpu_plan import H200
+
 pytest.importorskip("triton")
 
 import triton
@@ -106,8 +108,8 @@ def chained(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 def planned(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Plan:
     with torch.no_grad():
         traced = trace(fn, [t.clone() for t in inputs])
-    program = prepared(separate_outputs(lower(traced.graph, written_inside(traced)).program), 132)
-    plan = scheduled(program, Config(), 132)
+    program = prepared(separate_outputs(lower(traced.graph, written_inside(traced)).program), H200)
+    plan = scheduled(program, Config(), H200)
     check(program, plan)
     return plan
 

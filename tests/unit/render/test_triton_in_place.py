@@ -17,13 +17,14 @@ from opforge.runtime.kernels.plan import CopyStep, Plan
 from opforge.runtime.kernels.steps import home
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.machine import PORTABLE
 from opforge.runtime.render.triton import render_kernel
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.schedule.pipeline import schedule
 
 pytest.importorskip("triton")
 
-from tests.support.gpu_plan import PROCESSORS
+from tests.support.gpu_plan import H200
 from tests.support.triton_run import compile_sm90, job_of, launch_interpreted
 
 F = torch.nn.functional
@@ -111,7 +112,7 @@ def plan_of(f: Callable[..., Any], inputs: list[torch.Tensor]) -> Plan:
     program = separate_outputs(lower(traced.graph, written).program)
     # As for a processor, whose tiles have memory, but where that matters.
     plan = schedule(
-        program, costs=cost, out_variants=has_out, any_strides=any_strides, programs=PROCESSORS if f is turned else 0
+        program, costs=cost, out_variants=has_out, any_strides=any_strides, machine=H200 if f is turned else PORTABLE
     )
     check(program, plan)
     assert not any(isinstance(step, CopyStep) for step in plan.steps)

@@ -22,7 +22,7 @@ from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.training import split
-from tests.support.gpu_plan import PROCESSORS, planned
+from tests.support.gpu_plan import H200, planned
 from tests.support.triton_run import compile_sm90, job_of, launch_interpreted, results
 
 aten = torch.ops.aten
@@ -89,8 +89,8 @@ def test_positions_are_kept_in_few_bits(size: int, dtype: torch.dtype) -> None:
     assert dtype in [t.dtype for t in kept]
     assert torch.int64 not in [t.dtype for t in kept]
     for half in (parts.forward, parts.backward):
-        program = prepared(separate_outputs(lower(half).program), PROCESSORS)
-        plan = scheduled(program, Config(), PROCESSORS, frugal=True)
+        program = prepared(separate_outputs(lower(half).program), H200)
+        plan = scheduled(program, Config(), H200, frugal=True)
         check(program, plan)
         assert len(plan.kernels()) == 1
         assert not any(isinstance(step, ExternStep) for step in plan.steps)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.support.gpu_plan import H200
+
 pytest.importorskip("triton")
 
 from opforge.generated.rewrites import RULES
@@ -141,8 +143,8 @@ def planned(fn: Callable[..., Any], inputs: list[Tensor], externs: bool = False)
     with torch.no_grad():
         traced = trace(fn, inputs)
     rewrite(traced.graph, RULES)
-    program = prepared(separate_outputs(lower(traced.graph).program), PROCESSORS)
-    plan = scheduled(program, cfg, PROCESSORS)
+    program = prepared(separate_outputs(lower(traced.graph).program), H200)
+    plan = scheduled(program, cfg, H200)
     check(program, plan)
     assert externs or not any(isinstance(step, ExternStep) for step in plan.steps)
     return plan

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.gpu_plan import H200
+
 pytest.importorskip("triton")
 
 from opforge.runtime.build.triton_job import compile_job
@@ -29,7 +31,7 @@ def everything(x: Tensor) -> Any:
 
 
 def plan(fn: Callable[..., Any], *shape: int, dtype: torch.dtype = torch.float32) -> Plan:
-    return scheduled(prepared(lowered(fn, shape, dtype=dtype), 132), Config(), 132)
+    return scheduled(prepared(lowered(fn, shape, dtype=dtype), H200), Config(), H200)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])

@@ -22,7 +22,7 @@ from opforge.runtime.render.triton_team import SLOT
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets import cuda
 from opforge.runtime.tile.launch import piece_of
-from tests.support.gpu_plan import PROCESSORS, planned
+from tests.support.gpu_plan import H200, PROCESSORS, planned
 from tests.support.ir_text import parse
 from tests.support.loops import Ran, agree
 from tests.support.row_programs import kept
@@ -154,10 +154,10 @@ def test_unfused_reductions_are_cut() -> None:
     from opforge.runtime.lower.outputs import separate_outputs
 
     program = separate_outputs(lower(trace(CASES["softmax"][0], [torch.randn(8, 131072)]).graph).program)
-    whole = cuda.prepared(program, PROCESSORS)
-    cut = cuda.prepared(program, PROCESSORS, Config(fusion=False))
+    whole = cuda.prepared(program, H200)
+    cut = cuda.prepared(program, H200, Config(fusion=False))
     assert len(whole.items) < len(cut.items)
-    assert read_again(program, cuda.PROGRAMS_PER_PROCESSOR * PROCESSORS)
+    assert read_again(program, H200.costs.programs * PROCESSORS)
     assert dump(parse(dump(whole))) == dump(whole)
     assert " together" in dump(whole)
     assert " together" not in dump(cut)

@@ -1,0 +1,42 @@
+"""What kernels are made for: a processor or a GPU, as its spec entry has it (specs/targets), and what only the device itself tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..generated.targets import CPU_TARGETS, GPU_TARGETS, CpuTarget, GpuBudgets, GpuCosts, GpuLimits, GpuTarget
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: its target, and how many multiprocessors the device has."""
+
+    target: GpuTarget
+    processors: int
+
+    @property
+    def limits(self) -> GpuLimits:
+        return self.target.limits
+
+    @property
+    def budgets(self) -> GpuBudgets:
+        return self.target.budgets
+
+    @property
+    def costs(self) -> GpuCosts:
+        return self.target.costs
+
+
+Machine = CpuTarget | Gpu
+
+PORTABLE: Machine = CPU_TARGETS["scalar"]
+"""Where nobody says what the kernels are for."""
+
+
+def gpu_target(capability: int) -> GpuTarget:
+    """The target of a GPU by its compute capability (times ten): the greatest that is not above it, else the least of all."""
+    known = sorted(GPU_TARGETS.values(), key=lambda target: target.capability)
+    return next((t for t in reversed(known) if t.capability <= capability), known[0])
+
+
+__all__ = ["PORTABLE", "Gpu", "Machine", "gpu_target"]
