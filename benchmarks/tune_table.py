@@ -13,7 +13,7 @@ import torch
 from opforge.generated.targets import GPU_TARGETS
 from opforge.generated.tuning import Block, Rule, Tuning
 from opforge.runtime.render.triton_unit import TritonKernel
-from opforge.runtime.tile.blocks import MOST_WARPS, kind_of
+from opforge.runtime.tile.blocks import kind_of
 from opforge.runtime.tile.launch import Launch
 
 GAIN = 1.03  # times as fast: less is no difference
@@ -45,12 +45,12 @@ def best(samples: Sequence[Sample]) -> tuple[Factors, float]:
     return (key, mean[key]) if mean[key] >= GAIN else ((1.0, 1.0, 1.0), 1.0)
 
 
-def scaled(rule: Rule, by: Factors) -> Rule:
-    """The rule with other sizes; what it does not limit stays without a limit."""
+def scaled(rule: Rule, by: Factors, most: int) -> Rule:
+    """The rule with other sizes; what it does not limit stays without a limit. most: warps of a program."""
     x, r, w = by
     warps = max(1, int(rule.warps * w))
     if rule.each:  # which gives the warps, up to that number
-        warps = min(MOST_WARPS, max(rule.warps, warps))
+        warps = min(most, max(rule.warps, warps))
     return replace(
         rule,
         x=_times(rule.x, x),
@@ -94,7 +94,10 @@ def table_text(tuning: Tuning, samples: Sequence[Sample], capability: int) -> st
                 continue
             by, gain = best(some)
             what = f"{gain:.2f} times as fast as before" if gain > 1 else "as before"
-            lines += [f"  # kernels: {len(some)}, {what}", rule_text(kind, scaled(rule, by))]
+            lines += [
+                f"  # kernels: {len(some)}, {what}",
+                rule_text(kind, scaled(rule, by, some[0].shape.gpu.limits.warps)),
+            ]
     lines += [f"  # products: as for {tuning.name}", "  tiles:", *map(product_text, tuning.tiles)]
     # Nothing is fused without being measured where nobody has measured: `max_autotune` and benchmarks/products.py say where it is worth it.
     return "\n".join([*lines, f"  margin: {tuning.margin}", "  fused: []"])

@@ -63,8 +63,6 @@ class GpuLimits:
     """Bytes that a thread loads or stores at once at most, at an address that is a multiple of them."""
     sector: int
     """Bytes that the memory sends together."""
-    plain_shared: int
-    """Bytes of shared memory that a program may have without asking for them."""
     arguments: int
     """Bytes of a launch's arguments."""
     mma: Mma
@@ -115,12 +113,14 @@ class GpuCosts:
 
 @dataclass(frozen=True, slots=True)
 class CpuTarget:
-    """A processor: elements of a vector, the compiler's macro that says it is there, and flags."""
+    """A processor: elements of a vector, the compiler's macro that says it is there, and flags; its family, and what it must be able to do."""
 
     name: str
     lanes: int
     guard: str
     flags: tuple[str, ...]
+    architecture: str
+    features: frozenset[str]
     limits: CpuLimits
     budgets: CpuBudgets
     costs: CpuCosts
@@ -154,6 +154,8 @@ CPU_TARGETS: dict[str, CpuTarget] = {
         8,
         "__AVX2__",
         ("-march=x86-64-v3",),
+        "x86_64",
+        frozenset(["abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"]),
         CpuLimits(line=64),
         CpuBudgets(tile=32768, scratch=262144, strips=262144),
         CpuCosts(recompute=0, in_phase=8),
@@ -164,6 +166,23 @@ CPU_TARGETS: dict[str, CpuTarget] = {
         16,
         "__AVX512F__",
         ("-march=x86-64-v4",),
+        "x86_64",
+        frozenset(
+            [
+                "abm",
+                "avx2",
+                "avx512bw",
+                "avx512cd",
+                "avx512dq",
+                "avx512f",
+                "avx512vl",
+                "bmi1",
+                "bmi2",
+                "f16c",
+                "fma",
+                "movbe",
+            ]
+        ),
         CpuLimits(line=64),
         CpuBudgets(tile=32768, scratch=262144, strips=262144),
         CpuCosts(recompute=0, in_phase=8),
@@ -174,6 +193,8 @@ CPU_TARGETS: dict[str, CpuTarget] = {
         4,
         "__ARM_NEON",
         ("-march=armv8-a",),
+        "arm64",
+        frozenset([]),
         CpuLimits(line=64),
         CpuBudgets(tile=32768, scratch=262144, strips=262144),
         CpuCosts(recompute=0, in_phase=8),
@@ -184,6 +205,8 @@ CPU_TARGETS: dict[str, CpuTarget] = {
         4,
         "",
         (),
+        "any",
+        frozenset([]),
         CpuLimits(line=64),
         CpuBudgets(tile=32768, scratch=262144, strips=262144),
         CpuCosts(recompute=0, in_phase=8),
@@ -195,16 +218,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
     "sm_80": GpuTarget(
         "sm_80",
         80,
-        GpuLimits(
-            line=128,
-            warp=32,
-            warps=32,
-            vector=16,
-            sector=32,
-            plain_shared=49152,
-            arguments=4096,
-            mma=Mma(edge=16, steps=32),
-        ),
+        GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
         GpuBudgets(tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256),
         GpuCosts(
             recompute=64,
@@ -222,16 +236,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
     "sm_90": GpuTarget(
         "sm_90",
         90,
-        GpuLimits(
-            line=128,
-            warp=32,
-            warps=32,
-            vector=16,
-            sector=32,
-            plain_shared=49152,
-            arguments=4096,
-            mma=Mma(edge=16, steps=32),
-        ),
+        GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
         GpuBudgets(tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256),
         GpuCosts(
             recompute=64,

@@ -24,6 +24,7 @@ from opforge.runtime.render.cpp_unit import render_unit
 from opforge.runtime.render.triton import render_kernel
 from opforge.runtime.schedule.pipeline import schedule
 from opforge.runtime.schedule.planned import cost
+from opforge.tests.support.machines import AVX2, H200, launched_on
 
 PAGE = Path(__file__).parent.parent / "docs" / "stages.md"
 
@@ -73,8 +74,8 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor], section: 
     section("4. The loop IR (lower)", dump(lowered.program))
     plan = schedule(lowered.program, costs=cost, out_variants=has_out)
     section("5. The plan (schedule): kernels, loops, places", plan_text(plan))
-    section("6. C++ (render)", render_unit(plan, lanes=8, threads=2, threshold=16384).source, "cpp")
-    for kernel in plan.kernels():
+    section("6. C++ (render)", render_unit(plan, AVX2, threads=2, threshold=16384).source, "cpp")
+    for kernel in launched_on(plan, H200).kernels():
         section("7. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python")
     section("8. The wrapper", render_wrapper(plan, parameters(lowered), OUT), "python")
 

@@ -20,15 +20,11 @@ from pathlib import Path
 import torch
 
 from ...errors import BuildError
-from ...generated.targets import CPU_TARGETS
+from ...generated.targets import CPU_TARGETS, CpuTarget
 from ..config import Config
 from .command import run_command
 
 __all__ = ["Toolchain", "chosen_target", "find_toolchain", "host_target", "openmp_library", "runs_here"]
-
-# What the kernel of the operating system calls the features of x86-64-v3 and x86-64-v4.
-_V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
-_NEEDS = {"avx2": _V3, "avx512": _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}}
 
 # Variables by which compilers and linkers find headers, libraries and parts of themselves, or change what they make: "Environment Variables
 # Affecting GCC" in GCC's manual, "Environment" in those of ld and clang, and Apple's.
@@ -122,23 +118,27 @@ def host_target() -> str:
 
     It does not follow `ATEN_CPU_CAPABILITY`, which chooses among torch's own kernels.
     """
-    return next((name for name in ("neon", "avx512", "avx2") if runs_here(name)), "scalar")
+    return next(target.name for target in _widest_first() if runs_here(target.name))
+
+
+def _widest_first() -> list[CpuTarget]:
+    return sorted(CPU_TARGETS.values(), key=lambda target: -target.lanes)
 
 
 @functools.cache
 def runs_here(target: str) -> bool:
     """Whether this processor has the instructions of a target; code with others would end the process."""
-    if target == "scalar":
+    known = CPU_TARGETS[target]
+    if known.architecture == "any":
         return True
     if platform.machine() in ("aarch64", "arm64"):
-        return target == "neon"
-    if target not in _NEEDS:
+        return known.architecture == "arm64"
+    if known.architecture != "x86_64":
         return False
-    features = _features()
-    if features is None:
-        capability = torch.backends.cpu.get_cpu_capability()
-        return capability == "AVX512" or (capability, target) == ("AVX2", "avx2")
-    return _NEEDS[target] <= features
+    if (features := _features()) is not None:
+        return known.features <= features
+    capability = CPU_TARGETS.get(torch.backends.cpu.get_cpu_capability().lower())
+    return capability is not None and known.features <= capability.features
 
 
 def _features() -> set[str] | None:
@@ -175,8 +175,7 @@ def _target_of(command: tuple[str, ...], flags: tuple[str, ...], timeout_s: floa
             short=(*said.splitlines()[:3], f"flags: {shlex.join(flags)} (the setting cxx_flags is among them)"),
         )
     macros = {line.split()[1] for line in ran.output.splitlines() if line.startswith("#define ")}
-    widest = sorted(CPU_TARGETS.values(), key=lambda t: -t.lanes)
-    target = next((t.name for t in widest if t.guard in macros and "OPFORGE_SCALAR" not in macros), "scalar")
+    target = next((t.name for t in _widest_first() if t.guard in macros and "OPFORGE_SCALAR" not in macros), "scalar")
     if not runs_here(target):
         raise BuildError(
             f"the C++ compiler makes code for {target}, which this machine ({host_target()}) cannot run: "

@@ -135,7 +135,7 @@ def build_kernel(
         if dear:
             more = in_memory | {p for p in scratch_of if f"tile_{p}" in dear}
             return build_kernel(group, name, needed, layouts, costs, itemsize, machine, over=over, in_memory=more)
-    return _finish(group, name, phases, scratch, layouts)
+    return _finish(group, name, phases, scratch, layouts, machine)
 
 
 def _read_elsewhere(phases: tuple[Phase, ...], scratch: list[Buffer]) -> set[str]:
@@ -167,7 +167,7 @@ def _cost_of_each(st: Store | Scan, costs: Callable[[str], float]) -> float:
 
 
 def build_update(
-    group: Group, name: str, layouts: dict[str, Buffer], fills: Mapping[str, Nest]
+    group: Group, name: str, layouts: dict[str, Buffer], fills: Mapping[str, Nest], gpu: Gpu
 ) -> tuple[Kernel, Kernel]:
     """An indexed update whose order does not matter as two kernels of independent points: the copy of the base (or the base itself, where
     it is one of `fills`), then atomic updates.
@@ -182,7 +182,9 @@ def build_update(
         value = rebuild(fill.body, lambda _: None, identity_mapping(fill.vars, start.index))
         slots[first] = [replace(start, value=value)]
     copy, update = (
-        _finish(replace(group, outer=inner), f"{name}{suffix}", (Phase((), tuple(body)),), [], layouts, serial=False)
+        _finish(
+            replace(group, outer=inner), f"{name}{suffix}", (Phase((), tuple(body)),), [], layouts, gpu, serial=False
+        )
         for ((_, inner), body), suffix in zip(slots.items(), ("_base", ""), strict=True)
     )
     return copy, update
@@ -193,7 +195,7 @@ def kernel_of(
 ) -> Kernel:
     """A kernel of independent points that computes a part of what the kernel `of_` would."""
     group = Group(0, outer)
-    made = _finish(group, name, (Phase((), body),), [], layouts, serial=False)
+    made = _finish(group, name, (Phase((), body),), [], layouts, of_.machine, serial=False)
     return replace(made, defines=of_.defines, origins=of_.origins)
 
 
@@ -203,6 +205,7 @@ def _finish(
     phases: tuple[Phase, ...],
     scratch: list[Buffer],
     layouts: dict[str, Buffer],
+    machine: Machine,
     serial: bool = True,
 ) -> Kernel:
     local = {b.name for b in scratch}
@@ -231,6 +234,7 @@ def _finish(
         serial,
         tuple(sorted(_symbols(group.outer, phases, [layouts[b] for b in (*reads, *writes) if b in layouts]))),
         group.walk,
+        machine=machine,
     )
 
 

@@ -131,7 +131,7 @@ def readers_and_writers(steps: Sequence[Step]) -> tuple[dict[str, list[int]], di
 
 
 def as_one(name: str, parts: Sequence[KernelStep | ExternStep]) -> Kernel:
-    """A kernel that runs steps as one; its results are those of the last."""
+    """A kernel that runs steps as one, one of them a kernel; its results are those of the last."""
     kernels = [s.kernel for s in parts if isinstance(s, KernelStep)]
     written = {n for s in parts for n in step_writes(s)}
     reads = dict.fromkeys(n for s in parts for n in step_reads(s) if n not in written)
@@ -140,7 +140,17 @@ def as_one(name: str, parts: Sequence[KernelStep | ExternStep]) -> Kernel:
     )
     defines = tuple(n for k in kernels for n in k.defines)
     writes = step_writes(parts[-1])
-    return Kernel(name, (), (), tuple(reads), writes, defines=defines, origins=tuple(origins), parts=tuple(parts))
+    return Kernel(
+        name,
+        (),
+        (),
+        tuple(reads),
+        writes,
+        defines=defines,
+        origins=tuple(origins),
+        parts=tuple(parts),
+        machine=kernels[0].machine,
+    )
 
 
 def count(loops: tuple[Var, ...]) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ..ir.index import Expr, Var
 from ..ir.nodes import Buffer, Extern, Node, Output, Size
+from ..machine import PORTABLE, Gpu, Machine
 
 REDUCED = "reg_"  # begins the names of registers
 
@@ -112,6 +113,13 @@ class Kernel:
     ] = ()  # the steps that it runs as one, and nothing else: what they pass on has no memory
     tile: Tile | None = None  # of parts that are a product of matrices with what is beside it
     team: int = 1  # programs that go through the inner loops of an outer point together, and wait for each other
+    machine: Machine = PORTABLE  # that it is for
+
+    @property
+    def gpu(self) -> Gpu:
+        """Its machine, where that is a GPU."""
+        assert isinstance(self.machine, Gpu), self.name
+        return self.machine
 
 
 @dataclass(frozen=True)

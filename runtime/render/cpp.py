@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ...generated.cpp_scalars import CPP_KIND
 from ...generated.scalars import REDUCTIONS
-from ...generated.targets import DTYPES
+from ...generated.targets import DTYPES, CpuTarget
 from ..ir.atoms import Atom, Monomial
 from ..ir.index import Expr, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
 from ..ir.nodes import ITEMSIZE, Buffer, Node
@@ -54,13 +54,13 @@ class Writer:
         fk: FlatKernel,
         layouts: Mapping[str, Buffer],
         tables: CppTables,
-        lanes: int,
+        target: CpuTarget,
         threads_hint: int,
         threshold: int,
     ):
-        self.fk, self.layouts, self.tables, self.lanes = fk, layouts, tables, lanes
+        self.fk, self.layouts, self.tables, self.target, self.lanes = fk, layouts, tables, target, target.lanes
         self.threads, self.threshold = threads_hint, threshold
-        self.choice = choose_lanes(fk, lanes) if lanes > 1 else Lanes("none")
+        self.choice = choose_lanes(fk, self.lanes) if self.lanes > 1 else Lanes("none")
         self.scopes: list[Scope] = [Scope([], 1, set())]
         self.counter = 0
         self.written = set(fk.kernel.writes) | {b.name for b in fk.kernel.scratch}

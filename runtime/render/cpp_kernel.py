@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from ...generated.targets import CpuTarget
 from ..ir.index import expr, product
 from ..ir.nodes import Buffer
 from ..ir.quote import comment_text
@@ -32,7 +33,7 @@ SHORT = 64  # an inner loop of at most this many steps stays inside the lanes of
 
 
 def render_kernel(
-    kernel: Kernel, layouts: Mapping[str, Buffer], tables: CppTables, *, lanes: int, threads: int, threshold: int
+    kernel: Kernel, layouts: Mapping[str, Buffer], tables: CppTables, target: CpuTarget, *, threads: int, threshold: int
 ) -> list[Function]:
     """The C++ functions of a kernel. The last has the kernel's name and takes the pointers of `reads`, then of `writes`, then size symbols (int64_t);
     those before it are the pieces that it calls.
@@ -45,7 +46,7 @@ def render_kernel(
 
     def texts(pieces: Sequence[FlatKernel]) -> list[str]:
         merged = [collapse(piece) for piece in pieces] if len(pieces) > 1 else pieces
-        return ["\n".join(KernelWriter(fk, layouts, tables, lanes, threads, threshold).body()) for fk in merged]
+        return ["\n".join(KernelWriter(fk, layouts, tables, target, threads, threshold).body()) for fk in merged]
 
     functions: list[Function] = []
     bodies: list[str] = []

@@ -140,7 +140,7 @@ class OuterWriter(RowWriter):
         assert w is not None
         others = [v for v in self.fk.outer if v is not w]
         biggest = max([1, *(int(n) for b in self.fk.kernel.scratch if isinstance(n := product(b.shape), int))])
-        while self.tile > self.lanes and self.tile * biggest > 32768:
+        while self.tile > self.lanes and self.tile * biggest > self.target.budgets.tile:
             self.tile //= 2
         many = bool(others) and self._enough(others)
         width = self._register_width(w)

@@ -13,9 +13,7 @@ from ..ir.nodes import ITEMSIZE, Node
 from ..kernels.plan import Scan
 from ..tile.loops import FlatPhase, FlatStatement, Lanes
 from .cpp import COMPUTE, MEMORY
-from .cpp_tiles import LINE, TileWriter, across, ceil_div
-
-ROOM = 262144  # bytes for the strips of a group: a part of the second cache, and of a thread's stack
+from .cpp_tiles import TileWriter, across, ceil_div
 
 
 @dataclass
@@ -62,7 +60,12 @@ class StripWriter(TileWriter):
                 if not n.attr.index:
                     continue
                 e = n.attr.index[0]
-                if not n.args and not self.local(n) and e.coefficient(u) == 1 and across(e, u, v, 1):
+                if (
+                    not n.args
+                    and not self.local(n)
+                    and e.coefficient(u) == 1
+                    and across(e, u, v, 1, self.target.limits.line)
+                ):
                     found.loads[n] = n.attr.buffer, e, v
                 else:
                     unit = unit or e.coefficient(v) == 1
@@ -78,10 +81,10 @@ class StripWriter(TileWriter):
                 if any(e.coefficient(p.inner[0]) not in (expr(0), expr(1)) for e in others):
                     return False
         sizes = {key: ITEMSIZE[n.dtype] for n, key in found.loads.items()}
-        found.group = max(LINE // min(sizes.values()), self.lanes)
+        found.group = max(self.target.limits.line // min(sizes.values()), self.lanes)
         bytes_ = sum(product([key[2].extent]) * size for key, size in sizes.items()) * found.group
         groups = product(v.extent if v is not found.rows else ceil_div(v, found.group) for v in self.fk.outer)
-        return int(bytes_) <= ROOM and (not isinstance(groups, int) or groups >= self.threads)
+        return int(bytes_) <= self.target.budgets.strips and (not isinstance(groups, int) or groups >= self.threads)
 
     # -- code ----------------------------------------------------------------------------------------------------------
     def _grouped_rows(self, plan: Strips) -> None:

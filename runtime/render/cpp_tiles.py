@@ -19,13 +19,11 @@ from ..tile.loops import FlatStatement
 from .cpp import COMPUTE, MEMORY
 from .cpp_outer import OuterWriter
 
-LINE = 64  # bytes that travel together between the caches
 EDGES = (
     64,
     32,
     16,
 )  # points on the side of a tile: long runs of memory for few page changes, if the arrays leave room in the first cache
-ROOM = 32768  # bytes for the arrays of a tile
 
 
 @dataclass
@@ -60,7 +58,7 @@ class TileWriter(OuterWriter):
         for u in fk.outer:
             if u is w or (isinstance(u.extent, int) and u.extent < self.lanes):
                 continue
-            count = sum(across(e, u, w, size) for (_, e), size in accesses.items())
+            count = sum(across(e, u, w, size, self.target.limits.line) for (_, e), size in accesses.items())
             if count and (
                 best is None or count >= best[0]
             ):  # of equals the innermost: nearest in memory for the others
@@ -79,7 +77,9 @@ class TileWriter(OuterWriter):
         tiles = product(
             v.extent if v not in (found.rows, self.choice.var) else ceil_div(v, edge) for v in self.fk.outer
         )
-        return bytes_ * edge * edge <= ROOM and (not isinstance(tiles, int) or tiles >= 2 * self.threads)
+        return bytes_ * edge * edge <= self.target.budgets.tile and (
+            not isinstance(tiles, int) or tiles >= 2 * self.threads
+        )
 
     def _accesses(self, statements: list[FlatStatement]) -> Iterator[tuple[str, Expr, int]]:
         for s in statements:
@@ -98,7 +98,12 @@ class TileWriter(OuterWriter):
                 for n in root.loads():
                     loaded.add(n.attr.buffer)
                     e = n.attr.index[0]
-                    if not n.args and not self.local(n) and e.coefficient(u) == 1 and across(e, u, w, 1):
+                    if (
+                        not n.args
+                        and not self.local(n)
+                        and e.coefficient(u) == 1
+                        and across(e, u, w, 1, self.target.limits.line)
+                    ):
                         found.loads[n] = n.attr.buffer, e
         for s in statements:
             assert isinstance(s.source, Store)
@@ -109,7 +114,7 @@ class TileWriter(OuterWriter):
             # An array empties at the end of the tile: nobody may read the buffer before, nor write it in between.
             if s.source.buffer in loaded or len(writers) > 1:
                 continue
-            if s.where.coefficient(u) == 1 and across(s.where, u, w, 1):
+            if s.where.coefficient(u) == 1 and across(s.where, u, w, 1, self.target.limits.line):
                 found.stores.append(s)
             elif (
                 s.value in found.loads
@@ -242,10 +247,10 @@ def _whole(v: Var, edge: int) -> bool:
     return isinstance(v.extent, int) and v.extent % edge == 0
 
 
-def across(e: Expr, u: Var, w: Var, size: int) -> bool:
-    """Whether neighbours along `u` share a cache line, and neighbours along `w` do not lie side by side."""
+def across(e: Expr, u: Var, w: Var, size: int, line: int) -> bool:
+    """Whether neighbours along `u` share a cache line of `line` bytes, and neighbours along `w` do not lie side by side."""
     cu, cw = e.coefficient(u), e.coefficient(w)
-    if cu is None or cw is None or not cu.is_const or not 0 < int(cu) * size <= LINE // 2:
+    if cu is None or cw is None or not cu.is_const or not 0 < int(cu) * size <= line // 2:
         return False
     if cw.is_const:
         return abs(int(cw)) > int(cu)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...generated.cpp_scalars import CPP
 from ...generated.scalars import SCALARS
+from ...generated.targets import CpuTarget
 from ..ir.nodes import Size
 from ..kernels.plan import Plan
 from ..kernels.routines import routines_of
@@ -55,7 +56,7 @@ class Unit:
     routines: Mapping[str, int] = field(default_factory=dict)
 
 
-def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit:
+def render_unit(plan: Plan, target: CpuTarget, *, threads: int, threshold: int) -> Unit:
     tables = CppTables()
     bodies: dict[str, str] = {}
     symbols: dict[str, str] = {}
@@ -75,7 +76,7 @@ def render_unit(plan: Plan, *, lanes: int, threads: int, threshold: int) -> Unit
             functions.append(render_moved(kernel, plan.layouts, function, steps))
             symbols[kernel.name] = alike[same] = kernel.name
             continue
-        own = render_kernel(kernel, plan.layouts, tables, lanes=lanes, threads=threads, threshold=threshold)
+        own = render_kernel(kernel, plan.layouts, tables, target, threads=threads, threshold=threshold)
         text = "".join(f.text for f in own)
         known = bodies.setdefault(
             anonymous(text, kernel.name, (*kernel.reads, *kernel.writes, *(b.name for b in kernel.scratch))),

@@ -27,7 +27,6 @@ from ..tile.branches import Branches, branches
 from ..tile.horizontal import Members
 from ..tile.idle import as_rendered, idle_where
 from ..tile.launch import launch, wide
-from ..tile.limits import VECTOR
 from ..tile.passes import Online
 from ..tile.resident import UNROLLED, cache_hints, kept_rows
 from ..tile.scratch import over_groups, roots
@@ -113,7 +112,7 @@ class _Renderer:
         self.program = f"{program}.to(tl.int64)" if self.wide else program
         top = Scope(self.lines)
         self.v = Values(layouts, top, top, self.two_dim, self.wide)
-        self.v.each = max(4, VECTOR // self.launch.bytes)
+        self.v.each = max(4, kernel.gpu.limits.vector // self.launch.bytes)
         walk = len(kernel.walk)
         points = kernel.outer[: len(kernel.outer) - walk]
         self.v.across = tuple(v for v in points if v.extent != 1)

@@ -21,7 +21,7 @@ from ..ir.nodes import Buffer, Node
 from ..ir.quote import comment_text
 from ..kernels.operands import HALF, count
 from ..kernels.plan import Kernel
-from ..tile.attention import LEAST_BLOCK, attention_of, least_block, rows_in_blocks
+from ..tile.attention import attention_of, least_block, rows_in_blocks
 from ..tile.contraction import contraction
 from ..tile.logits import factored, score_dtype, unrounded
 from ..tile.mask_bounds import Free, Live, Told, free_columns, live_columns, told_columns
@@ -48,7 +48,7 @@ def render_matrices(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wi
 class _Renderer(Functions):
     def __init__(self, found: Attention, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> None:
         super().__init__(kernel, layouts, name, wide, found.batch, found.views)
-        self.found = found
+        self.found, self.gpu = found, kernel.gpu
         logits, self.factor = factored(unrounded(found.logits, found.score[0]))
         self.seen, self.free = Live(), Free(logits)
         if len(found.rows) == len(found.columns) == 1:
@@ -127,7 +127,7 @@ class _Renderer(Functions):
     def _kernel(self) -> list[str]:
         f = self.found
         rows, given = count(f.rows), ", ".join(self.buffers)
-        depth, width = (least_block(v) for v in (f.depth, f.width))
+        depth, width = (least_block(v, self.gpu) for v in (f.depth, f.width))
         body = [
             f"# {comment_text(', '.join(self.kernel.origins))}",
             f"blocks: tl.constexpr = {rows_in_blocks(f)} // XBLOCK",
@@ -187,7 +187,7 @@ class _Renderer(Functions):
         return [*lines, *kept]
 
     def _block_of_values(self) -> str:
-        given, width = ", ".join(self.buffers), least_block(self.found.width)
+        given, width = ", ".join(self.buffers), least_block(self.found.width, self.gpu)
         return f"values = {self.name}_values({given}, batch, cindex[:, None], cmask[:, None], windex, wmask, RBLOCK, {width})"
 
     def _bounds(self) -> list[str]:
@@ -205,7 +205,7 @@ class _Renderer(Functions):
         if not self.told:
             return []
         given, columns = ", ".join(self.buffers), count(self.found.columns)
-        step = min(LOOKED_AT, max(LEAST_BLOCK, 1 << (columns - 1).bit_length()))
+        step = min(LOOKED_AT, max(self.gpu.limits.mma.edge, 1 << (columns - 1).bit_length()))
         lines: list[str] = []
         live = ["there"]
         for k, told in enumerate(self.told):
@@ -253,7 +253,7 @@ class _Renderer(Functions):
         if not parts:
             return []
         lines = [
-            f"rest = tp.unweighed_zeros(RBLOCK, {least_block(self.found.width)}, {TYPES[self.found.values.dtype]})"
+            f"rest = tp.unweighed_zeros(RBLOCK, {least_block(self.found.width, self.gpu)}, {TYPES[self.found.values.dtype]})"
         ]
         for start, stop in parts:
             inside = [*self._columns(), self._block_of_values(), "rest = tp.unweighed(rest, values)"]
@@ -262,7 +262,7 @@ class _Renderer(Functions):
 
     def _inside(self, name: str, v: Var) -> list[str]:
         """The index of a loop that a block holds, and where it is."""
-        n = least_block(v)
+        n = least_block(v, self.gpu)
         some = f"tl.full([1, {n}], True, tl.int1)" if v.extent == n else f"{name}index < {v.extent}"
         return [f"{name}index = tl.arange(0, {n})[None, :]{self.long}", f"{name}mask = {some}"]
 

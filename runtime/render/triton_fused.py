@@ -36,7 +36,7 @@ class _Renderer(Functions):
     ) -> None:
         super().__init__(kernel, layouts, name, wide, found.batch, found.views)
         self.found, self.tile = found, tile
-        self.described = described_operands(found, layouts) if tile.descriptors else (None, None)
+        self.described = described_operands(found, layouts, kernel.gpu) if tile.descriptors else (None, None)
 
     def render(self) -> list[str]:
         f = self.found

@@ -109,7 +109,14 @@ class _Unit:
         leads = {}
         for names in together(self.plan, self.key, boxed=boxed):
             points = tuple(_number(self.shapes[n].outer) for n in names)
-            group = Group(f"{names[0]}_x{len(names)}", names, points, unit_of(points[0]), _pointers(kernels[names[0]]))
+            group = Group(
+                f"{names[0]}_x{len(names)}",
+                names,
+                points,
+                unit_of(points[0]),
+                kernels[names[0]].gpu.limits,
+                _pointers(kernels[names[0]]),
+            )
             self.unit.grouped.update(dict.fromkeys(names, group))
             leads[names[0]] = group
         chains: dict[str, tuple[Kernel, ...]] = {}

@@ -152,7 +152,7 @@ def schedule(
         counter += 1
         scatter = group.members[0].scatter
         if gpu and scatter is not None and in_any_order(scatter):
-            steps += [KernelStep(k) for k in build_update(group, name, layouts, fills)]
+            steps += [KernelStep(k) for k in build_update(group, name, layouts, fills, gpu)]
             continue
         kernel = build_kernel(group, name, mine, layouts, costs, ITEMSIZE.__getitem__, machine, over=over)
         steps.append(KernelStep(kernel))

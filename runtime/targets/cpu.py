@@ -70,8 +70,9 @@ class Cpu:
     def render(self, plan: Plan, boxed: bool) -> Unit:
         from ..render.cpp_unit import render_unit
 
-        lanes = cpu_target(self.cfg).lanes
-        return render_unit(plan, lanes=lanes, threads=torch.get_num_threads(), threshold=self.cfg.parallel_threshold)
+        return render_unit(
+            plan, cpu_target(self.cfg), threads=torch.get_num_threads(), threshold=self.cfg.parallel_threshold
+        )
 
     def compile(self, plan: Plan, rendered: Unit, watch: Watch) -> Built:
         from ..kernels.statements import kernel_checks

@@ -40,7 +40,6 @@ from ..render.triton_group import FILL_NAME
 from ..render.triton_team import TEAM_CALL
 from ..render.triton_unit import TritonKernel, TritonUnit, programs_of, render_triton
 from ..schedule.planned import plan_of
-from ..tile.blocks import WARP
 from ..tile.cooperative import team_of
 from ..tile.launch import launch
 from ..tile.loop_order import in_memory_order
@@ -118,7 +117,7 @@ class Cuda:
 
     def compile(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> Built:
         preferred = rendered.kernels | (self.tuned(plan, rendered, watch) if self.cfg.max_autotune else {})
-        choices = {name: configurations(kernel) for name, kernel in preferred.items()}
+        choices = {name: configurations(kernel, gpu_of(self.index)) for name, kernel in preferred.items()}
         jobs = [[job_of(c, capability(self.index)) for c in some] for some in choices.values()]
         properties = torch.cuda.get_device_properties(self.index)
         shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
@@ -286,11 +285,12 @@ def _unaligned(entry: Entry, symbol: str, how: Sequence[Any]) -> Loaded:
 
 
 def _loaded(binary: bytes, meta: Mapping[str, Any]) -> Loaded:
-    shared, threads = meta["shared"], WARP * meta["warps"]
+    threads = gpu_of(torch.cuda.current_device()).limits.warp * meta["warps"]
+    shared = meta["shared"]
     return load_function(binary, meta["name"], shared, threads), shared, threads
 
 
-def configurations(kernel: TritonKernel) -> list[TritonKernel]:
+def configurations(kernel: TritonKernel, gpu: Gpu) -> list[TritonKernel]:
     """The kernel as it is preferred, then with ever smaller tiles, for where it does not compile or does not fit. A team's tile holds a piece of
     a row, which is not cut any further.
     """
@@ -299,7 +299,9 @@ def configurations(kernel: TritonKernel) -> list[TritonKernel]:
         return found
     x, r = kernel.xblock, kernel.rblock
     looped = "for roffset in " in kernel.source  # else a tile holds whole rows
-    least = r // 4 if UNROLLED in kernel.source else WARP  # more code for smaller tiles takes minutes to compile
+    least = (
+        r // 4 if UNROLLED in kernel.source else gpu.limits.warp
+    )  # more code for smaller tiles takes minutes to compile
     while len(found) < CONFIGURATIONS:
         for _ in range(2):
             if looped and r > max(x, least):
@@ -308,7 +310,7 @@ def configurations(kernel: TritonKernel) -> list[TritonKernel]:
                 x //= 2
         if (x, r) == (found[-1].xblock, found[-1].rblock):
             break
-        found.append(replace(kernel, xblock=x, rblock=r, warps=max(1, min(kernel.warps, x * r // WARP))))
+        found.append(replace(kernel, xblock=x, rblock=r, warps=max(1, min(kernel.warps, x * r // gpu.limits.warp))))
     return found
 
 

@@ -15,7 +15,6 @@ from ..execute.support import overload
 from ..ir.nodes import Buffer, Ref, Size, contiguous_strides
 from ..kernels.plan import ExternStep, ViewOf
 from ..render.triton_unit import TritonKernel
-from ..tile.blocks import WARP
 from ..torch_compat import no_modes
 from .tune import Memory, Work
 
@@ -78,7 +77,7 @@ class CudaBench:
         return run
 
     def load(self, one: TritonKernel, binary: Binary) -> Callable[[], None]:
-        shared, threads = binary.meta["shared"], WARP * binary.meta["warps"]
+        shared, threads = binary.meta["shared"], self.work.shape.gpu.limits.warp * binary.meta["warps"]
         function = self.stack.enter_context(borrowed_function(binary.cubin, binary.meta["name"], shared, threads))
         loaded = function, shared, threads
         numbers, addresses = self.work.numbers(one), self.addresses

@@ -34,9 +34,9 @@ def _choice(rules: Sequence[FusedProduct], kernel: Kernel, layouts: Layouts) -> 
     if not isinstance(kernel.parts[0], ExternStep):
         return None  # what operands are made of
     found, _ = fused_kernel(replace(kernel, tile=Tile(16, 16, 16, 1, 1)), layouts)
-    left, right = described_operands(found, layouts)
+    left, right = described_operands(found, layouts, kernel.gpu)
     aligned = left is not None and right is not None and left.along
-    odd = are_odd(found, layouts)
+    odd = are_odd(found, layouts, kernel.gpu)
     if not (aligned or odd) or not _is_in_order(found, layouts):
         return None
     spent = sum(node_cost(st.value, cost) for st in found.ends)

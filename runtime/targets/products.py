@@ -56,7 +56,7 @@ def tile_of(block: Block | FusedProduct, descriptors: bool = False) -> Tile:
 def tiles_of(kernel: Kernel, layouts: Layouts, capability: int) -> list[Tile]:
     """Those of the table of a GPU (by compute capability, times ten) that are not far larger than the product."""
     found, _ = fused_kernel(replace(kernel, tile=Tile(16, 16, 16, 1, 1)), layouts)
-    described = any(described_operands(found, layouts))
+    described = any(described_operands(found, layouts, kernel.gpu))
     sizes = [count((v,)) for v in (found.row, found.column, found.depth)]
 
     def fits(block: Block) -> bool:

@@ -10,8 +10,8 @@ from ..ir.nodes import Buffer
 from ..kernels.calls import factors
 from ..kernels.operands import count
 from ..kernels.plan import Kernel
+from ..machine import Gpu
 
-LEAST_BLOCK = 16  # rows and columns of the matrix units
 MOST_ROWS = 128  # of a block: all blocks have a divisor of it
 
 
@@ -27,19 +27,19 @@ def points(found: Attention) -> int:
     return count(found.batch) * rows_in_blocks(found)
 
 
-def widest(found: Attention) -> int:
+def widest(found: Attention, gpu: Gpu) -> int:
     """Elements of a block's row of operands, of those that have more."""
-    return max(least_block(found.depth), least_block(found.width))
+    return max(least_block(found.depth, gpu), least_block(found.width, gpu))
 
 
-def least_block(v: Var) -> int:
+def least_block(v: Var, gpu: Gpu) -> int:
     """The least power of two that is at least the extent of a loop and the smallest block of the matrix units."""
     assert isinstance(v.extent, int)
-    return max(LEAST_BLOCK, 1 << (v.extent - 1).bit_length())
+    return max(gpu.limits.mma.edge, 1 << (v.extent - 1).bit_length())
 
 
 def rows_in_blocks(found: Attention) -> int:
     return -(-count(found.rows) // MOST_ROWS) * MOST_ROWS
 
 
-__all__ = ["LEAST_BLOCK", "MOST_ROWS", "attention_of", "least_block", "points", "rows_in_blocks", "widest"]
+__all__ = ["MOST_ROWS", "attention_of", "least_block", "points", "rows_in_blocks", "widest"]

@@ -6,14 +6,11 @@ import functools
 from collections.abc import Sequence
 
 from ...generated.tuning import TUNING, Rule, Tuning
-from .attention import LEAST_BLOCK, MOST_ROWS
-from .contraction import EDGE, LEAST_COLUMNS, LEAST_STEPS, WIDE_EDGE
+from .attention import MOST_ROWS
+from .contraction import EDGE, WIDE_EDGE
 from .horizontal import steps
 from .launch import Launch
 
-WARP = 32  # threads
-MOST_WARPS = 32  # of a program
-MOST = 1 << 15  # elements of a tile
 UNKNOWN = 1 << 30  # points of a loop whose extent is a symbol
 MEASURED = 90  # the capability whose table is taken where nobody says which GPU it is for
 Blocks = tuple[int, int, int]
@@ -79,7 +76,7 @@ def blocks(shape: Launch, tuning: Tuning | None = None) -> Blocks:
         r = max(1, min(r, rule.tile // x))
     if rule.even and rule.even <= shape.even < r:
         r = shape.even
-    return x, r, max(1, min(rule.warps, x * r // (WARP * rule.each))) if rule.each else rule.warps
+    return x, r, max(1, min(rule.warps, x * r // (shape.gpu.limits.warp * rule.each))) if rule.each else rule.warps
 
 
 def group_rule(tuning: Tuning, table: bool = False) -> Rule:
@@ -128,13 +125,19 @@ def _steps(f: float) -> tuple[tuple[float, float, float], ...]:
 def _fits(found: Blocks, start: Blocks, shape: Launch, points: int) -> bool:
     x, r, w = found
     inner, outer = _extents(shape)
-    if not WARP * w <= x * r <= MOST or w > MOST_WARPS or x > max(start[0], min(points, power(outer))):
+    limits = shape.gpu.limits
+    if (
+        not limits.warp * w <= x * r <= shape.gpu.budgets.tile
+        or w > limits.warps
+        or x > max(start[0], min(points, power(outer)))
+    ):
         return False
     if shape.attention:
-        return LEAST_BLOCK <= x <= MOST_ROWS and LEAST_BLOCK <= r <= max(start[1], power(inner))
+        edge = limits.mma.edge
+        return edge <= x <= MOST_ROWS and edge <= r <= max(start[1], power(inner))
     if shape.product:
-        edge = WIDE_EDGE if shape.turns else EDGE
-        return LEAST_COLUMNS <= x <= edge and LEAST_STEPS <= r <= max(start[1], power(inner))
+        most = WIDE_EDGE if shape.turns else EDGE
+        return limits.mma.edge <= x <= most and limits.mma.steps <= r <= max(start[1], power(inner))
     # A tile that holds whole rows must go on to do so; of other loops it is a part.
     return r == start[1] if shape.persistent else r <= max(start[1], power(inner))
 
@@ -153,7 +156,6 @@ def power(n: int) -> int:
 
 
 __all__ = [
-    "WARP",
     "Blocks",
     "blocks",
     "group_blocks",

@@ -16,9 +16,8 @@ from ..ir.work import cost, node_cost
 from ..kernels.operands import HALF, count
 from ..kernels.plan import Fold, Kernel, Reduce, Store
 from ..kernels.steps import flat_index
-from .limits import VECTOR
+from ..machine import Gpu
 
-LEAST_COLUMNS, LEAST_STEPS = 16, 32  # below, a block of the matrix units is mostly empty
 FEW_ROWS, MANY_ROWS = 16, 128  # of a block
 EDGE, WIDE_EDGE = 128, 256  # columns: all blocks have a divisor of it, and where rows take turns of the other
 MANY_COLUMNS = 4 * WIDE_EDGE  # of which all blocks but the ends of a row are stored in vectors
@@ -114,21 +113,22 @@ def contraction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Product | None
     counts = [_size(loops) for loops in (both, lefts, rights, along)]
     if not all(isinstance(n, int) for n in counts) or len(both) + len(lefts) + len(rights) != len(live):
         return None
-    if not lefts or not rights or count(rights) < LEAST_COLUMNS or count(along) < LEAST_STEPS:
+    mma = kernel.gpu.limits.mma
+    if not lefts or not rights or count(rights) < mma.edge or count(along) < mma.steps:
         return None
     registers = {f.register for f, _, _ in found}
     if not _known(ends, kernel) or not all(_is_rounded(st.value, registers) for st in ends):
         return None
     made = Product(both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(ends))
-    return replace(made, turns=_turns(made, layouts))
+    return replace(made, turns=_turns(made, layouts, kernel.gpu))
 
 
-def _turns(found: Product, layouts: Mapping[str, Buffer]) -> Turns | None:
+def _turns(found: Product, layouts: Mapping[str, Buffer], gpu: Gpu) -> Turns | None:
     """None where the rows of what is stored begin at the same place of a vector, or turns would not pay."""
     if not _pays(found):
         return None
     (st,) = found.ends
-    vector = VECTOR // ITEMSIZE[layouts[st.buffer].dtype]
+    vector = gpu.limits.vector // ITEMSIZE[layouts[st.buffer].dtype]
     line = _line(found, flat_index(st.index, layouts[st.buffer]), vector)
     if line is None:
         return None
@@ -222,4 +222,4 @@ def _factors(st: Reduce, outer: tuple[Var, ...]) -> tuple[Factors, frozenset[Var
     return Factors(st.name, one, other), frozenset(one.vars() & live), frozenset(other.vars() & live)
 
 
-__all__ = ["EDGE", "LEAST_COLUMNS", "LEAST_STEPS", "WIDE_EDGE", "Product", "Turns", "contraction"]
+__all__ = ["EDGE", "WIDE_EDGE", "Product", "Turns", "contraction"]

@@ -12,7 +12,7 @@ from ..kernels.calls import factors
 from ..kernels.operands import count
 from ..kernels.plan import Kernel, Tile
 from ..kernels.steps import flat_index
-from .limits import VECTOR
+from ..machine import Gpu
 
 
 def fused_kernel(kernel: Kernel, layouts: Mapping[str, Buffer]) -> tuple[Fused, Tile]:
@@ -49,22 +49,24 @@ class Described:
     along: bool
 
 
-def described_operands(found: Fused, layouts: Mapping[str, Buffer]) -> tuple[Described | None, Described | None]:
+def described_operands(
+    found: Fused, layouts: Mapping[str, Buffer], gpu: Gpu
+) -> tuple[Described | None, Described | None]:
     """The left and the right operand, each None if tensor descriptors cannot load it: they need contiguous, vector-aligned lines."""
     return tuple(  # type: ignore[return-value]
-        _described(found, v, n, {**layouts, **{b.name: b for b, _ in found.views}})
+        _described(found, v, n, {**layouts, **{b.name: b for b, _ in found.views}}, gpu)
         for v, n in ((found.row, found.left), (found.column, found.right))
     )
 
 
-def are_odd(found: Fused, layouts: Mapping[str, Buffer]) -> bool:
+def are_odd(found: Fused, layouts: Mapping[str, Buffer], gpu: Gpu) -> bool:
     """Whether both operands lie in memory as matrices whose lines are not whole vectors apart."""
     known = {**layouts, **{b.name: b for b, _ in found.views}}
     for v, value in ((found.row, found.left), (found.column, found.right)):
         if (steps := _steps(found, v, value, known)) is None:
             return False
         across, along, _ = steps
-        if 1 not in (across, along) or max(across, along) % (VECTOR // ITEMSIZE[value.dtype]) == 0:
+        if 1 not in (across, along) or max(across, along) % (gpu.limits.vector // ITEMSIZE[value.dtype]) == 0:
             return False
     return True
 
@@ -82,11 +84,11 @@ def _steps(found: Fused, outer: Var, value: Node, layouts: Mapping[str, Buffer])
     return None if {*start.atoms()} - {*found.batch} else (across, along, start)
 
 
-def _described(found: Fused, outer: Var, value: Node, layouts: Mapping[str, Buffer]) -> Described | None:
+def _described(found: Fused, outer: Var, value: Node, layouts: Mapping[str, Buffer], gpu: Gpu) -> Described | None:
     if (steps := _steps(found, outer, value, layouts)) is None:
         return None
     across, along, start = steps
-    vector = VECTOR // ITEMSIZE[value.dtype]
+    vector = gpu.limits.vector // ITEMSIZE[value.dtype]
     # Each term of where a batch begins is a multiple of a vector.
     if any(c % vector for _, c in start.terms):
         return None

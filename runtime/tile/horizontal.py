@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...generated.targets import GpuLimits
 from ...generated.tuning import Rule
 from ..kernels.plan import Kernel
 from .flat import is_points
@@ -12,7 +13,6 @@ from .launch import Launch
 
 FEW = 8  # members at most that a tree finds
 MEMBERS = 512  # of a group at most: each program loads the first programs of all members at once
-ARGUMENTS = 512 - 2  # 64-bit numbers that all devices take (4 KB), without Triton's own two
 UNIT = 16  # points: with a multiple of it a mask is the same for all that a thread loads at once
 
 
@@ -35,13 +35,14 @@ class Group:
     kernels: tuple[str, ...]
     points: tuple[int, ...]
     unit: int
+    limits: GpuLimits
     pointers: int = 1
 
     @property
     def table(self) -> bool:
         """Whether its members are rows of a table: they are many, or have more addresses than a kernel has arguments."""
         count = len(self.kernels)
-        return count > FEW or count * (self.pointers + 2) > ARGUMENTS
+        return count > FEW or count * (self.pointers + 2) > self.limits.arguments // 8 - 2  # Triton's own
 
     @property
     def members(self) -> Members:

@@ -13,6 +13,7 @@ from ..ir.work import cost, nodes_cost
 from ..kernels.operands import count
 from ..kernels.plan import Kernel, Phase, Reduce, Scan
 from ..kernels.steps import flat_index
+from ..machine import Gpu
 from .attention import attention_of, points, widest
 from .contraction import contraction
 from .fused import fused_kernel, points_of
@@ -20,10 +21,8 @@ from .passes import fewer_passes
 from .scratch import roots
 from .transpose import squared
 
-ROWS, COLUMNS = 16384, 256  # inner points that one tile may hold: along memory, and across it
 COLUMNS_AT_ONCE = 64  # so few are a tile of a few steps for each thread
 GATHERED = 64  # rows that are added up one after another: of more the sum would be less accurate than eager's
-LONG = 2 * ROWS  # that it may hold of one buffer's rows, where a loop would read them again
 WHOLE = 32  # steps, of which a piece of a row has a multiple
 
 
@@ -31,6 +30,7 @@ WHOLE = 32  # steps, of which a piece of a row has a multiple
 class Launch:
     """How a kernel is launched: `ceil(outer / XBLOCK)` programs; RBLOCK is at least `inner` if persistent, else any power of two.
 
+    gpu     that it runs on.
     across  neighbours in memory are neighbours along the outer loops.
     passes  phases that have inner loops.
     square  the block's dimensions are tiles of two loops.
@@ -48,6 +48,7 @@ class Launch:
     turns   rows of a product that begin at the same place of a vector share a block.
     """
 
+    gpu: Gpu
     outer: Size
     inner: Size
     persistent: bool
@@ -73,6 +74,7 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
     registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
     """
+    gpu = kernel.gpu
     if kernel.team > 1:
         alone = launch(replace(kernel, team=1), layouts)
         piece = piece_of(kernel.team, alone.inner)
@@ -81,26 +83,31 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     if kernel.tile is not None:
         fused, tile = fused_kernel(kernel, layouts)
         shape = tile.columns, tile.steps, tile.warps
-        return Launch(points_of(fused, tile), count((fused.depth,)), False, product=tile.rows, tile=shape)
+        return Launch(gpu, points_of(fused, tile), count((fused.depth,)), False, product=tile.rows, tile=shape)
     if kernel.parts:
         found = attention_of(kernel, layouts)
         return Launch(
-            points(found), product(v.extent for v in found.columns), False, product=widest(found), attention=True
+            gpu,
+            points(found),
+            product(v.extent for v in found.columns),
+            False,
+            product=widest(found, gpu),
+            attention=True,
         )
     matrices = contraction(kernel, layouts)
     if matrices is not None:
         along, turns = product(v.extent for v in matrices.along), matrices.turns is not None
-        return Launch(matrices.points, along, False, product=matrices.block, turns=turns)
+        return Launch(gpu, matrices.points, along, False, product=matrices.block, turns=turns)
     square = squared(kernel, layouts)
     if square is not None:
         part = product(v.extent for v in square.phases[0].inner)
-        return Launch(product(v.extent for v in square.outer), part, True, square=True)
+        return Launch(gpu, product(v.extent for v in square.outer), part, True, square=True)
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     known = [n for n in inners if isinstance(n, int)]
     largest = max(known, default=1)
     columns = across(kernel, layouts)
     deep = sum(n != 1 for n in inners)
-    limit = COLUMNS * (1 if deep < 2 else 4) if columns else _room(kernel)
+    limit = gpu.budgets.column * (1 if deep < 2 else 4) if columns else _room(kernel)
     persistent = (len(known) == len(inners) and largest <= limit) or bool(kernel.walk)
     if columns and deep > 1 and largest > COLUMNS_AT_ONCE and not kernel.walk:
         # A loop that meets each element once waits for the memory less than a tile does whose sums wait for each other.
@@ -111,7 +118,7 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     persistent = persistent and not gathering
     if not persistent and not gathering:
         deep = _passes(kernel)
-        fits = len(known) == len(inners) and largest <= LONG and not columns
+        fits = len(known) == len(inners) and largest <= _long(gpu) and not columns
         persistent = fits and deep > 1 and _keeps_little(kernel, layouts)
     outer = product(v.extent for v in kernel.outer if v not in kernel.walk)
     inner = largest if persistent else _largest(inners)
@@ -126,6 +133,7 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     )
     met_at_once = (Counter(ld.attr.buffer for ld in _loads(p)) for p in kernel.phases)
     return Launch(
+        gpu,
         outer,
         inner,
         persistent,
@@ -145,12 +153,17 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
 
 def _room(kernel: Kernel) -> int:
     """Steps along memory that a tile may hold."""
-    return ROWS // max(1, len(set().union(*map(row_reads, kernel.phases))) // 2)
+    return kernel.gpu.budgets.row // max(1, len(set().union(*map(row_reads, kernel.phases))) // 2)
+
+
+def _long(gpu: Gpu) -> int:
+    """Steps that a tile may hold of one buffer's rows, where a loop would read them again."""
+    return 2 * gpu.budgets.row
 
 
 def room(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
     """Steps along memory that a tile may hold of rows that are read more than once."""
-    return LONG if _keeps_little(kernel, layouts) else _room(kernel)
+    return _long(kernel.gpu) if _keeps_little(kernel, layouts) else _room(kernel)
 
 
 def piece_of(team: int, inner: Size) -> int:

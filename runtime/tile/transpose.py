@@ -17,7 +17,6 @@ from .scratch import changed, roots
 
 EDGE = 64  # points along a side
 LEAST = 8  # points of a loop that are worth a side
-NEAR = 32  # bytes from one point to the next that share what the memory sends at once
 
 
 def squared(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
@@ -37,7 +36,9 @@ def squared(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
         size = ITEMSIZE[layouts[name].dtype]
         weights[along] += met * size
         far.setdefault(along, set()).update(
-            v for v in kernel.outer if (c := place.coefficient(v)) is not None and c.is_const and int(c) * size > NEAR
+            v
+            for v in kernel.outer
+            if (c := place.coefficient(v)) is not None and c.is_const and int(c) * size > kernel.gpu.limits.sector
         )
     sides = [v for v, _ in weights.most_common() if isinstance(v.extent, int) and v.extent >= LEAST]
     for a in sides[:1]:

@@ -22,7 +22,7 @@ from opforge.runtime.lower import graph as lowering
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets.cuda import prepared, scheduled
-from tests.support.gpu_plan import H200
+from tests.support.machines import H200
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool]
 DTYPES += [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.float8_e4m3fn]

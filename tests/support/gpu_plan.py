@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from opforge.generated.rewrites import RULES
-from opforge.generated.targets import GPU_TARGETS
 from opforge.runtime.check.plan import check
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import Config
@@ -21,11 +20,11 @@ from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import _atomic, _Lowerer
 from opforge.runtime.lower.one_hot import one_hot_sums
 from opforge.runtime.lower.outputs import separate_outputs
-from opforge.runtime.machine import Gpu
 from opforge.runtime.targets.cuda import prepared, scheduled
 
-PROCESSORS = 132
-H200 = Gpu(GPU_TARGETS["sm_90"], PROCESSORS)
+from .machines import H200
+
+PROCESSORS = H200.processors
 
 
 def planned(

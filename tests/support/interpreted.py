@@ -33,7 +33,7 @@ from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cuda import prepared, scheduled
 
 from .gpu_lowering import lowered_for_a_gpu
-from .gpu_plan import H200
+from .machines import H200
 from .teams_interpreted import launch_once
 from .triton_interpreter import mend
 

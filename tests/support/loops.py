@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.cpp_unit import PRELUDE, render_unit
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.ir_interpreter import interpret
+
+from .machines import AVX2, H200, launched_on
 
 
 @dataclass
@@ -60,7 +62,7 @@ def plan_of(program: Program, fusion: bool = True) -> Plan:
     verify(program)
     plan = schedule(program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1, fusion=fusion)
     check(program, plan)
-    return plan
+    return launched_on(plan, H200)
 
 
 def run(
@@ -74,7 +76,7 @@ def run(
     """Compile for `lanes` and run."""
     program = program_of(build, inputs)
     plan = plan_of(program, fusion)
-    unit = render_unit(plan, lanes=lanes, threads=2, threshold=threshold)
+    unit = render_unit(plan, replace(AVX2, lanes=lanes), threads=2, threshold=threshold)
     source = unit.source.replace(
         '#include "prelude.h"\n', f"#define OPFORGE_LANES {lanes}\n" * (lanes != 1) + PRELUDE.read_text(), 1
     )

@@ -7,6 +7,8 @@ from opforge.runtime.ir.nodes import Buffer, Extern, Nest, Program, contiguous_s
 from opforge.runtime.kernels.plan import ExternStep, Kernel, KernelStep, Phase, Place, Plan, Reduce, Scan, Store, ViewOf
 from tests.support.ir_reader import Reader, tokens
 
+from .machines import H200
+
 
 def kernel(name, outer, phases, dtypes, scratch="", serial=False, symbols=None):
     """A kernel from text.
@@ -67,6 +69,7 @@ def kernel(name, outer, phases, dtypes, scratch="", serial=False, symbols=None):
         tuple(writes),
         tuple(tiles),
         serial=serial,
+        machine=H200,
     )
 
 

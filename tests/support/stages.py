@@ -11,7 +11,6 @@ import torch
 from opforge.errors import UnsupportedError
 from opforge.generated.ops import OUT
 from opforge.generated.rewrites import RULES
-from opforge.generated.targets import CPU_TARGETS
 from opforge.runtime.check.plan import check
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
@@ -28,6 +27,8 @@ from opforge.runtime.realize import parameters
 from opforge.runtime.render.cpp_unit import render_unit
 from opforge.runtime.render.triton import render_kernel
 from opforge.runtime.schedule.pipeline import schedule
+
+from .machines import AVX2, H200, launched_on
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ def stages(program: Callable[..., Any], inputs: list[Any], *, dynamic: bool = Fa
         verify(loops)
         plan = schedule(loops, costs=cost, out_variants=has_out, any_strides=any_strides)
         check(loops, plan)
-        unit = render_unit(plan, lanes=CPU_TARGETS["avx2"].lanes, threads=2, threshold=Config().parallel_threshold)
-        triton = tuple(_triton(k, plan.layouts) for k in plan.kernels())
+        unit = render_unit(plan, AVX2, threads=2, threshold=Config().parallel_threshold)
+        triton = tuple(_triton(k, plan.layouts) for k in launched_on(plan, H200).kernels())
         call = render_wrapper(plan, parameters(lowered), OUT)
         found.append(Stages(emit_wrapper(traced, "call"), call, plan_text(plan), unit.source, triton))
         return gm.forward

@@ -25,7 +25,8 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_group import FILL
 from opforge.runtime.targets.cuda import scheduled
-from tests.support.gpu_plan import H200, planned
+from tests.support.gpu_plan import planned
+from tests.support.machines import H200
 
 CPU = torch.device("cpu")
 FIRST = (0xF00, 0, 128)

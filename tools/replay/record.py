@@ -28,8 +28,8 @@ from opforge.runtime.targets.cpu import Cpu
 from opforge.runtime.targets.cuda import configurations, scheduled
 from opforge.runtime.targets.product_rules import by_table
 from opforge.tests.support.gpu_lowering import lowered_for_a_gpu
-from opforge.tests.support.gpu_plan import H200
 from opforge.tests.support.interpreted import Interpreted
+from opforge.tests.support.machines import H200
 
 THREADS = 2
 """How many threads kernels for a processor are written for."""
@@ -44,9 +44,7 @@ class CpuRecord(Cpu):
     name: str = ""
 
     def render(self, plan: Plan, boxed: bool) -> Unit:
-        return render_unit(
-            plan, lanes=CPU_TARGETS[self.name].lanes, threads=THREADS, threshold=self.cfg.parallel_threshold
-        )
+        return render_unit(plan, CPU_TARGETS[self.name], threads=THREADS, threshold=self.cfg.parallel_threshold)
 
     def compile(self, plan: Plan, rendered: Unit, watch: Watch) -> Built:
         return Built(rendered.source, {}, {})
@@ -69,7 +67,7 @@ class GpuRecord(Interpreted):
         lines = [
             f"# {name}: XBLOCK {c.xblock}, RBLOCK {c.rblock}, {c.warps} warps"
             for name, kernel in rendered.kernels.items()
-            for c in configurations(kernel)
+            for c in configurations(kernel, H200)
         ]
         return Built("\n".join([rendered.source, *lines]), {}, {})
 

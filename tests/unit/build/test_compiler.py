@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from opforge.errors import BuildError, ConfigError
+from opforge.generated.targets import CPU_TARGETS
 from opforge.runtime.build import compiler, toolchain
 from opforge.runtime.build.compiler import Source, compile_cpp, compile_many
 from opforge.runtime.build.toolchain import find_toolchain
@@ -302,7 +303,6 @@ def test_another_process_finds_the_artifact(cfg):
 
 
 def test_every_target_of_the_setting_is_in_the_targets_spec():
-    from opforge.generated.targets import CPU_TARGETS
     from opforge.runtime import config
 
     assert {*CPU_TARGETS, "auto"} == set(config.FIELDS["target"].choices)
@@ -310,7 +310,7 @@ def test_every_target_of_the_setting_is_in_the_targets_spec():
 
 @pytest.mark.parametrize("missing", ["avx512f", "avx2"])
 def test_a_target_that_this_machine_cannot_run_is_refused(missing, monkeypatch):
-    flags = sorted(toolchain._NEEDS["avx512"] - {missing})
+    flags = sorted(CPU_TARGETS["avx512"].features - {missing})
     monkeypatch.setattr(toolchain.Path, "read_text", lambda self, **_: "flags\t\t: " + " ".join(flags))
     monkeypatch.setattr(toolchain, "host_target", lambda: "scalar")
     toolchain.runs_here.cache_clear()

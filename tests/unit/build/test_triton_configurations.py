@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.machines import H200
+
 pytest.importorskip("triton")
 
 import opforge
@@ -40,7 +42,7 @@ def kernel(x: int, r: int, warps: int, source: str = "") -> TritonKernel:
 
 
 def tiles(k: TritonKernel) -> list[tuple[int, int, int]]:
-    return [(c.xblock, c.rblock, c.warps) for c in configurations(k)]
+    return [(c.xblock, c.rblock, c.warps) for c in configurations(k, H200)]
 
 
 def test_tiles_get_smaller() -> None:

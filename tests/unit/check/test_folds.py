@@ -16,8 +16,8 @@ from opforge.runtime.ir.nodes import Program
 from opforge.runtime.kernels.plan import Fold, Kernel, KernelStep, Plan
 from opforge.runtime.lower.language import scalar_ops as s
 from opforge.runtime.schedule.pipeline import schedule
-from tests.support.gpu_plan import H200
 from tests.support.loops import pointwise, program_of, reduce
+from tests.support.machines import H200
 from tests.unit.render.test_cpp import index_add
 
 GPU = replace(H200, processors=4)

@@ -18,7 +18,7 @@ from opforge.runtime.kernels.plan import ExternStep, Kernel, KernelStep, Phase, 
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
-from tests.support.gpu_plan import H200
+from tests.support.machines import H200
 
 GPU = replace(H200, processors=4)
 

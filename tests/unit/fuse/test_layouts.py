@@ -18,7 +18,7 @@ from opforge.runtime.render.triton_unit import blocks
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.tile.launch import launch
 from tests.support import gpu_plan
-from tests.support.gpu_plan import H200
+from tests.support.machines import H200
 
 
 def planned(fn: Callable[..., Any], *inputs: Tensor) -> Plan:

@@ -20,7 +20,8 @@ from opforge.runtime.kernels.plan import CopyStep, ExternStep, KernelStep, Plan
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
-from tests.support.gpu_plan import H200, planned
+from tests.support.gpu_plan import planned
+from tests.support.machines import H200
 from tests.support.scripts import importable
 
 

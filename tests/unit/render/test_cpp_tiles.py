@@ -16,6 +16,7 @@ from opforge.runtime.lower.language.builder import Builder
 from opforge.runtime.lower.language.tensor import Tensor
 from opforge.runtime.render.cpp_unit import render_unit
 from tests.support.loops import agree, cat, permute, plan_of, pointwise, reduce, run, softmax
+from tests.support.machines import AVX2
 
 
 def rand(*shape: int) -> torch.Tensor:
@@ -167,6 +168,6 @@ def test_sizes_known_at_run_time() -> None:
     x, y = Buffer("x", (m, n), "float32", (n, 1)), Buffer("y", (n, m), "float32", (m, 1))
     out = add_transposed(b, *(Tensor(t.name, t.shape, t.dtype, b) for t in (x, y)))
     program = Program((x, y), b.items, (Output(out.name, contiguous_strides(out.shape)),), symbols=("m", "n"))
-    source = render_unit(plan_of(program), lanes=8, threads=2, threshold=1000).source
+    source = render_unit(plan_of(program), AVX2, threads=2, threshold=1000).source
     assert source.count("transpose(") == 1
     assert "_t < m;" in source

@@ -16,7 +16,7 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets.cuda import job_of, prepared, scheduled
-from tests.support.gpu_plan import H200
+from tests.support.machines import H200
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.gpu_plan import H200
+from tests.support.machines import H200
 
 pytest.importorskip("triton")
 
@@ -33,7 +33,7 @@ from opforge.runtime.render.triton_unit import TritonUnit, render_triton
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.tile.blocks import group_rule, tuning_of
-from opforge.runtime.tile.horizontal import ARGUMENTS, FEW, MEMBERS, Group, can_join, steps
+from opforge.runtime.tile.horizontal import FEW, MEMBERS, Group, can_join, steps
 from opforge.runtime.tile.launch import Launch
 from tests.support.triton_run import job_of, launch_interpreted
 
@@ -215,12 +215,12 @@ def test_limits() -> None:
     for count in (2, FEW, FEW + 1, MEMBERS):
         for pointers in (1, 7, 100, 300):
             one = Group("g", ("k",) * count, (1,) * count, 1, pointers)
-            assert one.table or (count <= FEW and count * (pointers + 2) <= ARGUMENTS)
+            assert one.table or (count <= FEW and count * (pointers + 2) <= H200.limits.arguments // 8 - 2)
             assert one.table == one.members.table
             assert one.members.count in ((count,) if not one.table else (2, 8, 16, MEMBERS))
     kernel = planned(adam, optimizer([(64,)])).kernels()[-1]
-    assert can_join(kernel, Launch(64, 1, True))
-    assert not can_join(kernel, Launch(sym("s0"), 1, True))
+    assert can_join(kernel, Launch(H200, 64, 1, True))
+    assert not can_join(kernel, Launch(H200, sym("s0"), 1, True))
     group = Group("g", ("a", "b", "c", "d"), (33, 0, 1, 64), 1)
     assert group.numbers(32) == [33, 0, 1, 64, 0, 2, 2, 3]
     assert group.programs(32) == 5

@@ -21,10 +21,11 @@ from opforge.runtime.machine import PORTABLE
 from opforge.runtime.render.triton import render_kernel
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.schedule.pipeline import schedule
+from tests.support.machines import launched_on
 
 pytest.importorskip("triton")
 
-from tests.support.gpu_plan import H200
+from tests.support.machines import H200
 from tests.support.triton_run import compile_sm90, job_of, launch_interpreted
 
 F = torch.nn.functional
@@ -116,7 +117,7 @@ def plan_of(f: Callable[..., Any], inputs: list[torch.Tensor]) -> Plan:
     )
     check(program, plan)
     assert not any(isinstance(step, CopyStep) for step in plan.steps)
-    return plan
+    return launched_on(plan, H200)
 
 
 @pytest.fixture(scope="module")

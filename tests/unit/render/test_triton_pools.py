@@ -22,7 +22,8 @@ from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.training import split
-from tests.support.gpu_plan import H200, planned
+from tests.support.gpu_plan import planned
+from tests.support.machines import H200
 from tests.support.triton_run import compile_sm90, job_of, launch_interpreted, results
 
 aten = torch.ops.aten

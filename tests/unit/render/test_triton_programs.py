@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.support.gpu_plan import H200
+from tests.support.machines import H200
 
 pytest.importorskip("triton")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.gpu_plan import H200
+from tests.support.machines import H200
 
 pytest.importorskip("triton")
 

@@ -21,6 +21,7 @@ from opforge.runtime.lower.language import scalar_ops as s
 from opforge.runtime.render.cpp_unit import render_unit
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.loops import pointwise, program_of, reduce
+from tests.support.machines import AVX2
 
 SIZES = (64, 128, 256, 512)  # blocks; a block is four nests
 
@@ -65,7 +66,7 @@ def seconds(program: Program) -> dict[str, float]:
     lap("check")
     dump(program)
     lap("dump")
-    render_unit(plan, lanes=8, threads=2, threshold=1000)
+    render_unit(plan, AVX2, threads=2, threshold=1000)
     lap("codegen")
     return found
 

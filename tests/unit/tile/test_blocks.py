@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.machines import H200
+
 pytest.importorskip("triton")
 
 from opforge.generated.targets import GPU_TARGETS
@@ -92,27 +94,27 @@ def test_no_block_lies_across_branches(ran: dict[str, Ran]) -> None:
 
 
 def test_limits_of_neighbours() -> None:
-    rows = Launch(1000, 100, True)
+    rows = Launch(H200, 1000, 100, True)
     assert {r for _, r, _ in neighbours(blocks(rows), rows, 1 << 30, wide=True)} == {128}  # whole rows
-    few = Launch(3, 1, True)
+    few = Launch(H200, 3, 1, True)
     assert {x for x, _, _ in neighbours(blocks(few), few, 1 << 30)} == {4}  # no more than there are
-    long = Launch(10, 100000, False, passes=2, row=1 << 30, rows=3)
+    long = Launch(H200, 10, 100000, False, passes=2, row=1 << 30, rows=3)
     assert blocks(long) == (1, 4096, 32)
     assert neighbours(blocks(long), long, 1 << 30)[0] == (1, 4096, 32)
     for x, r, w in neighbours(blocks(long), long, 1 << 30, wide=True):
-        assert 32 * w <= x * r <= triton_blocks.MOST
+        assert 32 * w <= x * r <= H200.budgets.tile
         assert w <= 32
-    product = Launch(50304 * 2, 768, False, product=128)
+    product = Launch(H200, 50304 * 2, 768, False, product=128)
     assert {x for x, _, _ in neighbours(blocks(product), product, 1 << 30)} == {64, 128}
     assert {r for _, r, _ in neighbours(blocks(product), product, 1 << 30)} == {32, 64, 128}
 
 
 def test_costly_points_are_spread_and_long_code_is_for_few_elements() -> None:
-    cheap, costly, long = (Launch(2048, 1, False, bytes=2, cost=cost) for cost in (10, 100, 1000))
+    cheap, costly, long = (Launch(H200, 2048, 1, False, bytes=2, cost=cost) for cost in (10, 100, 1000))
     assert [blocks(shape) for shape in (cheap, costly, long)] == [(1024, 1, 2), (64, 1, 1), (64, 1, 1)]
     cheap, costly, long = (replace(shape, outer=1 << 24) for shape in (cheap, costly, long))
     assert [blocks(shape) for shape in (cheap, costly, long)] == [(1024, 1, 2), (1024, 1, 2), (512, 1, 8)]
-    assert [blocks(Launch(24, 1024, True, cost=cost)) for cost in (100, 1000)] == [(1, 1024, 2), (1, 1024, 16)]
+    assert [blocks(Launch(H200, 24, 1024, True, cost=cost)) for cost in (100, 1000)] == [(1, 1024, 2), (1, 1024, 16)]
 
 
 def test_the_cost_of_a_kernel() -> None:

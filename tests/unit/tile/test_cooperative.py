@@ -22,9 +22,10 @@ from opforge.runtime.render.triton_team import SLOT
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets import cuda
 from opforge.runtime.tile.launch import piece_of
-from tests.support.gpu_plan import H200, PROCESSORS, planned
+from tests.support.gpu_plan import PROCESSORS, planned
 from tests.support.ir_text import parse
 from tests.support.loops import Ran, agree
+from tests.support.machines import H200
 from tests.support.row_programs import kept
 from tests.support.triton_run import job_of, launch_interpreted, results
 
@@ -97,7 +98,7 @@ def test_one_kernel_that_compiles_for_sm90(name: str, tmp_path: Path) -> None:
     assert unit.programs[called] <= PROCESSORS
     assert space % (SLOT * unit.programs[called]) == 0
     assert kernel.pointers[-2:] == ("i32", "i64")
-    assert cuda.configurations(kernel) == [kernel]
+    assert cuda.configurations(kernel, H200) == [kernel]
     assert f"each by {team.team} programs" in plan_text(plan)
     binary = compile_job(cuda.job_of(kernel, 90), tmp_path)
     assert binary.cubin[:4] == b"\x7fELF"

@@ -1,0 +1,56 @@
+"""Facts of machines: each has a reader, and a device gets the right ones."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from opforge.generated.targets import GPU_TARGETS, GpuTarget
+from opforge.generator.check import schema_of
+from opforge.runtime.kernels.plan import Kernel
+from opforge.runtime.machine import gpu_target
+from tests.support.machines import H200
+
+RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
+
+
+def keys_of(device: str) -> list[str]:
+    """`limits.line` and so on: what a target's entry says of its machine, as its readers spell it."""
+    definitions = schema_of("targets").root["$defs"]
+
+    def below(part: str, name: str) -> list[str]:
+        fields = definitions[name]["properties"].items()
+        nested = {key: field["$ref"].rpartition("/")[2] for key, field in fields if "$ref" in field}
+        return [k for key, _ in fields for k in (below(key, nested[key]) if key in nested else [f"{part}.{key}"])]
+
+    parts = ("limits", "budgets", "costs")
+    target = definitions[device]["properties"]
+    return [key for part in parts for key in below(part, target[part]["$ref"].rpartition("/")[2])]
+
+
+@pytest.mark.parametrize("key", sorted({*keys_of("cpu"), *keys_of("cuda")}))
+def test_every_fact_of_a_machine_has_a_reader(key: str) -> None:
+    wanted = re.compile(rf"\b{re.escape(key)}\b")
+    assert any(wanted.search(path.read_text()) for path in RUNTIME.rglob("*.py")), f"nothing in runtime/ reads {key}"
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [(70, "sm_80"), (80, "sm_80"), (86, "sm_80"), (90, "sm_90"), (120, "sm_90")]
+)
+def test_a_gpu_without_an_entry_gets_that_of_the_capability_below(capability: int, name: str) -> None:
+    assert gpu_target(capability) is GPU_TARGETS[name]
+
+
+@pytest.mark.parametrize("target", GPU_TARGETS.values(), ids=lambda t: t.name)
+def test_limits_of_gpus_agree_with_each_other(target: GpuTarget) -> None:
+    limits, budgets = target.limits, target.budgets
+    powers = (limits.line, limits.warp, limits.vector, limits.sector, limits.mma.edge, limits.mma.steps, budgets.tile)
+    assert all(n & (n - 1) == 0 for n in powers), "blocks are powers of two"
+    assert limits.vector <= limits.sector <= limits.line
+    assert budgets.row <= budgets.tile
+
+
+def test_a_kernel_for_a_processor_is_not_launched_on_a_gpu() -> None:
+    with pytest.raises(AssertionError, match="k"):
+        _ = Kernel("k", (), (), (), ()).gpu
+    assert Kernel("k", (), (), (), (), machine=H200).gpu is H200
