@@ -201,8 +201,8 @@ class Cuda:
             ):
                 # At once: what this device does not take is known before the graph runs.
                 if (first := binaries.get(symbol)) is None:
-                    first = binaries[symbol] = _first(entry.read(f"{symbol}.cubin"), meta)
-                other = functools.partial(_unaligned, entry, symbol, how)
+                    first = binaries[symbol] = _first(entry.read(f"{symbol}.cubin"), meta, self.index)
+                other = functools.partial(_unaligned, entry, symbol, how, self.index)
                 if kind == TABLE:
                     fill = loaded[FILL_NAME]
                     loaded[name] = table_launcher(first, other, symbol, fill, numbers, self.index, meta["written"])
@@ -260,17 +260,17 @@ _refused: dict[str, str] = {}
 """Configurations of kernels that ask for more than the device has, as it turned out when they were loaded: `job_name`, and what the device says."""
 
 
-def _first(binary: bytes, meta: Mapping[str, Any]) -> Loaded:
+def _first(binary: bytes, meta: Mapping[str, Any], index: int) -> Loaded:
     """The function of a binary. Raises `ResourceError` after it has noted that another configuration is to be taken from now on."""
     try:
-        return _loaded(binary, meta)
+        return _loaded(binary, meta, index)
     except ResourceError as error:
         _refused[meta["job"]] = str(error)
         counters.count_retry(first_line(error))
         raise
 
 
-def _unaligned(entry: Entry, symbol: str, how: Sequence[Any]) -> Loaded:
+def _unaligned(entry: Entry, symbol: str, how: Sequence[Any], index: int) -> Loaded:
     """Compiled when it is first needed: an input that begins at an odd address. Raises `BuildError`."""
     pointers, sizes, xblock, rblock, warps = how
     try:
@@ -278,15 +278,14 @@ def _unaligned(entry: Entry, symbol: str, how: Sequence[Any]) -> Loaded:
     except OSError as error:  # somebody has emptied the cache
         raise BuildError(f"the source of {symbol} is gone: {error}") from error
     kernel = TritonKernel(symbol, source, tuple(pointers), sizes, xblock, rblock, warps)
-    (made,) = compile_kernels([job_of(kernel, capability(torch.cuda.current_device()), aligned=False)], current())
+    (made,) = compile_kernels([job_of(kernel, capability(index), aligned=False)], current())
     if isinstance(made, BuildError):
         raise made
-    return _loaded(made.cubin, made.meta)
+    return _loaded(made.cubin, made.meta, index)
 
 
-def _loaded(binary: bytes, meta: Mapping[str, Any]) -> Loaded:
-    threads = gpu_of(torch.cuda.current_device()).limits.warp * meta["warps"]
-    shared = meta["shared"]
+def _loaded(binary: bytes, meta: Mapping[str, Any], index: int) -> Loaded:
+    shared, threads = meta["shared"], gpu_of(index).limits.warp * meta["warps"]
     return load_function(binary, meta["name"], shared, threads), shared, threads
 
 

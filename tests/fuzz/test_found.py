@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from opforge.runtime.torch_compat import minor_version
+
 from .check import check, in_dtype, prepare
 from .program import Program, Step
 
@@ -216,6 +218,8 @@ def test_found(name: str, quick: None) -> None:
     outcome = check(_CASES[name])
     assert outcome.different == []
     left = "gaps" in name or "nothing" in name or "to eager" in name
+    # The derivative of `trace` in torch 2.11 asks for a number of elements, which no symbol has.
+    left = left or (name == "positions by a symbolic step" and minor_version() == "2.11")
     assert bool(outcome.eager) == left, outcome.eager
 
 

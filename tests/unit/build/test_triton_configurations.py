@@ -101,7 +101,7 @@ def test_none_that_compiles(cfg: Config) -> None:
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of a GPU while kernels are compiled."""
     monkeypatch.setattr(cuda, "capability", lambda _: 90)
-    monkeypatch.setattr(cuda, "processors", lambda _: 132)
+    monkeypatch.setattr(cuda, "gpu_of", lambda _: H200)
     properties = types.SimpleNamespace(shared_memory_per_block_optin=232448)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 

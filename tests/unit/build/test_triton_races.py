@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.support.machines import H200
+
 pytest.importorskip("triton")
 
 from opforge.errors import BuildError
@@ -93,7 +95,7 @@ def cfg(tmp_path: Path) -> Config:
 def refused(monkeypatch: pytest.MonkeyPatch) -> set[Blocks]:
     """A GPU, and a compiler that refuses these blocks."""
     monkeypatch.setattr(cuda, "capability", lambda _: 90)
-    monkeypatch.setattr(cuda, "processors", lambda _: 132)
+    monkeypatch.setattr(cuda, "gpu_of", lambda _: H200)
     properties = types.SimpleNamespace(shared_memory_per_block_optin=232448, name="a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     bad: set[Blocks] = set()

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.machines import H200
+
 pytest.importorskip("triton")
 
 from opforge.errors import BuildError
@@ -75,7 +77,7 @@ def cfg(tmp_path: Path) -> Config:
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of a GPU while kernels are compiled."""
     monkeypatch.setattr(cuda, "capability", lambda _: 90)
-    monkeypatch.setattr(cuda, "processors", lambda _: 132)
+    monkeypatch.setattr(cuda, "gpu_of", lambda _: H200)
     properties = types.SimpleNamespace(shared_memory_per_block_optin=232448, name="a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 

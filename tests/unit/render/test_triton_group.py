@@ -214,17 +214,17 @@ def test_what_is_written_by_a_member_is_not_read_by_another() -> None:
 def test_limits() -> None:
     for count in (2, FEW, FEW + 1, MEMBERS):
         for pointers in (1, 7, 100, 300):
-            one = Group("g", ("k",) * count, (1,) * count, 1, pointers)
+            one = Group("g", ("k",) * count, (1,) * count, 1, H200.limits, pointers)
             assert one.table or (count <= FEW and count * (pointers + 2) <= H200.limits.arguments // 8 - 2)
             assert one.table == one.members.table
             assert one.members.count in ((count,) if not one.table else (2, 8, 16, MEMBERS))
     kernel = planned(adam, optimizer([(64,)])).kernels()[-1]
     assert can_join(kernel, Launch(H200, 64, 1, True))
     assert not can_join(kernel, Launch(H200, sym("s0"), 1, True))
-    group = Group("g", ("a", "b", "c", "d"), (33, 0, 1, 64), 1)
+    group = Group("g", ("a", "b", "c", "d"), (33, 0, 1, 64), 1, H200.limits)
     assert group.numbers(32) == [33, 0, 1, 64, 0, 2, 2, 3]
     assert group.programs(32) == 5
-    assert Group("g", ("a", "b"), (32, 64), 16).numbers(32) == [2, 4, 0, 1]
+    assert Group("g", ("a", "b"), (32, 64), 16, H200.limits).numbers(32) == [2, 4, 0, 1]
 
 
 def test_blocks_of_a_program() -> None:

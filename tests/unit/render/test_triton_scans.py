@@ -54,11 +54,11 @@ def test_what_a_target_cannot_say_fused_it_says_apart(monkeypatch: pytest.Monkey
     """And what it cannot say apart is left to eager."""
     render, asked = unit.render_unit, []
 
-    def refuses(plan: object, **kwargs: object) -> object:
+    def refuses(plan: object, target: object, **kwargs: object) -> object:
         asked.append(len(plan.kernels()))  # type: ignore[attr-defined]
         if len(asked) < enough:
             raise UnsupportedError("too much at once")
-        return render(plan, **kwargs)  # type: ignore[arg-type]
+        return render(plan, target, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(unit, "render_unit", refuses)
     x = torch.randn(6, 7)
