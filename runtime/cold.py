@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import UnsupportedError
@@ -21,6 +21,7 @@ from .kernels.steps import home
 from .kernels.text import fusion_text, plan_text, work_text
 from .lower.one_hot import one_hot_sums
 from .lower.outputs import separate_outputs
+from .machine import SOME_GPU, Gpu
 from .observe import counters
 from .observe.watch import Watch
 from .targets.base import Target
@@ -127,6 +128,8 @@ def tell_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
 def _triton(kernel: Kernel, plan: Plan) -> str:
     from .render.triton import render_kernel  # only readers of a dump want it here
 
+    if not isinstance(kernel.machine, Gpu):
+        kernel = replace(kernel, machine=SOME_GPU)
     try:
         return render_kernel(kernel, plan.layouts, homes={b: home(plan, b) for b in (*kernel.reads, *kernel.writes)})
     except UnsupportedError as error:

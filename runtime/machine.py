@@ -32,6 +32,9 @@ Machine = CpuTarget | Gpu
 PORTABLE: Machine = CPU_TARGETS["scalar"]
 """Where nobody says what the kernels are for."""
 
+SOME_GPU = Gpu(max(GPU_TARGETS.values(), key=lambda target: target.capability), processors=1)
+"""For readers who want to see a processor's kernel in Triton: how it is written does not depend on the number of multiprocessors."""
+
 
 def gpu_target(capability: int) -> GpuTarget:
     """The target of a GPU by its compute capability (times ten): the greatest that is not above it, else the least of all."""
@@ -39,4 +42,4 @@ def gpu_target(capability: int) -> GpuTarget:
     return next((t for t in reversed(known) if t.capability <= capability), known[0])
 
 
-__all__ = ["PORTABLE", "Gpu", "Machine", "gpu_target"]
+__all__ = ["PORTABLE", "SOME_GPU", "Gpu", "Machine", "gpu_target"]
