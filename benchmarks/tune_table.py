@@ -46,7 +46,7 @@ def best(samples: Sequence[Sample]) -> tuple[Factors, float]:
 
 
 def scaled(rule: Rule, by: Factors, most: int) -> Rule:
-    """The rule with other sizes; what it does not limit stays without a limit. most: warps of a program."""
+    """The rule with other sizes; what it does not limit stays without a limit. `most`: warps of a program, at most."""
     x, r, w = by
     warps = max(1, int(rule.warps * w))
     if rule.each:  # which gives the warps, up to that number

@@ -108,7 +108,7 @@ class GpuCosts:
     launch_points: int
     """Points of a group of kernels: of more, a launch is a small part."""
     padded: int
-    """Bytes of a matrix that is worth rows which start at whole lines."""
+    """Bytes of a matrix from which on its rows are padded to whole lines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,10 @@ class Gpu:
 Machine = CpuTarget | Gpu
 
 PORTABLE: Machine = CPU_TARGETS["scalar"]
-"""Where nobody says what the kernels are for."""
+"""The machine of a plan for which the caller names none."""
 
 SOME_GPU = Gpu(max(GPU_TARGETS.values(), key=lambda target: target.capability), processors=1)
-"""For readers who want to see a processor's kernel in Triton: how it is written does not depend on the number of multiprocessors."""
+"""The GPU for which dumps show a processor's kernels in Triton; their text does not depend on the number of multiprocessors."""
 
 
 def gpu_target(capability: int) -> GpuTarget:

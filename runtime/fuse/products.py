@@ -71,7 +71,11 @@ def fuse_products(
     mma: Mma,
     choose: Choose,
 ) -> list[Step]:
-    """The steps with one kernel for each product that gains by it. `held`: buffers that are read after the last step. mma: the least product."""
+    """The steps with one kernel for each product that gains by it.
+
+    held  buffers that are read after the last step.
+    mma   the smallest product that is worth it.
+    """
     readers, writers = readers_and_writers(steps)
 
     def alone(name: str) -> bool:

@@ -298,9 +298,8 @@ def configurations(kernel: TritonKernel, gpu: Gpu) -> list[TritonKernel]:
         return found
     x, r = kernel.xblock, kernel.rblock
     looped = "for roffset in " in kernel.source  # else a tile holds whole rows
-    least = (
-        r // 4 if UNROLLED in kernel.source else gpu.limits.warp
-    )  # more code for smaller tiles takes minutes to compile
+    # An unrolled loop has more code with smaller tiles, and takes minutes to compile.
+    least = r // 4 if UNROLLED in kernel.source else gpu.limits.warp
     while len(found) < CONFIGURATIONS:
         for _ in range(2):
             if looped and r > max(x, least):

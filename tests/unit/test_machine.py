@@ -1,4 +1,4 @@
-"""Facts of machines: each has a reader, and a device gets the right ones."""
+"""Every key of a target in specs/targets is read by the runtime, and each GPU gets the target of its capability."""
 
 import re
 from pathlib import Path
