@@ -45,6 +45,10 @@ class PlanError(OpforgeError):
     """A schedule or memory plan would read a wrong value (found by `runtime.check`)."""
 
 
+class HostProgramError(OpforgeError):
+    """A host program cannot run, or is not what its plan says (found by `runtime.host.verify`)."""
+
+
 class UnsupportedError(OpforgeError):
     """Something that this version cannot compile; the caller runs it by the eager kernel and counts it."""
 

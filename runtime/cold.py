@@ -4,7 +4,6 @@ this module, nor, on a processor, what it imports: a quarter of the engine.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,10 @@ from ..errors import UnsupportedError
 from ..generated.ops import OUT
 from .check.plan import check
 from .config import Config
-from .host.wrapper import render_wrapper
+from .host.from_plan import host_program
+from .host.python import python_source
+from .host.verify import follows
+from .host.verify import verify as verify_host
 from .ir.nodes import Program
 from .ir.verify import verify
 from .kernels.plan import ExternStep, Kernel, Plan
@@ -61,22 +63,25 @@ def make(
         program = _prepared(lowered, target)  # for kernels of single loops
         plan, rendered = _rendered(program, target, cfg, watch, boxed=boxed, frugal=frugal)
     with watch.stage("codegen"):
-        write = functools.partial(
-            render_wrapper,
+        host = host_program(
             plan,
             names,
             OUT,
             boxed=boxed,
-            support=target.support,
+            programs=rendered.programs,
             groups=rendered.groups,
             tables=rendered.tables,
         )
-        wrapper = write(programs=rendered.programs)
+        wrapper = python_source(host, target.support)
+    if cfg.debug_verify:
+        with watch.stage("verify"):
+            verify_host(host)
+            follows(host, plan, OUT, rendered.groups)
     if watch.wanted:
         tell_code(plan, rendered.source, wrapper, watch)
     built = target.compile(plan, rendered, watch)
     if built.programs:
-        wrapper = write(programs={**rendered.programs, **built.programs})
+        wrapper = python_source(host.with_grids(built.programs), target.support)
     files = {**built.files, "wrapper.py": wrapper.encode(), f"kernels.{target.suffix}": built.source.encode()}
     externs: dict[str, int] = {}
     for step in plan.steps:

@@ -376,7 +376,8 @@ def _compile_controls(
     """The functions that a graph calls besides operators, by name, what was made for each graph that they run, and their source."""
     if not controls:
         return {}, {}, {}
-    from .host.control import render_control, roles
+    from .host.from_control import control_program, roles
+    from .host.python import function_source
 
     functions: dict[str, Compiled] = {}
     sources: dict[str, str] = {}
@@ -393,7 +394,7 @@ def _compile_controls(
                     rewrite(graph, RULES)
             within.graph("functional_graph.py", graph, "inference graph")
             namespace[role], inside[f"{control.name}_{role}"] = compile_graph(graph, cfg, within)
-        source = sources[control.name] = render_control(control)
+        source = sources[control.name] = function_source(control_program(control))
         watch.text(f"{control.name}.py", lambda source=source: source)  # type: ignore[misc]
         module = load_wrapper(source, f"opforge_{control.name}", namespace)
         functions[control.name] = getattr(module, control.name)

@@ -14,7 +14,9 @@ from opforge.generated.ops import OUT
 from opforge.generated.rewrites import RULES
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
-from opforge.runtime.host.wrapper import render_wrapper
+from opforge.runtime.host.as_json import to_json
+from opforge.runtime.host.from_plan import host_program
+from opforge.runtime.host.python import python_source
 from opforge.runtime.ir.text import dump
 from opforge.runtime.kernels.calls import has_out
 from opforge.runtime.kernels.text import plan_text
@@ -77,7 +79,9 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor], section: 
     section("6. C++ (render)", render_unit(plan, AVX2, threads=2, threshold=16384).source, "cpp")
     for kernel in launched_on(plan, H200).kernels():
         section("7. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python")
-    section("8. The wrapper", render_wrapper(plan, parameters(lowered), OUT), "python")
+    host = host_program(plan, parameters(lowered), OUT)
+    section("8. The host program", to_json(host), "json")
+    section("9. The same as Python: the wrapper", python_source(host), "python")
 
 
 if __name__ == "__main__":

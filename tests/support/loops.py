@@ -14,7 +14,8 @@ from opforge.runtime import config
 from opforge.runtime.build.compiler import compile_cpp
 from opforge.runtime.check.plan import check
 from opforge.runtime.execute.load import load_library, load_wrapper
-from opforge.runtime.host.wrapper import render_wrapper
+from opforge.runtime.host.from_plan import host_program
+from opforge.runtime.host.python import python_source
 from opforge.runtime.ir.nodes import Buffer, Output, Program, contiguous_strides, index_node
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.kernels.plan import Plan
@@ -80,7 +81,7 @@ def run(
     source = unit.source.replace(
         '#include "prelude.h"\n', f"#define OPFORGE_LANES {lanes}\n" * (lanes != 1) + PRELUDE.read_text(), 1
     )
-    module = load_wrapper(render_wrapper(plan, [b.name for b in program.inputs], {}), "loops")
+    module = load_wrapper(python_source(host_program(plan, [b.name for b in program.inputs], {})), "loops")
     if unit.symbols:
         library = load_library(compile_cpp(source, name="loops", cfg=config.current()))
         for kernel in plan.kernels():

@@ -16,7 +16,8 @@ from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.dispatch.wrapper.source import emit_wrapper
 from opforge.runtime.graph.rewrite import rewrite
-from opforge.runtime.host.wrapper import render_wrapper
+from opforge.runtime.host.from_plan import host_program
+from opforge.runtime.host.python import python_source
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.ir.work import cost
 from opforge.runtime.kernels.calls import any_strides, has_out
@@ -56,7 +57,7 @@ def stages(program: Callable[..., Any], inputs: list[Any], *, dynamic: bool = Fa
         check(loops, plan)
         unit = render_unit(plan, AVX2, threads=2, threshold=Config().parallel_threshold)
         triton = tuple(_triton(k, plan.layouts) for k in launched_on(plan, H200).kernels())
-        call = render_wrapper(plan, parameters(lowered), OUT)
+        call = python_source(host_program(plan, parameters(lowered), OUT))
         found.append(Stages(emit_wrapper(traced, "call"), call, plan_text(plan), unit.source, triton))
         return gm.forward
 

@@ -6,19 +6,18 @@ import ast
 from pathlib import Path
 
 from opforge.runtime.execute import cuda, support
-from opforge.runtime.host import wrapper
+from opforge.runtime.host import python
+from opforge.runtime.host.verify import CHOICES
 
 
 def test_both_modules_have_what_wrappers_import() -> None:
-    """Names that the writer adds to a wrapper's imports where it needs them, as literals."""
-    calls = [n for n in ast.walk(ast.parse(Path(wrapper.__file__).read_text())) if isinstance(n, ast.Call)]
-    added = [c for c in calls if ast.unparse(c.func) == "self.imports.append"]
-    names = {str(ast.literal_eval(c.args[0])) for c in added} | {
-        "Workspaces",
-        "empty_strided",
-        "overload",
-        "reinterpret",
-    }
+    """Functions of `execute` that the writer calls by their names, as literals."""
+    calls = [n for n in ast.walk(ast.parse(Path(python.__file__).read_text())) if isinstance(n, ast.Call)]
+    called = [c.args[0] for c in calls if ast.unparse(c.func) == "self._call"]
+    names = {str(a.value) for a in called if isinstance(a, ast.Constant)}
+    names |= {name for name in python.COMPLEX.values() if "." not in name}
+    names |= {"Workspaces", "empty_strided", "profiled", "reinterpret"}
+    names |= set(CHOICES["LibraryCall", "how"]) - {"function"}
     assert {"as_complex", "conform", "own_complex"} <= names
     for module in support, cuda:
         assert names <= set(module.__all__)

@@ -164,7 +164,7 @@ def test_an_operator_of_very_many_tensors_runs_eagerly() -> None:
 def test_a_kernel_of_more_arguments_than_can_be_passed_leaves_the_graph_to_eager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opforge.runtime.host.wrapper.MAX_ARGUMENTS", 3)
+    monkeypatch.setattr("opforge.runtime.host.from_plan.MAX_ARGUMENTS", 3)
     opforge.reset_stats()
     ts = [torch.ones(2) for _ in range(3)]
     gm = make_fx(lambda a, b, c: a + b + c)(*ts)

@@ -9,7 +9,8 @@ import pytest
 
 from opforge.errors import IRError, PlanError
 from opforge.runtime.check.plan import check
-from opforge.runtime.host.wrapper import render_wrapper
+from opforge.runtime.host.from_plan import host_program
+from opforge.runtime.host.python import python_source
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
@@ -137,7 +138,7 @@ def _scheduled(text: str) -> tuple[Plan, str]:
     program = _program(text)
     plan = schedule(program)
     check(program, plan)
-    return plan, render_wrapper(plan, [b.name for b in program.inputs], {})
+    return plan, python_source(host_program(plan, [b.name for b in program.inputs], {}))
 
 
 def test_the_scheduler_writes_over_what_is_dead() -> None:

@@ -24,7 +24,8 @@ from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.execute import support
-from opforge.runtime.host.wrapper import render_wrapper
+from opforge.runtime.host.from_plan import host_program
+from opforge.runtime.host.python import python_source
 from opforge.runtime.ir.index import sym
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
@@ -146,9 +147,8 @@ def test_few_launches() -> None:
     assert len(plan.kernels()) == 2 * len(SHAPES)
     assert sorted(sizes(unit)) == [2, 4, 4, 10]  # one point, multiples of 16, others; the steps
     assert len(unit.programs) == 4
-    wrapper = render_wrapper(
-        plan, [b.name for b in plan.inputs], {}, support="cuda", programs=unit.programs, groups=unit.groups
-    )
+    program = host_program(plan, [b.name for b in plan.inputs], {}, programs=unit.programs, groups=unit.groups)
+    wrapper = python_source(program, "cuda")
     assert len(re.findall(r"^    k\d+_", wrapper, re.M)) == 4
     names = [b.name for b in plan.inputs]
     assert max(wrapper.count(f"{n}.data_ptr()") for n in names) == 1
@@ -166,8 +166,8 @@ def test_tables_in_wrappers() -> None:
         unit = render_triton(plan)
         names = [b.name for b in plan.inputs]
         wrappers.append(
-            render_wrapper(
-                plan, names, {}, support="cuda", programs=unit.programs, groups=unit.groups, tables=unit.tables
+            python_source(
+                host_program(plan, names, {}, programs=unit.programs, groups=unit.groups, tables=unit.tables), "cuda"
             )
         )
         assert len(unit.tables) == len(unit.groups) == 2
@@ -261,6 +261,6 @@ def test_base_of_an_update_is_allocated_once() -> None:
     inputs = [torch.rand(65, 64), torch.randint(0, 65, (300,)), torch.rand(300, 64)]
     plan = planned(lambda x, i, r: x.index_add(0, i, r), inputs)
     unit = render_triton(plan)
-    wrapper = render_wrapper(plan, [b.name for b in plan.inputs], {}, support="cuda", programs=unit.programs)
+    wrapper = python_source(host_program(plan, [b.name for b in plan.inputs], {}, programs=unit.programs), "cuda")
     assert len(unit.programs) == 2
     assert wrapper.count("= empty_strided(") == 1

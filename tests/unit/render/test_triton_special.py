@@ -53,8 +53,16 @@ def test_divisors_of_a_number_for_all_compile_for_sm90(dtype: torch.dtype) -> No
 EXPONENTS = (2.0, 3.0, -1.0, 0.5, -0.5, -2.0, 1.7)
 
 
+def product_or_root(x: torch.Tensor, n: float) -> torch.Tensor:
+    """Each operation rounded to float32."""
+    power = x.double().sqrt().float() if abs(n) == 0.5 else x * x * x if n == 3 else x * x if abs(n) == 2 else x
+    return power if n > 0 else 1 / power
+
+
 def test_powers_by_one_exponent() -> None:
-    """An exponent that changes from call to call: where eager computes products and roots, so does the kernel."""
+    """An exponent that changes from call to call: where eager computes products and roots, so does the kernel. Torch's own root is not rounded
+    correctly on every processor.
+    """
     ends = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -2.0, 1e-20, 2e19, -1e30, 1e-38])
     x = torch.cat([torch.linspace(0.1, 4, 90), ends])
     plans = [planned(torch.pow, [x, torch.tensor(n)]) for n in EXPONENTS]
@@ -63,6 +71,6 @@ def test_powers_by_one_exponent() -> None:
         (got,) = results(plan, memory)
         torch.testing.assert_close(got, (x.double() ** torch.tensor(n)).float(), rtol=2e-7, atol=0, equal_nan=True)
         if n != 1.7:
-            assert torch.equal(got[:90], x[:90] ** n), n
+            assert torch.equal(got[:90], product_or_root(x[:90], n)), n
     (kernel,) = plans[0].kernels()
     assert compile_sm90(kernel, plans[0].layouts)[:4] == b"\x7fELF"

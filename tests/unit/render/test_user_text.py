@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import opforge
-from opforge.runtime.host.wrapper import render_wrapper
+from opforge.runtime.host.from_plan import host_program
+from opforge.runtime.host.python import python_source
 from opforge.runtime.ir.nodes import Buffer, Ref
 from opforge.runtime.ir.quote import attribute, comment_text, identifier, one_line, python_string
 from opforge.runtime.lower.language import scalar_ops as s
@@ -124,7 +125,7 @@ def test_kernels_and_wrappers_with_all_of_it() -> None:
         assert f"// add: {comment_text(text)}\n" in ran.source
     program = program_of(hostile, [torch.randn(9)])
     plan = plan_of(program)
-    wrapper = render_wrapper(plan, [b.name for b in program.inputs], {})
+    wrapper = python_source(host_program(plan, [b.name for b in program.inputs], {}))
     assert f"# neg: {comment_text(''.join(TEXTS))}\n" in wrapper
     assert python_string("".join(TEXTS)) in wrapper
     compile(wrapper, "wrapper", "exec")

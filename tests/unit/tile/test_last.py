@@ -16,7 +16,8 @@ pytest.importorskip("triton")
 
 from opforge.generated.tuning import Last
 from opforge.runtime.build.triton_job import compile_job
-from opforge.runtime.host.wrapper import render_wrapper
+from opforge.runtime.host.from_plan import host_program
+from opforge.runtime.host.python import python_source
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.render.triton_unit import TritonUnit, render_triton
 from opforge.runtime.targets import cuda
@@ -91,9 +92,8 @@ def test_what_follows_reads_what_was_written() -> None:
 def test_one_call_with_the_buffers_of_both() -> None:
     plan, _, unit = unit_of("sum of all")
     ((name, members),) = unit.chained.items()
-    source = render_wrapper(
-        plan, [b.name for b in plan.inputs], {}, support="cuda", programs=unit.programs, groups=unit.groups
-    )
+    program = host_program(plan, [b.name for b in plan.inputs], {}, programs=unit.programs, groups=unit.groups)
+    source = python_source(program, "cuda")
     assert source.count(f"{name}(") == 1
     assert not any(re.search(rf"\b{member}\(", source) for member in members)
     kernels = {k.name: k for k in plan.kernels()}
