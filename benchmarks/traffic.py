@@ -42,7 +42,7 @@ from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.tile.launch import Launch, launch
 from opforge.runtime.tile.passes import fewer_passes
-from opforge.runtime.tile.scratch import recompute_tiles, roots
+from opforge.runtime.tile.scratch import rematerialized, roots
 
 import report
 from measure import geomean
@@ -110,7 +110,7 @@ def traffic(kernel: Kernel, layouts: dict[str, Buffer], shape: Launch) -> tuple[
         sizes = {b: nbytes(layouts[b]) for b in (*kernel.reads, *kernel.writes)}
         return Counter({b: sizes[b] for b in kernel.reads}), Counter({b: sizes[b] for b in kernel.writes}), 0
     if not shape.persistent:
-        kernel = fewer_passes(recompute_tiles(kernel, False))
+        kernel = fewer_passes(rematerialized(kernel, False).kernel)
     reads: Counter[str] = Counter()
     writes: Counter[str] = Counter()
     again = 0

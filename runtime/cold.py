@@ -4,11 +4,10 @@ this module, nor, on a processor, what it imports: a quarter of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import UnsupportedError
 from ..generated.ops import OUT
 from .check.plan import check
 from .config import Config
@@ -24,7 +23,6 @@ from .kernels.text import fusion_text, plan_text, work_text
 from .lower.one_hot import one_hot_sums
 from .lower.outputs import separate_outputs
 from .machine import SOME_GPU, Gpu
-from .observe import counters
 from .observe.watch import Watch
 from .targets.base import Target
 
@@ -52,17 +50,13 @@ def make(
     if cfg.debug_verify:
         with watch.stage("verify"):
             verify(program)
-    try:
-        plan, rendered = _rendered(program, target, cfg, watch, boxed=boxed, frugal=frugal)
-    except UnsupportedError as error:
-        # Of several loops in one kernel the target may ask for more than of each by itself.
-        if not cfg.fusion:
-            raise
-        counters.count_retry(f"without fusion: {error}")
-        target = target.unfused()
-        program = _prepared(lowered, target)  # for kernels of single loops
-        plan, rendered = _rendered(program, target, cfg, watch, boxed=boxed, frugal=frugal)
+    with watch.stage("schedule"):
+        plan = target.schedule(program, frugal, watch)
+    if cfg.debug_verify:
+        with watch.stage("verify"):
+            check(program, plan)
     with watch.stage("codegen"):
+        rendered = target.render(plan, boxed)
         host = host_program(
             plan,
             names,
@@ -90,29 +84,12 @@ def make(
     symbols = dict(built.symbols)
     groups = {name: list(members) for name, members in rendered.groups.items()}
     meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}
-    meta |= {"groups": groups, "planned": [k.name for k in plan.kernels()]}
+    meta |= {"groups": groups}
     return Made(files, meta, built.source, wrapper, plan)
 
 
-def _rendered(
-    program: Program, target: Target, cfg: Config, watch: Watch, *, boxed: bool, frugal: bool
-) -> tuple[Plan, Any]:
-    """The plan of a program and its kernels. Raises `UnsupportedError` for kernels that the target cannot say."""
-    with watch.stage("schedule"):
-        plan = target.schedule(program, frugal, watch)
-    if cfg.debug_verify:
-        with watch.stage("verify"):
-            check(program, plan)
-    with watch.stage("codegen"):
-        return plan, target.render(plan, boxed)
-
-
-def plan_again(program: Program, names: Set[str], target: Target, frugal: bool) -> Plan:
-    """The plan of an entry of the cache, whose kernels have these `names`: it may have been made without fusion."""
-    plan = target.schedule(_prepared(program, target), frugal, Watch("off", ""))
-    if {k.name for k in plan.kernels()} == names:
-        return plan
-    target = target.unfused()
+def plan_again(program: Program, target: Target, frugal: bool) -> Plan:
+    """The plan of an entry of the cache."""
     return target.schedule(_prepared(program, target), frugal, Watch("off", ""))
 
 
@@ -132,10 +109,11 @@ def tell_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
 
 def _triton(kernel: Kernel, plan: Plan) -> str:
     from .render.triton import render_kernel  # only readers of a dump want it here
+    from .tile.legal import made_for, refused
 
     if not isinstance(kernel.machine, Gpu):
         kernel = replace(kernel, machine=SOME_GPU)
-    try:
-        return render_kernel(kernel, plan.layouts, homes={b: home(plan, b) for b in (*kernel.reads, *kernel.writes)})
-    except UnsupportedError as error:
-        return f"# {kernel.name} cannot be said in Triton: {error}\n"
+    tiles = made_for(kernel, plan.layouts).lost
+    if why := refused(kernel, plan.layouts) or next((f"{tile}: {tiles[tile]}" for tile in tiles), ""):
+        return f"# a GPU does not run {kernel.name} so: {why}\n"
+    return render_kernel(kernel, plan.layouts, homes={b: home(plan, b) for b in (*kernel.reads, *kernel.writes)})

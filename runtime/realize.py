@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -108,8 +108,8 @@ def realize(
         with watch.stage("cache"):
             entry = cache.put(digest, made.files, made.meta)
     else:
-        program, names = lowered.program, frozenset(entry.meta["planned"])
-        artifacts.cached, artifacts.replan = True, lambda: _planned_again(program, names, target, frugal)
+        program = lowered.program
+        artifacts.cached, artifacts.replan = True, lambda: _planned_again(program, target, frugal)
         if watch.wanted:
             _tell_code(artifacts, watch)
     artifacts.program, artifacts.entry = lowered.program, digest
@@ -154,10 +154,10 @@ def _artifacts(source: str, wrapper: str, meta: Mapping[str, Any]) -> Artifacts:
     return made
 
 
-def _planned_again(program: Program, names: Set[str], target: Target, frugal: bool) -> Plan:
+def _planned_again(program: Program, target: Target, frugal: bool) -> Plan:
     from .cold import plan_again  # only for a reader
 
-    return plan_again(program, names, target, frugal)
+    return plan_again(program, target, frugal)
 
 
 def _tell_code(artifacts: Artifacts, watch: Watch) -> None:

@@ -89,6 +89,11 @@ class _Checker:
             self.parts(kernel)
         else:
             KernelCheck(kernel, self.values, self.memory, self.buffers, self.where, self.fail).run()
+        for old, new in sorted(kernel.apart):
+            if self.memory.region(old).overlaps(self.memory.region(new)):
+                self.fail(
+                    f"buffer {new!r} lies over {old!r}, of which values are computed again after {new!r} is stored"
+                )
 
     def parts(self, kernel: Kernel) -> None:
         """Each part must be right as a step, in order. Their kernel writes what the last one makes, while others of its programs may still

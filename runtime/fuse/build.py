@@ -15,6 +15,9 @@ from ..kernels.statements import statement_nodes
 from ..machine import Gpu, Machine
 from .groups import Group, Member
 
+TILE = "tile_"
+"""Begins the names of scratch tiles, before that of the value."""
+
 
 @dataclass
 class _State:
@@ -75,7 +78,7 @@ def build_kernel(
                 }
                 and all(_digit(m, v, m.index) is not None for v in m.inner)
             ):
-                scratch.append(Buffer(f"tile_{m.name}", tuple(v.extent for v in m.inner), m.nest.dtype))
+                scratch.append(Buffer(f"{TILE}{m.name}", tuple(v.extent for v in m.inner), m.nest.dtype))
                 scratch_of[m.name] = m.inner
 
     def resolver(reader: Member) -> Callable[[Node], Node | None]:
@@ -88,7 +91,7 @@ def build_kernel(
             later = p.inner and state.level[p.name] < state.level[reader.name]
             if p.name in stored and (later or not _same_point(p, ld) or p.nest.scan is not None):
                 if p.name in scratch_of:
-                    return load(f"tile_{p.name}", _tile_index(p, ld), ld.dtype, ld.args[0] if ld.args else None)
+                    return load(f"{TILE}{p.name}", _tile_index(p, ld), ld.dtype, ld.args[0] if ld.args else None)
                 return None
             return body_at(p, reader)
 
@@ -107,7 +110,7 @@ def build_kernel(
         if m.scatter is not None:
             _add_scatter(slots, m)
             continue
-        target = f"tile_{m.name}" if m.name in scratch_of else m.name
+        target = f"{TILE}{m.name}" if m.name in scratch_of else m.name
         index = tuple(of(v) for v in m.inner) if m.name in scratch_of else m.index
         if m.reduces:
             body = body_at(m, m)
@@ -133,7 +136,7 @@ def build_kernel(
         unsafe = {*over, *found}
         dear = {t for t in others if not _can_be_made_again(found[t], unsafe, costs, gpu)}
         if dear:
-            more = in_memory | {p for p in scratch_of if f"tile_{p}" in dear}
+            more = in_memory | {p for p in scratch_of if f"{TILE}{p}" in dear}
             return build_kernel(group, name, needed, layouts, costs, itemsize, machine, over=over, in_memory=more)
     return _finish(group, name, phases, scratch, layouts, machine)
 

@@ -175,7 +175,9 @@ def _count(tree: object, buffer: str) -> int:
 
 
 def could_hold(step: KernelStep, name: str, layouts: Mapping[str, Buffer]) -> tuple[str, ...]:
-    """The buffers that are read only at the very element of `name` that is written, in the same phase, and are laid out as it is."""
+    """The buffers that are read only at the very element of `name` that is written, in the same phase, are laid out as it is, and may share its
+    memory.
+    """
     target = layouts[name]
     stores = [
         (i, s)
@@ -192,7 +194,8 @@ def could_hold(step: KernelStep, name: str, layouts: Mapping[str, Buffer]) -> tu
     return tuple(
         other
         for other in step.kernel.reads
-        if (layout := layouts[other]).dtype == target.dtype
+        if (other, name) not in step.kernel.apart
+        and (layout := layouts[other]).dtype == target.dtype
         and (layout.shape, layout.stride) == (target.shape, target.stride)
         and _read_only_there(step, other, layout, at, store, where)
     )

@@ -95,7 +95,7 @@ def write_in_place(
             continue
         step = steps[k]
         assert isinstance(step, KernelStep)
-        if step.kernel.parts:
+        if step.kernel.parts or (target, source) in step.kernel.apart:
             continue
         ordered = _ordered(step.kernel, {**found, source: target}, layouts)
         if ordered is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...errors import UnsupportedError
 from ...generated.cpp_scalars import CPP, CPP_REDUCTIONS
 from ...generated.scalars import REDUCTIONS, SCANS
 from ...generated.targets import DTYPES
@@ -21,10 +20,7 @@ class CppTables:
 
     def call(self, node: Node, args: list[str], vector: bool) -> str:
         """The C++ expression of a scalar operation on argument texts (all vectors, or all scalars)."""
-        spelled = CPP.get(node.op)
-        if spelled is None:
-            raise UnsupportedError(f"scalar {node.op!r} has no C++ spelling in specs/scalars.yaml")
-        return spelled.format(*args, T=CTYPE[node.dtype], A=CTYPE[node.args[0].dtype] if node.args else "")
+        return CPP[node.op].format(*args, T=CTYPE[node.dtype], A=CTYPE[node.args[0].dtype] if node.args else "")
 
     def total(self, kind: str, dtype: str, scan: bool = False) -> str:
         """The dtype of running totals of a reduction or scan of floats, as its entry declares; `dtype` itself where it declares none."""

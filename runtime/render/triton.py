@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ...errors import UnsupportedError
 from ...generated.scalars import SCANS
 from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
 from ...generated.tuning import Tuning
@@ -27,6 +26,7 @@ from ..tile.branches import Branches, branches
 from ..tile.horizontal import Members
 from ..tile.idle import as_rendered, idle_where
 from ..tile.launch import launch, wide
+from ..tile.legal import atomic
 from ..tile.passes import Online
 from ..tile.resident import UNROLLED, cache_hints, kept_rows
 from ..tile.scratch import over_groups, roots
@@ -44,7 +44,6 @@ from .triton_values import (
     Values,
     held,
     identity_of,
-    indirect,
     is_position,
     kind_of,
     paren,
@@ -56,8 +55,6 @@ from .triton_values import (
 
 NO_HOMES: Mapping[str, str] = MappingProxyType({})
 PROGRAM = "tl.program_id(0)"
-_ATOMICS = {"sum": "add", "max": "max", "min": "min"}
-_ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
 
 def render_kernel(
@@ -76,7 +73,7 @@ def render_kernel(
              another's, then these numbers; or a table of all that, and how many there are.
     tuning   the table that its blocks come from.
     program  which block of points it computes.
-    Booleans are behind pointers to 8-bit integers. Raises UnsupportedError, with the reason, for what Triton cannot say here.
+    Booleans are behind pointers to 8-bit integers. What a kernel cannot be was found before (`tile/legal.py`).
     """
     shape = launch(kernel, layouts)
     if shape.product:
@@ -97,7 +94,7 @@ class _Renderer:
         program: str,
     ) -> None:
         self.launch, self.members, self.tuning = launch(kernel, layouts), members, tuning
-        kernel, layouts = as_rendered(kernel, layouts, self.launch, homes)
+        kernel, layouts = as_rendered(kernel, layouts, self.launch)
         self.kernel = kernel
         self.layouts, self.name = layouts, name
         self.idle = None if members or program != PROGRAM else idle_where(kernel, layouts, homes)
@@ -132,12 +129,6 @@ class _Renderer:
 
     # -- the function ----------------------------------------------------------------------------------------------
     def render(self) -> str:
-        if self.kernel.serial and any(
-            isinstance(st, Store) and st.mode == "set" and indirect(st.index)
-            for p in self.kernel.phases
-            for st in p.body
-        ):
-            raise UnsupportedError("updates whose order matters have no Triton form")
         block = most_points(self.launch.bytes, self.tuning)
         if self.members is None and self.idle is None and (cut := branches(self.kernel, block)) is not None:
             self.branched(cut, block)
@@ -153,8 +144,7 @@ class _Renderer:
             touched = {ld.attr.buffer for st in phase.body for root in roots(st) for ld in root.loads()}
             touched |= {st.buffer for st in phase.body if isinstance(st, Store) and st.mode != "set"}
             if touched & written and not self._held(mapped[2], written):
-                if self.team:
-                    raise UnsupportedError("a program of a team would read what another one stores")
+                assert not self.team, "a program would read what another one stores"
                 self.lines.append(BARRIER)
                 self._forget()
             self.phase(phase, *mapped)
@@ -422,12 +412,8 @@ class _Renderer:
 
     # -- scans -----------------------------------------------------------------------------------------------------
     def _scan_of(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
-        if len(loops) > 1:
-            raise UnsupportedError("a scan inside another inner loop has no Triton form")
-        combine = TRITON_COMBINE.get(st.kind)
-        if combine is None:
-            raise UnsupportedError(f"scan {st.kind!r} has no Triton form")
-        return f"tl.associative_scan({self.spread(st, value, group)}, 1, {combine})"
+        assert len(loops) <= 1, st.buffer
+        return f"tl.associative_scan({self.spread(st, value, group)}, 1, {TRITON_COMBINE[st.kind]})"
 
     def _scanned(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
         name = self.v.fresh()
@@ -492,7 +478,7 @@ class _Renderer:
                 stored = load(st.buffer, st.index, dtype)
                 scope.names[stored] = value
                 self.stored.add(stored)
-        elif mode in _ATOMICS and dtype in _ATOMIC_DTYPES and not (mode != "sum" and dtype in HALF):
-            lines.append(f'tl.atomic_{_ATOMICS[mode]}({arguments}, sem="relaxed")')
         else:
-            raise UnsupportedError(f"an indexed update by {mode!r} of {dtype} has no Triton atomic")
+            operation = atomic(mode, dtype)
+            assert operation, (mode, dtype)
+            lines.append(f'tl.atomic_{operation}({arguments}, sem="relaxed")')

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...errors import UnsupportedError
-from ..ir.index import Expr, product
+from ..ir.index import product
 from ..ir.nodes import Buffer, Size
 from ..ir.python_text import number
 from ..ir.quote import comment_text
@@ -36,8 +35,6 @@ def render_routine(routine: Routine, layouts: Mapping[str, Buffer], name: str) -
         given += [f"{address}_rows", number(view.stride[dim_of(routine)])]
     along = number(routine.inputs[0].shape[dim_of(routine)])
     for n in routine.numbers[1:]:
-        if isinstance(n, Expr) and not n.is_const:
-            raise UnsupportedError(f"the routine {routine.function} needs numbers that are known")
         given.append(repr(n) if isinstance(n, (bool, float)) else str(int(n)))
     call = ", ".join([*given[: 2 * len(views)], "live", along, "RBLOCK", *given[2 * len(views) :]])
     head = [f"# {comment_text(routine.origin)}"] if routine.origin else []

@@ -86,7 +86,7 @@ class TritonUnit:
 def render_triton(
     plan: Plan, *, boxed: bool = False, capability: int = MEASURED, tuning: Tuning | None = None, replayed: bool = False
 ) -> TritonUnit:
-    """The kernels with the blocks that the table of a GPU (specs/tuning) gives them. Raises `UnsupportedError` for what Triton cannot say.
+    """The kernels with the blocks that the table of a GPU (specs/tuning) gives them.
 
     boxed       the call frees each argument after its last use.
     capability  of the GPU, times ten.

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...errors import UnsupportedError
 from ...generated.scalars import REDUCTIONS, SCALARS, SCANS
 from ...generated.targets import DTYPES
 from ...generated.triton_scalars import TRITON, TRITON_KIND
@@ -262,9 +261,7 @@ class Values:
         if (n.op, "row") in TRITON_KIND and (row := self.row(n, args)) is not None:
             return row
         spelled = TRITON_KIND.get((n.op, kind_of(n.args[0].dtype))) if n.args else None
-        spelled = spelled or TRITON.get(n.op)
-        if spelled is None:
-            raise UnsupportedError(f"scalar {n.op!r} has no Triton spelling in specs/scalars.yaml")
+        spelled = spelled or TRITON[n.op]
         if n.op in WIDE and n.dtype == "float32" and not n.vars():
             doubles = (f"({a}).to(tl.float64)" for a in args)
             return f"({spelled.format(*doubles, T='tl.float64')}).to(tl.float32)"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from ...errors import UnsupportedError
 from ..fuse.arguments import bases, exact_strides, extern_step, only_views, same_strides, stored_strides, with_gaps
 from ..fuse.attention import join_products
-from ..fuse.build import build_kernel, build_update
+from ..fuse.build import TILE, build_kernel, build_update
 from ..fuse.folds import fold_columns
 from ..fuse.groups import Group
 from ..fuse.inline import inline, is_view
@@ -24,13 +26,14 @@ from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Size, co
 from ..ir.quote import identifier
 from ..ir.work import in_any_order, is_pointwise
 from ..kernels.operands import Factors
-from ..kernels.plan import CopyStep, KernelStep, Plan, Step, ViewOf
+from ..kernels.plan import CopyStep, Kernel, KernelStep, Plan, Step, ViewOf
 from ..kernels.steps import step_parts, step_reads, step_writes, strided_view
 from ..lower.outputs import separate_outputs
 from ..machine import PORTABLE, Gpu, Machine
 from ..memory.arena import plan_memory
 from ..memory.in_place import computed_last, write_in_place
 from ..memory.order import least_memory
+from ..tile.legal import made_for, refused
 
 
 def schedule(
@@ -154,8 +157,10 @@ def schedule(
         if gpu and scatter is not None and in_any_order(scatter):
             steps += [KernelStep(k) for k in build_update(group, name, layouts, fills, gpu)]
             continue
-        kernel = build_kernel(group, name, mine, layouts, costs, ITEMSIZE.__getitem__, machine, over=over)
-        steps.append(KernelStep(kernel))
+        build = functools.partial(
+            build_kernel, group, name, mine, layouts, costs, ITEMSIZE.__getitem__, machine, over=over
+        )
+        steps.append(KernelStep(_legal(build, layouts) if gpu else build()))
     outputs: list[Output | ViewOf] = []
     for o in program.outputs:
         if o.buffer is None:
@@ -187,6 +192,21 @@ def schedule(
     )
     plan.layouts = {n: b for n, b in layouts.items() if n in kept}
     return plan
+
+
+def _legal(build: Callable[..., Kernel], layouts: dict[str, Buffer]) -> Kernel:
+    """The kernel of a group as a GPU can run it: values that it can neither keep in registers nor compute again are in memory. `build` is
+    `build_kernel`, which is told of these. Raises `UnsupportedError` for a kernel that cannot be.
+    """
+    in_memory: frozenset[str] = frozenset()
+    while True:
+        kernel = build(in_memory=in_memory)
+        if why := refused(kernel, layouts):
+            raise UnsupportedError(f"{kernel.name}: {why}")
+        made = made_for(kernel, layouts)
+        if not made.lost:
+            return replace(kernel, apart=made.apart)
+        in_memory |= {name.removeprefix(TILE) for name in made.lost}
 
 
 def _fills(program: Program, items: list[Nest | Extern]) -> dict[str, Nest]:

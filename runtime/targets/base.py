@@ -43,10 +43,6 @@ class Target(Protocol):
         """All that shapes the compiled kernels beside the program: parts of the cache key."""
         ...
 
-    def unfused(self) -> Target:
-        """The same, without fusion."""
-        ...
-
     def prepare(self, program: Program) -> Program:
         """The program in the form that suits the target, before it is scheduled."""
         ...
@@ -58,8 +54,7 @@ class Target(Protocol):
     def render(self, plan: Plan, boxed: bool) -> Any:
         """The source of the plan's kernels (`source`), which of them are called as one function (`groups`: their names by the function's),
         which of these functions take tensors for a table (`tables`), and how many programs each is launched with (`programs`), in a form of the
-        target's own, which `compile` takes. `boxed`: the call frees each argument after its last use. Raises `UnsupportedError` for kernels that it
-        cannot say.
+        target's own, which `compile` takes. `boxed`: the call frees each argument after its last use.
         """
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +55,6 @@ class Cpu:
             "target": cpu_target(self.cfg).name,
             "threads": str(torch.get_num_threads()),
         }
-
-    def unfused(self) -> Cpu:
-        return replace(self, cfg=replace(self.cfg, fusion=False))
 
     def prepare(self, program: Program) -> Program:
         return program

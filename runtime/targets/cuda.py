@@ -99,9 +99,6 @@ class Cuda:
         # What was measured holds for this very device.
         return found | {"device": self.name()} if self.cfg.max_autotune else found
 
-    def unfused(self) -> Cuda:
-        return replace(self, cfg=replace(self.cfg, fusion=False))
-
     def prepare(self, program: Program) -> Program:
         advise(program, capability(self.index))
         # Fusion leaves a third of the nests or so.

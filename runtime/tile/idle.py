@@ -14,7 +14,7 @@ from ..kernels.steps import flat_index
 from .flat import collapsed
 from .launch import Launch, launch
 from .passes import fewer_passes
-from .scratch import recompute_tiles
+from .scratch import rematerialized
 from .transpose import squared
 
 PROGRAMS = 32768  # the most that such a kernel has; to launch them takes about 20 µs on an H200
@@ -43,13 +43,11 @@ def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str
     return found.pop() if len(found) == 1 else None
 
 
-def as_rendered(
-    kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch, homes: Mapping[str, str]
-) -> tuple[Kernel, Mapping[str, Buffer]]:
+def as_rendered(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> tuple[Kernel, Mapping[str, Buffer]]:
     """A kernel with the loops that its text has, and its layouts."""
     tiled = squared(kernel, layouts)
     kernel, layouts = (tiled, layouts) if tiled else collapsed(kernel, layouts) or (kernel, layouts)
-    kernel = recompute_tiles(kernel, shape.persistent, homes)
+    kernel = rematerialized(kernel, shape.persistent).kernel
     return kernel if shape.persistent else fewer_passes(kernel), layouts
 
 
@@ -58,7 +56,7 @@ def goes_in_strides(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mappin
     if idle_where(kernel, layouts, homes) is None:
         return False
     shape = launch(kernel, layouts)
-    return not shape.product and idle_where(*as_rendered(kernel, layouts, shape, homes), homes) is not None
+    return not shape.product and idle_where(*as_rendered(kernel, layouts, shape), homes) is not None
 
 
 __all__ = ["PROGRAMS", "as_rendered", "goes_in_strides", "idle_where"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
-from ...errors import UnsupportedError
 from ..ir.guards import masked
 from ..ir.index import Atom, Expr, Val, Var, of
 from ..ir.nodes import Buffer, Node, Size, indirect, rebuild
@@ -63,44 +61,24 @@ def over_groups(kernel: Kernel) -> list[tuple[int, tuple[Var, ...], tuple[Statem
     return found
 
 
-def recompute_tiles(kernel: Kernel, persistent: bool, homes: Mapping[str, str] = MappingProxyType({})) -> Kernel:
-    """The kernel with only those tiles left that can stay in registers: written and read in the order of equal loops, in one tile.
+@dataclass(frozen=True)
+class Rematerialized:
+    """A kernel without the tiles that cannot stay in registers.
 
-    homes  for buffers that are in the memory of another (updates in place), which one.
+    lost   tiles that can neither stay nor be computed again, and why: their values must be in memory.
+    apart  (read, written): buffers that must not share memory, since one is stored over before a tile is computed again of the other.
     """
+
+    kernel: Kernel
+    lost: Mapping[str, str]
+    apart: frozenset[tuple[str, str]]
+
+
+def rematerialized(kernel: Kernel, persistent: bool) -> Rematerialized:
+    """The kernel with only those tiles left that can stay in registers: written and read in the order of equal loops, in one tile."""
     if not kernel.scratch:
-        return kernel
-    shapes = {b.name: b for b in kernel.scratch}
-    tiles = {
-        st.buffer: _Tile(shapes[st.buffer], p, phase.inner, st)
-        for p, phase in enumerate(kernel.phases)
-        for st in phase.body
-        if not isinstance(st, Reduce) and st.buffer in shapes
-    }
-    keep = {name for name, t in tiles.items() if persistent and _in_order(kernel, t)}
-    while (
-        lost := {ld.attr.buffer for t in tiles.values() if t.buffer.name not in keep for ld in _loads(t.store)} & keep
-    ):
-        keep -= lost  # they are read at the points at which those are computed again
-    phases: list[Phase] = []
-    stored: list[set[str]] = []  # global memory that the phases before write
-    so_far: set[str] = set()
-    turned: set[str] = set()
-    for p, phase in enumerate(kernel.phases):
-        stored.append(set(so_far))
-        body: list[Statement] = []
-        for st in phase.body:
-            if not isinstance(st, Reduce) and st.buffer in tiles and st.buffer not in keep:
-                # What it holds must be known in terms of what is left.
-                new = changed(st, {}, _reader(tiles, keep, stored, homes, p, phase, turned, st.buffer))
-                assert not isinstance(new, Reduce)
-                tiles[st.buffer] = replace(tiles[st.buffer], store=new)
-                continue
-            body.append(changed(st, {}, _reader(tiles, keep, stored, homes, p, phase, turned)))
-            if not isinstance(st, Reduce) and st.buffer not in tiles:
-                so_far.add(homes.get(st.buffer, st.buffer))
-        phases.append(Phase(phase.inner, tuple(body)))
-    return replace(kernel, phases=tuple(phases), scratch=tuple(b for b in kernel.scratch if b.name in keep))
+        return Rematerialized(kernel, {}, frozenset())
+    return _Rematerializer(kernel, persistent).run()
 
 
 def _loads(st: Statement) -> Iterator[Node]:
@@ -122,53 +100,82 @@ def _extents(loops: tuple[Var, ...]) -> tuple[Size, ...]:
     return tuple(v.extent for v in loops if v.extent != 1)
 
 
-def _reader(
-    tiles: dict[str, _Tile],
-    keep: set[str],
-    stored: list[set[str]],
-    homes: Mapping[str, str],
-    p: int,
-    phase: Phase,
-    turned: set[str],
-    of_tile: str | None = None,
-) -> Callable[[Node], Node | None]:
-    """What takes the place of a load in a phase. `turned`: tiles that are made of others at other points than their own; `of_tile`: the load
-    makes one.
-    """
-    over = {
-        homes.get(st.buffer, st.buffer) for st in phase.body if not isinstance(st, Reduce) and st.buffer not in tiles
-    }
+class _Rematerializer:
+    def __init__(self, kernel: Kernel, persistent: bool) -> None:
+        self.kernel = kernel
+        shapes = {b.name: b for b in kernel.scratch}
+        self.tiles = {
+            st.buffer: _Tile(shapes[st.buffer], p, phase.inner, st)
+            for p, phase in enumerate(kernel.phases)
+            for st in phase.body
+            if not isinstance(st, Reduce) and st.buffer in shapes
+        }
+        self.keep = {name for name, t in self.tiles.items() if persistent and _in_order(kernel, t)}
+        self.stored: list[set[str]] = []  # global memory that the phases before write
+        self.turned: set[str] = set()  # tiles that are made of others at other points than their own
+        self.lost: dict[str, str] = {}
+        self.apart: set[tuple[str, str]] = set()
 
-    def leaf(ld: Node) -> Node | None:
-        t = tiles.get(ld.attr.buffer)
-        if t is None or t.buffer.name in keep:
-            return None
-        name = t.buffer.name
-        if not isinstance(t.store, Store) or t.store.mode != "set" or t.store.mask is not None:
-            raise UnsupportedError(f"scratch tile {name!r} cannot be computed again where it is read")
-        # A store in between may have gone over what the tile was computed from (an update in place).
-        read = {homes.get(b, b) for b in (inner.attr.buffer for inner in t.store.value.loads())}
-        if read & (stored[p] - stored[t.phase]):
-            raise UnsupportedError(f"scratch tile {name!r} is read after stores; it cannot be computed again")
-        in_order = in_loop_order(ld.attr.index, t.buffer.shape, phase.inner)
-        if name in turned or not in_order:
-            # The phase stores over what it reads at the very point, but not at others.
-            if read & over:
-                raise UnsupportedError(
-                    f"scratch tile {name!r} is read at other points than those that are stored over; it cannot be computed again"
-                )
-            if of_tile is not None:
-                turned.add(of_tile)
-        mapping: dict[Atom, int | Expr] = dict.fromkeys(t.inner, 0)
-        for place, at in zip(t.store.index, ld.attr.index, strict=True):
-            if place.var is not None:
-                mapping[place.var] = at
-            elif place != 0:
-                raise UnsupportedError(f"scratch tile {name!r} is written in another order than its loops")
-        made = rebuild(t.store.value, lambda _: None, mapping)
-        if not ld.args or in_order:
-            return made
-        # Where the mask does not hold the point may be none of the row's.
-        return masked(made, ld.args[0], {x for x in made.loads() if x.attr.buffer.startswith(REDUCED)})
+    def run(self) -> Rematerialized:
+        made = {name: {ld.attr.buffer for ld in _loads(t.store)} for name, t in self.tiles.items()}
+        while gone := {b for name in made if name not in self.keep for b in made[name]} & self.keep:
+            self.keep -= gone  # they are read at the points at which those are computed again
+        phases: list[Phase] = []
+        so_far: set[str] = set()
+        for p, phase in enumerate(self.kernel.phases):
+            self.stored.append(set(so_far))
+            body: list[Statement] = []
+            for st in phase.body:
+                if not isinstance(st, Reduce) and st.buffer in self.tiles and st.buffer not in self.keep:
+                    # What it holds must be known in terms of what is left.
+                    new = changed(st, {}, self._reader(p, st.buffer))
+                    assert not isinstance(new, Reduce)
+                    self.tiles[st.buffer] = replace(self.tiles[st.buffer], store=new)
+                    continue
+                body.append(changed(st, {}, self._reader(p)))
+                if not isinstance(st, Reduce) and st.buffer not in self.tiles:
+                    so_far.add(st.buffer)
+            phases.append(Phase(phase.inner, tuple(body)))
+        scratch = tuple(b for b in self.kernel.scratch if b.name in self.keep)
+        kernel = replace(self.kernel, phases=tuple(phases), scratch=scratch)
+        return Rematerialized(kernel, self.lost, frozenset(self.apart))
 
-    return leaf
+    def _reader(self, p: int, of_tile: str = "") -> Callable[[Node], Node | None]:
+        """What takes the place of a load in the phase `p`; `of_tile`: the load makes one."""
+        phase = self.kernel.phases[p]
+        here = {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.tiles}
+
+        def leaf(ld: Node) -> Node | None:
+            t = self.tiles.get(ld.attr.buffer)
+            if t is None or t.buffer.name in self.keep:
+                return None
+            name = t.buffer.name
+            if not isinstance(t.store, Store) or t.store.mode != "set" or t.store.mask is not None:
+                self.lost.setdefault(name, "it is no plain value of each point")
+                return None
+            in_order = in_loop_order(ld.attr.index, t.buffer.shape, phase.inner)
+            # What was stored since may be what the tile was computed from.
+            over = self.stored[p] - self.stored[t.phase]
+            if name in self.turned or not in_order:
+                over = over | here  # the phase stores over what it reads at the very point, but not at others
+                if of_tile:
+                    self.turned.add(of_tile)
+            read = {inner.attr.buffer for inner in t.store.value.loads()}
+            if again := read & over:
+                self.lost.setdefault(name, f"{min(again)!r}, of which it is made, is stored over before it is read")
+                return None
+            self.apart |= {(r, w) for r in read.intersection(self.kernel.reads) for w in over}
+            mapping: dict[Atom, int | Expr] = dict.fromkeys(t.inner, 0)
+            for place, at in zip(t.store.index, ld.attr.index, strict=True):
+                if place.var is not None:
+                    mapping[place.var] = at
+                elif place != 0:
+                    self.lost.setdefault(name, "it is written in another order than its loops")
+                    return None
+            made = rebuild(t.store.value, lambda _: None, mapping)
+            if not ld.args or in_order:
+                return made
+            # Where the mask does not hold the point may be none of the row's.
+            return masked(made, ld.args[0], {x for x in made.loads() if x.attr.buffer.startswith(REDUCED)})
+
+        return leaf

@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,6 @@ class Interpreted:
 
     def parts(self) -> dict[str, str]:
         return {"target": "interpreter, with teams"}  # what is loaded is part of what is kept
-
-    def unfused(self) -> Interpreted:
-        return replace(self, cfg=replace(self.cfg, fusion=False))
 
     def prepare(self, program: Program) -> Program:
         return prepared(program, H200, self.cfg)

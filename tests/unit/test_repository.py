@@ -148,6 +148,19 @@ def test_modules_form_no_circles() -> None:
     assert sorted(r for room in rooms for r in room if r) == sorted(CIRCLES_IN), circles
 
 
+def test_writers_of_kernels_refuse_nothing() -> None:
+    """What cannot be one kernel is known when the plan is made. Products are still matched where they are written, groups where they are tiled."""
+    refusals = ("opforge.errors", "opforge.runtime.fuse", "opforge.runtime.memory", "opforge.runtime.schedule")
+    matched = ("opforge.runtime.fuse.attention.", "opforge.runtime.fuse.products.", "opforge.runtime.fuse.horizontal.")
+    found = [
+        f"{path.name}:{line}: {name}"
+        for path in sources("runtime/render", "runtime/tile")
+        for line, name in imports(path)
+        if name.startswith(refusals) and not name.startswith(matched)
+    ]
+    assert found == []
+
+
 def test_runtime_does_not_import_the_generator_or_the_public_face() -> None:
     outside = ("opforge.generator", "opforge.frontend_api", "opforge.report", "opforge.cli")
     wrong = [

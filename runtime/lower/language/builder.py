@@ -420,6 +420,8 @@ class Builder:
         """Results of these shapes and dtypes by a routine, `file.function`, which is given the inputs with their strides, and numbers."""
         if self.device != "cpu" and name not in GPU_ROUTINES:
             raise NotNativeError(f"the routine {name} is for a processor")
+        if self.device != "cpu" and any(isinstance(n, Expr) and not n.is_const for n in numbers[1:]):
+            raise NotNativeError(f"on a GPU the routine {name} needs numbers that are known")
         made = []
         for k, (sizes, kind) in enumerate(outs):
             shape = tuple(map(canonical, sizes))

@@ -50,25 +50,16 @@ def test_their_values() -> None:
         assert float((found - exact).abs().max()) <= bound, name
 
 
-def test_what_a_target_cannot_say_fused_it_says_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what it cannot say apart is left to eager."""
-    render, asked = unit.render_unit, []
-
+def test_what_a_target_cannot_say_is_left_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(plan: object, target: object, **kwargs: object) -> object:
-        asked.append(len(plan.kernels()))  # type: ignore[attr-defined]
-        if len(asked) < enough:
-            raise UnsupportedError("too much at once")
-        return render(plan, target, **kwargs)  # type: ignore[arg-type]
+        raise UnsupportedError("too much at once")
 
     monkeypatch.setattr(unit, "render_unit", refuses)
     x = torch.randn(6, 7)
-    for enough in (2, 9):
-        torch._dynamo.reset()
-        opforge.reset_stats()
-        asked.clear()
-        program = lambda x, enough=enough: (x - x.mean(1, keepdim=True)).cumsum(1) + enough  # noqa: E731 - not in the cache
-        torch.testing.assert_close(torch.compile(program, backend="opforge")(x), program(x))
-        assert asked[1] > asked[0]
-        stats = opforge.stats()
-        assert stats["retries"] == {"without fusion: too much at once": 1}
-        assert stats["fallbacks"] == ({} if enough == 2 else {"UnsupportedError: too much at once": 1})
+    torch._dynamo.reset()
+    opforge.reset_stats()
+    program = lambda x: (x - x.mean(1, keepdim=True)).cumsum(1) + 2.25  # noqa: E731 - not in the cache
+    torch.testing.assert_close(torch.compile(program, backend="opforge")(x), program(x))
+    stats = opforge.stats()
+    assert stats["retries"] == {}
+    assert stats["fallbacks"] == {"UnsupportedError: too much at once": 1}
