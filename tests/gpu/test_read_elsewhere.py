@@ -59,6 +59,13 @@ def test_every_launch_gives_the_same(name: str, tmp_path: Path) -> None:
     assert kernels is None or opforge.stats()["kernels"] == kernels
 
 
+def test_running_sums_in_memory(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    judge(rows.sums_in_memory, [torch.randn(600, 9000, device="cuda") for _ in range(5)], tmp_path)
+    assert opforge.stats()["retries"] == {}
+    assert opforge.stats()["kernels"] == 1
+
+
 def test_places_that_data_brings(tmp_path: Path) -> None:
     """Places are bounded by the width, not by the part of a row that reads them: a check without the condition would refuse them."""
     torch.manual_seed(0)

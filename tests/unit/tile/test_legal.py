@@ -22,6 +22,7 @@ from tests.support.gpu_plan import planned
 from tests.support.ir_text import parse
 from tests.support.machines import H200
 from tests.support.plans import kernel
+from tests.support.row_programs import sums_in_memory
 from tests.support.triton_run import job_of, launch_interpreted, results
 from tests.unit.render.test_triton import ROWS, layouts, rows
 
@@ -35,16 +36,11 @@ def test_running_results_that_registers_do_not_hold_are_in_memory() -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(3, 9000) for _ in range(5)]
 
-    def scaled(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        a, b, c, d = more
-        s = (x * a + b).cumsum(1)
-        return s / s.abs().amax(1, keepdim=True) + c * d
-
     def normal(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         a, b, c, d = more
         return torch.softmax((x * a * b * c * d).cumsum(1) + a, 1)
 
-    functions = scaled, normal
+    functions = sums_in_memory, normal
     plans = [planned(f, inputs) for f in functions]
     for f, plan, memory in zip(functions, plans, launch_interpreted([job_of(p, inputs) for p in plans]), strict=True):
         (one,) = plan.kernels()
