@@ -110,7 +110,15 @@ class _Builder:
         self._free(tuple(read_last.get(-1, ())))
         arena = bool(plan.arena_bytes)
         self.body += [*[TakeArena()][:arena], *body, *[GiveArena()][:arena], result]
-        return HostProgram(tuple(self.parameters), tuple(self.body), plan.arena_bytes, self.arena, self.boxed)
+        constants = tuple(b.name for b in plan.inputs if b.name not in self.parameters)
+        return HostProgram(
+            tuple(self.parameters),
+            tuple(self.body),
+            plan.arena_bytes,
+            self.arena,
+            self.boxed,
+            constants=constants,
+        )
 
     def _free(self, names: tuple[str, ...]) -> None:
         if names:

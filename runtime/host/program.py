@@ -353,7 +353,9 @@ Instruction = (
 
 @dataclass(frozen=True)
 class HostProgram:
-    """name: of the function. boxed: it takes its parameters in one list, which it empties. arena: the tensors there, by name."""
+    """name: of the function. boxed: it takes its parameters in one list, which it empties. arena: the tensors there, by name. constants: tensors that
+    come with the program.
+    """
 
     parameters: tuple[str, ...]
     instructions: tuple[Instruction, ...]
@@ -361,6 +363,7 @@ class HostProgram:
     arena: Mapping[str, Slot] = field(default_factory=dict)
     boxed: bool = False
     name: str = "call"
+    constants: tuple[str, ...] = ()
 
     def with_grids(self, grids: Mapping[str, Size]) -> HostProgram:
         """The same, but for the numbers of programs of kernels on a GPU, by name."""

@@ -82,7 +82,7 @@ class _Writer:
         passed = Counter(a.of for x in launches for a in x.arguments if isinstance(a, Address))
         self.often = {name for name, count in passed.items() if count > 1}
         self.addresses: dict[str, str] = {}  # of tensors whose address is passed often: local variables
-        self.taken = {*program.parameters, *program.arena, *_defined(program.instructions)}
+        self.taken = {*program.parameters, *program.constants, *program.arena, *_defined(program.instructions)}
 
     def module(self, support: str) -> str:
         program = self.program

@@ -64,12 +64,13 @@ def describe(one: Instruction) -> str:
 
 def verify(program: HostProgram) -> None:
     """Raises `HostProgramError`, which names the instruction and the reason."""
-    if len(set(program.parameters)) != len(program.parameters):
-        raise HostProgramError(f"{program.name}: two parameters have one name")
+    given = (*program.parameters, *program.constants)
+    if len(set(given)) != len(given):
+        raise HostProgramError(f"{program.name}: two parameters or constants have one name")
     for name, slot in program.arena.items():
         if reason := _misplaced(name, slot, program):
             raise HostProgramError(f"{program.name}: {name!r} in the arena {reason}")
-    state = _State(program, set(program.parameters))
+    state = _State(program, set(given))
     if not _run(program.instructions, state, program.name):
         raise HostProgramError(f"{program.name}: the last instruction does not return")
     if state.held:
@@ -81,8 +82,8 @@ def _misplaced(name: str, slot: Slot, program: HostProgram) -> str:
         return f"is at {slot.offset} to {slot.offset + slot.bytes}, the arena has {program.arena_bytes} bytes"
     if slot.layout.dtype not in ITEMSIZE:
         return f"has the unknown dtype {slot.layout.dtype!r}"
-    if name in program.parameters:
-        return "is a parameter"
+    if name in program.parameters or name in program.constants:
+        return "is a parameter or constant"
     ends = _extent(slot.layout.shape, slot.layout.stride, 0) * ITEMSIZE[slot.layout.dtype]
     return f"has {slot.bytes} bytes for a layout of {ends}" if ends > slot.bytes else ""
 

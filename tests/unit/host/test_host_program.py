@@ -93,6 +93,7 @@ def _complex(x: torch.Tensor) -> torch.Tensor:
 PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], list[torch.Tensor]]]] = {
     "layers": _mlp,
     "sizes from data": lambda: (_selected, [torch.randn(4, 4)]),
+    "a constant": lambda: (lambda x: x[[0, 2, 3], [1, 3, 3]] + torch.tensor([1.0, 2.0, 3.0]), [torch.randn(5, 5)]),
     "written input": lambda: (_written, [torch.randn(4, 4)]),
     "complex": lambda: (_complex, [torch.randn(4, 4)]),
     "attention": lambda: (
@@ -173,7 +174,7 @@ def _changed(k: int, *others: Any) -> HostProgram:
 
 
 TAMPERED: dict[str, tuple[HostProgram, str]] = {
-    "one name twice": (replace(SMALL, parameters=("x", "x")), "two parameters have one name"),
+    "one name twice": (replace(SMALL, parameters=("x", "x")), "two parameters or constants have one name"),
     "a formula of what is not there": (_changed(0, Learn("s1", Formula("s7 + 1"))), "instruction 0 (Learn s1): 's7'"),
     "no formula": (_changed(0, Learn("s1", Formula("s0 +"))), "'s0 +' is no formula"),
     "a size that is known": (_changed(0, Learn("s0", Formula("1"))), "'s0' is defined already"),
