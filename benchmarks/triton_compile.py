@@ -28,6 +28,7 @@ from opforge.runtime.kernels.calls import has_out
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_unit import TritonKernel, render_triton
+from opforge.runtime.schedule.draft import Options
 from opforge.runtime.schedule.pipeline import schedule
 from opforge.runtime.targets.cuda import job_of
 
@@ -44,7 +45,9 @@ def kernels_of(program: BoundProgram) -> list[TritonKernel]:
     with torch.no_grad():
         lowered = lower(trace(torch.fx.symbolic_trace(program.fn), inputs).graph)
     return list(
-        render_triton(schedule(separate_outputs(lowered.program), costs=cost, out_variants=has_out)).kernels.values()
+        render_triton(
+            schedule(separate_outputs(lowered.program), Options(costs=cost, out_variants=has_out))
+        ).kernels.values()
     )
 
 

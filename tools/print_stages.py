@@ -24,6 +24,7 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.realize import parameters
 from opforge.runtime.render.cpp_unit import render_unit
 from opforge.runtime.render.triton import render_kernel
+from opforge.runtime.schedule.draft import Draft, Options
 from opforge.runtime.schedule.pipeline import schedule
 from opforge.runtime.schedule.planned import cost
 from opforge.tests.support.machines import AVX2, H200, launched_on
@@ -74,14 +75,23 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor], section: 
     section(f"3. Rewrites: {len(report.applied)} applied", applied)
     lowered = lower(traced.graph)
     section("4. The loop IR (lower)", dump(lowered.program))
-    plan = schedule(lowered.program, costs=cost, out_variants=has_out)
-    section("5. The plan (schedule): kernels, loops, places", plan_text(plan))
-    section("6. C++ (render)", render_unit(plan, AVX2, threads=2, threshold=16384).source, "cpp")
+    passes: list[str] = []
+    shown = {dump(lowered.program)}
+
+    def told(name: str, draft: Draft) -> None:
+        text = draft.text()
+        passes.append(f"-- {name}\n{'' if text in shown or draft.plan is not None else text}")
+        shown.add(text)
+
+    plan = schedule(lowered.program, Options(costs=cost, out_variants=has_out), told)
+    section("5. The passes that make a plan, each with what it leaves where that reads differently", "".join(passes))
+    section("6. The plan: kernels, loops, places", plan_text(plan))
+    section("7. C++ (render)", render_unit(plan, AVX2, threads=2, threshold=16384).source, "cpp")
     for kernel in launched_on(plan, H200).kernels():
-        section("7. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python")
+        section("8. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python")
     host = host_program(plan, parameters(lowered), OUT)
-    section("8. The host program", to_json(host), "json")
-    section("9. The same as Python: the wrapper", python_source(host), "python")
+    section("9. The host program", to_json(host), "json")
+    section("10. The same as Python: the wrapper", python_source(host), "python")
 
 
 if __name__ == "__main__":

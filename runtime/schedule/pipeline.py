@@ -1,323 +1,225 @@
-"""From a functional program to a plan: inline, fuse, order, lay out, place in memory."""
+"""From a functional program to a plan, in passes. Each takes a draft, and says what it leaves in it."""
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ...errors import UnsupportedError
-from ..fuse.arguments import bases, exact_strides, extern_step, only_views, same_strides, stored_strides, with_gaps
+from ..fuse.arguments import exact_strides, extern_step, only_views, with_gaps
 from ..fuse.attention import join_products
-from ..fuse.build import TILE, build_kernel, build_update
+from ..fuse.build import build_kernel, build_update
 from ..fuse.folds import fold_columns
 from ..fuse.groups import Group
-from ..fuse.inline import inline, is_view
+from ..fuse.inline import inline
 from ..fuse.known_first import known_first
-from ..fuse.layouts import followed
 from ..fuse.nests import Fuser
-from ..fuse.padding import wide_rows
-from ..fuse.products import Choose, fuse_products
+from ..fuse.products import fuse_products
 from ..fuse.small import join_small
-from ..fuse.updates import update_in_place, updated_inputs, without_copies
+from ..fuse.updates import update_in_place, without_copies
 from ..ir.learned import learned_by
-from ..ir.nodes import ITEMSIZE, Buffer, Extern, Nest, Output, Program, Size, contiguous_strides, refs
+from ..ir.nodes import ITEMSIZE, Program
 from ..ir.quote import identifier
-from ..ir.work import in_any_order, is_pointwise
-from ..kernels.operands import Factors
-from ..kernels.plan import CopyStep, Kernel, KernelStep, Plan, Step, ViewOf
-from ..kernels.steps import step_parts, step_reads, step_writes, strided_view
+from ..ir.work import in_any_order
+from ..kernels.plan import CopyStep, KernelStep, Plan, Step, ViewOf
+from ..kernels.steps import step_parts, step_reads, step_writes
 from ..lower.outputs import separate_outputs
-from ..machine import PORTABLE, Gpu, Machine
 from ..memory.arena import plan_memory
-from ..memory.in_place import computed_last, write_in_place
+from ..memory.in_place import write_in_place
 from ..memory.order import least_memory
-from ..tile.legal import made_for, refused
+from .draft import Draft, Options
+from .lay_out import lay_out
+from .legal import legal_kernel
+
+__all__ = ["PASSES", "Options", "schedule"]
+
+Told = Callable[[str, Draft], None]
+PLAIN = Options()
 
 
-def schedule(
-    program: Program,
-    *,
-    costs: Callable[[str], float] = lambda _: 1,
-    fusion: bool = True,
-    frugal: bool = False,
-    machine: Machine = PORTABLE,
-    arena: bool = True,
-    out_variants: Callable[[Extern], bool] = lambda _: False,
-    row_bytes: Callable[[Extern], int] = lambda _: 0,
-    any_strides: Callable[[Extern], bool] = lambda _: False,
-    factors: Factors = lambda _: None,
-    choose: Choose | None = None,
-) -> Plan:
-    """Schedule a verified program.
-
-    costs         relative cost of a scalar operation by name.
-    frugal        large values have memory only while they live: slower than in an arena that stays, and less beside what training keeps.
-    machine       that the plan is for: a GPU has registers where a processor has caches, and runs many programs side by side.
-    arena         intermediate values share one block of memory; without, each is allocated by itself.
-    out_variants  whether an extern call can write into memory that the plan gives it.
-    row_bytes     at multiples of how many bytes the rows of an extern call's matrices should start, on a GPU.
-    any_strides   whether an extern call takes its arguments with whatever strides; any other gets those that the program gave them.
-    factors       which arguments of an extern call it multiplies, if it is a product of matrices that a kernel may compute, likewise.
-    choose        which products gain by a kernel that also computes what is beside them.
+def schedule(program: Program, options: Options = PLAIN, told: Told | None = None) -> Plan:
+    """Schedule a verified program. `told` gets the name of each pass and the draft that it has left. Raises `UnsupportedError` for a kernel that the
+    machine does not run.
     """
-    program = without_copies(separate_outputs(program, only_views(program, any_strides)))
-    exact = exact_strides(program.items, any_strides)
-    gaps = with_gaps(program, exact)
-    gpu = machine if isinstance(machine, Gpu) else None
-    items, views = inline(program, costs, machine.costs.recompute, gaps)
-    if fusion:
-        items = known_first(items, {b.name for b in program.inputs})
-    realized_views = set(views.bodies)
-    # Which views must become memory: those that strides over a stored buffer cannot express. Decided after layouts; first, the groups.
-    wanted = {o.buffer for o in program.outputs if o.buffer is not None} | {s for _, s in program.mutations}
-    for it in items:
-        if isinstance(it, Extern):
-            wanted.update(r.buffer for r in refs((it.args, tuple(v for _, v in it.kwargs))))
-    layouts: dict[str, Buffer] = {}
-    fuser = Fuser(fusion, gpu, layouts, learned_by(items))
-    for b in program.inputs:
-        layouts[b.name] = Buffer(
-            b.name, b.shape, b.dtype, b.stride if b.stride is not None else contiguous_strides(b.shape), b.offset
-        )
-    hints = _stride_hints(program, items)
-    for base in bases(items, views.bodies, gaps):
-        hints.setdefault(base.name, base.stride or contiguous_strides(base.shape))
-    wide = wide_rows(program, items, views.bodies, row_bytes, gpu) if gpu else {}
-    alike = followed(program, [it for it in items if not _is_among(it, realized_views)], hints) if gpu else {}
-    as_views: dict[str, ViewOf] = {}
-    inputs = {b.name for b in program.inputs}
-    outputs_of: dict[str, int] = {}
-    for o in program.outputs:
-        if o.buffer is not None:
-            outputs_of[o.buffer] = outputs_of.get(o.buffer, 0) + 1
-    out_bases: set[str] = set()
-    last = computed_last(program, items)
-    inside = updated_inputs(program)
-    moved = set(map(id, last))
-    fills = _fills(program, items) if gpu else {}
-    for it in [*(it for it in items if id(it) not in moved), *last]:
-        if id(it) in moved and not fuser.first:
-            fuser.first = len(fuser.groups)
-        if isinstance(it, Nest) and it.name in realized_views:
-            view = (
-                strided_view(it.vars, it.shape, it.body, layouts[it.body.attr.buffer])
-                if is_view(it) and it.body.op == "load"
-                else None
-            )
-            if (
-                view is not None
-                and it.name in wanted
-                and _as_traced(view, exact.get(it.name))
-                and _may_share(it.name, view, program, inputs, outputs_of, out_bases, layouts)
-            ):
-                # They may differ where a size is 1.
-                as_views[it.name] = replace(view, stride=exact.get(it.name, view.stride))
-                continue
-        if isinstance(it, Extern):
-            for b in it.outs:
-                stride = b.stride if b.stride is not None else contiguous_strides(b.shape)
-                layouts[b.name] = Buffer(b.name, b.shape, b.dtype, wide.get(b.name, stride))
-        else:
-            wanted_strides = hints.get(it.name, alike.get(it.name, it.stride))
-            stride = stored_strides(it.shape, wanted_strides, exact.get(it.name))
-            if stride == contiguous_strides(it.shape):
-                stride = wide.get(it.name, stride)
-            if it.name in inside:
-                stride = layouts[inside[it.name]].stride or stride
-            layouts[it.name] = Buffer(it.name, it.shape, it.dtype, stride)
-            if it.name in fills:
-                continue
+    draft = Draft(program, options)
+    for one in PASSES:
+        one(draft)
+        if told is not None:
+            told(one.__name__, draft)
+    assert draft.plan is not None
+    return draft.plan
+
+
+def settle_strides(draft: Draft) -> None:
+    """Takes the program. Leaves one whose outputs are buffers of their own and whose inputs are not copied for an update, and the strides that calls
+    must get their arguments with.
+    """
+    any_strides = draft.options.any_strides
+    draft.program = without_copies(separate_outputs(draft.program, only_views(draft.program, any_strides)))
+    draft.exact = exact_strides(draft.program.items, any_strides)
+    draft.gaps = with_gaps(draft.program, draft.exact)
+
+
+def inline_values(draft: Draft) -> None:
+    """Leaves items whose bodies have absorbed what is computed where it is read, in an order in which what is known early comes first."""
+    options = draft.options
+    draft.items, views = inline(draft.program, options.costs, options.machine.costs.recompute, draft.gaps)
+    draft.bodies = views.bodies
+    if options.fusion:
+        draft.items = known_first(draft.items, {b.name for b in draft.program.inputs})
+
+
+def group(draft: Draft) -> None:
+    """Takes items with layouts. Leaves groups of nests that are one kernel each, and why others are apart."""
+    learned = learned_by([*draft.items, *draft.last])
+    fuser = Fuser(draft.options.fusion, draft.gpu, draft.layouts, learned)
+    for it in draft.items:
         fuser.add(it)
-    tail = fuser.groups[fuser.first :] if last else []
-    before = fuser.groups[: len(fuser.groups) - len(tail)]
-    if gpu:
-        before = fold_columns(before, as_views, gpu)
-    if gpu and fusion and not fuser.learned:
-        before = join_small(before, as_views, layouts, gpu.costs, outputs_of, program.mutations)
-    fuser.groups = [*before, *tail]
-    needed = _needed(program, fuser, as_views)
-    over = {target for target, _ in program.mutations}
-    steps: list[Step] = []
-    counter = 0
-    first = 0  # of the steps of the tail
-    for group in fuser.groups:
-        if tail and group is tail[0]:
-            first = len(steps)
-        if group.extern is not None:
-            steps.append(extern_step(group.extern, as_views, layouts, out_variants, any_strides))
-            continue
-        mine = {m.name for m in group.members} & needed
-        if not mine:
-            continue
-        name = _kernel_name(counter, group)
-        counter += 1
-        scatter = group.members[0].scatter
-        if gpu and scatter is not None and in_any_order(scatter):
-            steps += [KernelStep(k) for k in build_update(group, name, layouts, fills, gpu)]
-            continue
-        build = functools.partial(
-            build_kernel, group, name, mine, layouts, costs, ITEMSIZE.__getitem__, machine, over=over
-        )
-        steps.append(KernelStep(_legal(build, layouts) if gpu else build()))
-    outputs: list[Output | ViewOf] = []
-    for o in program.outputs:
+    fuser.first = len(fuser.groups)
+    for nest in draft.last:
+        fuser.add(nest)
+    draft.groups, draft.tail = fuser.groups[: fuser.first], fuser.groups[fuser.first :]
+    draft.refused = fuser.refused
+
+
+def merge(draft: Draft) -> None:
+    """Leaves fewer groups for a GPU: sums over columns go with the rows, small groups with others."""
+    gpu, options = draft.gpu, draft.options
+    if not gpu:
+        return
+    draft.groups = fold_columns(draft.groups, draft.as_views, gpu)
+    if options.fusion and not learned_by([*draft.items, *draft.last]):
+        held, stores = draft.returned, draft.program.mutations
+        draft.groups = join_small(draft.groups, draft.as_views, draft.layouts, gpu.costs, held, stores)
+
+
+def build(draft: Draft) -> None:
+    """Takes groups. Leaves a step for each: a kernel that the machine can run, or a call."""
+    needed, numbers = _needed(draft), itertools.count()
+    written = {target for target, _ in draft.program.mutations}
+    for groups, steps in ((draft.groups, draft.steps), (draft.tail, draft.end)):
+        for one in groups:
+            steps += _steps(one, needed, written, numbers, draft)
+
+
+def return_views(draft: Draft) -> None:
+    """Leaves the outputs as views of the buffers that hold them."""
+    for o in draft.program.outputs:
         if o.buffer is None:
-            outputs.append(o)
-        elif o.buffer in as_views:
-            outputs.append(replace(as_views[o.buffer], paired=o.paired))
-        else:
-            b = layouts[o.buffer]
+            draft.outputs.append(o)
+            continue
+        view = draft.as_views.get(o.buffer)
+        if view is None:
+            b = draft.layouts[o.buffer]
             assert b.stride is not None
-            outputs.append(ViewOf(b.name, b.shape, b.stride, b.offset, o.paired))
-    held = {o.buffer for o in outputs if o.buffer is not None}
-    body, end = (steps[:first], steps[first:]) if tail else (steps, [])
-    read_later = held | {n for s in end for n in step_reads(s)} | {source for _, source in program.mutations}
-    if gpu and fusion:
-        body = join_products(body, layouts, read_later, factors, gpu)
-        if choose is not None:
-            body = fuse_products(body, layouts, read_later, factors, costs, gpu.limits.mma, choose)
-    if frugal:
-        body = least_memory(body, layouts, read_later)
-    steps, updated = update_in_place([*body, *end], program, layouts, held)
-    stored = updated | write_in_place(steps, program, layouts, held, updated)
-    steps += [CopyStep(target, source) for target, source in program.mutations if source not in stored]
-    plan = Plan(program.inputs, steps, tuple(outputs), layouts, symbols=program.symbols, refused=tuple(fuser.refused))
-    plan_memory(plan, stored, frugal=frugal, arena=arena)
-    kept = (
-        {n for s in steps for part in (s, *step_parts(s)) for n in _step_buffers(part)}
-        | {b.name for b in program.inputs}
-        | {o.buffer for o in outputs if o.buffer is not None}
+            view = ViewOf(b.name, b.shape, b.stride, b.offset)
+        draft.outputs.append(replace(view, paired=o.paired))
+
+
+def join_steps(draft: Draft) -> None:
+    """Leaves fewer steps for a GPU: attention is one, and products go with what is beside them where that gains."""
+    gpu, options = draft.gpu, draft.options
+    if not gpu or not options.fusion:
+        return
+    later = _read_later(draft)
+    draft.steps = join_products(draft.steps, draft.layouts, later, options.factors, gpu)
+    if options.choose is not None:
+        draft.steps = fuse_products(
+            draft.steps, draft.layouts, later, options.factors, options.costs, gpu.limits.mma, options.choose
+        )
+
+
+def order(draft: Draft) -> None:
+    """Leaves all steps, in the order that needs least memory where memory is short."""
+    if draft.options.frugal:
+        draft.steps = least_memory(draft.steps, draft.layouts, _read_later(draft))
+    draft.steps, draft.end = [*draft.steps, *draft.end], []
+
+
+def write_inputs(draft: Draft) -> None:
+    """Leaves the steps that give inputs their new contents: kernels that store there at once, where nobody can tell, or copies."""
+    program, layouts, held = draft.program, draft.layouts, draft.held
+    draft.steps, updated = update_in_place(draft.steps, program, layouts, held)
+    draft.stored = updated | write_in_place(draft.steps, program, layouts, held, updated)
+    draft.steps += [CopyStep(target, source) for target, source in program.mutations if source not in draft.stored]
+
+
+def place(draft: Draft) -> None:
+    """Leaves the plan, with a place in memory for each buffer."""
+    program, steps, outputs = draft.program, draft.steps, tuple(draft.outputs)
+    refused = tuple(draft.refused)
+    plan = Plan(program.inputs, steps, outputs, draft.layouts, symbols=program.symbols, refused=refused)
+    plan_memory(plan, draft.stored, frugal=draft.options.frugal, arena=draft.options.arena)
+    kept = {n for s in steps for part in (s, *step_parts(s)) for n in _step_buffers(part)}
+    kept |= {b.name for b in program.inputs} | draft.held
+    plan.layouts = {n: b for n, b in draft.layouts.items() if n in kept}
+    draft.plan = plan
+
+
+PASSES: tuple[Callable[[Draft], None], ...] = (
+    settle_strides,
+    inline_values,
+    lay_out,
+    group,
+    merge,
+    build,
+    return_views,
+    join_steps,
+    order,
+    write_inputs,
+    place,
+)
+
+
+def _steps(one: Group, needed: set[str], written: set[str], numbers: Iterator[int], draft: Draft) -> list[Step]:
+    """The steps of a group; none where nothing is `needed` of it. `written`: inputs that kernels may store over."""
+    options, layouts = draft.options, draft.layouts
+    if one.extern is not None:
+        return [extern_step(one.extern, draft.as_views, layouts, options.out_variants, options.any_strides)]
+    mine = {m.name for m in one.members} & needed
+    if not mine:
+        return []
+    name = _kernel_name(next(numbers), one)
+    scatter = one.members[0].scatter
+    if draft.gpu and scatter is not None and in_any_order(scatter):
+        return [KernelStep(k) for k in build_update(one, name, layouts, draft.fills, draft.gpu)]
+    made = functools.partial(
+        build_kernel, one, name, mine, layouts, options.costs, ITEMSIZE.__getitem__, options.machine, over=written
     )
-    plan.layouts = {n: b for n, b in layouts.items() if n in kept}
-    return plan
+    return [KernelStep(legal_kernel(made, layouts) if draft.gpu else made())]
 
 
-def _legal(build: Callable[..., Kernel], layouts: dict[str, Buffer]) -> Kernel:
-    """The kernel of a group as a GPU can run it: values that it can neither keep in registers nor compute again are in memory. `build` is
-    `build_kernel`, which is told of these. Raises `UnsupportedError` for a kernel that cannot be.
-    """
-    in_memory: frozenset[str] = frozenset()
-    while True:
-        kernel = build(in_memory=in_memory)
-        if why := refused(kernel, layouts):
-            raise UnsupportedError(f"{kernel.name}: {why}")
-        made = made_for(kernel, layouts)
-        if not made.lost:
-            return replace(kernel, apart=made.apart)
-        in_memory |= {name.removeprefix(TILE) for name in made.lost}
+def _needed(draft: Draft) -> set[str]:
+    """Buffers that must be in memory: read by another group, by an extern call, returned, or copied to an input."""
+    views = draft.as_views
+
+    def stored(name: str) -> str:
+        return views[name].buffer if name in views else name
+
+    needed = {stored(name) for name in draft.returned} | {source for _, source in draft.program.mutations}
+    for one in reversed([*draft.groups, *draft.tail]):
+        if one.extern is not None:
+            needed.update(map(stored, one.extern.reads()))
+            continue
+        names = {m.name for m in one.members}
+        if names & needed:
+            needed.update(n for m in one.members for n in m.nest.reads() if n not in names)
+    return needed
 
 
-def _fills(program: Program, items: list[Nest | Extern]) -> dict[str, Nest]:
-    """Bases of indexed updates that nothing else reads and that are made of nothing: they are written where the update is."""
-    read = Counter(name for it in items for name in it.reads())
-    updated = {
-        it.scatter.base
-        for it in items
-        if isinstance(it, Nest) and it.scatter is not None and in_any_order(it.scatter) and read[it.scatter.base] == 1
-    }
-    updated -= {o.buffer for o in program.outputs} | {source for _, source in program.mutations}
-    return {
-        it.name: it
-        for it in items
-        if isinstance(it, Nest) and it.name in updated and is_pointwise(it) and not it.reads()
-    }
-
-
-def _is_among(item: Nest | Extern, names: set[str]) -> bool:
-    return isinstance(item, Nest) and item.name in names
+def _read_later(draft: Draft) -> set[str]:
+    """What is read behind the steps that may be moved."""
+    sources = {source for _, source in draft.program.mutations}
+    return draft.held | {n for s in draft.end for n in step_reads(s)} | sources
 
 
 def _step_buffers(step: Step) -> tuple[str, ...]:
     return (*step_reads(step), *step_writes(step), *((step.target,) if isinstance(step, CopyStep) else ()))
 
 
-def _as_traced(view: ViewOf, traced: tuple[Size, ...] | None) -> bool:
-    """Whether a view has the strides that an operator was traced with, where it cares."""
-    return traced is None or same_strides(view.shape, view.stride, traced)
-
-
-def _may_share(
-    name: str,
-    view: ViewOf,
-    program: Program,
-    inputs: set[str],
-    outputs_of: dict[str, int],
-    out_bases: set[str],
-    layouts: dict[str, Buffer],
-) -> bool:
-    """An extern may read any view. An output may be a view only of memory that is its alone, with just the strides it must have."""
-    if any(src == name for _, src in program.mutations):
-        return False
-    if name not in outputs_of:
-        return True
-    wanted = next(o.stride for o in program.outputs if o.buffer == name)
-    base = layouts[view.buffer]
-    same_size = _numel(base.shape) == _numel(view.shape)
-    if (
-        view.buffer in inputs
-        or view.buffer in outputs_of
-        or view.buffer in out_bases
-        or outputs_of[name] > 1
-        or not same_size
-    ):
-        return False
-    if wanted is not None and not same_strides(view.shape, view.stride, wanted):
-        return False
-    if any(src == view.buffer for _, src in program.mutations):
-        return False
-    out_bases.add(view.buffer)
-    return True
-
-
-def _numel(shape: tuple[Size, ...]) -> Size:
-    total: Size = 1
-    for n in shape:
-        total = total * n
-    return total
-
-
-def _stride_hints(program: Program, items: list[Nest | Extern]) -> dict[str, tuple[Size, ...]]:
-    """Strides asked of a buffer from outside: outputs first, then what extern calls were traced with."""
-    hints: dict[str, tuple[Size, ...]] = {}
-    for it in items:
-        if isinstance(it, Extern):
-            for r in refs((it.args, tuple(v for _, v in it.kwargs))):
-                if r.stride is not None:
-                    hints.setdefault(r.buffer, r.stride)
-    strides = {b.name: b.stride for b in program.inputs}
-    hints.update((source, stride) for target, source in program.mutations if (stride := strides[target]) is not None)
-    for o in program.outputs:
-        if o.buffer is not None and o.stride is not None:
-            hints[o.buffer] = o.stride
-    return hints
-
-
-def _needed(program: Program, fuser: Fuser, as_views: dict[str, ViewOf]) -> set[str]:
-    """Buffers that must be in memory: read by another group, by an extern call, returned, or copied to an input."""
-    needed: set[str] = set()
-    for o in program.outputs:
-        if o.buffer is not None:
-            needed.add(as_views[o.buffer].buffer if o.buffer in as_views else o.buffer)
-    needed.update(src for _, src in program.mutations)
-    for group in reversed(fuser.groups):
-        if group.extern is not None:
-            for n in group.extern.reads():
-                needed.add(as_views[n].buffer if n in as_views else n)
-            continue
-        names = {m.name for m in group.members}
-        if not names & needed:
-            continue
-        for m in group.members:
-            for n in m.nest.reads():
-                if n not in names:
-                    needed.add(n)
-    return needed
-
-
-def _kernel_name(number: int, group: Group) -> str:
+def _kernel_name(number: int, one: Group) -> str:
     """`k3_native_layer_norm_gelu`: the operators inside, so that profiles and sources can be read."""
-    ops = [m.nest.origin.split(":")[0].split(".")[0] for m in group.members if m.nest.origin]
+    ops = [m.nest.origin.split(":")[0].split(".")[0] for m in one.members if m.nest.origin]
     seen = list(dict.fromkeys(identifier(o).strip("_") for o in ops if o))
     return f"k{number}_" + "_".join(seen[:4]) if seen else f"k{number}"

@@ -17,6 +17,7 @@ from ..lower.graph import lower
 from ..lower.outputs import separate_outputs
 from ..machine import PORTABLE, Machine
 from ..observe.counters import uncounted
+from .draft import Options
 from .pipeline import schedule
 
 
@@ -28,9 +29,8 @@ def plan_of(
     machine: Machine = PORTABLE,
     choose: Choose | None = None,
 ) -> Plan:
-    """The schedule of a program with separate outputs; `frugal`, `machine` and `choose` as for `schedule`."""
-    return schedule(
-        program,
+    """The schedule of a program with separate outputs; `frugal`, `machine` and `choose` as in `Options`."""
+    options = Options(
         costs=cost,
         fusion=cfg.fusion,
         frugal=frugal,
@@ -43,6 +43,7 @@ def plan_of(
         factors=factors,
         choose=choose,
     )
+    return schedule(program, options)
 
 
 def planned_peak(forward: fx.GraphModule, backward: fx.GraphModule, owned: Collection[int], cfg: Config) -> int | None:

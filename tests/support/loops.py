@@ -26,6 +26,7 @@ from opforge.runtime.lower.language.builder import Builder
 from opforge.runtime.lower.language.tensor import Tensor
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.cpp_unit import PRELUDE, render_unit
+from opforge.runtime.schedule.draft import Options
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.ir_interpreter import interpret
 
@@ -61,7 +62,7 @@ def program_of(build: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Pro
 def plan_of(program: Program, fusion: bool = True) -> Plan:
     """Verified, scheduled, and the plan checked."""
     verify(program)
-    plan = schedule(program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1, fusion=fusion)
+    plan = schedule(program, Options(costs=lambda op: SCALARS[op].cost if op in SCALARS else 1, fusion=fusion))
     check(program, plan)
     return launched_on(plan, H200)
 

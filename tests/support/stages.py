@@ -27,6 +27,7 @@ from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.realize import parameters
 from opforge.runtime.render.cpp_unit import render_unit
 from opforge.runtime.render.triton import render_kernel
+from opforge.runtime.schedule.draft import Options
 from opforge.runtime.schedule.pipeline import schedule
 
 from .machines import AVX2, H200, launched_on
@@ -53,7 +54,7 @@ def stages(program: Callable[..., Any], inputs: list[Any], *, dynamic: bool = Fa
         lowered = lower(traced.graph)
         loops = separate_outputs(lowered.program)
         verify(loops)
-        plan = schedule(loops, costs=cost, out_variants=has_out, any_strides=any_strides)
+        plan = schedule(loops, Options(costs=cost, out_variants=has_out, any_strides=any_strides))
         check(loops, plan)
         unit = render_unit(plan, AVX2, threads=2, threshold=Config().parallel_threshold)
         triton = tuple(_triton(k, plan.layouts) for k in launched_on(plan, H200).kernels())

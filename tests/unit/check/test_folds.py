@@ -15,6 +15,7 @@ from opforge.runtime.ir.index import Var, of
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.kernels.plan import Fold, Kernel, KernelStep, Plan
 from opforge.runtime.lower.language import scalar_ops as s
+from opforge.runtime.schedule.draft import Options
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.loops import pointwise, program_of, reduce
 from tests.support.machines import H200
@@ -33,7 +34,7 @@ def rows_and_columns(b: Any, x: Any) -> Any:
 
 def planned() -> tuple[Program, Plan]:
     program = program_of(rows_and_columns, [torch.rand(64, 40)])
-    return program, schedule(program, machine=GPU)
+    return program, schedule(program, Options(machine=GPU))
 
 
 def with_kernel(plan: Plan, change: Callable[[Kernel], Kernel]) -> Plan:
@@ -78,7 +79,7 @@ def test_what_is_folded_into_what() -> None:
 
     for columns, walked in ((40, [4]), (9000, [])):
         program = program_of(columns_and_rows, [torch.rand(64, columns)])
-        plan = schedule(program, machine=GPU)
+        plan = schedule(program, Options(machine=GPU))
         check(program, plan)
         assert [v.extent for k in plan.kernels() for v in k.walk] == walked
 
@@ -104,7 +105,7 @@ def test_wrong_folds() -> None:
 
 def test_update_apart_from_its_base() -> None:
     program = program_of(index_add, [torch.rand(10, 33), torch.randint(0, 10, (70,)), torch.rand(70, 33)])
-    plan = schedule(program, machine=GPU)
+    plan = schedule(program, Options(machine=GPU))
     check(program, plan)
     base, update = plan.steps
     with pytest.raises(PlanError, match="only the copy of 'in0'; its indexed update is missing"):

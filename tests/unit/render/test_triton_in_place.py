@@ -21,6 +21,7 @@ from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.machine import PORTABLE
 from opforge.runtime.render.triton import render_kernel
 from opforge.runtime.render.triton_unit import render_triton
+from opforge.runtime.schedule.draft import Options
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.machines import launched_on
 
@@ -119,10 +120,12 @@ def plan_of(f: Callable[..., Any], inputs: list[torch.Tensor]) -> Plan:
     # As for a processor, whose tiles have memory, but where that matters.
     plan = schedule(
         program,
-        costs=cost,
-        out_variants=has_out,
-        any_strides=any_strides,
-        machine=ALL_STORED if f is turned else PORTABLE,
+        Options(
+            costs=cost,
+            out_variants=has_out,
+            any_strides=any_strides,
+            machine=ALL_STORED if f is turned else PORTABLE,
+        ),
     )
     check(program, plan)
     assert not any(isinstance(step, CopyStep) for step in plan.steps)

@@ -19,6 +19,7 @@ from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.language import scalar_ops as s
 from opforge.runtime.render.cpp_unit import render_unit
+from opforge.runtime.schedule.draft import Options
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.loops import pointwise, program_of, reduce
 from tests.support.machines import AVX2
@@ -58,9 +59,9 @@ def seconds(program: Program) -> dict[str, float]:
 
     verify(program)
     lap("verify")
-    plan = schedule(program, costs=lambda op: SCALARS[op].cost if op in SCALARS else 1)
+    plan = schedule(program, Options(costs=lambda op: SCALARS[op].cost if op in SCALARS else 1))
     lap("schedule")
-    schedule(program, frugal=True)
+    schedule(program, Options(frugal=True))
     lap("schedule of a training half")
     check(program, plan)
     lap("check")

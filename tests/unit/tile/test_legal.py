@@ -16,7 +16,9 @@ from opforge.generated.triton_scalars import TRITON, TRITON_KIND
 from opforge.runtime.check.plan import check
 from opforge.runtime.kernels.plan import Kernel, KernelStep, Place
 from opforge.runtime.memory.arena import could_hold
-from opforge.runtime.schedule.pipeline import _legal, schedule
+from opforge.runtime.schedule.draft import Options
+from opforge.runtime.schedule.legal import legal_kernel
+from opforge.runtime.schedule.pipeline import schedule
 from opforge.runtime.tile.legal import atomic, made_for, refused
 from tests.support.gpu_plan import planned
 from tests.support.ir_text import parse
@@ -81,7 +83,7 @@ nest n: float32[64] for (i0<64)
   value neg(e[i0])
 output n
 """)
-    plan = schedule(program, machine=H200)
+    plan = schedule(program, Options(machine=H200))
     (step,) = plan.steps
     assert isinstance(step, KernelStep)
     plan.steps = [KernelStep(replace(step.kernel, apart=frozenset({("x", "n")})))]
@@ -113,7 +115,7 @@ def test_lost_values_are_asked_to_be_in_memory() -> None:
             return kernel("k", "o0<4", [stored, use], {**ROWS, "t": "float32"})
         return rows(scan, (f"r1<{N}", ["store y[o0, r1] neg(tile_t[r1])"]), scratch=f"tile_t: float32[{N}]")
 
-    assert not _legal(build, LONG | layouts(t=("float32", (4, N)))).scratch
+    assert not legal_kernel(build, LONG | layouts(t=("float32", (4, N)))).scratch
     assert asked == [frozenset(), frozenset({"t"})]
 
 
@@ -123,7 +125,7 @@ def test_what_no_gpu_runs_is_refused_with_the_reason() -> None:
     says = "Triton has no atomic for an indexed update by 'prod' of float32"
     assert refused(update, table) == says
     with pytest.raises(UnsupportedError, match=says):
-        _legal(lambda in_memory: update, table)
+        legal_kernel(lambda in_memory: update, table)
     ordered = kernel("k", "o0<4", [("", ["store y[at(i[o0], 0, 3)] x[o0]"])], {**ROWS, "i": "int64"})
     assert refused(ordered, table) == ""
     assert refused(replace(ordered, serial=True), table) == "the order of its updates matters"
