@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 
-from ..ir.index import Expr, Sym, Var, expr, of
+from ..ir.index import Expr, Sym, Var, expr, of, product
 from ..ir.nodes import Buffer, Nest, Node, identity_mapping, load, rebuild, walk_all
 from ..ir.work import node_cost
 from ..kernels.access import in_loop_order
@@ -17,13 +18,6 @@ from .groups import Group, Member
 
 TILE = "tile_"
 """Begins the names of scratch tiles, before that of the value."""
-
-
-@dataclass
-class _State:
-    level: dict[str, int] = field(default_factory=dict)
-    kept: set[str] = field(default_factory=set)  # read back later: stored globally, or in scratch
-    registers: dict[str, Member] = field(default_factory=dict)
 
 
 def build_kernel(
@@ -45,100 +39,129 @@ def build_kernel(
     machine    that the kernel is for: on a GPU a scratch tile is in registers, or computed again where it is read.
     over       buffers that a kernel may store over (inputs that are written).
     """
-    members = group.names()
-    gpu = machine if isinstance(machine, Gpu) else None
-    state = _State()
-    resolved: dict[str, Node] = {}
-    for m in group.members:
-        state.level[m.name] = _level(m, members, state.level)
-    # Decide, from the last member back, which values later phases must be able to read back.
-    for m in group.members:
-        for ld in _loads(m):
-            p = members.get(ld.attr.buffer)
-            if p is None or p.reduces:
+    made = _Phases(group, needed, costs, itemsize, machine, in_memory)
+    phases = made.phases()
+    if isinstance(machine, Gpu) and (dear := _dear(phases, made.scratch, {*over}, costs, machine)):
+        more = in_memory | {n.removeprefix(TILE) for n in dear}
+        return build_kernel(group, name, needed, layouts, costs, itemsize, machine, over=over, in_memory=more)
+    return _finish(group, name, phases, made.scratch, layouts, machine)
+
+
+class _Phases:
+    """The phases of a group's kernel.
+
+    level    of each value, the number of phases that must come before it.
+    stored   values that later phases read back, or that something outside reads; `tiles`: those of them in a scratch tile, with its loops.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        needed: set[str],
+        costs: Callable[[str], float],
+        itemsize: Callable[[str], int],
+        machine: Machine,
+        in_memory: frozenset[str],
+    ) -> None:
+        self.group, self.needed, self.costs, self.machine = group, needed, costs, machine
+        self.members = group.names()
+        self.level: dict[str, int] = {}
+        for m in group.members:
+            self.level[m.name] = _level(m, self.members, self.level)
+        kept = self._kept()
+        self.stored = needed | kept
+        self.scratch: list[Buffer] = []
+        self.tiles: dict[str, tuple[Var, ...]] = {}
+        for m in group.members:
+            if m.name in kept and m.name not in needed and m.name not in in_memory and self._fits(m, itemsize):
+                self.scratch.append(Buffer(f"{TILE}{m.name}", tuple(v.extent for v in m.inner), m.nest.dtype))
+                self.tiles[m.name] = m.inner
+        self.resolved: dict[tuple[str, int], Node] = {}
+
+    def _kept(self) -> set[str]:
+        """Values that later phases must be able to read back."""
+        found: set[str] = set()
+        for m in self.group.members:
+            for ld in _loads(m):
+                p = self.members.get(ld.attr.buffer)
+                if p is None or p.reduces:
+                    continue
+                elsewhere = p.nest.scan is not None or not _same_point(p, ld)
+                later = p.inner and self.level[p.name] < self.level[m.name]
+                if elsewhere or (later and (p.name in self.needed or _expensive(p, self.costs, self.machine))):
+                    found.add(p.name)
+        return found
+
+    def _fits(self, m: Member, itemsize: Callable[[str], int]) -> bool:
+        """Whether a value can be in a scratch tile over its inner loops."""
+        most = self.machine.budgets.scratch
+        points = product(v.extent for v in m.inner)
+        if m.scatter is not None or not isinstance(points, int) or points * itemsize(m.nest.dtype) > most:
+            return False
+        loops = {v for e in m.index for v in e.atoms()}
+        return loops <= {*m.inner, *self.group.outer} and all(_digit(m, v, m.index) is not None for v in m.inner)
+
+    def phases(self) -> tuple[Phase, ...]:
+        slots: dict[tuple[int, tuple[Var, ...]], list[Statement]] = {}
+        for m in self.group.members:
+            if m.scatter is not None:
+                _add_scatter(slots, m)
                 continue
-            elsewhere = p.nest.scan is not None or not _same_point(p, ld)
-            later = p.inner and state.level[p.name] < state.level[m.name]
-            if elsewhere or (later and (p.name in needed or _expensive(p, members, costs, machine))):
-                state.kept.add(p.name)
-    stored = set(needed) | state.kept
-    scratch: list[Buffer] = []
-    scratch_of: dict[str, tuple[Var, ...]] = {}
-    for m in group.members:
-        if m.name in state.kept and m.name not in needed and m.name not in in_memory and m.scatter is None:
-            tile = 1
-            for v in m.inner:
-                tile = tile * v.extent if isinstance(v.extent, int) else machine.budgets.scratch + 1
-            if (
-                tile * itemsize(m.nest.dtype) <= machine.budgets.scratch
-                and {v for e in m.index for v in e.atoms()}
-                <= {
-                    *m.inner,
-                    *group.outer,
-                }
-                and all(_digit(m, v, m.index) is not None for v in m.inner)
-            ):
-                scratch.append(Buffer(f"{TILE}{m.name}", tuple(v.extent for v in m.inner), m.nest.dtype))
-                scratch_of[m.name] = m.inner
+            for level, inner, statement in self._statements(m):
+                slots.setdefault((level, inner), []).append(statement)
+        order = sorted(slots, key=lambda k: (k[0], [v.text for v in k[1]]))
+        return tuple(Phase(inner, tuple(slots[level, inner])) for level, inner in order)
 
-    def resolver(reader: Member) -> Callable[[Node], Node | None]:
-        def leaf(ld: Node) -> Node | None:
-            p = members.get(ld.attr.buffer)
-            if p is None:
-                return None
-            if p.reduces:
-                return load(f"{REDUCED}{p.name}", (), ld.dtype)
-            later = p.inner and state.level[p.name] < state.level[reader.name]
-            if p.name in stored and (later or not _same_point(p, ld) or p.nest.scan is not None):
-                if p.name in scratch_of:
-                    return load(f"{TILE}{p.name}", _tile_index(p, ld), ld.dtype, ld.args[0] if ld.args else None)
-                return None
-            return body_at(p, reader)
-
-        return leaf
-
-    def body_at(p: Member, reader: Member) -> Node:
-        """The body of `p` as evaluated in the phase of `reader`."""
-        key = f"{p.name}@{state.level[reader.name]}"
-        if key not in resolved:
-            resolved[key] = rebuild(p.body, resolver(reader), {})
-        return resolved[key]
-
-    slots: dict[tuple[int, tuple[Var, ...]], list[Statement]] = {}
-    for m in group.members:
-        level = state.level[m.name]
-        if m.scatter is not None:
-            _add_scatter(slots, m)
-            continue
-        target = f"{TILE}{m.name}" if m.name in scratch_of else m.name
-        index = tuple(of(v) for v in m.inner) if m.name in scratch_of else m.index
+    def _statements(self, m: Member) -> Iterator[tuple[int, tuple[Var, ...], Statement]]:
+        """What computes a value, with level and loops."""
+        level = self.level[m.name]
+        tile = m.name in self.tiles
+        target, index = (f"{TILE}{m.name}", tuple(of(v) for v in m.inner)) if tile else (m.name, m.index)
         if m.reduces:
-            body = body_at(m, m)
-            slots.setdefault((level, m.inner), []).append(
-                Reduce(f"{REDUCED}{m.name}", str(m.nest.reduce), body, m.nest.dtype)
-            )
-            if m.name in stored:
-                slots.setdefault((level + 1, ()), []).append(
-                    Store(m.name, m.index, load(f"{REDUCED}{m.name}", (), m.nest.dtype))
-                )
+            yield level, m.inner, Reduce(f"{REDUCED}{m.name}", str(m.nest.reduce), self._body(m, m), m.nest.dtype)
+            if m.name in self.stored:
+                yield level + 1, (), Store(m.name, m.index, load(f"{REDUCED}{m.name}", (), m.nest.dtype))
         elif m.fold:
-            fold = Fold(m.name, m.index, body_at(m, m), kind=str(m.nest.reduce))
-            slots.setdefault((level, m.inner), []).append(fold)
+            yield level, m.inner, Fold(m.name, m.index, self._body(m, m), kind=str(m.nest.reduce))
         elif m.nest.scan is not None:
-            slots.setdefault((level, m.inner), []).append(Scan(target, index, m.nest.scan, body_at(m, m)))
-        elif m.name in stored:
-            slots.setdefault((level, m.inner), []).append(Store(target, index, body_at(m, m)))
-    order = sorted(slots, key=lambda k: (k[0], [v.text for v in k[1]]))
-    phases = tuple(Phase(inner, tuple(slots[level, inner])) for level, inner in order)
-    if gpu and scratch and (others := _read_elsewhere(phases, scratch)):
-        # Values made of one another would be computed again in chains, each link at all points that the next one reads.
-        found = {st.buffer: st for phase in phases for st in phase.body if not isinstance(st, Reduce)}
-        unsafe = {*over, *found}
-        dear = {t for t in others if not _can_be_made_again(found[t], unsafe, costs, gpu)}
-        if dear:
-            more = in_memory | {p for p in scratch_of if f"{TILE}{p}" in dear}
-            return build_kernel(group, name, needed, layouts, costs, itemsize, machine, over=over, in_memory=more)
-    return _finish(group, name, phases, scratch, layouts, machine)
+            yield level, m.inner, Scan(target, index, m.nest.scan, self._body(m, m))
+        elif m.name in self.stored:
+            yield level, m.inner, Store(target, index, self._body(m, m))
+
+    def _body(self, p: Member, reader: Member) -> Node:
+        """The body of `p` as evaluated in the phase of `reader`."""
+        key = p.name, self.level[reader.name]
+        if key not in self.resolved:
+            self.resolved[key] = rebuild(p.body, functools.partial(self._read, reader), {})
+        return self.resolved[key]
+
+    def _read(self, reader: Member, ld: Node) -> Node | None:
+        """What a load is in the phase of `reader`: a register, an element of a tile, the value computed there, or (None) a load from memory."""
+        p = self.members.get(ld.attr.buffer)
+        if p is None:
+            return None
+        if p.reduces:
+            return load(f"{REDUCED}{p.name}", (), ld.dtype)
+        later = p.inner and self.level[p.name] < self.level[reader.name]
+        if p.name not in self.stored or not (later or not _same_point(p, ld) or p.nest.scan is not None):
+            return self._body(p, reader)
+        if p.name in self.tiles:
+            return load(f"{TILE}{p.name}", _tile_index(p, ld), ld.dtype, ld.args[0] if ld.args else None)
+        return None
+
+
+def _dear(
+    phases: tuple[Phase, ...], scratch: list[Buffer], over: set[str], costs: Callable[[str], float], gpu: Gpu
+) -> set[str]:
+    """Tiles that are read at other points and had better be in memory: values made of one another would be computed again in chains, each link at
+    all points that the next one reads.
+    """
+    others = _read_elsewhere(phases, scratch) if scratch else set()
+    if not others:
+        return set()
+    found = {st.buffer: st for phase in phases for st in phase.body if not isinstance(st, Reduce)}
+    unsafe = {*over, *found}
+    return {t for t in others if not _can_be_made_again(found[t], unsafe, costs, gpu)}
 
 
 def _read_elsewhere(phases: tuple[Phase, ...], scratch: list[Buffer]) -> set[str]:
@@ -276,7 +299,7 @@ def _level(m: Member, members: dict[str, Member], level: dict[str, int]) -> int:
     return found
 
 
-def _expensive(p: Member, members: dict[str, Member], costs: Callable[[str], float], machine: Machine) -> bool:
+def _expensive(p: Member, costs: Callable[[str], float], machine: Machine) -> bool:
     most = machine.costs.in_phase
     return node_cost(p.body, costs, most) > most
 
