@@ -106,7 +106,7 @@ class Config:
     #: Size in MiB above which the least recently used cache entries are removed; 0 means no limit.
     cache_size_limit_mb: int = 2048
     # spec: debug.verify
-    #: Run the loop-IR verifier and the plan checker on every graph.
+    #: Run the loop-IR verifier, the plan checker and the verifier of host programs on every graph.
     debug_verify: bool = False
     # spec: debug.folders
     #: Write one folder for each graph, which `opforge repro` runs, below dump_dir or else torch's debug folder; TORCH_COMPILE_DEBUG=1 turns it on.
@@ -418,7 +418,7 @@ FIELDS: dict[str, Setting] = {
         choices=(),
         env="OPFORGE_DEBUG_VERIFY",
         affects="debug",
-        doc="Run the loop-IR verifier and the plan checker on every graph.",
+        doc="Run the loop-IR verifier, the plan checker and the verifier of host programs on every graph.",
     ),
     # spec: debug.folders
     "debug.folders": Setting(

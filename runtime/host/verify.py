@@ -31,7 +31,6 @@ from .program import (
     If,
     Instruction,
     Item,
-    LaidOut,
     LaunchKernel,
     Learn,
     LibraryCall,
@@ -270,8 +269,6 @@ def _reads(one: Instruction) -> Iterator[str]:
                 yield from part.names
             case ForEach():
                 yield from (of for _, of in part.slices)
-            case LaidOut():
-                continue
 
 
 def _listed(names: Iterable[str]) -> str:
