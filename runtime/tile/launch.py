@@ -74,12 +74,17 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
     registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
     """
-    gpu = kernel.gpu
     if kernel.team > 1:
         alone = launch(replace(kernel, team=1), layouts)
         piece = piece_of(kernel.team, alone.inner)
         # Each program of a team has a piece of a row.
         return replace(alone, outer=product((alone.outer, kernel.team)), inner=piece, persistent=True)
+    return _of_matrices(kernel, layouts) or _of_rows(kernel, layouts)
+
+
+def _of_matrices(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch | None:
+    """Of a product of matrices, attention, or a transpose; None for other kernels."""
+    gpu = kernel.gpu
     if kernel.tile is not None:
         fused, tile = fused_kernel(kernel, layouts)
         shape = tile.columns, tile.steps, tile.warps
@@ -102,26 +107,39 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     if square is not None:
         part = product(v.extent for v in square.phases[0].inner)
         return Launch(gpu, product(v.extent for v in square.outer), part, True, square=True)
+    return None
+
+
+def _loops(kernel: Kernel, layouts: Mapping[str, Buffer], columns: bool) -> tuple[bool, bool, int]:
+    """Whether a kernel is persistent, whether it gathers rows, and how many inner loops it has. `columns`: neighbours in memory are along the outer
+    loops.
+    """
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     known = [n for n in inners if isinstance(n, int)]
-    largest = max(known, default=1)
-    columns = across(kernel, layouts)
-    deep = sum(n != 1 for n in inners)
-    limit = gpu.budgets.column * (1 if deep < 2 else 4) if columns else _room(kernel)
-    persistent = (len(known) == len(inners) and largest <= limit) or bool(kernel.walk)
+    largest, deep, all_known = max(known, default=1), sum(n != 1 for n in inners), len(known) == len(inners)
+    if columns and not kernel.walk and deep == 1 and largest <= GATHERED and all_known and gathers(kernel, layouts):
+        return False, True, deep
+    column = kernel.gpu.budgets.column
+    limit = column * (1 if deep < 2 else 4) if columns else _room(kernel)
+    persistent = (all_known and largest <= limit) or bool(kernel.walk)
     if columns and deep > 1 and largest > COLUMNS_AT_ONCE and not kernel.walk:
         # A loop that meets each element once waits for the memory less than a tile does whose sums wait for each other.
         persistent = persistent and _passes(kernel) > 1
+    if persistent:
+        return True, False, deep
+    deep = _passes(kernel)
+    fits = all_known and largest <= _long(kernel.gpu) and not columns
+    return fits and deep > 1 and _keeps_little(kernel, layouts), False, deep
+
+
+def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
+    """Of loops over points, with or without loops inside of them."""
+    columns = across(kernel, layouts)
+    persistent, gathering, passes = _loops(kernel, layouts, columns)
+    inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     rows = [layouts[b].dtype for b in whole_rows(kernel) if b in layouts]
-    gathering = columns and not kernel.walk and deep == 1 and largest <= GATHERED and gathers(kernel, layouts)
-    gathering = gathering and len(known) == len(inners)
-    persistent = persistent and not gathering
-    if not persistent and not gathering:
-        deep = _passes(kernel)
-        fits = len(known) == len(inners) and largest <= _long(gpu) and not columns
-        persistent = fits and deep > 1 and _keeps_little(kernel, layouts)
     outer = product(v.extent for v in kernel.outer if v not in kernel.walk)
-    inner = largest if persistent else _largest(inners)
+    inner = max((n for n in inners if isinstance(n, int)), default=1) if persistent else _largest(inners)
     met = product((outer, inner))
     sizes = {b: product(layouts[b].shape) for b in (*kernel.reads, *kernel.writes)}
     wide = [b for b, n in sizes.items() if not isinstance(n, int) or not isinstance(met, int) or 2 * n > met]
@@ -133,12 +151,12 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     )
     met_at_once = (Counter(ld.attr.buffer for ld in _loads(p)) for p in kernel.phases)
     return Launch(
-        gpu,
+        kernel.gpu,
         outer,
         inner,
         persistent,
         columns,
-        deep,
+        passes,
         bytes=least,
         strided=one,
         row=row,
