@@ -84,7 +84,7 @@ def make(
     symbols = dict(built.symbols)
     groups = {name: list(members) for name, members in rendered.groups.items()}
     meta = {"kernels": len(symbols), "externs": externs, "arena_bytes": plan.arena_bytes, "symbols": symbols}
-    meta |= {"groups": groups}
+    meta |= {"groups": groups, "checks_results": host.checks_results}
     return Made(files, meta, built.source, wrapper, plan)
 
 

@@ -224,7 +224,7 @@ def _compile_program(
         seen.finished(artifacts)
     # Only a graph that looks at what eager kernels return can find it unlike its trace.
     effects = {n.target for n in traced.graph.graph.nodes if has_effect(n.target)} - {ROLES["demand"]}
-    checked = " import conform" in artifacts.wrapper and not effects
+    checked = artifacts.checks_results and not effects
     return _until_mistraced(run, gm) if checked and not cfg.strict else run
 
 

@@ -57,6 +57,8 @@ class Artifacts:
     arena_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     cached: bool = False
+    checks_results: bool = False
+    """Whether it raises `MetadataError` where an eager kernel returns what is unlike its trace."""
     program: Any = None
     plan: Any = None
     function: str = ""
@@ -150,7 +152,7 @@ def _stored(entry: Entry, target: Target) -> Artifacts | None:
 
 def _artifacts(source: str, wrapper: str, meta: Mapping[str, Any]) -> Artifacts:
     made = Artifacts(source, wrapper, "", meta["kernels"], meta["externs"], meta["arena_bytes"])
-    made.symbols, made.groups = meta["symbols"], meta["groups"]
+    made.symbols, made.groups, made.checks_results = meta["symbols"], meta["groups"], meta["checks_results"]
     return made
 
 

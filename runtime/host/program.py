@@ -365,6 +365,13 @@ class HostProgram:
     name: str = "call"
     constants: tuple[str, ...] = ()
 
+    @property
+    def checks_results(self) -> bool:
+        """Whether it looks at what calls return, and raises `MetadataError` for what is unlike its trace."""
+        return any(
+            isinstance(x, Conform) or (isinstance(x, LibraryCall) and x.how == "unviewed") for x in self.instructions
+        )
+
     def with_grids(self, grids: Mapping[str, Size]) -> HostProgram:
         """The same, but for the numbers of programs of kernels on a GPU, by name."""
         changed = (
