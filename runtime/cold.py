@@ -109,11 +109,11 @@ def tell_code(plan: Plan, cpp: str, wrapper: str, watch: Watch) -> None:
 
 def _triton(kernel: Kernel, plan: Plan) -> str:
     from .render.triton import render_kernel  # only readers of a dump want it here
-    from .tile.legal import made_for, refused
+    from .tile.legal import in_registers, refusal
 
     if not isinstance(kernel.machine, Gpu):
         kernel = replace(kernel, machine=SOME_GPU)
-    tiles = made_for(kernel, plan.layouts).lost
-    if why := refused(kernel, plan.layouts) or next((f"{tile}: {tiles[tile]}" for tile in tiles), ""):
+    spilled = in_registers(kernel, plan.layouts).spilled
+    if why := refusal(kernel, plan.layouts) or next((f"{tile}: {spilled[tile]}" for tile in spilled), ""):
         return f"# a GPU does not run {kernel.name} so: {why}\n"
     return render_kernel(kernel, plan.layouts, homes={b: home(plan, b) for b in (*kernel.reads, *kernel.writes)})

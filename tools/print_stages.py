@@ -78,13 +78,13 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor], section: 
     passes: list[str] = []
     shown = {dump(lowered.program)}
 
-    def told(name: str, draft: Draft) -> None:
+    def on_pass(name: str, draft: Draft) -> None:
         text = draft.text()
         passes.append(f"-- {name}\n{'' if text in shown or draft.plan is not None else text}")
         shown.add(text)
 
-    plan = schedule(lowered.program, Options(costs=cost, out_variants=has_out), told)
-    section("5. The passes that make a plan, each with what it leaves where that reads differently", "".join(passes))
+    plan = schedule(lowered.program, Options(costs=cost, out_variants=has_out), on_pass)
+    section("5. The scheduling passes, with the draft after each one that changes it", "".join(passes))
     section("6. The plan: kernels, loops, places", plan_text(plan))
     section("7. C++ (render)", render_unit(plan, AVX2, threads=2, threshold=16384).source, "cpp")
     for kernel in launched_on(plan, H200).kernels():

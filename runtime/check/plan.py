@@ -89,7 +89,7 @@ class _Checker:
             self.parts(kernel)
         else:
             KernelCheck(kernel, self.values, self.memory, self.buffers, self.where, self.fail).run()
-        for old, new in sorted(kernel.apart):
+        for old, new in sorted(kernel.no_alias):
             if self.memory.region(old).overlaps(self.memory.region(new)):
                 self.fail(
                     f"buffer {new!r} lies over {old!r}, of which values are computed again after {new!r} is stored"

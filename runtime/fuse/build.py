@@ -136,7 +136,7 @@ class _Phases:
         return self.resolved[key]
 
     def _read(self, reader: Member, ld: Node) -> Node | None:
-        """What a load is in the phase of `reader`: a register, an element of a tile, the value computed there, or (None) a load from memory."""
+        """What replaces a load in the phase of `reader`: a register, an element of a tile, or the value computed there; None: it stays a load."""
         p = self.members.get(ld.attr.buffer)
         if p is None:
             return None

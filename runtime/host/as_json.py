@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import HostProgramError
 from ..ir.atoms import Atom, Quotient, Sym
@@ -129,6 +129,8 @@ def _fits(value: Any, hint: Any) -> bool:
     kind, inside = get_origin(hint), get_args(hint)
     if kind is UnionType:
         return any(_fits(value, h) for h in inside)
+    if kind is Literal:
+        return value in inside
     if kind is tuple:
         hints = inside[:1] * len(value) if inside[1:] == (...,) and isinstance(value, tuple) else inside
         return isinstance(value, tuple) and len(value) == len(hints) and all(map(_fits, value, hints))

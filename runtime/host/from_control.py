@@ -1,4 +1,4 @@
-"""Host programs that run compiled graphs as a predicate says, in a loop, or for each slice: one for each such call of a graph."""
+"""Host programs for control flow (branches, loops, scans and maps over compiled graphs): one for each such call in a graph."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from .program import (
     Free,
     GiveArena,
     HostProgram,
+    How,
     Instruction,
     LaidOut,
     LaunchKernel,
@@ -45,6 +46,7 @@ from .program import (
     TorchConstant,
     Value,
     View,
+    When,
 )
 
 __all__ = ["host_program"]
@@ -234,7 +236,7 @@ class _Builder:
             self._learn(call)
             return
         opaque = self._opaque(call)
-        how = "keeping_workspace" if opaque else "unviewed" if call.whole else "overload"
+        how: How = "keeping_workspace" if opaque else "unviewed" if call.whole else "overload"
         how = "function" if call.compiled else how
         results, rest = _results(call)
         single = call.single and len(results) == 1
@@ -254,7 +256,7 @@ class _Builder:
         if b.name not in self.plan.layouts:
             return
         # Of several results one may be None where tracing has a tensor.
-        when = "none" if b.name in opaque else "unfit" if call.single else "none or unfit"
+        when: When = "none" if b.name in opaque else "unfit" if call.single else "none or unfit"
         # Of results whose sizes data makes fake kernels often know no strides; the caller sees eager's.
         exact = bool(call.learns) and any(o.buffer == b.name for o in self.plan.outputs)
         self.body.append(Conform(b.name, _layout(outside(b)), call.target, when, exact))

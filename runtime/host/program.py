@@ -1,13 +1,14 @@
 """The host program of a graph: what the processor does, in order, to run a plan. Data: verified, printed as JSON and read back, written as Python.
 
-Names are those of tensors and size symbols. A tensor in the arena is there as long as the arena is held; all others are defined by one instruction
-and freed by one.
+Names are those of tensors and size symbols. A tensor in the arena is there as long as the arena is held; any other is defined by one instruction,
+and freed at most once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ..ir.nodes import Size
 
@@ -64,12 +65,12 @@ class AsComplex:
     """
 
     of: Tensor | View | LaidOut
-    how: str
+    how: Literal["view", "any", "result"]
 
 
 @dataclass(frozen=True)
 class TorchConstant:
-    """A dtype, a layout or a memory format by its name in `torch`; a device as `device:` and its name."""
+    """A dtype, a layout or a memory format by its name in `torch`; a device as `device:cuda:0`."""
 
     name: str
 
@@ -176,12 +177,12 @@ class Check:
 
 @dataclass(frozen=True)
 class TakeArena:
-    """Memory for what lies in the arena, from here to `GiveArena`."""
+    """Take memory for the tensors in the arena, until `GiveArena`."""
 
 
 @dataclass(frozen=True)
 class GiveArena:
-    """The memory of the arena goes back."""
+    """Give the arena's memory back."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,9 @@ class Restride:
     stride: tuple[int, ...]
 
 
+When = Literal["unfit", "none", "none or unfit"]
+
+
 @dataclass(frozen=True)
 class Conform:
     """The result of a call is laid out as traced afterwards; else an error that names the operator. when: "unfit"; "none", where tracing
@@ -223,7 +227,7 @@ class Conform:
     name: str
     layout: Layout
     operator: str
-    when: str = "unfit"
+    when: When = "unfit"
     exact: bool = False
 
 
@@ -262,6 +266,9 @@ class LaunchKernel:
     about: str = ""
 
 
+How = Literal["overload", "unviewed", "keeping_workspace", "function"]
+
+
 @dataclass(frozen=True)
 class LibraryCall:
     """Call an operator, or a function that comes with the program.
@@ -274,7 +281,7 @@ class LibraryCall:
     """
 
     operator: str
-    how: str
+    how: How
     arguments: tuple[Value, ...]
     keywords: tuple[tuple[str, Value], ...] = ()
     results: tuple[str, ...] = ()
@@ -373,7 +380,7 @@ class HostProgram:
         )
 
     def with_grids(self, grids: Mapping[str, Size]) -> HostProgram:
-        """The same, but for the numbers of programs of kernels on a GPU, by name."""
+        """The same program with other grids (numbers of programs on a GPU), by kernel."""
         changed = (
             replace(x, grid=grids[x.kernel]) if isinstance(x, LaunchKernel) and x.kernel in grids else x
             for x in self.instructions

@@ -72,12 +72,11 @@ class _Writer:
         self.program = program
         self.names = Names()
         self.imports: set[str] = set()
-        self.tensors: set[str] = set()  # of the arena, needed as tensors
-        self.pointers: set[str] = set()  # of the arena, passed to kernels as addresses
-        self.views: dict[
-            str, tuple[str, str]
-        ] = {}  # of the arena, of known sizes: name → (tensor, shape, strides, offset)
-        self.passed: dict[str, list[str]] = {}  # of the arena, whose addresses are passed together, by the function
+        self.tensors: set[str] = set()  # arena tensors that operators take
+        self.pointers: set[str] = set()  # arena tensors that kernels get by address
+        # Views of arena tensors, of known sizes: name → the tensor, and the source of shape, strides and offset.
+        self.views: dict[str, tuple[str, str]] = {}
+        self.passed: dict[str, list[str]] = {}  # arena tensors whose addresses fill a table, by function
         launches = [x for x in program.instructions if isinstance(x, LaunchKernel)]
         passed = Counter(a.of for x in launches for a in x.arguments if isinstance(a, Address))
         self.often = {name for name, count in passed.items() if count > 1}

@@ -47,12 +47,6 @@ from .program import (
 
 __all__ = ["describe", "follows", "verify"]
 
-CHOICES: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("AsComplex", "how"): ("view", "any", "result"),
-    ("Conform", "when"): ("unfit", "none", "none or unfit"),
-    ("LibraryCall", "how"): ("overload", "unviewed", "keeping_workspace", "function"),
-}
-
 
 def describe(one: Instruction) -> str:
     """An instruction in a few words: what it is and what it is about."""
@@ -62,7 +56,7 @@ def describe(one: Instruction) -> str:
 
 
 def verify(program: HostProgram) -> None:
-    """Raises `HostProgramError`, which names the instruction and the reason."""
+    """Check that the program can run. Raises `HostProgramError`, which names the instruction and the reason."""
     given = (*program.parameters, *program.constants)
     if len(set(given)) != len(given):
         raise HostProgramError(f"{program.name}: two parameters or constants have one name")
@@ -189,10 +183,6 @@ def _wrong(one: Instruction, state: _State) -> Iterator[str]:
     for name in _defines(one):
         if name in state.known or name in state.program.arena:
             yield f"{name!r} is defined already"
-    for (kind, key), choices in CHOICES.items():
-        for part in _parts(one):
-            if type(part).__name__ == kind and getattr(part, key) not in choices:
-                yield f"{key} is {getattr(part, key)!r}, not one of {', '.join(choices)}"
     for part in _parts(one):
         if isinstance(part, View) and part.of in state.program.arena:
             slot = state.program.arena[part.of]

@@ -114,7 +114,7 @@ class Kernel:
     tile: Tile | None = None  # of parts that are a product of matrices with what is beside it
     team: int = 1  # programs that go through the inner loops of an outer point together, and wait for each other
     machine: Machine = PORTABLE  # that it is for
-    apart: frozenset[tuple[str, str]] = frozenset()  # (read, written): buffers that must not share memory
+    no_alias: frozenset[tuple[str, str]] = frozenset()  # (read, written): buffers that must not share memory
 
     @property
     def gpu(self) -> Gpu:

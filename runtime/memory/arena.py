@@ -194,7 +194,7 @@ def could_hold(step: KernelStep, name: str, layouts: Mapping[str, Buffer]) -> tu
     return tuple(
         other
         for other in step.kernel.reads
-        if (other, name) not in step.kernel.apart
+        if (other, name) not in step.kernel.no_alias
         and (layout := layouts[other]).dtype == target.dtype
         and (layout.shape, layout.stride) == (target.shape, target.stride)
         and _read_only_there(step, other, layout, at, store, where)

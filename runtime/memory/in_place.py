@@ -95,7 +95,7 @@ def write_in_place(
             continue
         step = steps[k]
         assert isinstance(step, KernelStep)
-        if step.kernel.parts or (target, source) in step.kernel.apart:
+        if step.kernel.parts or (target, source) in step.kernel.no_alias:
             continue
         ordered = _ordered(step.kernel, {**found, source: target}, layouts)
         if ordered is not None:

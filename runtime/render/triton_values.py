@@ -99,10 +99,6 @@ def paren(text: str) -> str:
     return text if text.isalnum() else f"({text})"
 
 
-def indirect(index: tuple[Expr, ...]) -> bool:
-    return any(isinstance(a, Val) for e in index for a in e.atoms())
-
-
 def identity_of(kind: str, dtype: str, scan: bool = False) -> str:
     """The literal that changes no result of a reduction, or of a scan."""
     value = (SCANS if scan else REDUCTIONS)[kind].identity[kind_of(dtype)]

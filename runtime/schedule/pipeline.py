@@ -34,19 +34,19 @@ from .legal import legal_kernel
 
 __all__ = ["PASSES", "Options", "schedule"]
 
-Told = Callable[[str, Draft], None]
+OnPass = Callable[[str, Draft], None]
 PLAIN = Options()
 
 
-def schedule(program: Program, options: Options = PLAIN, told: Told | None = None) -> Plan:
-    """Schedule a verified program. `told` gets the name of each pass and the draft that it has left. Raises `UnsupportedError` for a kernel that the
-    machine does not run.
+def schedule(program: Program, options: Options = PLAIN, on_pass: OnPass | None = None) -> Plan:
+    """Schedule a verified program. `on_pass` gets the name of each pass and the draft that it has left. Raises `UnsupportedError` for a kernel
+    that the machine does not run.
     """
     draft = Draft(program, options)
     for one in PASSES:
         one(draft)
-        if told is not None:
-            told(one.__name__, draft)
+        if on_pass is not None:
+            on_pass(one.__name__, draft)
     assert draft.plan is not None
     return draft.plan
 

@@ -5,37 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...generated.triton_scalars import TRITON_COMBINE
-from ..ir.index import Val
 from ..ir.nodes import Buffer
+from ..kernels.operands import HALF, has_values
 from ..kernels.plan import Kernel, Scan, Statement, Store
 from .launch import launch
 from .scratch import Rematerialized, rematerialized
 
-__all__ = ["atomic", "made_for", "refused"]
+__all__ = ["atomic", "in_registers", "refusal"]
 
 ATOMICS = {"sum": "add", "max": "max", "min": "min"}
 ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-ONLY_SUMS = ("float16", "bfloat16")
 
 
 def atomic(mode: str, dtype: str) -> str:
     """Triton's atomic operation for an indexed update; "" where there is none."""
-    if dtype not in ATOMIC_DTYPES or (mode != "sum" and dtype in ONLY_SUMS):
+    if dtype not in ATOMIC_DTYPES or (mode != "sum" and dtype in HALF):
         return ""
     return ATOMICS.get(mode, "")
 
 
-def refused(kernel: Kernel, layouts: Mapping[str, Buffer]) -> str:
+def refusal(kernel: Kernel, layouts: Mapping[str, Buffer]) -> str:
     """Why no GPU runs the kernel, whatever values it has in memory; "" where it does."""
     for phase in kernel.phases:
         loops = sum(v.extent != 1 for v in phase.inner)
         for st in phase.body:
-            if why := _refused(st, loops, kernel, layouts):
+            if why := _refusal_of(st, loops, kernel, layouts):
                 return why
     return ""
 
 
-def _refused(st: Statement, loops: int, kernel: Kernel, layouts: Mapping[str, Buffer]) -> str:
+def _refusal_of(st: Statement, loops: int, kernel: Kernel, layouts: Mapping[str, Buffer]) -> str:
     if isinstance(st, Scan):
         if loops > 1:
             return "a scan goes along one loop, and has another one around it"
@@ -43,14 +42,14 @@ def _refused(st: Statement, loops: int, kernel: Kernel, layouts: Mapping[str, Bu
     if not isinstance(st, Store):
         return ""
     if st.mode == "set":
-        ordered = kernel.serial and any(isinstance(a, Val) for e in st.index for a in e.atoms())
+        ordered = kernel.serial and any(map(has_values, st.index))
         return "the order of its updates matters" if ordered else ""
     dtype = layouts[st.buffer].dtype
     return "" if atomic(st.mode, dtype) else f"Triton has no atomic for an indexed update by {st.mode!r} of {dtype}"
 
 
-def made_for(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Rematerialized:
-    """The kernel with its tiles in registers, those that must be in memory instead, and what must not share memory for that."""
+def in_registers(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Rematerialized:
+    """The kernel with its tiles in registers: which of them must be in memory instead, and which buffers must not share memory for that."""
     if not kernel.scratch:
         return Rematerialized(kernel, {}, frozenset())
     return rematerialized(kernel, launch(kernel, layouts).persistent)

@@ -65,13 +65,13 @@ def over_groups(kernel: Kernel) -> list[tuple[int, tuple[Var, ...], tuple[Statem
 class Rematerialized:
     """A kernel without the tiles that cannot stay in registers.
 
-    lost   tiles that can neither stay nor be computed again, and why: their values must be in memory.
-    apart  (read, written): buffers that must not share memory, since one is stored over before a tile is computed again of the other.
+    spilled   tiles that can neither stay nor be computed again, and why: their values must be in memory.
+    no_alias  (read, written): buffers that must not share memory, since one is stored over before a tile is computed again of the other.
     """
 
     kernel: Kernel
-    lost: Mapping[str, str]
-    apart: frozenset[tuple[str, str]]
+    spilled: Mapping[str, str]
+    no_alias: frozenset[tuple[str, str]]
 
 
 def rematerialized(kernel: Kernel, persistent: bool) -> Rematerialized:
@@ -113,8 +113,8 @@ class _Rematerializer:
         self.keep = {name for name, t in self.tiles.items() if persistent and _in_order(kernel, t)}
         self.stored: list[set[str]] = []  # global memory that the phases before write
         self.turned: set[str] = set()  # tiles that are made of others at other points than their own
-        self.lost: dict[str, str] = {}
-        self.apart: set[tuple[str, str]] = set()
+        self.spilled: dict[str, str] = {}
+        self.no_alias: set[tuple[str, str]] = set()
 
     def run(self) -> Rematerialized:
         made = {name: {ld.attr.buffer for ld in _loads(t.store)} for name, t in self.tiles.items()}
@@ -138,7 +138,7 @@ class _Rematerializer:
             phases.append(Phase(phase.inner, tuple(body)))
         scratch = tuple(b for b in self.kernel.scratch if b.name in self.keep)
         kernel = replace(self.kernel, phases=tuple(phases), scratch=scratch)
-        return Rematerialized(kernel, self.lost, frozenset(self.apart))
+        return Rematerialized(kernel, self.spilled, frozenset(self.no_alias))
 
     def _reader(self, p: int, of_tile: str = "") -> Callable[[Node], Node | None]:
         """What takes the place of a load in the phase `p`; `of_tile`: the load makes one."""
@@ -151,7 +151,7 @@ class _Rematerializer:
                 return None
             name = t.buffer.name
             if not isinstance(t.store, Store) or t.store.mode != "set" or t.store.mask is not None:
-                self.lost.setdefault(name, "it is no plain value of each point")
+                self.spilled.setdefault(name, "it is no plain value of each point")
                 return None
             in_order = in_loop_order(ld.attr.index, t.buffer.shape, phase.inner)
             # What was stored since may be what the tile was computed from.
@@ -162,15 +162,15 @@ class _Rematerializer:
                     self.turned.add(of_tile)
             read = {inner.attr.buffer for inner in t.store.value.loads()}
             if again := read & over:
-                self.lost.setdefault(name, f"{min(again)!r}, of which it is made, is stored over before it is read")
+                self.spilled.setdefault(name, f"{min(again)!r}, of which it is made, is stored over before it is read")
                 return None
-            self.apart |= {(r, w) for r in read.intersection(self.kernel.reads) for w in over}
+            self.no_alias |= {(r, w) for r in read.intersection(self.kernel.reads) for w in over}
             mapping: dict[Atom, int | Expr] = dict.fromkeys(t.inner, 0)
             for place, at in zip(t.store.index, ld.attr.index, strict=True):
                 if place.var is not None:
                     mapping[place.var] = at
                 elif place != 0:
-                    self.lost.setdefault(name, "it is written in another order than its loops")
+                    self.spilled.setdefault(name, "it is written in another order than its loops")
                     return None
             made = rebuild(t.store.value, lambda _: None, mapping)
             if not ld.args or in_order:

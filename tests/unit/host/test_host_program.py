@@ -204,7 +204,6 @@ TAMPERED: dict[str, tuple[HostProgram, str]] = {
         _changed(5, LibraryCall("f", "function", (View("y", (2, 2), (2, 1), 1),))),
         "a view of 'y' ends behind its memory",
     ),
-    "an unknown way to call": (_changed(5, LibraryCall("f", "by hand", ())), "how is 'by hand', not one of overload"),
     "one result of two names": (
         _changed(5, LibraryCall("f", "function", (), results=("a", "v"), single=True)),
         "one result has 2 names",
@@ -247,6 +246,12 @@ def _damaged() -> Iterator[tuple[str, Callable[[dict[str, Any]], Any], str]]:
     yield "a field too many", lambda d: d | {"speed": 3}, "HostProgram has no 'speed'"
     yield "a field too few", lambda d: d | {"instructions": [{"is": "Allocate", "name": "a"}]}, "lacks 'layout'"
     yield "another type", lambda d: d | {"parameters": [1, 2]}, "HostProgram.parameters: (1, 2) does not belong here"
+    call = {"is": "LibraryCall", "operator": "f", "how": "by hand", "arguments": []}
+    yield (
+        "an unknown way to call",
+        lambda d: d | {"instructions": [call]},
+        "LibraryCall.how: by hand does not belong here",
+    )
     yield "a value of no kind", lambda d: d | {"arena": {"x": 1}}, "is no value"
     yield "a wrong size", lambda d: d | {"arena_bytes": {"size": [["a", 1]]}}, "HostProgram.arena_bytes"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import get_args
 
 from opforge.runtime.execute import cuda, support
 from opforge.runtime.host import python
-from opforge.runtime.host.verify import CHOICES
+from opforge.runtime.host.program import How
 
 
 def test_both_modules_have_what_wrappers_import() -> None:
@@ -17,7 +18,7 @@ def test_both_modules_have_what_wrappers_import() -> None:
     names = {str(a.value) for a in called if isinstance(a, ast.Constant)}
     names |= {name for name in python.COMPLEX.values() if "." not in name}
     names |= {"Workspaces", "empty_strided", "profiled", "reinterpret"}
-    names |= set(CHOICES["LibraryCall", "how"]) - {"function"}
+    names |= {*get_args(How)} - {"function"}
     assert {"as_complex", "conform", "own_complex"} <= names
     for module in support, cuda:
         assert names <= set(module.__all__)

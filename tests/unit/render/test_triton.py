@@ -16,7 +16,7 @@ from opforge.runtime.lower.language import scalar_ops as s
 from opforge.runtime.lower.language.builder import Builder
 from opforge.runtime.lower.language.tensor import Tensor
 from opforge.runtime.render.triton import render_kernel
-from opforge.runtime.tile.legal import made_for
+from opforge.runtime.tile.legal import in_registers
 from tests.support.ir_interpreter import interpret
 from tests.support.loops import Ran, agree, cat, permute, plan_of, pointwise, program_of, reduce, softmax
 from tests.support.plans import kernel
@@ -223,7 +223,7 @@ def test_no_tile_is_computed_of_what_is_stored_over(between: bool) -> None:
     use = (f"r2<{n}", [f"store y[o0, r2] div({'u[r2]' if between else f't[{n - 1} - r2]'}, m[])"])
     table = layouts(x=("float32", (4, n)), y=("float32", (4, n)))
     k = rows(fill, *([turn] if between else []), use, scratch=f"t: float32[{n}]; u: float32[{n}]")
-    assert made_for(k, table).apart == {("x", "y")}
+    assert in_registers(k, table).no_alias == {("x", "y")}
     assert render_kernel(k, table).count("tp.exp(") == 2
 
 

@@ -19,7 +19,7 @@ from opforge.runtime.memory.arena import could_hold
 from opforge.runtime.schedule.draft import Options
 from opforge.runtime.schedule.legal import legal_kernel
 from opforge.runtime.schedule.pipeline import schedule
-from opforge.runtime.tile.legal import atomic, made_for, refused
+from opforge.runtime.tile.legal import atomic, in_registers, refusal
 from tests.support.gpu_plan import planned
 from tests.support.ir_text import parse
 from tests.support.machines import H200
@@ -53,25 +53,25 @@ def test_running_results_that_registers_do_not_hold_are_in_memory() -> None:
         assert float((found - exact).abs().max()) <= 2e-5 * float(exact.abs().max()), f
 
 
-def test_tiles_that_are_made_again_keep_memory_apart() -> None:
+def test_tiles_that_are_computed_again_forbid_aliases() -> None:
     """`t` is computed again of `x` in a loop that stores `y`, at other points: `y` may not lie over `x`. In the order of the loop it may."""
     turned = rows(EXP, (f"r1<{N}", [f"store y[o0, r1] div(t[{N - 1} - r1], m[])"]), scratch=f"t: float32[{N}]")
-    assert made_for(turned, LONG).apart == {("x", "y")}
+    assert in_registers(turned, LONG).no_alias == {("x", "y")}
     straight = rows(EXP, (f"r1<{N}", ["store y[o0, r1] div(t[r1], m[])"]), scratch=f"t: float32[{N}]")
-    assert made_for(straight, LONG).apart == frozenset()
+    assert in_registers(straight, LONG).no_alias == frozenset()
     twice = rows(
         EXP,
         (f"r1<{N}", ["store y[o0, r1] div(t[r1], m[])"]),
         (f"r2<{N}", ["store z[o0, r2] mul(t[r2], m[])"]),
         scratch=f"t: float32[{N}]",
     )
-    assert made_for(twice, LONG).apart == {("x", "y")}
+    assert in_registers(twice, LONG).no_alias == {("x", "y")}
 
 
 def test_memory_is_planned_accordingly() -> None:
     one = rows((f"r0<{N}", ["store y[o0, r0] exp(x[o0, r0])"]))
     assert could_hold(KernelStep(one), "y", LONG) == ("x",)
-    assert could_hold(KernelStep(replace(one, apart=frozenset({("x", "y")}))), "y", LONG) == ()
+    assert could_hold(KernelStep(replace(one, no_alias=frozenset({("x", "y")}))), "y", LONG) == ()
 
 
 def test_the_checker_proves_it() -> None:
@@ -86,24 +86,24 @@ output n
     plan = schedule(program, Options(machine=H200))
     (step,) = plan.steps
     assert isinstance(step, KernelStep)
-    plan.steps = [KernelStep(replace(step.kernel, apart=frozenset({("x", "n")})))]
+    plan.steps = [KernelStep(replace(step.kernel, no_alias=frozenset({("x", "n")})))]
     check(program, plan)
     plan.places["n"] = Place("alias", 0, "x")
     with pytest.raises(PlanError, match="'n' lies over 'x'"):
         check(program, plan)
 
 
-def test_what_cannot_stay_nor_be_made_again_is_lost() -> None:
+def test_what_cannot_stay_nor_be_computed_again_is_spilled() -> None:
     use = (f"r1<{N}", ["store y[o0, r1] neg(t[r1])"])
     scan = rows((f"r0<{N}", ["scan sum t[r0] x[o0, r0]"]), use, scratch=f"t: float32[{N}]")
-    assert made_for(scan, LONG).lost == {"t": "it is no plain value of each point"}
+    assert in_registers(scan, LONG).spilled == {"t": "it is no plain value of each point"}
     over = (f"r1<{N}", [f"store x[o0, r1] div(t[{N - 1} - r1], m[])"])
     stored = replace(rows(EXP, over, scratch=f"t: float32[{N}]"), reads=(), writes=("x",))
-    assert made_for(stored, LONG).lost == {"t": "'x', of which it is made, is stored over before it is read"}
+    assert in_registers(stored, LONG).spilled == {"t": "'x', of which it is made, is stored over before it is read"}
 
 
-def test_lost_values_are_asked_to_be_in_memory() -> None:
-    """By `build_kernel`, as often as it takes."""
+def test_spilled_values_are_in_memory() -> None:
+    """The kernel is built again until no tile is left that would have to be."""
     scan = (f"r0<{N}", ["scan sum tile_t[r0] x[o0, r0]"])
     asked: list[frozenset[str]] = []
 
@@ -123,14 +123,14 @@ def test_what_no_gpu_runs_is_refused_with_the_reason() -> None:
     update = kernel("k", "o0<4", [("", ["store prod y[at(i[o0], 0, 3)] x[o0]"])], {**ROWS, "i": "int64"})
     table = layouts(x=("float32", (4,)), y=("float32", (4,)), i=("int64", (4,)))
     says = "Triton has no atomic for an indexed update by 'prod' of float32"
-    assert refused(update, table) == says
+    assert refusal(update, table) == says
     with pytest.raises(UnsupportedError, match=says):
         legal_kernel(lambda in_memory: update, table)
     ordered = kernel("k", "o0<4", [("", ["store y[at(i[o0], 0, 3)] x[o0]"])], {**ROWS, "i": "int64"})
-    assert refused(ordered, table) == ""
-    assert refused(replace(ordered, serial=True), table) == "the order of its updates matters"
+    assert refusal(ordered, table) == ""
+    assert refusal(replace(ordered, serial=True), table) == "the order of its updates matters"
     inner = rows(("r0<3, r1<5", ["scan sum y[o0, r0] x[o0, r0]"]))
-    assert "another one around it" in refused(inner, layouts(x=("float32", (4, 3)), y=("float32", (4, 3))))
+    assert "another one around it" in refusal(inner, layouts(x=("float32", (4, 3)), y=("float32", (4, 3))))
 
 
 def test_atomics() -> None:
