@@ -40,7 +40,8 @@ from .record.dead import finish
 from .record.interpret import Called, call, run_graph
 from .record.known import Truth
 from .record.lifted import LiftedModule
-from .record.recorder import Recorder, Restart
+from .record.recorder import Recorder
+from .record.restart import Restart
 from .storage.inputs import Inputs, Lift, lifted_attributes, sources_of
 from .storage.merge import enter_inputs
 from .subclasses.border import Border

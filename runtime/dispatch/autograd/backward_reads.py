@@ -12,7 +12,8 @@ import torch
 from ....errors import UnsupportedError
 from ....generated.schemas import InputAliasInfo, MutationType
 from ..metadata.outcome import Found
-from ..record.recorder import Recorder, Restart
+from ..record.recorder import Recorder
+from ..record.restart import Restart
 from ..storage.inputs import Inputs
 from ..storage.merge import Entered
 from ..subclasses.border import Argument, Border

@@ -20,7 +20,8 @@ from ....generated.dispatch_tables import ROLES
 from ...torch_compat import is_traceable_wrapper_subclass, pytree
 from ..record.dead import finish
 from ..record.interpret import run_graph
-from ..record.recorder import Recorder, Restart
+from ..record.recorder import Recorder
+from ..record.restart import Restart
 from ..storage.overlap import is_dense, is_row_major
 from ..storage.regions import Layout, same_strides
 

@@ -9,7 +9,7 @@ import torch
 
 from opforge.errors import OpforgeWarning, UnsupportedError
 from opforge.runtime.config import patch
-from opforge.runtime.dispatch.record import recorder
+from opforge.runtime.dispatch.record import writes
 from opforge.runtime.dispatch.trace import trace
 
 
@@ -19,7 +19,7 @@ def program(x: torch.Tensor) -> torch.Tensor:
 
 
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "functional_arguments", lambda *_: ())
+    monkeypatch.setattr(writes, "functional_arguments", lambda *_: ())
 
 
 def test_a_mistake_goes_through_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
