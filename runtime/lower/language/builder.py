@@ -1,4 +1,4 @@
-"""What generated lowerings call: `Builder` turns coordinates and scalar expressions into nests, `Pointwise` hands entries their operands.
+"""What generated lowerings call: `Builder` turns coordinates and scalar expressions into nests.
 
 The printed form of every kind of spec entry, and the meaning of the methods, is in `docs/spec-language.md`.
 """
@@ -18,7 +18,6 @@ from ...ir.index import size as canonical
 from ...ir.learned import Learned
 from ...ir.nodes import (
     DTYPES,
-    FLOATS,
     Buffer,
     Extern,
     Nest,
@@ -37,65 +36,9 @@ from ...ir.routines import PREFIX
 from ..sizes.empty import reads_nothing
 from . import scalar_ops as s
 from .dtypes import complex_of, part_dtype
-from .names import broadcast, broadcasted, float_of, is_number, opmath, promoted_dtype
+from .names import opmath, promoted_dtype
+from .pointwise import Pointwise
 from .tensor import NotNativeError, Tensor
-
-
-class Pointwise:
-    """Operands of an elementwise entry, as elems in the dtype that the expression computes in (None stays None)."""
-
-    __slots__ = ("_dtype", "_shape", "builder", "common", "operands")
-
-    def __init__(
-        self, builder: Builder, promoted: Sequence[Any], plain: Sequence[Any], promote: str, compute: str | None
-    ) -> None:
-        self.builder = builder
-        everything = [x for x in (*promoted, *plain) if isinstance(x, Tensor)]
-        if len(everything) == 1:
-            self._shape = list(everything[0].shape)
-        else:
-            self._shape = broadcast(*(t.shape for t in everything))
-        i = builder.grid(tuple(self._shape))
-        first = next((x for x in promoted if x is not None), None)
-        self.common = (
-            first.dtype
-            if promote in ("first", "none") and isinstance(first, Tensor)
-            else promoted_dtype(*promoted)
-            if promoted
-            else "bool"
-        )
-        if promote == "float":
-            self.common = float_of(self.common)
-        self._dtype = {"bool": "bool", "none": None}.get(promote, self.common)
-
-        def elem(x: Any, common: str | None) -> Any:
-            if x is None:
-                return None
-            if is_number(x):
-                d = common or promoted_dtype(x)
-                wide = _compute(d, compute)
-                # A comparison sees the number as the tensor's dtype has it; arithmetic takes it unrounded, as eager kernels do.
-                return s.to_dtype(s.constant(x, d), wide) if promote == "bool" else s.constant(x, wide)
-            node = element(x.name, broadcasted(i, x.shape), x.dtype)
-            if common is not None:
-                node = s.to_dtype(node, common)
-            return s.to_dtype(node, _compute(node.dtype, compute))
-
-        keep = None if promote == "none" else self.common
-        self.operands = tuple([elem(x, keep) for x in promoted] + [elem(x, None) for x in plain])
-
-    def result(self, value: Any, dtype: str | None = None) -> Tensor:
-        """The tensor of `value` at every point, converted to `dtype`, or to what `promote` says."""
-        dtype = dtype or self._dtype
-        if not isinstance(value, Node):
-            value = s.constant(value, dtype or self.common)
-        return self.builder.define(self._shape, value, dtype or value.dtype)
-
-
-def _compute(dtype: str, compute: str | None) -> str:
-    if compute == "same" or dtype not in FLOATS:
-        return dtype
-    return opmath(dtype) if compute is None else compute
 
 
 class Builder:
