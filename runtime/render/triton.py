@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ...generated.scalars import SCANS
-from ...generated.triton_scalars import TRITON_COMBINE, TRITON_REDUCTIONS
+from ...generated.triton_scalars import TRITON_COMBINE
 from ...generated.tuning import Tuning
 from ..ir.index import Val, Var, expr, product
 from ..ir.nodes import Buffer, Node, Size, load
 from ..ir.quote import comment_text
-from ..kernels.operands import HALF
 from ..kernels.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 from ..kernels.steps import flat_index
 from ..tile.apart import read_elsewhere
@@ -31,10 +30,11 @@ from ..tile.passes import Online
 from ..tile.resident import UNROLLED, cache_hints, kept_rows
 from ..tile.scratch import over_groups, roots
 from .triton_attention import render_matrices
-from .triton_gather import ROUND, accumulators, combined, rounds
+from .triton_gather import ROUND, accumulators, rounds
 from .triton_group import arguments, blocks_of, constants, selection
 from .triton_idle import strided_blocks
 from .triton_passes import keep_up
+from .triton_reductions import Reductions
 from .triton_team import ARGUMENTS, Team
 from .triton_values import (
     BARRIER,
@@ -45,7 +45,6 @@ from .triton_values import (
     held,
     identity_of,
     is_position,
-    kind_of,
     paren,
     settle,
     slow_digits,
@@ -104,6 +103,7 @@ class _Renderer:
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
         self.lines: list[str] = []
         self.wide = wide(kernel, layouts, self.launch)
+        self.reductions = Reductions(self.launch, self.wide)
         self.team = Team(kernel, self.launch) if kernel.team > 1 else None
         program = self.team.row if self.team else program
         self.program = f"{program}.to(tl.int64)" if self.wide else program
@@ -263,7 +263,8 @@ class _Renderer:
             self.tile_statement(st, group, loops)
         if self.team and (ended := [st for st in body if isinstance(st, Reduce)]):
             told = self.team.meets(self.lines, [(st.name, identity_of(st.kind, st.dtype), st.dtype) for st in ended])
-            self.lines += [f"{st.name} = {self.reduced(st, all_, '', 0)}" for st, all_ in zip(ended, told, strict=True)]
+            for st, all_ in zip(ended, told, strict=True):
+                self.lines.append(f"{st.name} = {self.reductions.reduced(st, all_, '', 0)}")
 
     def _values_first(self, body: tuple[Statement, ...]) -> None:
         """Read everything before the first store, which may be in place; but not what this phase itself stores."""
@@ -290,7 +291,8 @@ class _Renderer:
         if isinstance(st, Reduce):
             self.v.local[st.name] = st.name
             name = self.team.own(st.name) if self.team else st.name
-            self.lines.append(f"{name} = {self.reduced(st, self.spread(st, value, group), f'rindex{group}')}")
+            block = self.reductions.spread(st, value, group)
+            self.lines.append(f"{name} = {self.reductions.reduced(st, block, f'rindex{group}')}")
         elif isinstance(st, Scan):
             one = self._scanned(st, value, loops, group)
             self.store(st, one, True)
@@ -334,8 +336,8 @@ class _Renderer:
                 totals += last
                 self.v.local[st.name] = st.name
             elif isinstance(st, Reduce):
-                before += self._start(st)
-                late += self._combine(st, value, group)
+                before += self.reductions.start(st)
+                late += self.reductions.combine(st, value, group)
                 ends.append((st, " + ".join(accumulators(self.launch, st))))
             elif isinstance(st, Scan):
                 one = self._scanned_in_loop(st, value, loops, group, before)
@@ -344,7 +346,7 @@ class _Renderer:
                 self.store(st, value, True)
         inside += late
         for st, acc in ends:
-            after.append(f"{st.name} = {self.reduced(st, acc, f'{st.name}_pos')}")
+            after.append(f"{st.name} = {self.reductions.reduced(st, acc, f'{st.name}_pos')}")
             self.v.local[st.name] = st.name
         self.lines += before
         self.lines += [f"{row.tiles} = ()" for row in self.v.rows.values() if row.first]
@@ -359,65 +361,11 @@ class _Renderer:
         self.lines += rounds(count, inside) if gathers else loop
         self.lines += after + totals
 
-    # -- reductions ------------------------------------------------------------------------------------------------
-    def spread(self, st: Reduce | Scan, value: str, group: int) -> str:
-        """The value over the whole tile, the identity outside of the loops."""
-        dtype = st.value.dtype
-        value = self._positional(st, value)
-        identity = identity_of(st.kind, dtype, isinstance(st, Scan))
-        if dtype == "bool" and is_position(st):
-            identity = "0" if st.kind == "argmax" else "1"
-            dtype = "int8"
-        return f"tl.where(xmask & rmask{group}, {value}, tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)}))"
-
-    def _positional(self, st: Reduce | Scan, value: str) -> str:
-        return f"({value}).to(tl.int8)" if is_position(st) and st.value.dtype == "bool" else value
-
-    def reduced(self, st: Reduce, block: str, position: str, axis: int = 1) -> str:
-        kind, dtype = st.kind, st.value.dtype
-        if dtype == "bool":
-            kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
-        if is_position(st):
-            position = f"tl.broadcast_to({position}, [XBLOCK, RBLOCK])"
-        text = TRITON_REDUCTIONS[kind].format(block, axis, position)
-        text = f"{text}[:, None]" if axis else f"tl.broadcast_to({text}, [XBLOCK, 1])"
-        if st.dtype in HALF:
-            return f"tp.to_dtype({text}, {TYPES[st.dtype]})"
-        return text if st.dtype == "bool" else f"{text}.to({TYPES[st.dtype]})"
-
-    def _start(self, st: Reduce) -> list[str]:
-        dtype = st.value.dtype
-        identity = identity_of(st.kind, dtype)
-        if is_position(st) and dtype == "bool":
-            identity, dtype = ("0" if st.kind == "argmax" else "1"), "int8"
-        names = accumulators(self.launch, st)
-        lines = [f"{names[0]} = tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)})"]
-        lines += [f"{name} = {names[0]}" for name in names[1:]]
-        if is_position(st):
-            index = ("tl.int64", 2**63 - 1) if self.wide else ("tl.int32", 2**31 - 1)
-            lines.append(f"{st.name}_pos = tl.full([XBLOCK, RBLOCK], {index[1]}, {index[0]})")
-        return lines
-
-    def _combine(self, st: Reduce, value: str, group: int) -> list[str]:
-        names, mask = accumulators(self.launch, st), f"xmask & rmask{group}"
-        if is_position(st):
-            pos = f"{st.name}_pos"
-            value = f"tl.broadcast_to({self._positional(st, value)}, [XBLOCK, RBLOCK])"
-            return [f"{names[0]}, {pos} = tp.later_{st.kind}({names[0]}, {pos}, {value}, rindex{group}, {mask})"]
-        kind = st.kind
-        if st.value.dtype == "bool":
-            kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
-        stored = f".to({TYPES[st.value.dtype]})" if kind_of(st.value.dtype) == "int" else ""
-        return combined(names, mask, lambda acc: f"{TRITON_COMBINE[kind]}({acc}, {value}){stored}")
-
     # -- scans -----------------------------------------------------------------------------------------------------
-    def _scan_of(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
-        assert len(loops) <= 1, st.buffer
-        return f"tl.associative_scan({self.spread(st, value, group)}, 1, {TRITON_COMBINE[st.kind]})"
 
     def _scanned(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
         name = self.v.fresh()
-        self.lines.append(f"{name} = {self._scan_of(st, value, loops, group)}")
+        self.lines.append(f"{name} = {self.reductions.scanned(st, value, loops, group)}")
         return name
 
     def _scanned_in_loop(self, st: Scan, value: str, loops: tuple[Var, ...], group: int, before: list[str]) -> str:
@@ -429,9 +377,10 @@ class _Renderer:
         wider = accumulation is not None and own == "tl.float32"
         total = TYPES[accumulation.dtype("float32")] if accumulation is not None and wider else own
         before.append(f"{carry} = tl.full([XBLOCK, 1], {identity_of(st.kind, st.value.dtype, True)}, {total})")
-        combine, scan, lines = TRITON_COMBINE[st.kind], self._scan_of(st, value, loops, group), self.v.deep.lines
+        combine, lines = TRITON_COMBINE[st.kind], self.v.deep.lines
+        scan = self.reductions.scanned(st, value, loops, group)
         lines.append(f"{name} = {combine}(tl.broadcast_to({carry}, [XBLOCK, RBLOCK]), {scan}.to({total})).to({own})")
-        last = f"tl.reduce({self.spread(st, value, group)}, 1, {combine})[:, None].to({total})"
+        last = f"tl.reduce({self.reductions.spread(st, value, group)}, 1, {combine})[:, None].to({total})"
         lines.append(f"{carry} = {combine}({carry}, {last}).to({total})")
         return name
 
