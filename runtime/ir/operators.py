@@ -14,6 +14,8 @@ def _no_operators(symbol: str, *_: Any) -> NoReturn:
 
 
 class Operators:
+    """The base of scalar nodes."""
+
     __slots__ = ()
     _binary: Callable[[str, Any, Any], Any] = staticmethod(_no_operators)
     _unary: Callable[[str, Any], Any] = staticmethod(_no_operators)

@@ -13,6 +13,8 @@ from .cpp_loops import LoopWriter
 
 
 class AccumulatorWriter(LoopWriter):
+    """Adds accumulators to loops. Each is named by its register: the `name` of its `Reduce`."""
+
     # -- what a reduction needs ----------------------------------------------------------------------------------------
     def inexact(self, s: FlatStatement) -> bool:
         """A float sum or product: the order of its steps shows in the result."""

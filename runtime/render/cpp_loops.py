@@ -13,6 +13,8 @@ from .cpp import COMPUTE, MEMORY, Writer
 
 
 class LoopWriter(Writer):
+    """Adds loops and stores to the values of `Writer`."""
+
     # -- loops ---------------------------------------------------------------------------------------------------------
     def _work(self) -> int | Expr:
         total: int | Expr = 0

@@ -127,7 +127,7 @@ class _Renderer:
         self.stores = Counter(st.buffer for p in kernel.phases for st in p.body if not isinstance(st, Reduce))
         self.scopes: dict[int, Scope] = {}  # of a persistent kernel: the values over the loops of each group
 
-    # -- the function ----------------------------------------------------------------------------------------------
+    # -- the function --------------------------------------------------------------------------------------------------
     def render(self) -> str:
         block = most_points(self.launch.bytes, self.tuning)
         if self.members is None and self.idle is None and (cut := branches(self.kernel, block)) is not None:
@@ -230,7 +230,7 @@ class _Renderer:
             step = product((step, v.extent))
         return lines
 
-    # -- phases ----------------------------------------------------------------------------------------------------
+    # -- phases --------------------------------------------------------------------------------------------------------
     def phase(self, phase: Phase, group: int, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
         whole = Var(f"rindex{group}", product(v.extent for v in loops))
         self.v.inner = frozenset((*loops, whole))
@@ -361,8 +361,7 @@ class _Renderer:
         self.lines += rounds(count, inside) if gathers else loop
         self.lines += after + totals
 
-    # -- scans -----------------------------------------------------------------------------------------------------
-
+    # -- scans ---------------------------------------------------------------------------------------------------------
     def _scanned(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
         name = self.v.fresh()
         self.lines.append(f"{name} = {self.reductions.scanned(st, value, loops, group)}")
@@ -384,7 +383,7 @@ class _Renderer:
         lines.append(f"{carry} = {combine}({carry}, {last}).to({total})")
         return name
 
-    # -- stores ----------------------------------------------------------------------------------------------------
+    # -- stores --------------------------------------------------------------------------------------------------------
     def store(self, st: Store | Scan, value: str, deep: bool) -> None:
         if st.buffer in self.scratch:
             # A tile that is left stays in registers: its loads are this value.

@@ -34,6 +34,7 @@ class Reductions:
         return f"({value}).to(tl.int8)" if is_position(st) and st.value.dtype == "bool" else value
 
     def reduced(self, st: Reduce, block: str, position: str, axis: int = 1) -> str:
+        """The result over a block; of an argmax `position` is where its values stand."""
         kind, dtype = st.kind, st.value.dtype
         if dtype == "bool":
             kind = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(kind, kind)
@@ -46,6 +47,7 @@ class Reductions:
         return text if st.dtype == "bool" else f"{text}.to({TYPES[st.dtype]})"
 
     def start(self, st: Reduce) -> list[str]:
+        """Accumulators before the loop over tiles."""
         dtype = st.value.dtype
         identity = identity_of(st.kind, dtype)
         if is_position(st) and dtype == "bool":
@@ -59,6 +61,7 @@ class Reductions:
         return lines
 
     def combine(self, st: Reduce, value: str, group: int) -> list[str]:
+        """The value of a tile taken into the accumulators."""
         names, mask = accumulators(self.launch, st), f"xmask & rmask{group}"
         if is_position(st):
             pos = f"{st.name}_pos"
@@ -71,5 +74,6 @@ class Reductions:
         return combined(names, mask, lambda acc: f"{TRITON_COMBINE[kind]}({acc}, {value}){stored}")
 
     def scanned(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
+        """The running reduction within a tile."""
         assert len(loops) <= 1, st.buffer
         return f"tl.associative_scan({self.spread(st, value, group)}, 1, {TRITON_COMBINE[st.kind]})"

@@ -5,15 +5,14 @@ The printed form of every kind of spec entry, and the meaning of the methods, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from ....errors import UnsupportedError
 from ....generated.kernels import GPU_ROUTINES
 from ....generated.scalars import REDUCTIONS, SCANS
-from ...ir.facts import positive_for_sizes
-from ...ir.guards import bounded, checks, demanded, masked
-from ...ir.index import Expr, Sym, Val, Var, expr, product, proves_less, proves_nonnegative
+from ...ir.guards import demanded, masked
+from ...ir.index import Expr, Sym, Var, expr, product, proves_less
 from ...ir.index import size as canonical
 from ...ir.learned import Learned
 from ...ir.nodes import (
@@ -26,22 +25,20 @@ from ...ir.nodes import (
     Scatter,
     Size,
     contiguous_strides,
-    coordinates,
-    index_node,
     indirect,
 )
-from ...ir.pairs import PART, element, outside, part
-from ...ir.ranges import value_range
+from ...ir.pairs import PART, outside, part
 from ...ir.routines import PREFIX
 from ..sizes.empty import reads_nothing
 from . import scalar_ops as s
 from .dtypes import complex_of, part_dtype
+from .elems import Elems
 from .names import opmath, promoted_dtype
 from .pointwise import Pointwise
 from .tensor import NotNativeError, Tensor
 
 
-class Builder:
+class Builder(Elems):
     """Collects the items of a program. `prefix` names the buffers defined next, `origin` says where they come from.
 
     checks  positions that data brings are checked where nothing proves them in range; `place` goes into the errors.
@@ -69,19 +66,16 @@ class Builder:
             lowerings = ops.LOWERINGS if lowerings is None else lowerings
             operators = ops.OPERATORS if operators is None else operators
             complex_ = ops.COMPLEX if complex_ is None else complex_
+        super().__init__(checks)
         self.lowerings, self.operators, self.complex = lowerings, operators, complex_ or ()
         self.items: list[Nest | Extern] = []
         self.prefix = "t"
         self.origin = ""
-        self.checks, self.place, self.device, self.atomic = checks, "", device, atomic
+        self.device, self.atomic = device, atomic
         self.products, self.unordered = products, unordered
         self.row_major: dict[str, bool] = {}  # of arguments, as they were traced
-        self.may_be_empty: Collection[str] = ()  # size symbols that come from data
-        self._shapes: dict[str, tuple[Size, ...]] = {}  # of what is read, where sizes may be 0
-        self._error: str | None = None
         self._calls = 0  # lowerings under way that others called
         self._names: dict[str, int] = {}
-        self._grids: dict[tuple[str, tuple[Size, ...]], tuple[Expr, ...]] = {}
 
     # -- names ---------------------------------------------------------------------------------------------------------
     def fresh(self, name: str) -> str:
@@ -131,12 +125,6 @@ class Builder:
         """What comes next is one node of the graph: names of its buffers, where it comes from, and what its errors say."""
         self.prefix, self.origin, self.place, self._error = prefix, origin, place or origin, None
 
-    def raises(self, error: str) -> None:
-        """What a position out of range raises in this operator (`nothing`: there is none, so none is checked); what the operator
-        that calls this one says goes first.
-        """
-        self._error = self._error or error
-
     def call(self, op: str, *args: Any, **kwargs: Any) -> Any:
         """The lowering of another operator, `namespace.name.overload`, on tensors of this builder."""
         lowering = self.lowerings.get(op)
@@ -149,50 +137,7 @@ class Builder:
         finally:
             self.prefix, self._error, self._calls = prefix, error, self._calls - 1
 
-    # -- coordinates and elems -----------------------------------------------------------------------------------------
-    def coords(self, shape: Sequence[Size]) -> list[Expr]:
-        """The coordinates of a result: `i0`, `i1`, …; 0 where the size is 1."""
-        return list(self.grid(tuple(map(canonical, shape))))
-
-    def rcoords(self, over: Sequence[Size]) -> list[Expr]:
-        """The coordinates reduced over, or the domain of a scatter."""
-        return list(self.grid(tuple(map(canonical, over)), "r"))
-
-    def grid(self, shape: tuple[Size, ...], prefix: str = "i") -> tuple[Expr, ...]:
-        """`coordinates`, remembered: most tensors of a program share a few shapes."""
-        found = self._grids.get((prefix, shape))
-        if found is None:
-            found = self._grids[prefix, shape] = coordinates(shape, prefix)
-        return found
-
-    def at(self, t: Any, index: Sequence[Size]) -> Node:
-        """The elem of `t` at the coordinates, in the dtype of `t`."""
-        if len(index) != len(t.shape):
-            raise UnsupportedError(f"{len(index)} coordinates for {t}")
-        if self.may_be_empty:
-            self._shapes[t.name] = t.shape
-        return element(t.name, [_coordinate(x, n) for x, n in zip(index, t.shape, strict=True)], t.dtype)
-
-    def index_of(self, value: Any, n: Size) -> Expr:
-        """An integer elem as an index: negatives count from the end; what is then not within 0..n-1 is an error."""
-        if not isinstance(value, Node):
-            value = index_node(value)
-        value = s.to_dtype(value, "int64")
-        least = value_range(value)[0]
-        if not ((value.op == "index" and proves_nonnegative(value.attr)) or (least is not None and least >= 0)):
-            value = s.where(s.lt(value, 0), s.add(value, n), value)
-        return self.place_of(value, n)
-
-    def place_of(self, value: Any, n: Size) -> Expr:
-        """An integer elem as an index; what is not within 0..n-1 is an error."""
-        value = s.to_dtype(value, "int64") if isinstance(value, Node) else index_node(value)
-        n = canonical(n)
-        if self.checks and self._error != "nothing" and not _within(value, n):
-            if not positive_for_sizes(expr(n)):
-                raise UnsupportedError("a position in a dimension that may have no elements")
-            value = bounded(value, n, self._error or "IndexError", self.place)
-        return indirect(value, 0, n - 1 if isinstance(n, int) else None)
-
+    # -- conditions ----------------------------------------------------------------------------------------------------
     def demanded(self, t: Tensor, holds: Tensor, error: str, says: str) -> Tensor:
         """`t`; where `holds`, of the same sizes, does not hold somewhere the graph raises `error` when it runs."""
         return self.each(t, lambda _: self.at(holds, self.coords(t.shape)), error, says)
@@ -209,22 +154,6 @@ class Builder:
         if met is True:
             return t
         return self.define(t.shape, demanded(value, met, error, f"{says}: {self.place}"), t.dtype)
-
-    def first_of(self, conditions: Sequence[Any], values: Sequence[Any]) -> Any:
-        """The value of the first condition that holds, reading nothing else; 0 when none holds."""
-        result: Any = None
-        for condition, value in zip(reversed(conditions), reversed(values), strict=True):
-            if result is None:
-                result = masked(value, condition) if isinstance(condition, Node) else value
-            else:
-                result = self.guarded(condition, value, result)
-        return 0 if result is None else result
-
-    def guarded(self, condition: Any, value: Any, other: Any) -> Node:
-        """`value` where `condition`, reading nothing elsewhere; else `other`."""
-        if not isinstance(condition, Node):
-            return value if condition else s.coerced(other, value)
-        return s.where(condition, masked(value, condition), other)
 
     # -- definitions ---------------------------------------------------------------------------------------------------
     def pointwise(
@@ -401,21 +330,6 @@ class Builder:
         """The handle of a buffer that the program does not define itself."""
         seen = outside(buffer)
         return Tensor(seen.name, seen.shape, seen.dtype, self, buffer.paired)
-
-
-def _coordinate(x: Size, n: Size) -> Size:
-    """`x`, or 0 in a dimension of size 1, unless it stands for a position that is to be checked."""
-    if n != 1:
-        return expr(x)
-    return expr(x) if any(isinstance(a, Val) and checks([a.node]) for a in expr(x).atoms()) else 0
-
-
-def _within(value: Node, n: Size) -> bool:
-    """Whether a position is seen to be in 0..n-1."""
-    if value.op == "index":
-        return proves_nonnegative(value.attr) and proves_less(value.attr, expr(n))
-    lo, hi = value_range(value)
-    return lo is not None and hi is not None and lo >= 0 and proves_less(expr(int(hi)), expr(n))
 
 
 def _checked(dtype: str) -> str:
