@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from opforge.runtime import compile_fx as engine
+from opforge.runtime import compile_graph as engine
 from opforge.runtime.build.manifest import Entry
 from opforge.runtime.config import Config
 from opforge.runtime.graphs.recording import Recorder
