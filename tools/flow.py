@@ -114,7 +114,7 @@ def drawn(runtime: Path) -> str:
     return (
         "```mermaid\nflowchart TD\n" + "\n".join(picture) + "\n```\n\n"
         "| room | what it holds | imports |\n|---|---|---|\n" + "\n".join(rows) + "\n\n"
-        f"The passes of `schedule/pipeline.py`: {' → '.join(passes(runtime / 'schedule' / 'pipeline.py'))}.\n\n"
+        f"The passes of `schedule/pipeline.py`: {', '.join(passes(runtime / 'schedule' / 'pipeline.py'))}.\n\n"
         "Open to all rooms:\n\n" + said
     )
 

@@ -1,1 +1,1 @@
-"""The loop IR: scalar expressions, integer index expressions, loop nests and calls of libraries; its text form and its verifier."""
+"""The loop IR: scalar and index expressions, loop nests, library calls; its text form and its verifier."""

@@ -58,7 +58,7 @@ def test_what_is_drawn(runtime: Path) -> None:
     assert "| [`ir`](../runtime/ir/) | The IR: `Node`. |  |" in text
     assert "| [`fuse`](../runtime/fuse/) |  | ir, lower |" in text
     assert "| `runtime/*.py` | The engine. | schedule |" in text
-    assert "group → place." in text
+    assert "group, place." in text
     assert text.endswith("Open to all rooms:\n\n- `config`: Settings.\n- `observe`: Reports.\n")
 
 
@@ -69,6 +69,6 @@ def test_a_circle_is_refused(runtime: Path) -> None:
 
 
 def test_only_the_marked_part_changes() -> None:
-    assert updated(f"a\n{BEGIN}old\n{END}b\n", "new\n") == f"a\n{BEGIN}\nnew\n{END}b\n"
+    assert updated(f"a\n{BEGIN}old\n{END}b\n", "new\n") == f"a\n{BEGIN}\nnew\n\n{END}b\n"
     with pytest.raises(ValueError, match="has no lines"):
         updated("a page without marks", "new\n")
