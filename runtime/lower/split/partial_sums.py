@@ -1,4 +1,7 @@
-"""Reductions of many values to few, cut into reductions of parts and one of the parts' results: so that a GPU has work for all of it."""
+"""Reductions of many values to few, cut into reductions of parts and one of the parts' results: so that a GPU has work for all of it.
+
+A matrix is cut by its rows, so that a part may share a kernel with what else reads the row.
+"""
 
 from __future__ import annotations
 
