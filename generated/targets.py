@@ -2,7 +2,7 @@
 # Spec: specs/targets.yaml
 # Command: make generate
 
-"""The machines that kernels are generated for, and how dtypes are spelled there. Pure data."""
+"""The machines that kernels are generated for. Pure data."""
 
 from __future__ import annotations
 
@@ -137,16 +137,6 @@ class GpuTarget:
     costs: GpuCosts
 
 
-@dataclass(frozen=True, slots=True)
-class DtypeSpelling:
-    """An element type: in a C++ buffer, in a C++ value, in Triton, and behind a pointer in a signature of Triton."""
-
-    memory: str
-    register: str
-    triton: str
-    pointer: str
-
-
 CPU_TARGETS: dict[str, CpuTarget] = {
     # spec: avx2
     "avx2": CpuTarget(
@@ -250,27 +240,4 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             padded=1048576,
         ),
     ),
-}
-
-DTYPES: dict[str, DtypeSpelling] = {
-    # spec: float32
-    "float32": DtypeSpelling("float", "float", "tl.float32", "fp32"),
-    # spec: float64
-    "float64": DtypeSpelling("double", "double", "tl.float64", "fp64"),
-    # spec: float16
-    "float16": DtypeSpelling("f16", "float", "tl.float16", "fp16"),
-    # spec: bfloat16
-    "bfloat16": DtypeSpelling("bf16", "float", "tl.bfloat16", "bf16"),
-    # spec: int8
-    "int8": DtypeSpelling("int8_t", "int8_t", "tl.int8", "i8"),
-    # spec: int16
-    "int16": DtypeSpelling("int16_t", "int16_t", "tl.int16", "i16"),
-    # spec: int32
-    "int32": DtypeSpelling("int32_t", "int32_t", "tl.int32", "i32"),
-    # spec: int64
-    "int64": DtypeSpelling("int64_t", "int64_t", "tl.int64", "i64"),
-    # spec: uint8
-    "uint8": DtypeSpelling("uint8_t", "uint8_t", "tl.uint8", "u8"),
-    # spec: bool
-    "bool": DtypeSpelling("bool8", "bool", "tl.int1", "i8"),
 }

@@ -1,4 +1,4 @@
-"""Reads specs/targets.yaml, writes generated/targets.py: the machines to generate for, and how dtypes are spelled."""
+"""Reads specs/targets.yaml, writes generated/targets.py: the machines to generate for."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ PATH = "generated/targets.py"
 
 @dataclass(frozen=True)
 class TargetSet:
-    """The targets of each device and the dtypes, each as plain dicts by name in file order."""
+    """The targets of each device, as plain dicts by name in file order."""
 
     cpu: dict[str, dict[str, Any]]
     gpu: dict[str, dict[str, Any]]
-    dtypes: dict[str, dict[str, Any]]
 
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> TargetSet:
@@ -33,7 +32,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> TargetSet:
                 diags.error(entry.pos(), f"target '{entry.id}' is for {entry['device']} and needs the key '{key}'")
     cpu = {e.id: e.data for e in doc.tagged("target") if e["device"] == "cpu"}
     gpu = {e.id: e.data for e in doc.tagged("target") if e["device"] == "cuda"}
-    return TargetSet(cpu, gpu, {e.id: e.data for e in doc.tagged("dtype")})
+    return TargetSet(cpu, gpu)
 
 
 def emit(model: Model) -> dict[str, str]:

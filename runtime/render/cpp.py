@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...generated.cpp_scalars import CPP_KIND
+from ...generated.languages import CPP_LANGUAGE
 from ...generated.scalars import REDUCTIONS
-from ...generated.targets import DTYPES, CpuTarget
+from ...generated.targets import CpuTarget
 from ..ir.atoms import Atom, Monomial
 from ..ir.index import Expr, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
 from ..ir.nodes import ITEMSIZE, Buffer, Node
@@ -23,8 +24,8 @@ from .cpp_pieces import START
 from .cpp_sizes import by_loops, is_size, needs_name, quotient_text, sum_text, without_common
 from .cpp_tables import CppTables
 
-MEMORY = {name: dtype.memory for name, dtype in DTYPES.items()}
-COMPUTE = {name: dtype.register for name, dtype in DTYPES.items()}
+MEMORY = {name: dtype.memory for name, dtype in CPP_LANGUAGE.dtypes.items()}
+COMPUTE = {name: dtype.register for name, dtype in CPP_LANGUAGE.dtypes.items()}
 TILE = 256  # outer elements handled together when a column is reduced
 FAULT = "opf_fault"  # the variable of a kernel that remembers a position out of range
 # Partial sums are flushed after this many additions, as the specs declare (one number for all: the generator looks). Eager adds as many one after

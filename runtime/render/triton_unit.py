@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from ...generated.targets import DTYPES
+from ...generated.languages import TRITON_LANGUAGE
 from ...generated.tuning import Tuning
 from ..fuse.horizontal import together
 from ..ir.index import product
@@ -148,7 +148,7 @@ class _Unit:
         """A kernel's source, and what is equal for kernels that are the same binary."""
         buffers = (*k.reads, *k.writes)
         source = render_kernel(k, self.plan.layouts, name, self.homes(k), members, self.tuning)
-        types = tuple(DTYPES[self.plan.layouts[n].dtype].pointer for n in buffers)
+        types = tuple(TRITON_LANGUAGE.dtypes[self.plan.layouts[n].dtype].pointer for n in buffers)
         return source, (anonymous(source, name, (*buffers, *(b.name for b in k.scratch)), comment="#"), types)
 
     def homes(self, k: Kernel) -> dict[str, str]:
@@ -168,7 +168,9 @@ class _Unit:
     def routine(self, routine: Routine) -> None:
         name, tile = routine.name, routine_blocks(routine)
         source = render_routine(routine, self.plan.layouts, name)
-        types = tuple(DTYPES[self.plan.layouts[b].dtype].pointer for b in (*routine.reads, *routine.writes))
+        types = tuple(
+            TRITON_LANGUAGE.dtypes[self.plan.layouts[b].dtype].pointer for b in (*routine.reads, *routine.writes)
+        )
         symbol = self.known.setdefault((anonymous(source, name, (), comment="#"), types), name)
         self.unit.symbols[name] = symbol
         self.unit.kernels.setdefault(symbol, TritonKernel(name, source, types, len(routine.symbols), *tile))
@@ -182,7 +184,7 @@ class _Unit:
         for k in chain:
             program = PROGRAM if k is first else FOLLOWING
             pieces.append(render_kernel(k, self.plan.layouts, k.name, self.homes(k), None, self.tuning, program))
-            types += [DTYPES[self.plan.layouts[b].dtype].pointer for b in (*k.reads, *k.writes)]
+            types += [TRITON_LANGUAGE.dtypes[self.plan.layouts[b].dtype].pointer for b in (*k.reads, *k.writes)]
         source = chain_source(name, chain, pieces, [block_of(self.shapes[k.name]) for k in others])
         made = TritonKernel(name, source, (*types, COUNTER), 0, *tile)
         known = anonymous(source, name, tuple(b for k in chain for b in (*k.reads, *k.writes)), comment="#")

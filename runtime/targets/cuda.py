@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...errors import BuildError, ResourceError, first_line
+from ...generated.languages import TRITON_LANGUAGE
 from ..build.manifest import Entry
 from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, has_triton, job_name, start_workers
@@ -53,7 +54,6 @@ from .tune import Timer, Work, tuned, works_of
 
 TABLE, CHAIN, TEAM = "table", "chain", "team"  # functions that take more than what the wrapper passes
 CONFIGURATIONS = 4  # of a kernel that are tried
-LEAST = 70  # capability that Triton compiles for, times ten: below it has no atomic operations with a memory order
 
 
 @functools.cache
@@ -69,9 +69,9 @@ def unusable(index: int) -> str:
         return f"torch finds no GPU, and tensors are on cuda:{index}"
     if not has_triton():
         return "Triton is not installed: kernels for a GPU are compiled by it (pip install triton)"
-    if (found := capability(index)) < LEAST:
+    if (found := capability(index)) < (least := TRITON_LANGUAGE.capability):
         told = f"cuda:{index} ({torch.cuda.get_device_name(index)}) has compute capability {found // 10}.{found % 10}"
-        return f"{told}, and Triton's kernels need {LEAST // 10}.{LEAST % 10}"
+        return f"{told}, and Triton's kernels need {least // 10}.{least % 10}"
     return ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from ...generated.languages import TRITON_LANGUAGE
 from ...generated.scalars import REDUCTIONS
 from ..ir.index import Var, product
 from ..ir.nodes import Buffer, Node, Size, load
@@ -20,7 +21,6 @@ from .transpose import squared
 
 LEAST_PIECE = 1024  # steps: with fewer a program waits for longer than it works
 LEAST = 1 << 17  # points in all, likewise: 4 x 32000, log_softmax: 6.6 µs without a team and 6.8 with one
-DTYPES = ("float32", "float64", "int32", "int64")
 
 
 def team_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str], processors: int) -> int:
@@ -114,7 +114,7 @@ def _writes_apart(kernel: Kernel, homes: Mapping[str, str]) -> bool:
 
 
 def _can_tell(st: Reduce) -> bool:
-    return REDUCTIONS[st.kind].combine is not None and st.dtype == st.value.dtype in DTYPES
+    return REDUCTIONS[st.kind].combine is not None and st.dtype == st.value.dtype in TRITON_LANGUAGE.published
 
 
 def _steps(loops: tuple[Var, ...]) -> Size:

@@ -1,4 +1,4 @@
-"""Every key of a target in specs/targets is read by the runtime, and each GPU gets the target of its capability."""
+"""The runtime reads every key of specs/targets and specs/languages, and each GPU gets the target of its capability."""
 
 import re
 from pathlib import Path
@@ -28,9 +28,22 @@ def keys_of(device: str) -> list[str]:
     return [key for part in parts for key in below(part, target[part]["$ref"].rpartition("/")[2])]
 
 
+def language_keys(name: str) -> list[str]:
+    """What an entry of specs/languages, or a part of one, says for the runtime."""
+    return [k for k in schema_of("languages").root["$defs"][name]["properties"] if k not in ("language", "doc")]
+
+
 @pytest.mark.parametrize("key", sorted({*keys_of("cpu"), *keys_of("cuda")}))
 def test_every_fact_of_a_machine_has_a_reader(key: str) -> None:
     wanted = re.compile(rf"\b{re.escape(key)}\b")
+    assert any(wanted.search(path.read_text()) for path in RUNTIME.rglob("*.py")), f"nothing in runtime/ reads {key}"
+
+
+@pytest.mark.parametrize(
+    "key", sorted({k for name in ("cpp", "triton", "cpp_dtype", "triton_dtype", "atomic") for k in language_keys(name)})
+)
+def test_every_fact_of_a_language_has_a_reader(key: str) -> None:
+    wanted = re.compile(rf"\b([A-Z]+_LANGUAGE\)?|dtype|found|dtypes\[.*\])\.{key}\b")
     assert any(wanted.search(path.read_text()) for path in RUNTIME.rglob("*.py")), f"nothing in runtime/ reads {key}"
 
 
