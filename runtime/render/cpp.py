@@ -26,7 +26,6 @@ from .cpp_tables import CppTables
 
 MEMORY = {name: dtype.memory for name, dtype in CPP_LANGUAGE.dtypes.items()}
 COMPUTE = {name: dtype.register for name, dtype in CPP_LANGUAGE.dtypes.items()}
-TILE = 256  # outer elements handled together when a column is reduced
 FAULT = "opf_fault"  # the variable of a kernel that remembers a position out of range
 # Partial sums are flushed after this many additions, as the specs declare (one number for all: the generator looks). Eager adds as many one after
 # another (`SumKernel.cpp`), and then pairwise in the same dtype: with equal blocks and wider totals the error is at most eager's. A block of 32
@@ -69,7 +68,7 @@ class Writer:
         self.lane_var: Var | None = None  # the variable that runs over the lanes here
         self.count: str | None = None  # how many lanes are live (None: all)
         self.tile_start: str | None = None  # outer mode: first element of the tile
-        self.tile = TILE
+        self.tile = target.budgets.column  # outer elements handled together when a column is reduced
         self.register_lane = False  # registers are small arrays of vectors, indexed by q
         self.depends: dict[Node, bool] = {}
         self.checks = kernel_checks(fk.kernel)

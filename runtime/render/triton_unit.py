@@ -16,7 +16,7 @@ from ..kernels.steps import home
 from ..tile.blocks import MEASURED, Blocks, blocks, group_blocks, tuning_of
 from ..tile.cooperative import reductions
 from ..tile.horizontal import MEMBERS, Group, Members, can_join, unit_of
-from ..tile.idle import PROGRAMS, goes_in_strides
+from ..tile.idle import goes_in_strides
 from ..tile.last import block_of, followed
 from ..tile.launch import launch
 from ..tile.routines import routine_blocks, rows_of
@@ -52,7 +52,8 @@ class TritonUnit:
     that name, and the number of programs of a launch. `grouped`: by name, those that have no call of their own. `chained`: the functions whose
     last program runs what follows, with all their kernels; they take the address of a counter last. `teams`: kernels whose programs wait for each
     other, with the bytes of memory by which they tell each other; they take the address of a counter, and that of this memory, last. `strided`:
-    kernels that are right with any number of programs, since each goes through blocks until all are done.
+    kernels that are right with any number of programs, since each goes through blocks until all are done, and how many they
+    have at most.
     """
 
     kernels: dict[str, TritonKernel]
@@ -61,12 +62,12 @@ class TritonUnit:
     grouped: dict[str, Group] = field(default_factory=dict)
     chained: dict[str, tuple[str, ...]] = field(default_factory=dict)
     teams: dict[str, int] = field(default_factory=dict)
-    strided: set[str] = field(default_factory=set)
+    strided: dict[str, int] = field(default_factory=dict)
 
     def programs_of(self, name: str, points: Size, block: int) -> Size:
         """The number of programs that a function of one kernel is launched with, where each takes `block` of the points at a time."""
         programs = programs_of(points, block)
-        return min(programs, PROGRAMS) if name in self.strided and isinstance(programs, int) else programs
+        return min(programs, self.strided.get(name, programs)) if isinstance(programs, int) else programs
 
     @property
     def source(self) -> str:
@@ -159,7 +160,7 @@ class _Unit:
         shape = self.shapes[k.name]
         x = self.add(k, k.name, None, blocks(shape, self.tuning)).xblock
         if goes_in_strides(k, self.plan.layouts, self.homes(k)):
-            self.unit.strided.add(k.name)
+            self.unit.strided[k.name] = k.gpu.costs.idle
         self.unit.programs[k.name] = self.unit.programs_of(k.name, shape.outer, x)
         if k.team > 1:
             assert x == 1, k.name

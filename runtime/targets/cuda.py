@@ -220,18 +220,17 @@ class Cuda:
 def prepared(program: Program, gpu: Gpu, cfg: Config | None = None) -> Program:
     """The program in the form that suits a GPU."""
     program = copied_outputs(write_out_windows(program), row_bytes, gpu)
-    programs = gpu.costs.programs * gpu.processors
-    costly = costly_reductions(program) if cfg is None or cfg.fusion else frozenset()
-    together = read_again(program, programs)
+    costly = costly_reductions(program, gpu.costs.split) if cfg is None or cfg.fusion else frozenset()
+    together = read_again(program, gpu)
     while together:
         # Which kernels there will be is known when there is a plan.
-        kept = partial_reductions(program, programs, together, costly)
+        kept = partial_reductions(program, gpu, together, costly)
         teams = [k for k in scheduled(kept, cfg or Config(), gpu).kernels() if k.team > 1]
         found = together & {name for k in teams for name in k.defines}
         if found == together:
             return kept
         together = found
-    return partial_reductions(program, programs, costly=costly)
+    return partial_reductions(program, gpu, costly=costly)
 
 
 def scheduled(program: Program, cfg: Config, gpu: Gpu, frugal: bool = False, choose: Choose | None = None) -> Plan:
@@ -241,7 +240,7 @@ def scheduled(program: Program, cfg: Config, gpu: Gpu, frugal: bool = False, cho
     def ordered(kernel: Kernel) -> Kernel:
         kernel = in_memory_order(kernel, plan.layouts)
         homes = {b: home(plan, b) for b in (*kernel.reads, *kernel.writes)}
-        return replace(kernel, team=team_of(kernel, plan.layouts, homes, gpu.processors))
+        return replace(kernel, team=team_of(kernel, plan.layouts, homes))
 
     plan.steps = [replace(s, kernel=ordered(s.kernel)) if isinstance(s, KernelStep) else s for s in plan.steps]
     return plan
