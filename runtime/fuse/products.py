@@ -31,8 +31,7 @@ from ..kernels.operands import (
     view_of,
 )
 from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Step, Store, Tile, ViewOf
-
-CHEAP = 16  # additions: what a block of the product may compute of each element of an operand, again and again
+from ..machine import Gpu
 
 Choose = Callable[[Sequence[Kernel], Layouts], Sequence[tuple[float, Tile] | None]]
 """Of kernels that could take the place of their parts: what each gains (µs), and how it goes through its product; None for one that does not."""
@@ -68,13 +67,13 @@ def fuse_products(
     held: Collection[str],
     factors: Factors,
     costs: Callable[[str], float],
-    mma: Mma,
+    gpu: Gpu,
     choose: Choose,
 ) -> list[Step]:
     """The steps with one kernel for each product that gains by it.
 
     held  buffers that are read after the last step.
-    mma   the smallest product that is worth it.
+    gpu   what the smallest product is that is worth it, and what a block may compute anew of an operand.
     """
     readers, writers = readers_and_writers(steps)
 
@@ -88,12 +87,12 @@ def fuse_products(
         ends = [readers[step.out[0]][0]] if alone(step.out[0]) else []
         ends = [i for i in ends if isinstance(steps[i], KernelStep)]
         operands = dict.fromkeys(buffer_of(step.args[i]) for i in at[:2])
-        makers = [writers[n][0] for n in operands if alone(n) and _is_cheap(steps[writers[n][0]], costs)]
+        makers = [writers[n][0] for n in operands if alone(n) and _is_cheap(steps[writers[n][0]], costs, gpu)]
         beside = [*ends, *makers]
         for numbers in _subsets(beside):
             parts = [s for i in sorted((k, *numbers)) if not isinstance(s := steps[i], CopyStep)]
             fused = fused_of(parts, layouts, factors)
-            if fused is not None and _is_worth(fused, mma):
+            if fused is not None and _is_worth(fused, gpu.limits.mma):
                 last = parts[-1]
                 name = last.kernel.name if isinstance(last, KernelStep) else _name(parts)
                 found.append((tuple(sorted((k, *numbers))), as_one(f"{name}_product", parts)))
@@ -118,11 +117,12 @@ def _name(parts: Sequence[Step]) -> str:
     return next(s.kernel.name for s in parts if isinstance(s, KernelStep))
 
 
-def _is_cheap(step: Step, costs: Callable[[str], float]) -> bool:
+def _is_cheap(step: Step, costs: Callable[[str], float], gpu: Gpu) -> bool:
     """Whether a step makes one value, element by element, of so few operations that it may be done again."""
     if not isinstance(step, KernelStep) or (body := _pointwise(step.kernel)) is None or len(body) != 1:
         return False
-    return node_cost(body[0].value, costs, CHEAP) <= CHEAP
+    most = gpu.costs.prologue
+    return node_cost(body[0].value, costs, most) <= most
 
 
 def _is_worth(fused: Fused, mma: Mma) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...errors import BuildError, ResourceError, first_line
+from ...generated.languages import TRITON_LANGUAGE
 from ..build.manifest import Entry
 from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, has_triton, job_name, start_workers
@@ -53,7 +54,6 @@ from .tune import Timer, Work, tuned, works_of
 
 TABLE, CHAIN, TEAM = "table", "chain", "team"  # functions that take more than what the wrapper passes
 CONFIGURATIONS = 4  # of a kernel that are tried
-LEAST = 70  # capability that Triton compiles for, times ten: below it has no atomic operations with a memory order
 
 
 @functools.cache
@@ -69,9 +69,9 @@ def unusable(index: int) -> str:
         return f"torch finds no GPU, and tensors are on cuda:{index}"
     if not has_triton():
         return "Triton is not installed: kernels for a GPU are compiled by it (pip install triton)"
-    if (found := capability(index)) < LEAST:
+    if (found := capability(index)) < (least := TRITON_LANGUAGE.capability):
         told = f"cuda:{index} ({torch.cuda.get_device_name(index)}) has compute capability {found // 10}.{found % 10}"
-        return f"{told}, and Triton's kernels need {LEAST // 10}.{LEAST % 10}"
+        return f"{told}, and Triton's kernels need {least // 10}.{least % 10}"
     return ""
 
 
@@ -220,18 +220,17 @@ class Cuda:
 def prepared(program: Program, gpu: Gpu, cfg: Config | None = None) -> Program:
     """The program in the form that suits a GPU."""
     program = copied_outputs(write_out_windows(program), row_bytes, gpu)
-    programs = gpu.costs.programs * gpu.processors
-    costly = costly_reductions(program) if cfg is None or cfg.fusion else frozenset()
-    together = read_again(program, programs)
+    costly = costly_reductions(program, gpu.costs.split) if cfg is None or cfg.fusion else frozenset()
+    together = read_again(program, gpu)
     while together:
         # Which kernels there will be is known when there is a plan.
-        kept = partial_reductions(program, programs, together, costly)
+        kept = partial_reductions(program, gpu, together, costly)
         teams = [k for k in scheduled(kept, cfg or Config(), gpu).kernels() if k.team > 1]
         found = together & {name for k in teams for name in k.defines}
         if found == together:
             return kept
         together = found
-    return partial_reductions(program, programs, costly=costly)
+    return partial_reductions(program, gpu, costly=costly)
 
 
 def scheduled(program: Program, cfg: Config, gpu: Gpu, frugal: bool = False, choose: Choose | None = None) -> Plan:
@@ -241,7 +240,7 @@ def scheduled(program: Program, cfg: Config, gpu: Gpu, frugal: bool = False, cho
     def ordered(kernel: Kernel) -> Kernel:
         kernel = in_memory_order(kernel, plan.layouts)
         homes = {b: home(plan, b) for b in (*kernel.reads, *kernel.writes)}
-        return replace(kernel, team=team_of(kernel, plan.layouts, homes, gpu.processors))
+        return replace(kernel, team=team_of(kernel, plan.layouts, homes))
 
     plan.steps = [replace(s, kernel=ordered(s.kernel)) if isinstance(s, KernelStep) else s for s in plan.steps]
     return plan
