@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ..ir.index import Expr, Var, expr, of
 from ..ir.nodes import Extern, Nest, Node, Scatter, rebuild
-from .inline import map_scatter
+from .substitution import map_scatter
 
 
 @dataclass(frozen=True)

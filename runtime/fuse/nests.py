@@ -17,7 +17,7 @@ from ..kernels.plan import Refusal
 from ..machine import Gpu
 from .align import NO_LAYOUTS, Alignment
 from .groups import Group, Member, substitute
-from .inline import map_scatter
+from .substitution import map_scatter
 
 MAX_MEMBERS = 64
 MAX_BUFFERS = 64

@@ -9,8 +9,7 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import HostProgramError
-from ..ir.atoms import Atom, Quotient, Sym
-from ..ir.index import Expr
+from ..ir.index import Atom, Expr, Quotient, Sym
 from . import program as forms
 from .program import HostProgram
 from .verify import verify

@@ -1,16 +1,31 @@
-"""Products of atoms (`Monomial`): their order, product and quotient, and the text of a sum of them."""
+"""The terms of an index expression: integers times products of atoms (`Monomial`), and sums of them in one order."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .index import Expr, Monomial
 
 
-def term_key(term: tuple[Monomial, int]) -> tuple[int, str]:
+class Atom:
+    """What a monomial is made of. `text` is unique per atom and gives the stable order of terms; `pretty` is for readers."""
+
+    __slots__ = ("__weakref__", "text")
+    text: str
+
+    @property
+    def pretty(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.pretty
+
+
+Monomial = tuple[Atom, ...]
+Term = tuple[Monomial, int]
+"""A product of atoms and its factor."""
+
+
+def term_key(term: Term) -> tuple[int, str]:
     monomial = term[0]
     if len(monomial) == 1:
         return 0, monomial[0].text
@@ -24,14 +39,12 @@ def whole(value: int) -> int:
     return int(value)
 
 
-def products(
-    left: Iterable[tuple[Monomial, int]], right: Sequence[tuple[Monomial, int]]
-) -> Iterator[tuple[Monomial, int]]:
+def products(left: Iterable[Term], right: Sequence[Term]) -> Iterator[Term]:
     """The terms of a product of two sums."""
     return ((merge(m1, m2), c1 * c2) for m1, c1 in left for m2, c2 in right)
 
 
-def collect(terms: Iterable[tuple[Monomial, int]]) -> tuple[tuple[Monomial, int], ...]:
+def collect(terms: Iterable[Term]) -> tuple[Term, ...]:
     """The terms of a sum in order, each monomial once."""
     terms = tuple(terms)
     if len(terms) < 2:
@@ -45,9 +58,7 @@ def collect(terms: Iterable[tuple[Monomial, int]]) -> tuple[tuple[Monomial, int]
     return tuple(kept)
 
 
-def plus(
-    left: tuple[tuple[Monomial, int], ...], right: tuple[tuple[Monomial, int], ...]
-) -> tuple[tuple[Monomial, int], ...]:
+def plus(left: tuple[Term, ...], right: tuple[Term, ...]) -> tuple[Term, ...]:
     """As `collect(left + right)`, of two sums that are in order: a single term is put in its place."""
     if len(left) < len(right):
         left, right = right, left
@@ -78,15 +89,10 @@ def divide_monomial(m: Monomial, by: Monomial) -> Monomial | None:
     return tuple(rest)
 
 
-def operand(e: Expr) -> str:
-    return e.text if e.is_const or e.atom is not None else f"({e.text})"
-
-
-def print_expr(e: Expr) -> str:
-    if not e.terms:
-        return "0"
+def terms_text(terms: Iterable[Term]) -> str:
+    """A sum for readers: variables by name only."""
     out = ""
-    for monomial, c in e.terms:
+    for monomial, c in terms:
         body = "*".join(a.pretty for a in monomial)
         if not monomial:
             piece = str(abs(c))
@@ -96,4 +102,4 @@ def print_expr(e: Expr) -> str:
             piece = f"{abs(c)}*{body}"
         sign = "-" if c < 0 else ("+" if out else "")
         out += f" {sign} {piece}" if out else f"{sign}{piece}"
-    return out
+    return out or "0"

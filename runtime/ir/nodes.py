@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from .index import Atom, Expr, Val, Var, bounds, expr, of, size
+from .operators import Operators
 
 Size = int | Expr
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -21,13 +22,15 @@ DTYPES = (*FLOATS, *INTS, "bool")
 ITEMSIZE = dict(zip(DTYPES, (2, 2, 4, 8, 1, 1, 2, 4, 8, 1), strict=True))
 
 
-class Node:
+class Node(Operators):
     """One scalar operation. Equal nodes are the same object.
 
     op      a name of `scalars.yaml`, or `const` (attr: the value), `index` (attr: an Expr; int64), `load` (attr: `LoadAt`;
             args: () or (mask,), a masked load gives 0 where the mask is false and touches no memory there), or `bounded`
             (args: value, n, live; attr: exception type, message): `value` where 0 <= value < n, else 0 and, where `live`, a fault.
     dtype   of the result, as a string.
+
+    `==` is identity, as nodes are dictionary keys; the spec language prints `a == b` as a call of the scalar `eq`.
     """
 
     __slots__ = ("__weakref__", "_atoms", "_children", "_key", "_loads", "_text", "args", "attr", "dtype", "op")
@@ -89,93 +92,6 @@ class Node:
     def __repr__(self) -> str:
         return self.text if len(self.args) < 4 else f"<{self.op}>"
 
-    # Python's operators build the scalars of the same meaning; `lower.language.scalar_ops` fills this table from the specs.
-    _binary: Callable[[str, Any, Any], Node] = staticmethod(lambda symbol, a, b: _no_operators(symbol))  # type: ignore[assignment]
-    _unary: Callable[[str, Any], Node] = staticmethod(lambda symbol, a: _no_operators(symbol))  # type: ignore[assignment]
-
-    def __add__(self, other: Any) -> Node:
-        return Node._binary("+", self, other)
-
-    def __radd__(self, other: Any) -> Node:
-        return Node._binary("+", other, self)
-
-    def __sub__(self, other: Any) -> Node:
-        return Node._binary("-", self, other)
-
-    def __rsub__(self, other: Any) -> Node:
-        return Node._binary("-", other, self)
-
-    def __mul__(self, other: Any) -> Node:
-        return Node._binary("*", self, other)
-
-    def __rmul__(self, other: Any) -> Node:
-        return Node._binary("*", other, self)
-
-    def __truediv__(self, other: Any) -> Node:
-        return Node._binary("/", self, other)
-
-    def __rtruediv__(self, other: Any) -> Node:
-        return Node._binary("/", other, self)
-
-    def __floordiv__(self, other: Any) -> Node:
-        return Node._binary("//", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Node:
-        return Node._binary("//", other, self)
-
-    def __mod__(self, other: Any) -> Node:
-        return Node._binary("%", self, other)
-
-    def __rmod__(self, other: Any) -> Node:
-        return Node._binary("%", other, self)
-
-    def __pow__(self, other: Any) -> Node:
-        return Node._binary("**", self, other)
-
-    def __rpow__(self, other: Any) -> Node:
-        return Node._binary("**", other, self)
-
-    def __and__(self, other: Any) -> Node:
-        return Node._binary("&", self, other)
-
-    def __rand__(self, other: Any) -> Node:
-        return Node._binary("&", other, self)
-
-    def __or__(self, other: Any) -> Node:
-        return Node._binary("|", self, other)
-
-    def __ror__(self, other: Any) -> Node:
-        return Node._binary("|", other, self)
-
-    def __xor__(self, other: Any) -> Node:
-        return Node._binary("^", self, other)
-
-    def __lshift__(self, other: Any) -> Node:
-        return Node._binary("<<", self, other)
-
-    def __rshift__(self, other: Any) -> Node:
-        return Node._binary(">>", self, other)
-
-    def __lt__(self, other: Any) -> Node:
-        return Node._binary("<", self, other)
-
-    def __le__(self, other: Any) -> Node:
-        return Node._binary("<=", self, other)
-
-    def __gt__(self, other: Any) -> Node:
-        return Node._binary(">", self, other)
-
-    def __ge__(self, other: Any) -> Node:
-        return Node._binary(">=", self, other)
-
-    def __neg__(self) -> Node:
-        return Node._unary("-", self)
-
-    def __invert__(self) -> Node:
-        return Node._unary("~", self)
-
-    # `==` stays identity (nodes are dictionary keys); the spec language prints `a == b` as a call of the scalar `eq`.
-
     # -- structure -----------------------------------------------------------------------------------------------------
     def walk(self, skip: Callable[[Node], bool] | None = None) -> Iterator[Node]:
         """Every node once, arguments before users (also the nodes inside indirect indices), except those where `skip` holds."""
@@ -213,10 +129,6 @@ class Node:
 
 
 _NODES: WeakValueDictionary[tuple, Node] = WeakValueDictionary()
-
-
-def _no_operators(symbol: str) -> Node:
-    raise TypeError(f"operator {symbol!r} on scalar nodes needs runtime.lower.language.scalar_ops to be imported")
 
 
 def _values(e: Expr) -> list[Val]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 
 from ...generated.scalars import SCALARS
-from .index import Expr
+from .index import Expr, Val
 from .nodes import Extern, Nest, Node, Scatter
 
 
@@ -14,6 +14,17 @@ def is_pointwise(item: Nest | Extern) -> bool:
     return (
         isinstance(item, Nest) and not item.rvars and item.reduce is None and item.scan is None and item.scatter is None
     )
+
+
+def is_view(item: Nest | Extern) -> bool:
+    """No arithmetic at all: a load, a constant or a coordinate. A load at a data-dependent place counts as arithmetic."""
+    if not is_pointwise(item):
+        return False
+    assert isinstance(item, Nest)
+    body = item.body
+    if body.op == "load":
+        return not body.args and not any(isinstance(a, Val) for e in body.attr.index for a in e.atoms())
+    return body.op in ("const", "index")
 
 
 def points_of(nest: Nest) -> int | Expr:
@@ -59,4 +70,4 @@ def nodes_cost(nodes: Iterable[Node], costs: Callable[[str], float], enough: flo
     return total
 
 
-__all__ = ["cost", "in_any_order", "is_pointwise", "node_cost", "nodes_cost", "points_of"]
+__all__ = ["cost", "in_any_order", "is_pointwise", "is_view", "node_cost", "nodes_cost", "points_of"]

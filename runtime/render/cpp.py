@@ -14,8 +14,7 @@ from ...generated.cpp_scalars import CPP_KIND
 from ...generated.languages import CPP_LANGUAGE
 from ...generated.scalars import REDUCTIONS
 from ...generated.targets import CpuTarget
-from ..ir.atoms import Atom, Monomial
-from ..ir.index import Expr, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
+from ..ir.index import Atom, Expr, Monomial, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
 from ..ir.nodes import ITEMSIZE, Buffer, Node
 from ..kernels.plan import Kernel, Reduce, Scan, Store
 from ..kernels.statements import kernel_checks

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from math import gcd
 
-from ..ir.atoms import Atom, Monomial
-from ..ir.index import Expr, Quotient, Sym, bounds, proves_nonnegative
-from ..ir.monomials import collect
+from ..ir.index import Atom, Expr, Monomial, Quotient, Sym, bounds, collect, proves_nonnegative
 
 
 def by_loops(e: Expr, symbols: Collection[str]) -> list[tuple[Monomial, Expr]]:

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..fuse.arguments import bases, same_strides, stored_strides
-from ..fuse.inline import is_view
 from ..fuse.layouts import followed
 from ..fuse.padding import wide_rows
 from ..fuse.updates import updated_inputs
 from ..ir.index import product
 from ..ir.nodes import Buffer, Extern, Nest, Size, contiguous_strides, refs
-from ..ir.work import in_any_order, is_pointwise
+from ..ir.work import in_any_order, is_pointwise, is_view
 from ..kernels.plan import ViewOf
 from ..kernels.steps import strided_view
 from ..memory.in_place import computed_last

@@ -16,8 +16,7 @@ import torch
 from ....errors import UnsupportedError
 from ....generated.dispatch_tables import ROLES
 from ...dispatch.symbols.sizes import without_choices
-from ...ir.atoms import SIGNED
-from ...ir.index import Expr, Sym, sym
+from ...ir.index import SIGNED, Expr, Sym, sym
 from ...ir.learned import FUNCTIONS, Learned, names_in
 from ...ir.nodes import Buffer, Node, Size, const, index_node
 from ...torch_compat import python_source

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 import sympy
 
-from ...ir.index import Expr, Monomial, Quotient, Sym, expr, recombine
+from ...ir.index import Expr, Monomial, Quotient, Sym, divide_monomial, expr, recombine
 from ...ir.index import size as canonical
-from ...ir.monomials import divide_monomial
 from ...ir.nodes import Size
 from ...torch_compat import runtime_asserts
 from .from_data import FromData, range_of

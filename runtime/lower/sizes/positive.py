@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from ...ir.atoms import Atom, Sym
-from ...ir.index import Expr, of
+from ...ir.index import Atom, Expr, Sym, of
 
 _POSITIVE: ContextVar[Collection[str]] = ContextVar("positive", default=())
 

@@ -10,8 +10,7 @@ import sympy
 import torch
 
 from ....errors import UnsupportedError
-from ...ir.atoms import SIGNED
-from ...ir.index import Expr, Sym, expr, sym
+from ...ir.index import SIGNED, Expr, Sym, expr, sym
 from ...ir.index import size as canonical
 from ...ir.nodes import Size
 from ...torch_compat import known, size_hint, symbol_hint, symbol_range
