@@ -1,7 +1,7 @@
 """A product of matrices and what is beside it as one kernel: what its operands are made of, the product, and what is made of each of its elements.
 
 The steps become one where nobody else reads what they pass on. Whether that is worth it is not for the plan to say: `fuse_products` shows
-each kernel that could be to `choose`, and takes those that gain most.
+each kernel that could be to `select`, and takes those that gain most.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..kernels.operands import (
 from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Step, Store, Tile, ViewOf
 from ..machine import Gpu
 
-Choose = Callable[[Sequence[Kernel], Layouts], Sequence[tuple[float, Tile] | None]]
+Selector = Callable[[Sequence[Kernel], Layouts], Sequence[tuple[float, Tile] | None]]
 """Of kernels that could take the place of their parts: what each gains (µs), and how it goes through its product; None for one that does not."""
 
 
@@ -68,7 +68,7 @@ def fuse_products(
     factors: Factors,
     costs: Callable[[str], float],
     gpu: Gpu,
-    choose: Choose,
+    select: Selector,
 ) -> list[Step]:
     """The steps with one kernel for each product that gains by it.
 
@@ -96,7 +96,7 @@ def fuse_products(
                 last = parts[-1]
                 name = last.kernel.name if isinstance(last, KernelStep) else _name(parts)
                 found.append((tuple(sorted((k, *numbers))), as_one(f"{name}_product", parts)))
-    chosen = choose([kernel for _, kernel in found], layouts) if found else []
+    chosen = select([kernel for _, kernel in found], layouts) if found else []
     gains = [(gain, tile, *f) for f, one in zip(found, chosen, strict=True) if one is not None for gain, tile in [one]]
     taken: dict[int, Kernel] = {}
     gone: set[int] = set()
@@ -225,4 +225,4 @@ def _ends(kernel: Kernel, result: str, value: Node, whole: tuple[Expr, ...]) -> 
     )
 
 
-__all__ = ["SUM", "Choose", "Fused", "fuse_products", "fused_of"]
+__all__ = ["SUM", "Fused", "Selector", "fuse_products", "fused_of"]

@@ -125,9 +125,9 @@ def join_steps(draft: Draft) -> None:
         return
     later = _read_later(draft)
     draft.steps = join_products(draft.steps, draft.layouts, later, options.factors, gpu)
-    if options.choose is not None:
+    if options.select is not None:
         draft.steps = fuse_products(
-            draft.steps, draft.layouts, later, options.factors, options.costs, gpu, options.choose
+            draft.steps, draft.layouts, later, options.factors, options.costs, gpu, options.select
         )
 
 
