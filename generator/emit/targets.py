@@ -38,9 +38,17 @@ class TargetSet:
 def build(doc: Document, model: Model, diags: Diagnostics) -> TargetSet:
     """The tables, checked: sizes of a CPU target's tiles are whole vectors, and those of a GPU's blocks powers of two."""
     del model
+    guarded: dict[str, Entry] = {}
     for entry in doc.tagged("target"):
         if entry["device"] == "cpu":
             _check_vectors(entry, diags)
+            first = guarded.setdefault(entry["guard"], entry)
+            if first["lanes"] != entry["lanes"]:
+                also = [(first.pos("lanes"), f"'{first.id}' has {first['lanes']}")]
+                message = (
+                    f"targets of one guard have vectors of one size: the compiler's macro '{entry['guard']}' decides it"
+                )
+                diags.error(entry.pos("lanes"), message, also=also)
         else:
             _check_powers(entry, diags)
     cpu = {e.id: e.data for e in doc.tagged("target") if e["device"] == "cpu"}
