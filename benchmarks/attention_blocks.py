@@ -39,12 +39,12 @@ from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.machine import MEASURED
 from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.targets.autotune import Task, Trial
 from opforge.runtime.targets.block_trials import trials_of
 from opforge.runtime.targets.cuda import capability, job_of, prepared, scheduled
 from opforge.runtime.targets.cuda_timer import CudaTimer
-from opforge.runtime.tile.blocks import MEASURED
 
 console = Console(stderr=True)
 H200 = Gpu(GPU_TARGETS["sm_90"], processors=132)

@@ -30,12 +30,13 @@ from tune_table import Sample, table_text
 from opforge.runtime.build.triton_pool import compile_kernels
 from opforge.runtime.config import current
 from opforge.runtime.kernels.plan import Kernel, Plan
+from opforge.runtime.machine import tuning_of
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets.autotune import Task, Trial, measured
 from opforge.runtime.targets.block_trials import trials_of
 from opforge.runtime.targets.cuda import capability, job_of
 from opforge.runtime.targets.cuda_timer import CudaTimer
-from opforge.runtime.tile.blocks import rule_of, tuning_of
+from opforge.runtime.tile.blocks import rule_of
 
 from programs.memory_bound import BOUND, BoundProgram
 

@@ -9,9 +9,11 @@ from ..check import schema_of
 from ..diagnostics import Diagnostics
 from ..load import Document, Entry
 from ..model import Model
+from ..records import records
 from ..render import header, literal, render
 
 PATH = "generated/targets.py"
+_PARTS = ("limits", "budgets", "costs")
 #: Sizes of a GPU of which blocks, which are powers of two, are made.
 _POWERS = (
     ("limits", "line"),
@@ -36,9 +38,17 @@ class TargetSet:
 def build(doc: Document, model: Model, diags: Diagnostics) -> TargetSet:
     """The tables, checked: sizes of a CPU target's tiles are whole vectors, and those of a GPU's blocks powers of two."""
     del model
+    guarded: dict[str, Entry] = {}
     for entry in doc.tagged("target"):
         if entry["device"] == "cpu":
             _check_vectors(entry, diags)
+            first = guarded.setdefault(entry["guard"], entry)
+            if first["lanes"] != entry["lanes"]:
+                also = [(first.pos("lanes"), f"'{first.id}' has {first['lanes']}")]
+                message = (
+                    f"targets of one guard have vectors of one size: the compiler's macro '{entry['guard']}' decides it"
+                )
+                diags.error(entry.pos("lanes"), message, also=also)
         else:
             _check_powers(entry, diags)
     cpu = {e.id: e.data for e in doc.tagged("target") if e["device"] == "cpu"}
@@ -69,33 +79,6 @@ def emit(model: Model) -> dict[str, str]:
     if part is None:
         return {}
     head = header(PATH, "specs/targets.yaml")
-    return {PATH: render("targets.py.j2", header=head, part=part, sections=_sections(), literal=literal)}
-
-
-def _sections() -> dict[str, tuple[str, dict[str, tuple[str, str]]]]:
-    """The classes of a target's parts, as the schema has them: what each is, and the type and meaning of its fields."""
     schema = schema_of("targets")
-    found: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
-
-    def add(reference: dict[str, Any]) -> str:
-        name = reference["$ref"].rpartition("/")[2]
-        made = "".join(part.capitalize() for part in name.split("_"))
-        fields = schema.root["$defs"][name]["properties"]
-        found[made] = (
-            _sentence(reference["description"]),
-            {
-                key: (add(field) if "$ref" in field else "int", _sentence(field["description"]))
-                for key, field in fields.items()
-            },
-        )
-        return made
-
-    for device in ("cpu", "cuda"):
-        target = schema.root["$defs"][device]["properties"]
-        for part in ("limits", "budgets", "costs"):
-            add(target[part])
-    return found
-
-
-def _sentence(said: str) -> str:
-    return f"{said[0].upper()}{said[1:]}."
+    parts = [schema.definition(device)["properties"][key] for device in ("cpu", "cuda") for key in _PARTS]
+    return {PATH: render("targets.py.j2", header=head, part=part, records=records(schema, parts), literal=literal)}

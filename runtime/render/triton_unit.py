@@ -13,7 +13,8 @@ from ..ir.nodes import Size
 from ..kernels.plan import Kernel, Plan
 from ..kernels.routines import Routine, routines_of
 from ..kernels.steps import home
-from ..tile.blocks import MEASURED, Blocks, blocks, group_blocks, tuning_of
+from ..machine import MEASURED, tuning_of
+from ..tile.blocks import Blocks, blocks, group_blocks
 from ..tile.cooperative import reductions
 from ..tile.horizontal import MEMBERS, Group, Members, can_join, unit_of
 from ..tile.idle import goes_in_strides
@@ -167,7 +168,7 @@ class _Unit:
             self.unit.teams[k.name] = SLOT * reductions(k) * _number(shape.outer)
 
     def routine(self, routine: Routine) -> None:
-        name, tile = routine.name, routine_blocks(routine)
+        name, tile = routine.name, routine_blocks(routine, self.tuning.routine)
         source = render_routine(routine, self.plan.layouts, name)
         types = tuple(
             TRITON_LANGUAGE.dtypes[self.plan.layouts[b].dtype].pointer for b in (*routine.reads, *routine.writes)

@@ -12,7 +12,7 @@ from ..ir.work import cost, node_cost
 from ..kernels.operands import Layouts, count
 from ..kernels.plan import ExternStep, Kernel, Tile
 from ..kernels.steps import flat_index
-from ..tile.blocks import tuning_of
+from ..machine import tuning_of
 from ..tile.fused import are_odd, described_operands, fused_kernel
 from .products import tile_of
 

@@ -12,8 +12,8 @@ from ..ir.nodes import ITEMSIZE
 from ..kernels.operands import Layouts, count
 from ..kernels.plan import ExternStep, Kernel, KernelStep, Place, Plan, Step, Tile
 from ..kernels.steps import nbytes, step_reads, step_writes
+from ..machine import tuning_of
 from ..render.triton_unit import render_triton
-from ..tile.blocks import tuning_of
 from ..tile.fused import described_operands, fused_kernel
 from ..tile.launch import launch
 from .autotune import Autotuner, Memory, Task, Times, Trial

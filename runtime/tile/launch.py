@@ -92,7 +92,7 @@ def _of_matrices(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch | None
         found = attention_of(kernel, layouts)
         return Launch(
             gpu,
-            points(found),
+            points(found, gpu),
             product(v.extent for v in found.columns),
             False,
             product=widest(found, gpu),

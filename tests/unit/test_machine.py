@@ -28,6 +28,12 @@ def keys_of(device: str) -> list[str]:
     return [key for part in parts for key in below(part, target[part]["$ref"].rpartition("/")[2])]
 
 
+def tuning_keys() -> list[str]:
+    """The sizes of a table in specs/tuning that are no rules."""
+    definitions = schema_of("tuning").root["$defs"]
+    return sorted({k for n in ("contraction", "attention", "routine") for k in definitions[f"{n}_sizes"]["properties"]})
+
+
 def language_keys(name: str) -> list[str]:
     """What an entry of specs/languages, or a part of one, says for the runtime."""
     return [k for k in schema_of("languages").root["$defs"][name]["properties"] if k not in ("language", "doc")]
@@ -36,6 +42,12 @@ def language_keys(name: str) -> list[str]:
 @pytest.mark.parametrize("key", sorted({*keys_of("cpu"), *keys_of("cuda")}))
 def test_every_fact_of_a_machine_has_a_reader(key: str) -> None:
     wanted = re.compile(rf"\b{re.escape(key)}\b")
+    assert any(wanted.search(path.read_text()) for path in RUNTIME.rglob("*.py")), f"nothing in runtime/ reads {key}"
+
+
+@pytest.mark.parametrize("key", tuning_keys())
+def test_every_size_of_a_table_has_a_reader(key: str) -> None:
+    wanted = re.compile(rf"\b(sizes|contraction|attention)\.{key}\b")
     assert any(wanted.search(path.read_text()) for path in RUNTIME.rglob("*.py")), f"nothing in runtime/ reads {key}"
 
 

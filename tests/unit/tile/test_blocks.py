@@ -16,11 +16,12 @@ pytest.importorskip("triton")
 
 from opforge.generated.targets import GPU_TARGETS
 from opforge.generated.tuning import TUNING
+from opforge.runtime import machine
+from opforge.runtime.machine import tuning_of
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets.autotune import Trial
 from opforge.runtime.targets.block_trials import trials_of
-from opforge.runtime.tile import blocks as triton_blocks
-from opforge.runtime.tile.blocks import blocks, kind_of, most_points, neighbours, tuning_of
+from opforge.runtime.tile.blocks import blocks, kind_of, most_points, neighbours
 from opforge.runtime.tile.launch import Launch, launch
 from tests.support.gpu_plan import planned
 from tests.support.triton_run import Job, job_of, launch_interpreted, results
@@ -142,7 +143,7 @@ def test_a_gpu_without_a_table_takes_the_nearest() -> None:
 
 def test_the_nearest_and_of_two_the_older(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning_of.cache_clear()
-    monkeypatch.setattr(triton_blocks, "TUNING", {80: "old", 90: "new", 100: "newer"})
+    monkeypatch.setattr(machine, "TUNING", {80: "old", 90: "new", 100: "newer"})
     assert [tuning_of(c) for c in (70, 80, 86, 89, 90, 94, 95, 103)] == [
         "old", "old", "new", "new", "new", "new", "new", "newer",
     ]  # fmt: skip
