@@ -6,10 +6,12 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from .diagnostics import did_you_mean
-from .expr.infer import Function, Inference, Scope, describe
+from .expr.function import Function, Scope
+from .expr.infer import Inference
+from .expr.narrow import narrowed
 from .expr.ops import argument_types, result_type
 from .expr.printer import As, print_expression
-from .expr.types import DTYPE, ELEM, INDEX, INT, TENSOR, Type, accepts, join, list_of, optional, strip
+from .expr.types import DTYPE, ELEM, INDEX, INT, TENSOR, Type, accepts, describe, join, list_of, optional, strip
 from .op_entries import Lowering, Section
 from .requirements import check_each, check_require
 from .torch_schemas import TorchSchema
@@ -111,7 +113,7 @@ class Overload:
         check.condition(tree, scope)
         text = print_expression(tree) if path in self.checker.filled else " ".join(source.text.split())
         into[str(path[-1])] = Section(tree, resolved, text)
-        return check.narrowed(tree, scope, True)
+        return narrowed(tree, scope, True)
 
     # -- kinds ---------------------------------------------------------------------------------------------------------
     def pointwise(self, scope: Scope) -> None:
@@ -145,9 +147,7 @@ class Overload:
             if section:
                 self.made.cases.append((found.get("if"), section))
             if tree is not None:
-                source = self.checker.text(("expr", k, "if"))
-                assert source is not None
-                inner = dict(Inference(source, self.function, {}).narrowed(tree, inner, False))
+                inner = dict(narrowed(tree, inner, False))
 
     def named(self, key: str, scope: Scope) -> list[str]:
         """A list of operand names under a key."""
@@ -234,8 +234,8 @@ class Overload:
             else:
                 assert isinstance(node, ast.If)
                 check.condition(node.test, scope)
-                yes, a = self.block(node.body, dict(check.narrowed(node.test, scope, True)), check)
-                no, b = self.block(node.orelse, dict(check.narrowed(node.test, scope, False)), check)
+                yes, a = self.block(node.body, dict(narrowed(node.test, scope, True)), check)
+                no, b = self.block(node.orelse, dict(narrowed(node.test, scope, False)), check)
                 done = yes and no
                 scope = b if yes else a if no else {n: join(a[n], b[n]) for n in a if n in b}
             if done:

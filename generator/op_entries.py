@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .expr.infer import Function
+from .expr.function import Function
 from .expr.printer import As
 from .expr.walk import nodes
 from .torch_schemas import TorchSchema

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .diagnostics import did_you_mean, one_of
-from .expr.infer import Scope, describe
-from .expr.types import ELEM, strip
+from .expr.function import Scope
+from .expr.types import ELEM, describe, strip
 from .load import Entry
 from .op_entries import Requirement, Section
 

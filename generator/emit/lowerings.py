@@ -9,8 +9,8 @@ from keyword import iskeyword
 from typing import Any
 
 from ..check_ops import symbol_overload
+from ..expr.function import LOCALS
 from ..expr.helpers import IMPORTED
-from ..expr.infer import LOCALS
 from ..expr.printer import print_body, print_expression
 from ..expr.types import DTYPE_NUMBERS
 from ..model import Model

@@ -12,7 +12,21 @@ from .helpers import CONSTANTS, HELPERS, LAZY, Helper
 from .ops import ScalarSig, argument_types, result_type, suggestions
 from .parse import dotted
 from .printer import As
-from .types import ANY, DTYPE, DTYPE_NAMES, ELEM, INT, STR, TENSOR, Type, accepts, item_of, list_of, substitute
+from .types import (
+    ANY,
+    DTYPE,
+    DTYPE_NAMES,
+    ELEM,
+    INT,
+    STR,
+    TENSOR,
+    Type,
+    accepts,
+    describe,
+    item_of,
+    list_of,
+    substitute,
+)
 
 if TYPE_CHECKING:
     from .infer import Inference
@@ -242,8 +256,6 @@ def _unfit(check: Inference, node: ast.expr, have: Type, want: Type, name: str, 
     # Elementwise operators take a number for a tensor, as torch's do.
     if want == TENSOR and have.numeric and check.function.names.native[schema.id] == "pointwise":
         return None
-    from .infer import describe
-
     return (node, f"'{name}' expected {describe(want)}, found {describe(have)} '{check.source.of(node)}'")
 
 

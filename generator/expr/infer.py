@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from keyword import iskeyword
 
 from ..diagnostics import Mistake, did_you_mean
+from .function import Function, Scope
 from .helpers import COMPARISONS, CONSTANTS, HELPERS
-from .ops import VERBATIM, Names, suggestions
+from .narrow import narrowed
+from .ops import VERBATIM, suggestions
 from .parse import Text
 from .printer import As, symbol_of
 from .types import (
@@ -26,53 +26,13 @@ from .types import (
     TENSOR,
     Type,
     accepts,
+    describe,
     item_of,
     join,
     list_of,
     optional,
     strip,
 )  # fmt: skip
-
-LOCALS = ("b", "s", "p", "i", "r", "out", "value")
-"""Names of the printed functions themselves: builder, scalars, operands, coordinates, result shape, reduced value."""
-
-
-@dataclass
-class Function:
-    """What all expressions of one printed function share.
-
-    bound       every name bound anywhere in it (arguments, lets, targets): such names hide imported helpers
-    arguments   those that are parameters: they keep their names
-    imports     helper name → name that it is imported as
-    """
-
-    names: Names
-    arguments: frozenset[str]
-    bound: frozenset[str]
-    imports: dict[str, str] = field(default_factory=dict)
-    uses_scalars: bool = False
-    calls: set[str] = field(default_factory=set)
-    """Overloads called."""
-
-    def local(self, name: str) -> str:
-        """How a name of the function's own (`b`, `p`, …) prints: beside an argument of that name it steps aside."""
-        return f"{name}_" if name in self.arguments else name
-
-    def printed(self, name: str) -> str:
-        """How a variable of the spec prints."""
-        return f"{name}_" if iskeyword(name) or (name in LOCALS and name not in self.arguments) else name
-
-    def imported(self, name: str) -> str:
-        """How a helper of `names.py` prints."""
-        return self.imports.setdefault(name, f"{name}_of" if name in self.bound else name)
-
-    def scalar(self, name: str) -> str:
-        """How a scalar prints."""
-        self.uses_scalars = True
-        return f"{self.local('s')}.{name}_" if iskeyword(name) else f"{self.local('s')}.{name}"
-
-
-Scope = Mapping[str, Type]
 
 
 class Inference:
@@ -116,7 +76,9 @@ class Inference:
             have = DTYPE
         if accepts(want, have):
             return True
-        self.error(node, f"{what}expected {_a(want)}, found {_a(have)} '{self.source.of(node)}'{_hint(want, have)}")
+        self.error(
+            node, f"{what}expected {describe(want)}, found {describe(have)} '{self.source.of(node)}'{_hint(want, have)}"
+        )
         return False
 
     def condition(self, node: ast.expr, scope: Scope) -> None:
@@ -125,7 +87,7 @@ class Inference:
         if have.kind == "elem":
             self.error(node, f"'{self.source.of(node)}' differs per element: choose with where(cond, a, b)")
         elif have.kind in ("tensor", "index", "number"):
-            self.error(node, f"expected a bool, found {_a(have)} '{self.source.of(node)}'")
+            self.error(node, f"expected a bool, found {describe(have)} '{self.source.of(node)}'")
 
     def error(self, node: ast.AST, message: str) -> Type:
         self.source.error(node, message)
@@ -184,7 +146,11 @@ class Inference:
         """The item type of what is unpacked by `*`."""
         t = self.infer(node, scope)
         item = item_of(t)
-        return self.error(node, f"'*' needs a list, found {_a(t)} '{self.source.of(node)}'") if item is None else item
+        return (
+            self.error(node, f"'*' needs a list, found {describe(t)} '{self.source.of(node)}'")
+            if item is None
+            else item
+        )
 
     def _starred(self, node: ast.Starred, scope: Scope) -> Type:
         return self.error(node, "'*' stands inside a list, a call or a subscript")
@@ -199,7 +165,7 @@ class Inference:
         inner: Mapping[str, Type] = {**scope, **self.targets(g.target, g.iter, scope)}
         for c in g.ifs:
             self.condition(c, inner)
-            inner = self.narrowed(c, inner, True)
+            inner = narrowed(c, inner, True)
         return list_of(self.infer(node.elt, inner))
 
     _generatorexp = _listcomp
@@ -219,7 +185,7 @@ class Inference:
             t = self.infer(source, scope)
             found = item_of(t)
             item = (
-                self.error(source, f"'for' needs a list, found {_a(t)} '{self.source.of(source)}'")
+                self.error(source, f"'for' needs a list, found {describe(t)} '{self.source.of(source)}'")
                 if found is None
                 else found
             )
@@ -244,7 +210,7 @@ class Inference:
         if t.kind == "tuple" and len(t.items) != len(target.elts):
             self.error(target, f"{len(target.elts)} names for {len(t.items)} values")
         elif t.kind not in ("tuple", "list", "any"):
-            self.error(target, f"cannot unpack {_a(t)} into {len(target.elts)} names")
+            self.error(target, f"cannot unpack {describe(t)} into {len(target.elts)} names")
         items = (
             t.items
             if t.kind == "tuple" and len(t.items) == len(target.elts)
@@ -262,11 +228,11 @@ class Inference:
             t = self.infer(v, scope)
             if t.kind in ("elem", "tensor"):
                 word, symbol = ("and", "&") if conjunction else ("or", "|")
-                return self.error(v, f"'{word}' decides while lowering: for {_a(t)} write '{symbol}'")
+                return self.error(v, f"'{word}' decides while lowering: for {describe(t)} write '{symbol}'")
             last = k == len(node.values) - 1
             t = t if last or conjunction else strip(t)
             result = t if result is None else join(result, t)
-            scope = self.narrowed(v, scope, conjunction)
+            scope = narrowed(v, scope, conjunction)
         assert result is not None
         return result
 
@@ -275,7 +241,7 @@ class Inference:
         symbol = symbol_of(node.op)
         if symbol == "not":
             if t.kind in ("elem", "tensor"):
-                return self.error(node, f"'not' decides while lowering: for {_a(t)} write '~'")
+                return self.error(node, f"'not' decides while lowering: for {describe(t)} write '~'")
             return BOOL
         if t.kind == "tensor":
             if symbol == "-":
@@ -283,7 +249,9 @@ class Inference:
             return self.tensor_operator(node, symbol)
         if t.kind == "elem" or (t.numeric and symbol != "~") or t.kind in ("int", "any"):
             return INT if t.kind == "bool" else t
-        return self.error(node, f"'{symbol}' needs an elem or a number, found {_a(t)} '{self.source.of(node.operand)}'")
+        return self.error(
+            node, f"'{symbol}' needs an elem or a number, found {describe(t)} '{self.source.of(node.operand)}'"
+        )
 
     def _binop(self, node: ast.BinOp, scope: Scope) -> Type:
         a, b = self.infer(node.left, scope), self.infer(node.right, scope)
@@ -313,7 +281,8 @@ class Inference:
             if t.kind == "optional":
                 return self.error(side, f"'{self.source.of(side)}' may be None: test it with 'is None' first")
         return self.error(
-            node, f"'{symbol}' between {_a(a)} '{self.source.of(node.left)}' and {_a(b)} '{self.source.of(node.right)}'"
+            node,
+            f"'{symbol}' between {describe(a)} '{self.source.of(node.left)}' and {describe(b)} '{self.source.of(node.right)}'",
         )
 
     @staticmethod
@@ -347,7 +316,7 @@ class Inference:
             return BOOL
         if isinstance(op, (ast.In, ast.NotIn)):
             if b.kind not in ("list", "tuple", "any"):
-                return self.error(right, f"'{symbol}' needs a list, found {_a(b)} '{self.source.of(right)}'")
+                return self.error(right, f"'{symbol}' needs a list, found {describe(b)} '{self.source.of(right)}'")
             if isinstance(right, (ast.List, ast.Tuple)):
                 for e in right.elts:
                     self.dtype_literal(a, e)
@@ -376,7 +345,8 @@ class Inference:
             if t.kind == "optional":
                 return self.error(side, f"'{self.source.of(side)}' may be None: test it with 'is None' first")
         return self.error(
-            node, f"'{symbol}' between {_a(a)} '{self.source.of(left)}' and {_a(b)} '{self.source.of(right)}'"
+            node,
+            f"'{symbol}' between {describe(a)} '{self.source.of(left)}' and {describe(b)} '{self.source.of(right)}'",
         )
 
     def dtype_literal(self, other: Type, node: ast.expr) -> None:
@@ -386,8 +356,8 @@ class Inference:
 
     def _ifexp(self, node: ast.IfExp, scope: Scope) -> Type:
         self.condition(node.test, scope)
-        a = self.infer(node.body, self.narrowed(node.test, scope, True))
-        return join(a, self.infer(node.orelse, self.narrowed(node.test, scope, False)))
+        a = self.infer(node.body, narrowed(node.test, scope, True))
+        return join(a, self.infer(node.orelse, narrowed(node.test, scope, False)))
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Type:
         t = self.infer(node.value, scope)
@@ -413,7 +383,7 @@ class Inference:
                     self.expect(part, scope, optional(INT))
             if t.kind in ("list", "any"):
                 return t
-            return self.error(node, f"cannot slice {_a(t)} '{self.source.of(node.value)}'")
+            return self.error(node, f"cannot slice {describe(t)} '{self.source.of(node.value)}'")
         if t.kind == "elem":
             return self.error(
                 node, f"'{self.source.of(node.value)}' is an elem here, not a tensor: it has no coordinates"
@@ -426,7 +396,9 @@ class Inference:
                 return self.error(where, f"'{self.source.of(node.value)}' has {len(t.items)} items")
             return t.items[where.value]
         item = item_of(t)
-        return self.error(node, f"cannot subscript {_a(t)} '{self.source.of(node.value)}'") if item is None else item
+        return (
+            self.error(node, f"cannot subscript {describe(t)} '{self.source.of(node.value)}'") if item is None else item
+        )
 
     def _slice(self, node: ast.Slice, scope: Scope) -> Type:
         return self.error(node, "a slice stands in the subscript of a list")
@@ -435,43 +407,6 @@ class Inference:
         from .calls import check_call
 
         return check_call(self, node, scope)
-
-    # -- None ----------------------------------------------------------------------------------------------------------
-    def narrowed(self, test: ast.expr, scope: Scope, truth: bool) -> Scope:
-        """The types once `test` is known to be `truth`."""
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return self.narrowed(test.operand, scope, not truth)
-        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == truth:
-            for v in test.values:
-                scope = self.narrowed(v, scope, truth)
-            return scope
-        if (
-            isinstance(test, ast.Call)
-            and isinstance(test.func, ast.Name)
-            and test.func.id == "is_number"
-            and truth
-            and len(test.args) == 1
-        ):
-            name = test.args[0].id if isinstance(test.args[0], ast.Name) else ""
-            return {**scope, name: NUMBER} if name in scope and scope[name].kind in ("tensor", "optional") else scope
-        if isinstance(test, ast.Name) and truth and test.id in scope:
-            return {**scope, test.id: strip(scope[test.id])}
-        if (
-            isinstance(test, ast.Compare)
-            and isinstance(test.left, ast.Name)
-            and test.left.id in scope
-            and isinstance(test.ops[0], (ast.Is, ast.IsNot))
-        ):
-            name, is_none = test.left.id, isinstance(test.ops[0], ast.Is) == truth
-            return {**scope, name: NONE if is_none else strip(scope[name])}
-        return scope
-
-
-def _a(t: Type) -> str:
-    text = str(t)
-    if t.kind == "none":
-        return "None"
-    return f"{'an' if text[0] in 'aeio' else 'a'} {text}"
 
 
 def _hint(want: Type, have: Type) -> str:
@@ -484,6 +419,3 @@ def _hint(want: Type, have: Type) -> str:
     if want.kind == "elem" and have.kind == "tensor":
         return ": read it at coordinates, as in x[*i]"
     return ""
-
-
-describe = _a

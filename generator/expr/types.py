@@ -186,3 +186,11 @@ def _split(text: str, separator: str) -> list[str]:
         else:
             current += c
     return [*parts, current]
+
+
+def describe(t: Type) -> str:
+    """A type in a sentence, with its article."""
+    text = str(t)
+    if t.kind == "none":
+        return "None"
+    return f"{'an' if text[0] in 'aeio' else 'a'} {text}"

@@ -6,26 +6,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from ..ir.facts import covers, equal, flat, in_range, is_injective, plausible
-from ..ir.index import Expr, Val, Var, expr, of, size
+from ..ir.index import Expr, Val, Var, expr, size
 from ..ir.nodes import (
     ITEMSIZE,
     Buffer,
-    LoadAt,
-    Node,
     Size,
-    const,
     contiguous_strides,
-    identity_mapping,
-    indirect,
-    load,
-    rebuild,
 )
 from ..kernels.plan import Fold, Kernel, Reduce, Scan, Statement, Store
-from .access import Access, Box, keep, mapped, roots, same_index, short, show, stride_of, vars_of, volume
+from .access import Access, roots, same_index, show, stride_of, vars_of
+from .coverage import covered
 from .folds import check_folds
-from .loops import invert, loop_matches
+from .meaning import Meaning
 from .memory import Memory
-from .values import Definition, Values
+from .values import Values
 
 
 class KernelCheck:
@@ -42,11 +36,9 @@ class KernelCheck:
         self.step, self.fail = step, fail
         self.scratch = {b.name: b for b in kernel.scratch}
         self.registers: dict[str, tuple[int, Reduce]] = {}
-        self.outer = tuple(of(v) for v in kernel.outer)
         self.loads: list[Access] = []
         self.stores: list[Access] = []
-        self.local: dict[str, str] = {}
-        self.memo: dict[Node, Node] = {}
+        self.meaning = Meaning(kernel, values, memory, buffers, fail)
 
     def run(self) -> None:
         check_folds(self.kernel, self.buffers, self.fail)
@@ -56,7 +48,7 @@ class KernelCheck:
         for r in dict.fromkeys(a.buffer for a in self.loads if self._is_global(a.buffer)):
             self._read(r)
         self._overlaps()
-        self._meaning()
+        self.meaning.run()
         for w in dict.fromkeys(a.buffer for a in self.stores if self._is_global(a.buffer)):
             self._written(w)
 
@@ -254,7 +246,7 @@ class KernelCheck:
             if isinstance(st, Reduce) or st.buffer != name:
                 continue
             if scatter is not None and not (
-                isinstance(st, Store) and not plain and not updated and self._is_base(name, scatter.base, st)
+                isinstance(st, Store) and not plain and not updated and self.meaning.is_base(name, scatter.base, st)
             ):
                 if updated:
                     self.fail(f"buffer {name!r} is updated twice")
@@ -274,7 +266,7 @@ class KernelCheck:
         if before.status == "complete":
             self.fail(f"buffer {name!r} is written again")
         if plain or not updated:
-            done = self._covered(name, layout.shape, plain, before.why if before.status == "partial" else "")
+            done = covered(name, layout.shape, plain, before.why if before.status == "partial" else "", self.fail)
             if done is not None:
                 if updated:
                     self.fail(f"buffer {name!r} is updated, but its copy of the base covers only a part ({done})")
@@ -285,65 +277,6 @@ class KernelCheck:
             return
         self.memory.write(name, self.step)
 
-    def _covered(self, name: str, shape: tuple[Size, ...], writes: list[Access], before: str) -> str | None:
-        """None if the stores write each element once; else a note of the boxes written so far (joined with those in `before`)."""
-        if len(writes) == 1 and not writes[0].guarded:
-            w = writes[0]
-            if covers(w.index, shape, w.loops):
-                return None
-        known = [b.split(" x ") for b in before.split("; ")] if before else []
-        found: list[Box] = [tuple((int(lo), int(hi)) for lo, hi in (side.split(":") for side in b)) for b in known]
-        for w in writes:
-            box = self._box(w, shape)
-            if box is None:
-                self.fail(
-                    f"buffer {name!r} is stored at [{show(w.index)}] in phase {w.phase}, which is not proven to write each element once"
-                )
-            if any(
-                all(lo < hi2 and lo2 < hi for (lo, hi), (lo2, hi2) in zip(box, other, strict=True)) for other in found
-            ):
-                self.fail(f"buffer {name!r} is stored twice in a part of it, by phase {w.phase} at [{show(w.index)}]")
-            found.append(box)
-        if sum(volume(b) for b in found) == volume(tuple((0, n) for n in shape if isinstance(n, int))):
-            return None
-        return "; ".join(" x ".join(f"{lo}:{hi}" for lo, hi in b) for b in found)
-
-    def _box(self, w: Access, shape: tuple[Size, ...]) -> Box | None:
-        """The box that a store of the form [i + a, j + b, …] fills."""
-        loops = {v for v in w.loops if v.extent != 1}
-        sides: list[tuple[int, int]] = []
-        for e, n in zip(w.index, shape, strict=True):
-            mine = vars_of(e)
-            if w.guarded or not isinstance(n, int) or not mine <= loops or any(isinstance(a, Val) for a in e.atoms()):
-                return None
-            loops -= mine
-            if not mine:
-                if not e.is_const:
-                    return None
-                sides.append((int(e), int(e) + 1))
-                continue
-            start = e.subst(dict.fromkeys(mine, 0))
-            extent = 1
-            for v in mine:
-                if not isinstance(v.extent, int):
-                    return None
-                extent *= v.extent
-            if not start.is_const or not covers((e - start,), (extent,), tuple(mine)):
-                return None
-            sides.append((int(start), int(start) + extent))
-        return None if loops else tuple(sides)
-
-    def _is_base(self, name: str, base: str, st: Store) -> bool:
-        """The store is the copy of the base that an indexed update starts from."""
-        if (
-            type(st) is not Store
-            or st.mode != "set"
-            or st.mask is not None
-            or any(isinstance(a, Val) for e in st.index for a in e.atoms())
-        ):
-            return False
-        return self.values.same(self._renamed(st.value), load(base, st.index, self.buffers[base].dtype))
-
     def _starts_as(self, name: str, base: str) -> None:
         """Without a copy, the memory must be the base's own, still holding it."""
         a, b = self.memory.layout(name), self.memory.layout(base)
@@ -351,149 +284,3 @@ class KernelCheck:
         if not same:
             self.fail(f"buffer {name!r} is updated, but never starts as a copy of {base!r}")
         self.memory.require(base)
-
-    # -- meaning -------------------------------------------------------------------------------------------------------
-    def _meaning(self) -> None:
-        """Registers, tiles and new buffers become definitions; what is stored under a name of the program must be that buffer's value."""
-        outer = self.outer
-        for p, _, st in self.statements():
-            inner = self.kernel.phases[p].inner
-            if isinstance(st, Reduce):
-                body = self._renamed(st.value)
-                self.local[st.name] = f"{self.kernel.name} {st.name}"
-                self._define(
-                    st.name, Definition("reduce", self.values.next_order(), outer, body, st.kind, inner, st.dtype)
-                )
-                continue
-            if isinstance(st, Scan) and len(inner) > 1:
-                self.fail(f"buffer {st.buffer!r}: the scan runs on from row to row, over {len(inner)} loops")
-            value = self._renamed(st.value)
-            if isinstance(st, Fold):
-                value = self._folded(st, value, inner)
-            index = tuple(e.subst({}, lambda v: indirect(self._renamed(v.node), v.lo, v.hi)) for e in st.index)
-            if st.buffer in self.buffers:
-                self._store(st, index, value, inner, p)
-                continue
-            tile = self.scratch.get(st.buffer)
-            loops = inner if tile is not None else (*self.kernel.outer, *inner)
-            shape = tile.shape if tile is not None else self.memory.layout(st.buffer).shape
-            found = invert(index, shape, loops)
-            if found is None or (isinstance(st, Store) and (st.mode != "set" or st.mask is not None)):
-                self.fail(
-                    f"buffer {st.buffer!r} is not in the program, and its store at [{show(st.index)}] cannot be read as a definition"
-                )
-            coords, loops_at = found
-            if tile is not None:
-                self.local[st.buffer] = f"{self.kernel.name} {st.buffer}"
-                coords = (*outer, *coords)
-            order = self.values.next_order()
-            if isinstance(st, Scan):
-                along = expr(loops_at[inner[-1]]).var if inner else None
-                if along is None:
-                    self.fail(f"the scan into {st.buffer!r} has no loop to run along")
-                body = rebuild(value, keep, loops_at)
-                self._define(st.buffer, Definition("scan", order, coords, body, st.kind, (along,), value.dtype))
-            else:
-                body = rebuild(value, keep, loops_at)
-                self._define(st.buffer, Definition("plain", order, coords, body, dtype=value.dtype))
-
-    def _folded(self, st: Fold, value: Node, inner: tuple[Var, ...]) -> Node:
-        """What is stored: a reduction over the walk, at a point of the other loops."""
-        coords = (*self.outer[: -len(self.kernel.walk)], *(of(v) for v in inner))
-        name = f"{self.kernel.name} {st.buffer}, folded"
-        order = self.values.next_order()
-        self._define(name, Definition("reduce", order, coords, value, st.kind, self.kernel.walk, value.dtype))
-        return load(name, coords, value.dtype)
-
-    def _renamed(self, n: Node) -> Node:
-        """The expression with loads of registers and scratch tiles made loads of definitions over all loops of the kernel."""
-        return rebuild(n, self._qualified, {}, self.memo)
-
-    def _qualified(self, ld: Node) -> Node | None:
-        name = self.local.get(ld.attr.buffer)
-        return None if name is None else Node("load", ld.args, ld.dtype, LoadAt(name, (*self.outer, *ld.attr.index)))
-
-    def _define(self, name: str, d: Definition) -> None:
-        self.values.add(self.local.get(name, name), d)
-
-    def _store(
-        self, st: Store | Scan, index: tuple[Expr, ...], value: Node, inner: tuple[Var, ...], phase: int
-    ) -> None:
-        name = st.buffer
-        b = self.buffers[name]
-        if value.dtype != b.dtype:
-            self.fail(f"buffer {name!r} is {b.dtype}, but {value.dtype} is stored")
-        nest = self.values.nests.get(name)
-        if nest is None:
-            self.fail(f"buffer {name!r} is stored by a kernel, but the program does not define it by a nest")
-        if nest.scatter is not None:
-            if not (isinstance(st, Store) and self._is_base(name, nest.scatter.base, st)):
-                self._update(st, index, value, inner)
-            return
-        if isinstance(st, Scan):
-            self._scan(st, index, value, inner)
-            return
-        if st.mode == "set" and not self.values.same(value, load(name, index, b.dtype), None):
-            self.fail(
-                f"buffer {name!r}: phase {phase} stores another value than the program defines ({self._difference()})"
-            )
-
-    def _difference(self) -> str:
-        if self.values.why is None:
-            return "no common form"
-        a, b = (short(n) for n in self.values.why)
-        return f"{a} instead of {b}"
-
-    def _scan(self, st: Scan, index: tuple[Expr, ...], value: Node, inner: tuple[Var, ...]) -> None:
-        nest = self.values.nests[st.buffer]
-        if nest.scan != st.kind or not inner:
-            self.fail(f"buffer {st.buffer!r} is not the {st.kind} scan that the program defines")
-        along = inner[-1]
-        if index[nest.scan_dim].var is not along or any(
-            along in vars_of(e) for k, e in enumerate(index) if k != nest.scan_dim
-        ):
-            self.fail(f"buffer {st.buffer!r}: the scan does not run along dimension {nest.scan_dim}")
-        body = self.values.table[st.buffer].body
-        assert body is not None
-        if not self.values.same(value, rebuild(body, keep, identity_mapping(nest.vars, index))):
-            self.fail(
-                f"buffer {st.buffer!r}: the scan runs over another value than the program's ({self._difference()})"
-            )
-
-    def _update(self, st: Statement, index: tuple[Expr, ...], value: Node, inner: tuple[Var, ...]) -> None:
-        """An indexed update must be the program's, and safe where two points of the loops write one element."""
-        assert not isinstance(st, Reduce)
-        scatter = self.values.nests[st.buffer].scatter
-        assert scatter is not None
-        if isinstance(st, Scan) or st.mode != scatter.mode:
-            self.fail(f"buffer {st.buffer!r} is not updated by {scatter.mode!r}, as the program says")
-        loops = (*self.kernel.outer, *inner)
-        always = const(True, "bool")
-        mask = always if st.mask is None else self._renamed(st.mask)
-        ordered = scatter.mode == "set" and not scatter.unordered
-        ok = False
-        for ma, mb in loop_matches(loops, scatter.domain, ordered=ordered):
-            left, right = (lambda n, m=ma: rebuild(n, keep, m)), (lambda n, m=mb: rebuild(n, keep, m))
-            wanted_mask = always if scatter.mask is None else right(scatter.mask)
-            if not self.values.same(left(mask), wanted_mask) or not self.values.same(
-                left(value), right(self.values.nests[st.buffer].body)
-            ):
-                continue
-            ours = [mapped(e, ma) for e in index]
-            theirs = [mapped(e, mb) for e in scatter.index]
-            if all(self.values.same_index(x, y) for x, y in zip(ours, theirs, strict=True)):
-                ok = True
-                break
-        if not ok:
-            self.fail(f"buffer {st.buffer!r}: its indexed update is not the program's ({self._difference()})")
-        shape = self.memory.layout(st.buffer).shape
-        if (
-            self.kernel.serial
-            or is_injective(flat(st.index, contiguous_strides(shape)), loops)
-            or all(v.extent == 1 for v in self.kernel.outer)
-        ):
-            return
-        if not st.atomic or ordered:
-            self.fail(
-                f"buffer {st.buffer!r} may be updated twice in one element by loops that run side by side (neither atomic nor serial)"
-            )

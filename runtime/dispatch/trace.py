@@ -13,6 +13,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -137,15 +138,14 @@ def trace(
         with tangents_followed(True):
             if any(tangent_of(t) is not None for t in given[len(flat) if isinstance(gm, DualProgram) else 0 :]):
                 raise UnsupportedError("what a program reads has a tangent of forward-mode differentiation")
+    request = _Request(gm, calling, given, lifted, may_train, recorder_type, random, truth)
     copies: frozenset[int] = frozenset()
     merged: list[frozenset[int]] = []
     for _ in range(2 * len(given) + 3):
         try:
             # The recorder's own work is not differentiated.
             with tangents_followed(False) if dual_level else contextlib.nullcontext():
-                return _trace_once(
-                    gm, calling, given, lifted, copies, merged, training, may_train, recorder_type, random, truth
-                )
+                return _Attempt(request, copies, merged, training).trace()
         except Restart as again:
             copies |= again.copy
             training |= again.training
@@ -166,96 +166,136 @@ def _lifted(gm: Callable[..., Any]) -> list[Lift]:
     return []
 
 
-def _trace_once(
-    gm: Callable[..., Any],
-    calling: Calling,
-    given: list[Any],
-    lifted: list[Lift],
-    copies: frozenset[int],
-    merged: list[frozenset[int]],
-    training: bool,
-    may_train: bool,
-    recorder_type: type[Recorder],
-    random: str,
-    truth: Callable[..., Truth] | None,
-) -> Traced:
-    autocast = torch.is_autocast_enabled("cpu") or (torch.cuda.is_available() and torch.is_autocast_enabled("cuda"))
-    border = Border(given)
-    of_inputs = gm.program if isinstance(gm, DualProgram) else gm
-    inputs = Inputs.of(border.given, copies, training, sources_of(of_inputs, border.given))
-    inputs.merged = merged
-    recorder = recorder_type(inputs.fake_mode, inputs.overlaps, handlers)
-    recorder.draws = Draws(recorder) if random == "philox" else None
-    recorder.truth = truth
-    if not torch.is_inference_mode_enabled():
-        recorder.frozen = frozenset(
-            i for i, t in enumerate(border.given) if isinstance(t, torch.Tensor) and t.is_inference()
+@dataclass(frozen=True)
+class _Request:
+    """What `trace` is asked for. `given`: the flat inputs, followed by the values of `lifted`."""
+
+    gm: Callable[..., Any]
+    calling: Calling
+    given: list[Any]
+    lifted: list[Lift]
+    may_train: bool
+    recorder_type: type[Recorder]
+    random: str
+    truth: Callable[..., Truth] | None
+
+    @property
+    def of_inputs(self) -> Callable[..., Any]:
+        """The program that takes the inputs."""
+        return self.gm.program if isinstance(self.gm, DualProgram) else self.gm
+
+
+class _Attempt:
+    """One run of the program over fake inputs, some of them copied or merged; `Restart` asks for another attempt."""
+
+    def __init__(self, request: _Request, copies: frozenset[int], merged: list[frozenset[int]], training: bool) -> None:
+        self.request, self.training = request, training
+        self.autocast = torch.is_autocast_enabled("cpu") or (
+            torch.cuda.is_available() and torch.is_autocast_enabled("cuda")
         )
-    entered = enter_inputs(inputs, recorder)
-    count = len(given) - len(lifted)
-    held = contextlib.ExitStack()
-    try:
+        self.border = Border(request.given)
+        given = self.border.given
+        self.inputs = Inputs.of(given, copies, training, sources_of(request.of_inputs, given))
+        self.inputs.merged = merged
+        self.recorder = request.recorder_type(self.inputs.fake_mode, self.inputs.overlaps, handlers)
+        self.recorder.draws = Draws(self.recorder) if request.random == "philox" else None
+        self.recorder.truth = request.truth
+        if not torch.is_inference_mode_enabled():
+            self.recorder.frozen = frozenset(
+                i for i, t in enumerate(given) if isinstance(t, torch.Tensor) and t.is_inference()
+            )
+        self.entered = enter_inputs(self.inputs, self.recorder)
+        self.saved = Saved()
+        self.grad_after = torch.is_grad_enabled()
+
+    def trace(self) -> Traced:
+        held = contextlib.ExitStack()
+        try:
+            found = self._record(held)
+            joint = self._differentiate(found) if self.training else None
+            if not guards_tell(self.inputs.fake_mode.shape_env):
+                raise UnsupportedError(
+                    "the remainder of a float made of sizes decides something, which guards cannot tell"
+                )
+        except TRACE_ERRORS as error:
+            if isinstance(error, UnsupportedError) or _is_mistake(error):
+                raise
+            where = self.recorder.where()
+            if refuses_hooks(error):
+                raise UnsupportedError(
+                    f"a gradient by torch.func{where} inside of a program that reads tensors which require grad; detach them"
+                ) from error
+            raise UnsupportedError(f"{type(error).__name__} while tracing{where}: {error}") from error
+        finally:
+            held.close()
+        return self._traced(found, joint)
+
+    def _record(self, held: contextlib.ExitStack) -> Found:
+        """Run the program and tell what it did to its inputs and what its outputs are."""
+        request, recorder, inputs, border = self.request, self.recorder, self.inputs, self.border
         values = border.enter(inputs, recorder)
-        attributes = {name: t for (name, _), t in zip(lifted, values[count:], strict=True)}
-        # Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run.
-        symbolic = any(layout is not None and not layout.plain for layout in inputs.layouts) or _sizes_from_data(
-            of_inputs
-        )
-        symbolic |= isinstance(gm, DualProgram) and bool(gm.moved)
-        dispatcher = enable_python_dispatcher if symbolic else contextlib.nullcontext
-        saved, seed_before = Saved(), torch.initial_seed()
         had = [_gradient(t) for t in values]
-        hooks = saved.hooks() if training else contextlib.nullcontext()
+        result = self._run_program(values, held)
+        flat_result = border.leave(request.calling.flatten_result(result), inputs, recorder)
+        found = analyze(inputs, recorder, self.entered, flat_result, self.autocast)
+        _check_effects(zip(values, had, strict=True), request.calling.flatten_result(result), self.training)
+        border.settle(inputs, found, recorder.symbols)
+        if isinstance(request.gm, DualProgram):
+            request.gm.check(found.meta)
+        return found
+
+    def _run_program(self, values: list[Any], held: contextlib.ExitStack) -> Any:
+        request, recorder = self.request, self.recorder
+        count = len(request.given) - len(request.lifted)
+        attributes = {name: t for (name, _), t in zip(request.lifted, values[count:], strict=True)}
+        seed_before = torch.initial_seed()
+        hooks = self.saved.hooks() if self.training else contextlib.nullcontext()
         # The program itself may enter a level of forward-mode differentiation.
-        with preserved_state(), dispatcher(), tangents_followed(True), hooks, recorder:
-            recorder.training = training
-            recorder.expects_no_grad = may_train and not training and _grad_is_off(border.given)
-            result = _run(gm, calling.unflatten_inputs(values[:count]), attributes, recorder, held)
+        with preserved_state(), self._dispatcher(), tangents_followed(True), hooks, recorder:
+            recorder.training = self.training
+            recorder.expects_no_grad = request.may_train and not self.training and _grad_is_off(self.border.given)
+            args = request.calling.unflatten_inputs(values[:count])
+            result = _run(request.gm, args, attributes, recorder, held)
             seed = torch.initial_seed()
-            recorder.expects_no_grad, grad_after = False, torch.is_grad_enabled()
+            recorder.expects_no_grad, self.grad_after = False, torch.is_grad_enabled()
         if seed != seed_before and recorder.draws is None:  # draws set it themselves
             raise UnsupportedError("the program seeds the random generator")
-        flat_result = border.leave(calling.flatten_result(result), inputs, recorder)
-        found: Found = analyze(inputs, recorder, entered, flat_result, autocast)
-        _check_effects(zip(values, had, strict=True), calling.flatten_result(result), training)
-        border.settle(inputs, found, recorder.symbols)
-        if isinstance(gm, DualProgram):
-            gm.check(found.meta)
-        joint = None
-        if training:
-            with preserved_state(), dispatcher(), disable_autocast():
-                joint = differentiate(inputs, recorder, entered, found, saved, border)
-        if not guards_tell(inputs.fake_mode.shape_env):
-            raise UnsupportedError("the remainder of a float made of sizes decides something, which guards cannot tell")
-    except TRACE_ERRORS as error:
-        if isinstance(error, UnsupportedError) or _is_mistake(error):
-            raise
-        if refuses_hooks(error):
-            raise UnsupportedError(
-                f"a gradient by torch.func{recorder.where()} inside of a program that reads tensors which require grad; detach them"
-            ) from error
-        raise UnsupportedError(f"{type(error).__name__} while tracing{recorder.where()}: {error}") from error
-    finally:
-        held.close()
-    graph = finish(recorder, tuple(found.outputs) if joint is None else (tuple(found.outputs), tuple(joint[1])))
-    program = gm.forward if isinstance(gm, torch.nn.Module) else gm
-    gradients = None if joint is None else joint[0]
-    if gradients is not None and isinstance(gm, DualProgram):
-        gradients = replace(gradients, again=gm.again(found.meta, graph))
-    grad = torch.is_grad_enabled()
-    untracked, turns_on = training and gradients is None, training and not grad
-    return Traced(
-        graph,
-        found.meta,
-        calling,
-        tuple(lifted),
-        program,
-        gradients,
-        untracked,
-        turns_on,
-        border if border.any else None,
-        grad_after if grad_after != grad else None,
-    )
+        return result
+
+    def _dispatcher(self) -> contextlib.AbstractContextManager[Any]:
+        """Composite kernels in C++ read sizes as plain integers; with symbolic sizes their Python counterparts must run."""
+        return enable_python_dispatcher() if self._is_symbolic else contextlib.nullcontext()
+
+    @cached_property
+    def _is_symbolic(self) -> bool:
+        gm = self.request.gm
+        if any(layout is not None and not layout.plain for layout in self.inputs.layouts):
+            return True
+        return _sizes_from_data(self.request.of_inputs) or (isinstance(gm, DualProgram) and bool(gm.moved))
+
+    def _differentiate(self, found: Found) -> tuple[Gradients, list[Any]] | None:
+        with preserved_state(), self._dispatcher(), disable_autocast():
+            return differentiate(self.inputs, self.recorder, self.entered, found, self.saved, self.border)
+
+    def _traced(self, found: Found, joint: tuple[Gradients, list[Any]] | None) -> Traced:
+        gm, grad = self.request.gm, torch.is_grad_enabled()
+        outputs = tuple(found.outputs)
+        graph = finish(self.recorder, outputs if joint is None else (outputs, tuple(joint[1])))
+        gradients = None if joint is None else joint[0]
+        if gradients is not None and isinstance(gm, DualProgram):
+            gradients = replace(gradients, again=gm.again(found.meta, graph))
+        return Traced(
+            graph=graph,
+            meta=found.meta,
+            calling=self.request.calling,
+            lifted=tuple(self.request.lifted),
+            program=gm.forward if isinstance(gm, torch.nn.Module) else gm,
+            gradients=gradients,
+            untracked=self.training and gradients is None,
+            turns_grad_on=self.training and not grad,
+            border=self.border if self.border.any else None,
+            grad_mode_after=self.grad_after if self.grad_after != grad else None,
+        )
 
 
 def _sizes_from_data(gm: Any) -> bool:

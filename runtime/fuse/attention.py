@@ -30,7 +30,7 @@ from ..kernels.operands import (
     touched,
     view_of,
 )
-from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Phase, Reduce, Step, Store
+from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Phase, Reduce, Step, Store, ViewOf
 from ..kernels.steps import flat_index
 from ..machine import Gpu
 
@@ -144,6 +144,55 @@ def _joined(parts: list[KernelStep | ExternStep]) -> Kernel:
 # -- what three steps are ----------------------------------------------------------------------------------------------
 def attention(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> Attention | None:
     """The steps as such a kernel, or None."""
+    found = _products(parts, layouts, factors)
+    if found is None:
+        return None
+    middle = found.kernels.pop(found.probabilities.buffer, None)
+    softmax = None if middle is None else _softmax(middle, found.scores.name)
+    if middle is None or softmax is None:
+        return None
+    loops = _loops(middle, softmax, found)
+    if loops is None:
+        return None
+    depth, width = Var("depth0", found.left.shape[-1]), Var("width0", found.values.shape[-1])
+    if not all(count((v,)) > 1 for v in (depth, width)):
+        return None
+    views: list[tuple[Buffer, str]] = []
+    matrices = _matrices(found, softmax, depth, width, layouts, views)
+    if matrices is None:
+        return None
+    place = flat((*softmax.index[:-1], of(width)), *strides_of(layouts[found.result.name]))
+    top, total = softmax.registers
+    return Attention(
+        *loops,
+        depth,
+        width,
+        *matrices,
+        (_SCORE, found.scores.dtype),
+        softmax.logits,
+        top,
+        total,
+        softmax.empty,
+        found.result,
+        place,
+        tuple(views),
+    )
+
+
+@dataclass(frozen=True)
+class _Products:
+    """The two products: the buffers that they write, their operands as they lie in memory, and by its result each kernel beside them."""
+
+    scores: Buffer
+    result: Buffer
+    left: ViewOf
+    right: ViewOf
+    probabilities: ViewOf
+    values: ViewOf
+    kernels: dict[str, Kernel]
+
+
+def _products(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> _Products | None:
     calls = [s for s in parts if isinstance(s, ExternStep)]
     kernels = {s.kernel.writes[0]: s.kernel for s in parts if isinstance(s, KernelStep) and len(s.kernel.writes) == 1}
     if len(calls) != 2 or len(calls) + len(kernels) != len(parts) or not all(map(is_plain, kernels.values())):
@@ -157,71 +206,57 @@ def attention(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> Atte
         return None
     left, right = (view_of(first.args[i], layouts) for i in at_first)
     probabilities, values = (view_of(last.args[i], layouts) for i in at_last)
-    middle = kernels.pop(probabilities.buffer, None)
-    softmax = None if middle is None else _softmax(middle, scores.name)
-    if middle is None or softmax is None:
-        return None
+    return _Products(scores, result, left, right, probabilities, values, kernels)
+
+
+def _loops(
+    middle: Kernel, softmax: _Softmax, found: _Products
+) -> tuple[tuple[Var, ...], tuple[Var, ...], tuple[Var, ...]] | None:
+    """The loops of batch, rows and columns, if the softmax goes through each score once."""
     *lead, row, column = softmax.index
     live = [v for v in middle.outer if v.extent != 1]
     columns = tuple(v for v in middle.phases[0].inner if v.extent != 1)
     batch, rows = (tuple(v for v in live if any(v in e.atoms() for e in some)) for some in (lead, [row]))
-    loops = (batch, rows, columns)
     if len(set(batch) | set(rows)) != len(batch) + len(rows) or len(batch) + len(rows) != len(live):
         return None
     if any(isinstance(a, Val) for e in softmax.index for a in e.atoms()):
         return None
+    shape = found.scores.shape
     shapes = (
-        (tuple(lead), scores.shape[:-2], batch),
-        ((row,), scores.shape[-2:-1], rows),
-        ((column,), scores.shape[-1:], columns),
+        (tuple(lead), shape[:-2], batch),
+        ((row,), shape[-2:-1], rows),
+        ((column,), shape[-1:], columns),
     )
-    if not all(covers(index, shape, of_these) for index, shape, of_these in shapes):
-        return None
-    depth, width = Var("depth0", left.shape[-1]), Var("width0", values.shape[-1])
-    if not all(count((v,)) > 1 for v in (depth, width)):
-        return None
+    return (batch, rows, columns) if all(covers(*each) for each in shapes) else None
+
+
+def _matrices(
+    found: _Products, softmax: _Softmax, depth: Var, width: Var, layouts: Layouts, views: list[tuple[Buffer, str]]
+) -> tuple[Node, Node, Node] | None:
+    """Queries, keys and values by the loops, if matrix units take them and nothing is in the way of reading them there. Adds to `views`."""
+    *lead, row, column = softmax.index
+    scores, result, probabilities = found.scores, found.result, found.probabilities
     stored = flat_index(softmax.store.index, layouts[probabilities.buffer])
     if probabilities.shape != scores.shape or not equal(element_at(probabilities, (*lead, row, column)), stored):
         return None
-    views: list[tuple[Buffer, str]] = []
-    passed = {scores.name, result.name, probabilities.buffer}
-    if passed & {left.buffer, right.buffer, values.buffer}:
+    if {scores.name, result.name, probabilities.buffer} & {v.buffer for v in (found.left, found.right, found.values)}:
         return None
-    operands = [
-        operand(v, (*lead, *index), kernels, layouts, views)
+    queries, keys, given = (
+        operand(v, (*lead, *index), found.kernels, layouts, views)
         for v, index in (
-            (left, (row, of(depth))),
-            (right, (of(depth), column)),
-            (values, (column, of(width))),
+            (found.left, (row, of(depth))),
+            (found.right, (of(depth), column)),
+            (found.values, (column, of(width))),
         )
-    ]
-    queries, keys, given = operands
+    )
     if queries is None or keys is None or given is None:
         return None
-    narrow = _narrow(queries), _narrow(keys)
-    half = softmax.store.value.dtype
-    if narrow[0] is None or narrow[1] is None or narrow[0].dtype != narrow[1].dtype or half not in HALF:
+    left, right, half = _narrow(queries), _narrow(keys), softmax.store.value.dtype
+    if left is None or right is None or left.dtype != right.dtype or half not in HALF:
         return None
-    if given.dtype != half or result.dtype != half or scores.dtype not in (narrow[0].dtype, "float32"):
+    if given.dtype != half or result.dtype != half or scores.dtype not in (left.dtype, "float32"):
         return None
-    place = flat((*lead, row, of(width)), *strides_of(layouts[result.name]))
-    top, total = softmax.registers
-    return Attention(
-        *loops,
-        depth,
-        width,
-        narrow[0],
-        narrow[1],
-        given,
-        (_SCORE, scores.dtype),
-        softmax.logits,
-        top,
-        total,
-        softmax.empty,
-        result,
-        place,
-        tuple(views),
-    )
+    return left, right, given
 
 
 _SCORE = "score"

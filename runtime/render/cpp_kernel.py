@@ -114,6 +114,6 @@ class KernelWriter(StripWriter):
 
     def _is_short(self, phase: FlatPhase) -> bool:
         """Whether the loop can stay inside the lanes; sums of many blocks need a wider total."""
-        limit = 2 * BLOCK if any(self._inexact(s) for s in phase.body) else SHORT
+        limit = 2 * BLOCK if any(self.inexact(s) for s in phase.body) else SHORT
         depth = product(v.extent for v in phase.inner)
         return isinstance(depth, int) and depth <= limit

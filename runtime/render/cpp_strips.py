@@ -92,7 +92,7 @@ class StripWriter(TileWriter):
         self.choice, self.strips = Lanes("inner"), plan
         start = Var(f"{u.name}_t", u.extent)
         loops = [*(v for v in self.fk.outer if v is not u), start]
-        pragma = self._pragma(len(loops))
+        pragma = self.pragma(len(loops))
         with ExitStack() as open_blocks:
             if pragma:
                 self.line(pragma)
@@ -116,7 +116,7 @@ class StripWriter(TileWriter):
                 )
             with self.block(f"for (int64_t {u.name} = {start.name}; {u.name} < {end}; ++{u.name})", u):
                 self.line(f"const int64_t row = {u.name} - {start.name};")
-                self._tile_arrays(1)
+                self.tile_arrays(1)
                 for k, phase in enumerate(self.fk.phases):
                     self._row_phase(phase, k, False)
         self.strips = None

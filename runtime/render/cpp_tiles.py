@@ -68,7 +68,7 @@ class TileWriter(OuterWriter):
     def _fits(self, found: Crossing, edge: int) -> bool:
         """Whether the arrays of such tiles have room, and every thread has work."""
         bytes_ = sum({key: ITEMSIZE[n.dtype] for n, key in found.loads.items()}.values())
-        bytes_ += sum(ITEMSIZE[self._stored_dtype(s)] for s in found.stores)
+        bytes_ += sum(ITEMSIZE[self.stored_dtype(s)] for s in found.stores)
         tiles = product(
             v.extent if v not in (found.rows, self.choice.var) else ceil_div(v, edge) for v in self.fk.outer
         )
@@ -80,7 +80,7 @@ class TileWriter(OuterWriter):
         for s in statements:
             assert s.where is not None
             assert isinstance(s.source, Store)
-            yield s.source.buffer, s.where, ITEMSIZE[self._stored_dtype(s)]
+            yield s.source.buffer, s.where, ITEMSIZE[self.stored_dtype(s)]
             for root in (s.value,) if s.mask is None else (s.value, s.mask):
                 for n in root.loads():
                     yield n.attr.buffer, n.attr.index[0], ITEMSIZE[n.dtype]
@@ -113,7 +113,7 @@ class TileWriter(OuterWriter):
                 found.stores.append(s)
             elif (
                 s.value in found.loads
-                and s.value.dtype == self._stored_dtype(s)
+                and s.value.dtype == self.stored_dtype(s)
                 and s.where.coefficient(w) == 1
                 and s.where.coefficient(u) is not None
             ):
@@ -129,7 +129,7 @@ class TileWriter(OuterWriter):
         self.crossing = plan
         starts = {u: Var(f"{u.name}_t", u.extent), w: Var(f"{w.name}_t", w.extent)}
         loops = [(v, 1) for v in self.fk.outer if v is not u and v is not w] + [(starts[u], edge), (starts[w], edge)]
-        pragma = self._pragma(len(loops))
+        pragma = self.pragma(len(loops))
         with ExitStack() as open_blocks:
             if pragma:
                 self.line(pragma)
@@ -175,7 +175,7 @@ class TileWriter(OuterWriter):
                 self.line(f"transpose({name}, {edge}, {buffer} + {corner(e)}, {jump(e, w)}, {counts[w]}, {counts[u]});")
         for s in plan.stores:
             name = plan.outs[id(s)] = self.fresh("turned")
-            self.line(f"alignas(64) {MEMORY[self._stored_dtype(s)]} {name}[{edge * edge}];")
+            self.line(f"alignas(64) {MEMORY[self.stored_dtype(s)]} {name}[{edge * edge}];")
         head = f"for (int64_t {u.name} = {starts[u].name}; {u.name} < {ends[u]}; ++{u.name})"
         with self.block(head, u):
             # Where a row's place in the arrays begins.
@@ -185,7 +185,7 @@ class TileWriter(OuterWriter):
                 for k, body in enumerate(rest):
                     with self.block("", after_writes=k > 0):
                         for s in body:
-                            self._store_vector(s)
+                            self.store_vector(s)
 
             self._row(w, starts[w].name, ends[w], edge, point)
         for s in plan.stores:
@@ -211,7 +211,7 @@ class TileWriter(OuterWriter):
                 point()
             self.lane_var = None
         else:
-            self._vector_loop(w, start, end, point)
+            self.vector_loop(w, start, end, point)
 
     # -- accesses through arrays ---------------------------------------------------------------------------------------
     def _load(self, node: Node, vector: bool) -> str:
@@ -221,11 +221,11 @@ class TileWriter(OuterWriter):
         n = f", {self.count}" if self.count is not None else ""
         return f"loadu({plan.arrays[plan.loads[node]]} + row + {self.lane_text()}{n})"
 
-    def _store_vector(self, s: FlatStatement) -> None:
+    def store_vector(self, s: FlatStatement) -> None:
         plan = self.crossing
         name = plan.outs.get(id(s)) if plan is not None else None
         if name is None:
-            super()._store_vector(s)
+            super().store_vector(s)
             return
         text, is_vector = self.value(s.value)
         if not is_vector:

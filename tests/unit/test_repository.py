@@ -302,10 +302,32 @@ def test_text_files_have_an_encoding() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("folder", ["runtime", "generator", "clients", "benchmarks", "examples", "report", "."])
-def test_hand_written_files_stay_readable(folder: str) -> None:
-    long = {str(p.relative_to(ROOT)): n for p in sources(folder) if (n := p.read_text().count("\n")) >= 500}
-    assert not long
+#: Lines of a file.
+LIMITS = {"runtime": 450, "generator": 450} | dict.fromkeys(["clients", "benchmarks", "examples", "report", "."], 499)
+LINES_OF_A_FUNCTION = 70
+#: Until they are split. Remove here what has been.
+LONG_FILES = {"runtime/compile_fx.py", "runtime/lower/graph.py"}
+LONG_FUNCTIONS = {"_backward", "table_launcher"}
+
+
+@pytest.mark.parametrize("folder", LIMITS)
+def test_files_stay_readable(folder: str) -> None:
+    lines = {str(p.relative_to(ROOT)): p.read_text().count("\n") for p in sources(folder)}
+    assert {name: n for name, n in lines.items() if n > LIMITS[folder] and name not in LONG_FILES} == {}
+
+
+@pytest.mark.parametrize("folder", ["runtime", "generator"])
+def test_functions_stay_readable(folder: str) -> None:
+    """The functions inside of a function count as a part of it."""
+    long = [
+        f"{place(path, node.lineno)}: {node.name}"
+        for path in sources(folder)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.name not in LONG_FUNCTIONS
+        and (node.end_lineno or 0) - node.lineno >= LINES_OF_A_FUNCTION
+    ]
+    assert long == []
 
 
 def test_tests_and_tools_import_what_exists() -> None:

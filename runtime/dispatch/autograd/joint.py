@@ -15,10 +15,9 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ....errors import UnsupportedError
-from ....generated.schemas import InputAliasInfo, MutationType
 from ...torch_compat import running_node
 from ..metadata.outcome import Found
-from ..record.recorder import Recorder, Restart
+from ..record.recorder import Recorder
 from ..storage.inputs import Inputs
 from ..storage.merge import Entered
 from ..storage.overlap import is_dense
@@ -27,7 +26,9 @@ from ..subclasses.border import Border, WrappedGradient, WrappedResult, read_sym
 from ..subclasses.wrappers import Wrapped, inner_tensors, is_wrapper, like_tangent
 from ..symbols.kernels import of_gradients
 from .again import Again
+from .backward_reads import BackwardReads
 from .hook_order import leaves_in_order
+from .ways import Ways
 
 
 @dataclass(frozen=True)
@@ -93,167 +94,145 @@ def differentiate(
     """Record the gradients of `found`'s results for every input that requires grad; returns also their nodes. None when no result depends
     on such an input. Raises what autograd raises: a tensor that it needs was written in place, a formula is missing.
     """
-    followed = [(k, t) for k, t in enumerate(found.tensors) if t is not None and t.requires_grad]
-    wanted = [(k, inputs.edges[i]) for k, i in enumerate(entered.graph_inputs) if inputs.edges[i] is not None]
-    first_base = len(entered.graph_inputs)
-    wanted += [(first_base + k, edge) for k, edge in enumerate(entered.base_edges) if edge is not None]
-    made = [r for r in border.results if r.position is not None]
-    wrappers = [border.arguments[i] for i in border.distinct()]
-    arguments = first_base + len(entered.bases)
-    edges = [(arguments + k, a.edge) for k, a in enumerate(wrappers) if a.edge is not None]
-    if not (followed or made) or not (wanted or edges):
-        return None
-    alike = [found.outputs[k].meta["val"] for k, _ in followed]
-    with recorder, torch.no_grad():
-        expected = [like_tangent(r.traced) for r in made]
-    for wrapper, form in expected:
-        alike += form.take(wrapper)
-    dense = iter(_tangents(recorder, alike, inputs.fake_mode))
-    tangents = [next(dense) for _ in followed] + [form.put(dense) for _, form in expected]
-    results = [t for _, t in followed] + [r.traced for r in made]
-    several = len(results) > 1
-    ways_in = Ways(results) if several else None
-    reached = ways_in.to([e for _, e in [*wanted, *edges]]) if ways_in else ()
-    once = _runs_once(results, saved)
-    leaves = leaves_in_order([get_gradient_edge(t) for t in results], [e for _, e in wanted])
-    recorder.origin, recorder.backward = None, True
-    saved.tangents_of = ways_in.nodes if ways_in else {}
-    kept = _kept(recorder, inputs, entered, found, tangents)
-    # Anomaly mode looks at values.
-    with recorder, of_gradients(inputs.fake_mode.shape_env), torch.autograd.set_detect_anomaly(False):
-        gradients = torch.autograd.grad(results, [e for _, e in [*wanted, *edges]], tangents, allow_unused=True)
-    _check_unwritten(kept)
-    needed = saved.read
-    _check_shared_counters(inputs, recorder, entered, found, needed)
-    for i in entered.graph_inputs:
-        if _moves(found.meta.input_info[i]) and recorder.regions.key(inputs.fakes[i]) in needed:
-            raise UnsupportedError(
-                f"input {i} is given another layout or storage, and its elements are needed by the backward"
-            )
-    ways = reached or (Ways(results).to([e for _, e in wanted]) if any(g is None for g in gradients) else ())
-    plain = [None if g is None or is_wrapper(g) else g for g in gradients]
-    nodes = [None if g is None else recorder.current(recorder.value(g)) for g in plain]
-    wrapped_gradients: list[WrappedGradient] = []
-    for (k, _), g in zip([*wanted, *edges], gradients, strict=True):
-        if g is not None and is_wrapper(g):
-            inside = inner_tensors(g)
-            wrapped_gradients.append(
-                WrappedGradient(k, tuple(range(len(nodes), len(nodes) + len(inside))), Wrapped.of(g))
-            )
-            nodes += [recorder.current(recorder.value(t)) for t in inside]
-    overwritten = tuple(k for k, i in enumerate(entered.graph_inputs) if found.meta.input_info[i].mutates_data)
-    written_bases = [first_base + k for k, base in enumerate(found.meta.bases) if base.updated is not None]
-    needed_bases = [
-        first_base + k
-        for k, t in enumerate(entered.base_tensors)
-        if recorder.regions.key(t) in needed
-        and not any(_moves(found.meta.input_info[i]) for i in found.meta.bases[k].members)
-    ]
-    all_bases = range(first_base, first_base + len(entered.bases))
-    beside = _beside(inputs, recorder, entered, found)
-    wrapped_inside = {i for a in wrappers for i in a.dense}
-    watched_inputs = tuple(
-        k
-        for k, i in enumerate(entered.graph_inputs)
-        if isinstance(inputs.fakes[i], torch.Tensor)
-        and recorder.regions.key(inputs.fakes[i]) in needed
-        and not _moves(found.meta.input_info[i])
-        and k not in beside
-        and i not in wrapped_inside
-    ) + tuple(k for k in needed_bases if found.meta.bases[k - first_base].followed)
-    watched_results = tuple(
-        k
-        for k, t in enumerate(found.tensors)
-        if (t is not None and recorder.regions.key(t) in needed and t.requires_grad) or found.shown.get(k) in needed
-    )
-    positions = tuple(k for k, _ in followed), tuple(k for k, _ in [*wanted, *edges]), (*overwritten, *written_bases)
-    unkept = tuple(
-        k
-        for k, i in enumerate(entered.graph_inputs)
-        if isinstance(inputs.fakes[i], torch.Tensor)
-        and (recorder.regions.key(inputs.fakes[i]) not in needed or k in beside or _moves(found.meta.input_info[i]))
-    ) + tuple(k for k in all_bases if k not in needed_bases)
-    bumped = tuple(k for k in overwritten if found.meta.input_info[entered.graph_inputs[k]].seen)
-    bumped += tuple(k for k in written_bases if found.meta.bases[k - first_base].seen)
-    wrapped_results = []
-    for r, (_, form) in zip(made, expected, strict=True):
-        assert r.made is not None
-        watched = any(recorder.regions.key(t) in needed for t in inner_tensors(r.traced))
-        places = tuple(found.meta.output_info[k].value or 0 for k in r.dense)
-        wrapped_results.append(WrappedResult(r.made, places, form, watched))
-    watched_wrappers = tuple(
-        (k, int(a.moved))
-        for k, a in enumerate(wrappers)
-        if any(recorder.regions.key(inputs.fakes[i]) in needed for i in a.dense)
-    )
-    # Views made without grad require grad, with no way to anything: where nothing is reached, the inputs make the results require grad.
-    unreached = tuple(
-        k
-        for (k, _), way in zip(wanted, ways, strict=False)
-        if any(ways) and not way and k < first_base and k not in watched_inputs
-    )
-    shapes: set[Any] = set()
-    shapes = shapes.union(*(r.made.symbols() for r in wrapped_results), *(g.made.symbols() for g in wrapped_gradients))
-    names = {f"arg{i}": k for k, i in enumerate(entered.graph_inputs)}
-    symbols = tuple((s, names[node], call) for s, node, call in read_symbols(shapes, recorder.symbols))
-    read_for: dict[tuple[str, int], int] = {}
-    if several:
-        fakes = [*(inputs.fakes[i] for i in entered.graph_inputs), *entered.base_tensors]
-        for where, values in (("input", fakes), ("output", found.tensors)):
-            keys = ((k, recorder.regions.key(t)) for k, t in enumerate(values) if isinstance(t, torch.Tensor))
-            read_for |= {(where, k): needed[key] for k, key in keys if key in needed}
-        read_for |= {("output", k): needed[key] for k, key in found.shown.items() if key in needed}
-    return Gradients(
-        *positions,
-        watched_inputs,
-        watched_results,
-        unkept,
-        tuple(k for k, key in found.shown.items() if key not in needed),
-        bumped,
-        len(wrappers),
-        tuple(wrapped_results),
-        tuple(wrapped_gradients),
-        watched_wrappers,
-        symbols,
-        tuple(all_bases),
-        reached,
-        unreached,
-        once,
-        read_for,
-        tuple(wanted[k][0] for k in leaves if wanted[k][0] < first_base) if len(leaves) > 1 else (),
-    ), nodes
+    differentiated = _Differentiated(inputs, recorder, entered, found, saved, border)
+    return differentiated.record() if differentiated.is_needed() else None
 
 
-class Ways:
-    """From which of some results autograd finds a way to its nodes and their gradient edges. `nodes`: for each node the results, as bits."""
+class _Differentiated:
+    """A recorded program whose gradients are to be recorded.
 
-    def __init__(self, results: Sequence[torch.Tensor]) -> None:
-        roots = [get_gradient_edge(t) for t in results]
-        order: list[Any] = []
-        seen: set[Any] = set()
-        stack = [(e.node, False) for e in roots]
-        while stack:
-            node, done = stack.pop()
-            if done:
-                order.append(node)
-            elif node not in seen:
-                seen.add(node)
-                stack.append((node, True))
-                stack += [(after, False) for after, _ in node.next_functions if after is not None]
-        self.nodes: dict[Any, int] = dict.fromkeys(order, 0)
-        self._ways: dict[tuple[Any, int], int] = {}
-        for k, e in enumerate(roots):
-            self.nodes[e.node] |= 1 << k
-            self._ways[e.node, e.output_nr] = self._ways.get((e.node, e.output_nr), 0) | 1 << k
-        for node in reversed(order):
-            for after, n in node.next_functions:
-                if after is not None:
-                    self.nodes[after] |= self.nodes[node]
-                    self._ways[after, n] = self._ways.get((after, n), 0) | self.nodes[node]
+    followed  results that autograd follows; made  tensor subclasses among the results.
+    wanted    graph inputs and merged bases with a gradient, by position, with their edges; edges  those of tensor subclasses among the inputs,
+              which follow them as further arguments.
+    """
 
-    def to(self, edges: Sequence[Any]) -> tuple[int, ...]:
-        """For each gradient edge the results from which there is a way to it, as bits."""
-        return tuple(self._ways.get((e.node, e.output_nr), 0) for e in edges)
+    def __init__(
+        self, inputs: Inputs, recorder: Recorder, entered: Entered, found: Found, saved: Saved, border: Border
+    ) -> None:
+        self.inputs, self.recorder, self.entered, self.found = inputs, recorder, entered, found
+        self.saved, self.border = saved, border
+        self.followed = [(k, t) for k, t in enumerate(found.tensors) if t is not None and t.requires_grad]
+        self.made = [r for r in border.results if r.position is not None]
+        self.results = [t for _, t in self.followed] + [r.traced for r in self.made]
+        self.first_base = len(entered.graph_inputs)
+        given = [inputs.edges[i] for i in entered.graph_inputs]
+        self.wanted = [(k, e) for k, e in enumerate([*given, *entered.base_edges]) if e is not None]
+        arguments = self.first_base + len(entered.bases)
+        self.wrappers = [border.arguments[i] for i in border.distinct()]
+        self.edges = [(arguments + k, a.edge) for k, a in enumerate(self.wrappers) if a.edge is not None]
+
+    def is_needed(self) -> bool:
+        return bool(self.results) and bool(self.wanted or self.edges)
+
+    def record(self) -> tuple[Gradients, list[Any]]:
+        recorder, saved = self.recorder, self.saved
+        forms, tangents = self._tangents()
+        ways = Ways(self.results) if len(self.results) > 1 else None
+        reached = ways.to([e for _, e in [*self.wanted, *self.edges]]) if ways else ()
+        once = _runs_once(self.results, saved)
+        leaves = leaves_in_order([get_gradient_edge(t) for t in self.results], [e for _, e in self.wanted])
+        recorder.origin, recorder.backward = None, True
+        saved.tangents_of = ways.nodes if ways else {}
+        gradients = self._gradients(tangents)
+        reads = BackwardReads(self.inputs, recorder, self.entered, self.found, self.border, saved.read)
+        reads.check()
+        watched_inputs = reads.watched_inputs()
+        unreached = self._unreached(reached, gradients, watched_inputs)
+        nodes, wrapped_gradients = self._nodes(gradients)
+        wrapped_results = self._wrapped_results(forms, reads)
+        return Gradients(
+            tangents=tuple(k for k, _ in self.followed),
+            inputs=tuple(k for k, _ in [*self.wanted, *self.edges]),
+            overwritten=reads.overwritten(),
+            watched_inputs=watched_inputs,
+            watched_results=reads.watched_results(),
+            unkept=reads.unkept(),
+            lent=reads.lent(),
+            bumped=reads.bumped(),
+            wrappers=len(self.wrappers),
+            wrapped_results=wrapped_results,
+            wrapped_gradients=wrapped_gradients,
+            watched_wrappers=reads.watched_wrappers(),
+            symbols=self._symbols([*wrapped_results, *wrapped_gradients]),
+            bases=reads.bases,
+            reached=reached,
+            unreached=unreached,
+            once=once,
+            read_for=reads.read_for() if len(self.results) > 1 else {},
+            leaves=self._leaves(leaves),
+        ), nodes
+
+    def _tangents(self) -> tuple[list[Any], list[Any]]:
+        """The forms of the tangents of tensor subclasses, and the tangents of all results."""
+        alike = [self.found.outputs[k].meta["val"] for k, _ in self.followed]
+        with self.recorder, torch.no_grad():
+            expected = [like_tangent(r.traced) for r in self.made]
+        for wrapper, form in expected:
+            alike += form.take(wrapper)
+        dense = iter(_tangents(self.recorder, alike, self.inputs.fake_mode))
+        forms = [form for _, form in expected]
+        return forms, [next(dense) for _ in self.followed] + [form.put(dense) for form in forms]
+
+    def _gradients(self, tangents: list[Any]) -> Sequence[torch.Tensor | None]:
+        """What autograd gives; recorded as it runs. Raises `UnsupportedError` where it writes to what others see."""
+        edges = [e for _, e in [*self.wanted, *self.edges]]
+        kept = _kept(self.recorder, self.inputs, self.entered, self.found, tangents)
+        # Anomaly mode looks at values.
+        with (
+            self.recorder,
+            of_gradients(self.inputs.fake_mode.shape_env),
+            torch.autograd.set_detect_anomaly(False),
+        ):
+            gradients = torch.autograd.grad(self.results, edges, tangents, allow_unused=True)
+        _check_unwritten(kept)
+        return gradients
+
+    def _unreached(
+        self, reached: tuple[int, ...], gradients: Sequence[torch.Tensor | None], watched: Container[int]
+    ) -> tuple[int, ...]:
+        ways = reached
+        if not ways and any(g is None for g in gradients):
+            ways = Ways(self.results).to([e for _, e in self.wanted])
+        # Views made without grad require grad, with no way to anything: where nothing is reached, the inputs make the results require grad.
+        return tuple(
+            k
+            for (k, _), way in zip(self.wanted, ways, strict=False)
+            if any(ways) and not way and k < self.first_base and k not in watched
+        )
+
+    def _nodes(self, gradients: Sequence[torch.Tensor | None]) -> tuple[list[Any], tuple[WrappedGradient, ...]]:
+        """The nodes of the gradients, followed by those that tensor subclasses among them are put together of."""
+        recorder = self.recorder
+        plain = [None if g is None or is_wrapper(g) else g for g in gradients]
+        nodes = [None if g is None else recorder.current(recorder.value(g)) for g in plain]
+        wrapped: list[WrappedGradient] = []
+        for (k, _), g in zip([*self.wanted, *self.edges], gradients, strict=True):
+            if g is not None and is_wrapper(g):
+                inside = inner_tensors(g)
+                places = tuple(range(len(nodes), len(nodes) + len(inside)))
+                wrapped.append(WrappedGradient(k, places, Wrapped.of(g)))
+                nodes += [recorder.current(recorder.value(t)) for t in inside]
+        return nodes, tuple(wrapped)
+
+    def _wrapped_results(self, forms: Sequence[Any], reads: BackwardReads) -> tuple[WrappedResult, ...]:
+        found: list[WrappedResult] = []
+        for r, form in zip(self.made, forms, strict=True):
+            assert r.made is not None
+            watched = any(t in reads for t in inner_tensors(r.traced))
+            places = tuple(self.found.meta.output_info[k].value or 0 for k in r.dense)
+            found.append(WrappedResult(r.made, places, form, watched))
+        return tuple(found)
+
+    def _symbols(self, wrapped: Sequence[WrappedResult | WrappedGradient]) -> tuple[tuple[str, int, str], ...]:
+        shapes: set[Any] = set()
+        shapes = shapes.union(*(w.made.symbols() for w in wrapped))
+        names = {f"arg{i}": k for k, i in enumerate(self.entered.graph_inputs)}
+        return tuple((s, names[node], call) for s, node, call in read_symbols(shapes, self.recorder.symbols))
+
+    def _leaves(self, order: Sequence[int]) -> tuple[int, ...]:
+        if len(order) < 2:
+            return ()
+        return tuple(self.wanted[k][0] for k in order if self.wanted[k][0] < self.first_base)
 
 
 def _kept(
@@ -294,45 +273,6 @@ def _runs_once(results: Sequence[torch.Tensor], saved: Saved) -> bool:
                 return True
             stack += [after for after, _ in node.next_functions]
     return False
-
-
-def _beside(inputs: Inputs, recorder: Recorder, entered: Entered, found: Found) -> set[int]:
-    """Graph inputs in a storage of which another input is mutated: they may share its version counter."""
-    mutated = {
-        i: recorder.regions.key(inputs.fakes[i])
-        for i, info in enumerate(found.meta.input_info)
-        if info.mutation_type is not MutationType.NOT_MUTATED
-    }
-    return {
-        k
-        for k, i in enumerate(entered.graph_inputs)
-        if isinstance(inputs.fakes[i], torch.Tensor)
-        and any(j != i and key == recorder.regions.key(inputs.fakes[i]) for j, key in mutated.items())
-    }
-
-
-def _check_shared_counters(
-    inputs: Inputs, recorder: Recorder, entered: Entered, found: Found, needed: Container[int]
-) -> None:
-    """Inputs that lie apart in one storage of which one is written, and that the backward reads, share a version counter: how often the
-    wrapper moves it is known when they are one base. Raises `Restart` for that.
-    """
-    beside = sorted(_beside(inputs, recorder, entered, found))
-    for i in (entered.graph_inputs[k] for k in beside):
-        key = recorder.regions.key(inputs.fakes[i])
-        if key in needed:
-            raise Restart(
-                merge=frozenset(
-                    j
-                    for j, t in enumerate(inputs.fakes)
-                    if isinstance(t, torch.Tensor) and inputs.same_as[j] is None and recorder.regions.key(t) == key
-                )
-            )
-
-
-def _moves(info: InputAliasInfo) -> bool:
-    """Whether the wrapper changes more of an input than its elements: how often its version moves then is not known here."""
-    return info.mutation_type not in (MutationType.NOT_MUTATED, MutationType.DATA)
 
 
 def written_since(t: torch.Tensor, version: int) -> RuntimeError:
