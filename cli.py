@@ -28,7 +28,7 @@ FAULTS = 12
 """How many wrong results of an operator `opforge test` shows."""
 KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter", "composite", "extern", "decomposed")
 EMITTERS: tuple[str, ...] = (
-    *("config", "options", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),
+    *("config", "options", "languages", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),
     *("op_tests", "invalid_tests", "edge_tests", "recompute", "linear", "random"),
     *("rewrites", "mutations", "decompositions", "matrix", "docs"),
 )

@@ -39,11 +39,12 @@ from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.machine import MEASURED
 from opforge.runtime.render.triton_unit import TritonKernel, render_triton
+from opforge.runtime.targets.autotune import Task, Trial
+from opforge.runtime.targets.block_trials import trials_of
 from opforge.runtime.targets.cuda import capability, job_of, prepared, scheduled
 from opforge.runtime.targets.cuda_timer import CudaTimer
-from opforge.runtime.targets.tune import Work, works_of
-from opforge.runtime.tile.blocks import MEASURED
 
 console = Console(stderr=True)
 H200 = Gpu(GPU_TARGETS["sm_90"], processors=132)
@@ -66,7 +67,7 @@ class Traced(Exception):
     """The program's graph was taken: nothing is to be run."""
 
 
-def work_of(program: Attention) -> Work | None:
+def trial_of(program: Attention) -> Trial | None:
     """The kernel with the products of a program, in all configurations; first its own."""
     plans: list[Plan] = []
 
@@ -86,9 +87,9 @@ def work_of(program: Attention) -> Work | None:
             raise
     (plan,) = plans
     parts = {k.name for k in plan.kernels() if k.parts}
-    for name, work in works_of(plan, render_triton(plan), positions=True):
-        if name in parts and isinstance(work, Work):
-            return replace(work, tried=tuple(configurations(work.kernel)))
+    for name, trial in trials_of(plan, render_triton(plan), positions=True):
+        if name in parts and isinstance(trial, Trial):
+            return replace(trial, configurations=tuple(configurations(trial.kernel)))
     return None
 
 
@@ -102,16 +103,16 @@ def configurations(own: TritonKernel) -> Iterator[TritonKernel]:
                 yield one
 
 
-def times_of(work: Work, binaries: Sequence[Binary | BuildError], timer: CudaTimer, rounds: int) -> dict[str, float]:
+def times_of(trial: Trial, binaries: Sequence[Binary | BuildError], timer: CudaTimer, rounds: int) -> dict[str, float]:
     """µs of each configuration that runs."""
     found: dict[str, float] = {}
-    with timer.bench(work) as bench:
+    with timer.bench(Task((trial,))) as bench:
         runs = {}
-        for one, binary in zip(work.tried, binaries, strict=True):
+        for one, binary in zip(trial.configurations, binaries, strict=True):
             if isinstance(binary, BuildError):
                 continue
             try:
-                runs[named(one)] = bench.load(one, binary)
+                runs[named(one)] = bench.load(trial, one, binary)
             except (BuildError, RuntimeError) as error:  # the device does not take it
                 console.print(f"{named(one)}: {error}")
         for _ in range(rounds):
@@ -133,20 +134,20 @@ def main(
     if compiled:
         attention.DEVICE = "cpu"
     gpu = MEASURED if compiled else capability(torch.cuda.current_device())
-    works = {p.name: work for p in chosen(PROGRAMS, only) if (work := work_of(p)) is not None}
-    jobs = [job_of(one, gpu) for work in works.values() for one in work.tried]
-    console.print(f"{len(works)} kernels, {len(jobs)} configurations")
+    trials = {p.name: trial for p in chosen(PROGRAMS, only) if (trial := trial_of(p)) is not None}
+    jobs = [job_of(one, gpu) for trial in trials.values() for one in trial.configurations]
+    console.print(f"{len(trials)} kernels, {len(jobs)} configurations")
     binaries = iter(compile_kernels(jobs, current()))
     rows: dict[str, dict[str, float]] = {}
-    for name, work in works.items():
-        made = [next(binaries) for _ in work.tried]
-        for one, binary in zip(work.tried, made, strict=True):
+    for name, trial in trials.items():
+        made = [next(binaries) for _ in trial.configurations]
+        for one, binary in zip(trial.configurations, made, strict=True):
             if isinstance(binary, BuildError):
                 console.print(f"{name}, {named(one)}: {str(binary)[:200]}")
         if compiled:
             continue
-        rows[name] = times_of(work, made, CudaTimer(torch.cuda.current_device()), rounds)
-        own = named(work.kernel)
+        rows[name] = times_of(trial, made, CudaTimer(torch.cuda.current_device()), rounds)
+        own = named(trial.kernel)
         best = sorted(rows[name].items(), key=lambda item: item[1])[:SHOWN]
         print(
             f"{name:34} {own:>18} {rows[name].get(own, 0):8.1f}; " + ", ".join(f"{n} {us:.1f}" for n, us in best),

@@ -40,14 +40,15 @@ def torch_stage(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
 
 def opforge_stage(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
     """Opforge's dispatch: the same graphs, interpreted."""
+    from opforge.runtime.backward.function import bind_function
+    from opforge.runtime.backward.variants import Variants, interpreted
     from opforge.runtime.dispatch.trace import trace
     from opforge.runtime.dispatch.wrapper.source import bind
-    from opforge.runtime.execute.autograd_function import bind_halves
     from opforge.runtime.training import split
 
     traced = trace(gm, example_inputs, training=True)
     parts = split(traced)
-    return bind(traced, bind_halves(parts.halves, parts.forward, parts.backward))
+    return bind(traced, bind_function(parts.backward, parts.forward, Variants(parts.backward, interpreted)))
 
 
 def seconds(program: str, stage: Any) -> float:

@@ -34,9 +34,10 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render import triton_unit
 from opforge.runtime.render.triton_unit import TritonKernel, render_triton
+from opforge.runtime.targets.autotune import Task, Trial, measured
+from opforge.runtime.targets.block_trials import trials_of
 from opforge.runtime.targets.cuda import capability, gpu_of, job_of, prepared, scheduled
 from opforge.runtime.targets.cuda_timer import CudaTimer
-from opforge.runtime.targets.tune import Work, measured, works_of
 from opforge.runtime.tile import horizontal
 
 console = Console(stderr=True)
@@ -90,19 +91,19 @@ def configurations(one: TritonKernel, table: bool) -> Iterator[TritonKernel]:
                     yield replace(one, xblock=x, rblock=r, warps=warps)
 
 
-def works(plan: Plan, gpu: int, table: bool) -> list[Work]:
+def trials(plan: Plan, gpu: int, table: bool) -> list[Trial]:
     few, most = horizontal.FEW, triton_unit.MEMBERS
     if not table:
         horizontal.FEW = triton_unit.MEMBERS = TREE
     try:
-        found = [work for _, work in works_of(plan, render_triton(plan, capability=gpu))]
+        found = [trial for _, trial in trials_of(plan, render_triton(plan, capability=gpu))]
     finally:
         horizontal.FEW, triton_unit.MEMBERS = few, most
     for reason in {w for w in found if isinstance(w, str)}:
         console.print(f"not measured: {reason}")
     if not found:
         console.print(f"[red]no kernels in a plan of {len(plan.steps)} steps")
-    return [replace(w, tried=tuple(configurations(w.kernel, table))) for w in found if isinstance(w, Work)]
+    return [replace(t, configurations=tuple(configurations(t.kernel, table))) for t in found if isinstance(t, Trial)]
 
 
 def main(
@@ -124,20 +125,20 @@ def main(
         plan = planned(adamw, shapes, gpu)
         torch.cuda.empty_cache()
         for table in (True, False):
-            found = works(plan, gpu, table)
+            found = trials(plan, gpu, table)
             print(f"{name}, {'table' if table else 'tree'}: {[len(w.group.kernels) if w.group else 1 for w in found]}")
             totals: dict[tuple[int, int, int], float] = {}
-            for work in found[: None if table else 1]:  # trees: a group stands for all of as many members
-                binaries = compile_kernels([job_of(one, gpu) for one in work.tried], current())
+            for trial in found[: None if table else 1]:  # trees: a group stands for all of as many members
+                binaries = compile_kernels([job_of(one, gpu) for one in trial.configurations], current())
                 for made in binaries:
                     if isinstance(made, BuildError):
                         console.print(str(made).splitlines()[0])
-                with timer.bench(work) as bench:
-                    for one, us in measured(work, binaries, bench, rounds):
+                with timer.bench(Task((trial,))) as bench:
+                    for one, us in measured(trial, binaries, bench, rounds):
                         key = one.xblock, one.rblock, one.warps
                         totals[key] = totals.get(key, 0.0) + us
-                if not table and work.group is not None:
-                    moved = 28 * sum(work.group.points)
+                if not table and trial.group is not None:
+                    moved = 28 * sum(trial.group.points)
             if not totals:
                 continue
             first = next(iter(totals))

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from two_ways import Program, compare
 
 from opforge.generated import tuning
+from opforge.runtime.machine import tuning_of
 from opforge.runtime.targets.cuda import capability
-from opforge.runtime.tile.blocks import tuning_of
 
 PROGRAMS: dict[str, tuple[Program, tuple[tuple[int, ...], ...]]] = {
     "sum of 256 thousand": (lambda x: x.sum(), ((512, 512),)),

@@ -3,11 +3,13 @@
     python benchmarks/short_sums.py                all programs
     python benchmarks/short_sums.py --only stack   those whose name contains "stack"
 
-Each program is compiled twice, with limits (`SMALL` in runtime/lower/split/partial_sums.py) that let no reduction be cut, and every one of two parts
+Each program is compiled twice, with limits (`costs.split.values` of specs/targets) that let no reduction be cut, and every one of two parts
 or more: what an element costs is not asked. Otherwise as last_program.py. "Differs" says "order": parts are added up in another.
 """
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 from unittest import mock
@@ -21,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from two_ways import Program, compare
 
-from opforge.runtime.lower.split import partial_sums
+from opforge.runtime.machine import Gpu
+from opforge.runtime.targets import cuda
 
 THOUSANDS = 8, 32, 128
 STEPS = 24
@@ -48,14 +51,26 @@ PROGRAMS: dict[str, tuple[Program, tuple[tuple[int, ...], ...]]] = {
 }
 
 
+def with_values(count: int) -> Callable[[int], Gpu]:
+    """The devices, of which one step may reduce so many values without a second."""
+    known = cuda.gpu_of
+
+    def found(index: int) -> Gpu:
+        gpu = known(index)
+        costs = replace(gpu.costs, split=replace(gpu.costs.split, values=count))
+        return replace(gpu, target=replace(gpu.target, costs=costs))
+
+    return found
+
+
 def main(
     only: Annotated[str | None, typer.Option(help="part of the names of programs")] = None,
     out: Annotated[Path | None, typer.Option(help="a file for the table, too")] = None,
 ) -> None:
     """Short reductions with one kernel and with two."""
     ways = {
-        "one": lambda: mock.patch.object(partial_sums, "SMALL", 1 << 60),
-        "parts": lambda: mock.patch.object(partial_sums, "SMALL", 0),
+        "one": lambda: mock.patch.object(cuda, "gpu_of", with_values(1 << 60)),
+        "parts": lambda: mock.patch.object(cuda, "gpu_of", with_values(0)),
     }
     compare(PROGRAMS, ways, (), lambda shape: torch.randn(shape, device="cuda"), only, out)
 

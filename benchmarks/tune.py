@@ -30,11 +30,13 @@ from tune_table import Sample, table_text
 from opforge.runtime.build.triton_pool import compile_kernels
 from opforge.runtime.config import current
 from opforge.runtime.kernels.plan import Kernel, Plan
+from opforge.runtime.machine import tuning_of
 from opforge.runtime.render.triton_unit import render_triton
+from opforge.runtime.targets.autotune import Task, Trial, measured
+from opforge.runtime.targets.block_trials import trials_of
 from opforge.runtime.targets.cuda import capability, job_of
 from opforge.runtime.targets.cuda_timer import CudaTimer
-from opforge.runtime.targets.tune import Work, measured, works_of
-from opforge.runtime.tile.blocks import rule_of, tuning_of
+from opforge.runtime.tile.blocks import rule_of
 
 from programs.memory_bound import BOUND, BoundProgram
 
@@ -49,7 +51,7 @@ class Timed:
     program: BoundProgram
     plan: Plan
     kernel: Kernel
-    work: Work
+    trial: Trial
 
 
 def timed_of(programs: list[BoundProgram], gpu: int) -> Iterator[Timed]:
@@ -57,9 +59,9 @@ def timed_of(programs: list[BoundProgram], gpu: int) -> Iterator[Timed]:
     for program in programs:
         plan, _ = planned(program)
         kernels = {k.name: k for k in plan.kernels()}
-        for name, work in works_of(plan, render_triton(plan, capability=gpu), wide=True, positions=True):
-            if isinstance(work, Work) and work.group is None:
-                yield Timed(program, plan, kernels[name], work)
+        for name, trial in trials_of(plan, render_triton(plan, capability=gpu), wide=True, positions=True):
+            if isinstance(trial, Trial) and trial.group is None:
+                yield Timed(program, plan, kernels[name], trial)
 
 
 def inputs_of(one: Timed) -> dict[str, torch.Tensor]:
@@ -67,8 +69,8 @@ def inputs_of(one: Timed) -> dict[str, torch.Tensor]:
     inputs = [make(torch.device("cuda")) for make in one.program.inputs]
     given = {}
     for b, t in zip(one.plan.inputs, inputs, strict=False):
-        if isinstance(t, torch.Tensor) and b.name in one.work.memory:
-            given[b.name] = t.as_strided((one.work.memory[b.name].elements,), (1,), 0)
+        if isinstance(t, torch.Tensor) and b.name in one.trial.memory:
+            given[b.name] = t.as_strided((one.trial.memory[b.name].elements,), (1,), 0)
     return given
 
 
@@ -86,20 +88,20 @@ def main(
     tuning, timer = tuning_of(gpu), CudaTimer(torch.cuda.current_device())
     wanted = [w.strip() for w in (only or "").split(",") if w.strip()]
     found = list(timed_of([p for p in BOUND.values() if not wanted or any(w in p.name for w in wanted)], gpu))
-    jobs = [job_of(one, gpu) for t in found for one in t.work.tried]
+    jobs = [job_of(one, gpu) for t in found for one in t.trial.configurations]
     console.print(f"{len(found)} kernels, {len(jobs)} configurations")
     binaries = iter(compile_kernels(jobs, current()))
     bandwidth = copy_bandwidth()
     rows: list[dict[str, Any]] = []
     samples: list[Sample] = []
     for t in found:
-        with timer.bench(t.work, inputs_of(t)) as bench:
-            times = measured(t.work, [next(binaries) for _ in t.work.tried], bench, rounds)
-        if not times or times[0][0] is not t.work.kernel:
+        with timer.bench(Task((t.trial,)), inputs_of(t)) as bench:
+            times = measured(t.trial, [next(binaries) for _ in t.trial.configurations], bench, rounds)
+        if not times or times[0][0] is not t.trial.kernel:
             console.print(f"{t.program.name} {t.kernel.name}: its own configuration does not run")
             continue
-        samples.append(Sample(t.work.shape, rule_of(t.work.shape, tuning), times))
-        reads, writes, _ = traffic(t.kernel, t.plan.layouts, t.work.shape)
+        samples.append(Sample(t.trial.shape, rule_of(t.trial.shape, tuning), times))
+        reads, writes, _ = traffic(t.kernel, t.plan.layouts, t.trial.shape)
         moved = reads.total() + writes.total()
         named = [(f"{k.xblock} x {k.rblock} x {k.warps}", moved / us * 1e6 / bandwidth) for k, us in times]
         best = sorted(named, key=lambda n: -n[1])[:SHOWN]

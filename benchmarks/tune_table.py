@@ -11,7 +11,7 @@ from math import exp, log
 import torch
 
 from opforge.generated.targets import GPU_TARGETS
-from opforge.generated.tuning import Block, Rule, Tuning
+from opforge.generated.tuning import AttentionSizes, Block, ContractionSizes, RoutineSizes, Rule, Tuning
 from opforge.runtime.render.triton_unit import TritonKernel
 from opforge.runtime.tile.blocks import kind_of
 from opforge.runtime.tile.launch import Launch
@@ -19,6 +19,7 @@ from opforge.runtime.tile.launch import Launch
 GAIN = 1.03  # times as fast: less is no difference
 CONDITIONS = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "block")
 ORDER = (*CONDITIONS, "x", "r", "tile", "programs", "least", "even", "each", "warps")
+SIZES = ("contraction", "attention", "routine")
 Factors = tuple[float, float, float]
 """By which XBLOCK, RBLOCK and warps are multiplied."""
 
@@ -98,9 +99,15 @@ def table_text(tuning: Tuning, samples: Sequence[Sample], capability: int) -> st
                 f"  # kernels: {len(some)}, {what}",
                 rule_text(kind, scaled(rule, by, some[0].shape.gpu.limits.warps)),
             ]
+    lines += [f"  # other sizes: as for {tuning.name}", *(sizes_text(name, getattr(tuning, name)) for name in SIZES)]
     lines += [f"  # products: as for {tuning.name}", "  tiles:", *map(product_text, tuning.tiles)]
     # Nothing is fused without being measured where nobody has measured: `max_autotune` and benchmarks/products.py say where it is worth it.
     return "\n".join([*lines, f"  margin: {tuning.margin}", "  fused: []"])
+
+
+def sizes_text(name: str, sizes: ContractionSizes | AttentionSizes | RoutineSizes) -> str:
+    """Sizes of one kind of kernel, as a line of a spec."""
+    return f"  {name}: {{{', '.join(f'{f.name}: {getattr(sizes, f.name)}' for f in fields(sizes))}}}"
 
 
 def product_text(block: Block) -> str:

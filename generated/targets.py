@@ -2,7 +2,7 @@
 # Spec: specs/targets.yaml
 # Command: make generate
 
-"""The machines that kernels are generated for, and how dtypes are spelled there. Pure data."""
+"""The machines that kernels are generated for. Pure data."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class CpuBudgets:
     """Bytes of a value that a later phase of its kernel reads, of L2."""
     strips: int
     """Bytes of the strips of a group, of L2 and of a thread's stack."""
+    edge: int
+    """Points on the side of a tile that is read across memory, at most: a half or a quarter of them where its arrays have no room."""
+    column: int
+    """Neighbours of which the sums of columns are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class CpuCosts:
     """A value of this cost or less is computed by each reader where that moves fewer bytes than to store and read it."""
     in_phase: int
     """A value of this cost or less is computed again in a later phase of its kernel."""
+    allocation: int
+    """Bytes of a value from which on to allocate its memory takes little time beside writing it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,42 @@ class GpuBudgets:
     """Elements of a row whose column's sums stay in registers beside it."""
     head: int
     """Elements of a row of queries, keys or values in attention."""
+    short_column: int
+    """Elements of a column that are a tile in any case, with a few steps for each thread."""
+    edge: int
+    """Points on the side of a tile that is transposed, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """When a long reduction is cut into parts, and into how many."""
+
+    values: int
+    """That one step may reduce without a second."""
+    cost: int
+    """Of each of so many values, at most: of those that cost twice as much, half as many."""
+    row: int
+    """Values of a part at least, where neighbours in memory are reduced together."""
+    column: int
+    """Values of a part at least, where they are reduced apart."""
+    rows: int
+    """That one program adds up at least, where it also works on each of them."""
+    elements: int
+    """Of rows that such a program works on at once."""
+    parts: int
+    """That the second step may reduce."""
+    columns: int
+    """Neighbours in memory that one program reduces at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cooperative:
+    """When several programs share a row, and wait for each other."""
+
+    piece: int
+    """Steps of each program at least: with fewer it waits for longer than it works."""
+    points: int
+    """Of all rows together: with no more, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +151,18 @@ class GpuCosts:
     """Points of a group of kernels: of more, a launch is a small part."""
     padded: int
     """Bytes of a matrix from which on its rows are padded to whole lines."""
+    allocation: int
+    """Bytes of a value from which on to allocate its memory takes little time beside writing it."""
+    layout: int
+    """Elements of a value from which on it is laid out as what it is computed from."""
+    prologue: int
+    """What each block of a product computes anew of an element of an operand, at most."""
+    idle: int
+    """Programs of a kernel that may turn out to have nothing to do, at most."""
+    split: Split
+    """When a long reduction is cut into parts, and into how many."""
+    cooperative: Cooperative
+    """When several programs share a row, and wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +182,14 @@ class CpuTarget:
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
-    """A GPU of a compute capability (times ten) or a greater one."""
+    """A GPU of a compute capability (times ten) or a greater one, and what it computes."""
 
     name: str
     capability: int
+    features: frozenset[str]
     limits: GpuLimits
     budgets: GpuBudgets
     costs: GpuCosts
-
-
-@dataclass(frozen=True, slots=True)
-class DtypeSpelling:
-    """An element type: in a C++ buffer, in a C++ value, in Triton, and behind a pointer in a signature of Triton."""
-
-    memory: str
-    register: str
-    triton: str
-    pointer: str
 
 
 CPU_TARGETS: dict[str, CpuTarget] = {
@@ -157,8 +202,8 @@ CPU_TARGETS: dict[str, CpuTarget] = {
         "x86_64",
         frozenset(["abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"]),
         CpuLimits(line=64),
-        CpuBudgets(tile=32768, scratch=262144, strips=262144),
-        CpuCosts(recompute=0, in_phase=8),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256),
+        CpuCosts(recompute=0, in_phase=8, allocation=16384),
     ),
     # spec: avx512
     "avx512": CpuTarget(
@@ -184,8 +229,8 @@ CPU_TARGETS: dict[str, CpuTarget] = {
             ]
         ),
         CpuLimits(line=64),
-        CpuBudgets(tile=32768, scratch=262144, strips=262144),
-        CpuCosts(recompute=0, in_phase=8),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256),
+        CpuCosts(recompute=0, in_phase=8, allocation=16384),
     ),
     # spec: neon
     "neon": CpuTarget(
@@ -196,8 +241,8 @@ CPU_TARGETS: dict[str, CpuTarget] = {
         "arm64",
         frozenset([]),
         CpuLimits(line=64),
-        CpuBudgets(tile=32768, scratch=262144, strips=262144),
-        CpuCosts(recompute=0, in_phase=8),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256),
+        CpuCosts(recompute=0, in_phase=8, allocation=16384),
     ),
     # spec: scalar
     "scalar": CpuTarget(
@@ -208,18 +253,21 @@ CPU_TARGETS: dict[str, CpuTarget] = {
         "any",
         frozenset([]),
         CpuLimits(line=64),
-        CpuBudgets(tile=32768, scratch=262144, strips=262144),
-        CpuCosts(recompute=0, in_phase=8),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256),
+        CpuCosts(recompute=0, in_phase=8, allocation=16384),
     ),
 }
 
 GPU_TARGETS: dict[str, GpuTarget] = {
-    # spec: sm_80
-    "sm_80": GpuTarget(
-        "sm_80",
-        80,
+    # spec: sm_70
+    "sm_70": GpuTarget(
+        "sm_70",
+        70,
+        frozenset([]),
         GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
-        GpuBudgets(tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256),
+        GpuBudgets(
+            tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256, short_column=64, edge=64
+        ),
         GpuCosts(
             recompute=64,
             in_phase=8,
@@ -230,14 +278,50 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             launch_bytes=65536,
             launch_points=65536,
             padded=1048576,
+            allocation=16384,
+            layout=65536,
+            prologue=16,
+            idle=32768,
+            split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
+            cooperative=Cooperative(piece=1024, points=131072),
+        ),
+    ),
+    # spec: sm_80
+    "sm_80": GpuTarget(
+        "sm_80",
+        80,
+        frozenset(["tf32", "bfloat16"]),
+        GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
+        GpuBudgets(
+            tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256, short_column=64, edge=64
+        ),
+        GpuCosts(
+            recompute=64,
+            in_phase=8,
+            elsewhere=32,
+            programs=8,
+            share=4,
+            alone=32768,
+            launch_bytes=65536,
+            launch_points=65536,
+            padded=1048576,
+            allocation=16384,
+            layout=65536,
+            prologue=16,
+            idle=32768,
+            split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
+            cooperative=Cooperative(piece=1024, points=131072),
         ),
     ),
     # spec: sm_90
     "sm_90": GpuTarget(
         "sm_90",
         90,
+        frozenset(["tf32", "bfloat16"]),
         GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
-        GpuBudgets(tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256),
+        GpuBudgets(
+            tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256, short_column=64, edge=64
+        ),
         GpuCosts(
             recompute=64,
             in_phase=8,
@@ -248,29 +332,12 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             launch_bytes=65536,
             launch_points=65536,
             padded=1048576,
+            allocation=16384,
+            layout=65536,
+            prologue=16,
+            idle=32768,
+            split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
+            cooperative=Cooperative(piece=1024, points=131072),
         ),
     ),
-}
-
-DTYPES: dict[str, DtypeSpelling] = {
-    # spec: float32
-    "float32": DtypeSpelling("float", "float", "tl.float32", "fp32"),
-    # spec: float64
-    "float64": DtypeSpelling("double", "double", "tl.float64", "fp64"),
-    # spec: float16
-    "float16": DtypeSpelling("f16", "float", "tl.float16", "fp16"),
-    # spec: bfloat16
-    "bfloat16": DtypeSpelling("bf16", "float", "tl.bfloat16", "bf16"),
-    # spec: int8
-    "int8": DtypeSpelling("int8_t", "int8_t", "tl.int8", "i8"),
-    # spec: int16
-    "int16": DtypeSpelling("int16_t", "int16_t", "tl.int16", "i16"),
-    # spec: int32
-    "int32": DtypeSpelling("int32_t", "int32_t", "tl.int32", "i32"),
-    # spec: int64
-    "int64": DtypeSpelling("int64_t", "int64_t", "tl.int64", "i64"),
-    # spec: uint8
-    "uint8": DtypeSpelling("uint8_t", "uint8_t", "tl.uint8", "u8"),
-    # spec: bool
-    "bool": DtypeSpelling("bool8", "bool", "tl.int1", "i8"),
 }

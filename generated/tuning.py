@@ -40,6 +40,58 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class ContractionSizes:
+    """Sizes of products of matrices beside those in the rules for their blocks."""
+
+    few_rows: int
+    """Rows of a block, where there are no more."""
+    rows: int
+    """Of a block, at most."""
+    edge: int
+    """Columns: those of all blocks are a divisor of it."""
+    wide_edge: int
+    """The same, where rows take turns."""
+    turned: int
+    """Columns at least, where rows take turns: all blocks but the ends of a row are stored in vectors."""
+    end: int
+    """Additions that what is stored of a sum may cost, where rows take turns."""
+    near: int
+    """Blocks of rows that run side by side, so that the columns which they read are in the cache."""
+    wide_near: int
+    """The same, where rows take turns."""
+    stages: int
+    """Steps whose operands are on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """The same of two products around a softmax."""
+
+    rows: int
+    """Of a block: those of all blocks are a divisor of it."""
+    stages: int
+    """Blocks of columns that are on their way."""
+    looked_at: int
+    """Columns at a time, of whose data nothing but the first and the last that has a logit is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutineSizes:
+    """Sizes of calls of routines (sorts)."""
+
+    elements: int
+    """Of a block."""
+    across: int
+    """Rows of a block at least, where those are neighbours in memory."""
+    most_across: int
+    """Elements of a block that has them, at most."""
+    programs: int
+    """That there should be, if there are rows enough."""
+    wide: int
+    """Elements of a block, from which on it has eight warps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """Of a product with what is beside it; `descriptors`: operands are loaded in blocks that descriptors tell."""
 
@@ -80,7 +132,8 @@ class Last:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The table of a GPU: what measured it, by kind of kernel rules, of which the first that fits is taken; blocks of products, of which all
+    """The table of a GPU: what measured it, by kind of kernel rules, of which the first that fits is taken; other sizes of some kinds; blocks of
+    products, of which all
     may be tried, the percent that one must save, and rules for products that are not measured; which small kernels have no launch of their own.
     """
 
@@ -89,6 +142,9 @@ class Tuning:
     machine: str
     command: str
     rules: dict[str, tuple[Rule, ...]]
+    contraction: ContractionSizes
+    attention: AttentionSizes
+    routine: RoutineSizes
     tiles: tuple[Block, ...]
     margin: int
     fused: tuple[FusedProduct, ...]
@@ -157,6 +213,11 @@ TUNING: dict[int, Tuning] = {
             "group": (Rule(x=1024, r=64, programs=2048, warps=1),),
             "table": (Rule(x=1024, r=4, programs=2640, warps=4),),
         },
+        ContractionSizes(
+            few_rows=16, rows=128, edge=128, wide_edge=256, turned=1024, end=6, near=8, wide_near=16, stages=4
+        ),
+        AttentionSizes(rows=128, stages=3, looked_at=1024),
+        RoutineSizes(elements=1024, across=16, most_across=4096, programs=512, wide=2048),
         (
             Block(rows=128, columns=256, steps=64, warps=8, stages=3),
             Block(rows=128, columns=128, steps=64, warps=8, stages=4),

@@ -28,6 +28,7 @@ from .emit import (
     edge_tests,
     invalid_tests,
     kernels,
+    languages,
     linear,
     lowerings,
     matrix,
@@ -52,9 +53,10 @@ SPECS_DIR = ROOT / "specs"
 LINE_LENGTH = 120
 
 SPECS: tuple[SpecKind, ...] = (
-    SpecKind("config", ("setting",), config.build),
+    SpecKind("languages", ("language",), languages.build),
+    SpecKind("targets", ("target",), targets.build),
+    SpecKind("config", ("setting",), config.build, needs=("targets",)),
     SpecKind("options", ("options", "mode"), options.build, needs=("config",)),
-    SpecKind("targets", ("target", "dtype"), targets.build),
     SpecKind("tuning", ("tuning",), tuning.build, needs=("targets",)),
     SpecKind("scalars", ("scalar", "reduction", "scan"), scalars.build),
     SpecKind("polynomials", ("polynomial",)),
@@ -77,6 +79,7 @@ SPECS: tuple[SpecKind, ...] = (
 EMITTERS: dict[str, Emit] = {
     "config": config.emit,
     "options": options.emit,
+    "languages": languages.emit,
     "targets": targets.emit,
     "tuning": tuning.emit,
     "scalars": scalars.emit,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from ..generated.targets import CPU_TARGETS, GPU_TARGETS, CpuTarget, GpuBudgets, GpuCosts, GpuLimits, GpuTarget
+from ..generated.tuning import TUNING, Tuning
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,11 @@ class Gpu:
         return self.target.budgets
 
     @property
+    def tuning(self) -> Tuning:
+        """The table of block sizes that its kernels take."""
+        return tuning_of(self.target.capability)
+
+    @property
     def costs(self) -> GpuCosts:
         return self.target.costs
 
@@ -35,6 +42,15 @@ PORTABLE: Machine = CPU_TARGETS["scalar"]
 SOME_GPU = Gpu(max(GPU_TARGETS.values(), key=lambda target: target.capability), processors=1)
 """The GPU for which dumps show a processor's kernels in Triton; their text does not depend on the number of multiprocessors."""
 
+MEASURED = SOME_GPU.target.capability
+"""The capability whose table of block sizes is taken where nobody says which GPU it is for."""
+
+
+@functools.cache
+def tuning_of(capability: int = MEASURED) -> Tuning:
+    """The table of a GPU by its compute capability (times ten), or that of the nearest one that was measured; of two, the older."""
+    return TUNING[min(TUNING, key=lambda known: (abs(known - capability), known))]
+
 
 def gpu_target(capability: int) -> GpuTarget:
     """The target of a GPU by its compute capability (times ten): the greatest that is not above it, else the least of all."""
@@ -42,4 +58,4 @@ def gpu_target(capability: int) -> GpuTarget:
     return next((t for t in reversed(known) if t.capability <= capability), known[0])
 
 
-__all__ = ["PORTABLE", "SOME_GPU", "Gpu", "Machine", "gpu_target"]
+__all__ = ["MEASURED", "PORTABLE", "SOME_GPU", "Gpu", "Machine", "gpu_target", "tuning_of"]

@@ -1,8 +1,8 @@
-"""A joint graph as two graphs to compile, and what their autograd function has to know."""
+"""A joint graph as a forward to compile and a backward as data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -11,21 +11,27 @@ import torch
 from torch import fx
 
 from ..errors import UnsupportedError
+from .backward.compiled import CompiledBackward, Tangent, constant_results, saved_values, watched_tensors
+from .backward.function import bind_function
+from .backward.source import emit_function
+from .backward.variants import Variants, interpreted
+from .compile_graph import compile_graph
 from .config import Config, current
 from .dispatch.autograd.joint import Gradients
 from .dispatch.operators.schema import op_info
 from .dispatch.storage.overlap import is_dense
 from .dispatch.storage.regions import Layout, is_strided
 from .dispatch.trace import Traced
-from .execute.autograd_function import Backward, Halves, Partial, tangent_strides
-from .execute.given import saved_inputs
-from .execute.sparse_gradients import unreached_from
+from .fallback import or_eager
 from .lower.layouts import repeats
+from .observe import counters
+from .observe.watch import Watch
 from .partition import Partition, partition
 from .partition.early import gains_early, kept_as_gradients, with_early_gradients, written_over
-from .partition.partial import needed_for, tangents_with, without_tangents
-from .partition.split import Halves as Cut
-from .torch_compat import OpOverload
+from .partition.partial import needed_for, tangents_with
+from .partition.split import Halves
+from .realize import Artifacts, Compiled
+from .torch_compat import OpOverload, tangents_followed
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,7 @@ class Split:
     """
 
     forward: fx.GraphModule
-    backward: fx.GraphModule
-    halves: Halves
+    backward: CompiledBackward
     written: dict[int, int]
 
 
@@ -76,39 +81,37 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
     if len(tangents) > 1 and symbolic and not all(is_strided(g) for g in _gradients(parts.backward)):
         # There, a result without a gradient counts as one that got zeros, whose rows eager leaves out.
         raise UnsupportedError("a sparse gradient of several results, with sizes that are symbols")
-    returned, kept, saved = _trim(parts, results)
-    inside = {k for r in gradients.wrapped_results for k in r.dense}
-    read = {*gradients.tangents, *gradients.watched_results, *inside, *(k for where, k in saved if where == "output")}
-    written = {p: k for p, k in written.items() if p not in gradients.inputs and k not in read}
-    constant = tuple(
-        k
-        for k, n in enumerate(kept[:results])
-        if k not in gradients.tangents
-        and k not in written.values()
-        and k not in inside
-        and isinstance(n, fx.Node)
-        and isinstance(n.meta["val"], torch.Tensor)
-    )
-    halves = Halves(
-        arguments,
-        results,
-        constant,
-        tuple(saved),
-        tuple(isinstance(n.meta["val"], torch.Tensor) for n in returned[results:]),
-        tuple(tangent_strides(t) for t in tangents),
+    returned, kept, places = _trim(parts, results)
+    partial = len(tangents) > 1 and not gradients.wrapped_results
+    saved = saved_values(
+        places,
+        [n.meta["val"] for n in returned[results:]],
         gradients,
-        len(tangents) > 1 and not gradients.wrapped_results,
-        symbolic,
-        tangents_with(parts.backward) if len(tangents) > 1 else (),
-        saved_inputs(saved, [n.meta["val"] for n in returned[results:]]),
-        frozenset(traced.static_arguments),
-        early or ({} if symbolic or cfg.cudagraphs or len(tangents) > 1 else written_over(parts)),
-        bool(early),
+        results,
+        needed_for=tangents_with(parts.backward) if partial else (),
+        symbolic=symbolic,
     )
-    return Split(parts.forward, parts.backward, halves, written)
+    inside = {k for r in gradients.wrapped_results for k in r.dense}
+    read = {*gradients.tangents, *gradients.watched_results, *inside, *(k for where, k in places if where == "output")}
+    written = {p: k for p, k in written.items() if p not in gradients.inputs and k not in read}
+    backward = CompiledBackward(
+        graph=parts.backward,
+        arguments=arguments,
+        results=results,
+        constant=constant_results(kept[:results], gradients, written.values()),
+        saved=saved,
+        tangents=tuple(map(Tangent.of, tangents)),
+        watched=watched_tensors(gradients, saved, partial=partial, held=frozenset(traced.static_arguments)),
+        gradients=gradients,
+        partial=partial,
+        symbolic=symbolic,
+        into=early or ({} if symbolic or cfg.cudagraphs or len(tangents) > 1 else written_over(parts)),
+        scaled=bool(early),
+    )
+    return Split(parts.forward, backward, written)
 
 
-def _keep_made_from_inputs(joint: fx.GraphModule, parts: Partition | Cut, gradients: Gradients) -> bool:
+def _keep_made_from_inputs(joint: fx.GraphModule, parts: Partition | Halves, gradients: Gradients) -> bool:
     """Mark what is computed again, from an input that is saved, for a tangent for which eager's backward does not read that input: the caller
     may have written to it by then. Whether something was marked that was not.
     """
@@ -136,7 +139,7 @@ def _gradients(backward: fx.GraphModule) -> list[Any]:
     return [n.meta["val"] if isinstance(n, fx.Node) else n for n in output.args[0]]
 
 
-def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], list[tuple[str, int]]]:
+def _trim(parts: Partition | Halves, results: int) -> tuple[list[Any], list[Any], list[tuple[str, int]]]:
     """Make the forward return no argument or result a second time. What it returned, what it returns now, and where each saved value is."""
     (output,) = (n for n in parts.forward.graph.nodes if n.op == "output")
     returned = list(output.args[0])
@@ -157,7 +160,7 @@ def _trim(parts: Partition | Cut, results: int) -> tuple[list[Any], list[Any], l
     return returned, kept, saved
 
 
-def _peak(parts: Cut, results: int, cfg: Config) -> int | None:
+def _peak(parts: Halves, results: int, cfg: Config) -> int | None:
     from .schedule.planned import planned_peak  # only a budget below 1 asks
 
     _trim(parts, results)
@@ -165,11 +168,66 @@ def _peak(parts: Cut, results: int, cfg: Config) -> int | None:
     return planned_peak(parts.forward, parts.backward, owned, cfg)
 
 
-def compiles_later(parts: Split, cfg: Config) -> bool:
+class BackwardCompiler:
+    """Compiles the variants of one backward, and adds what is told of them to the `artifacts` of its forward."""
+
+    def __init__(self, cfg: Config, watch: Watch, artifacts: Artifacts, fixed: Collection[int]) -> None:
+        """`fixed`: positions of the backward's placeholders that stay where they are as long as the forward's results do."""
+        self._cfg, self._watch, self._artifacts, self._fixed = cfg, watch, artifacts, fixed
+
+    def now(self, graph: fx.GraphModule, into: Mapping[int, int]) -> Compiled:
+        """Compile with the forward. Raises as `compile_graph`; `into` as for `variants.Compile`."""
+        return self._compile(graph, into, self._watch)
+
+    def later(self, graph: fx.GraphModule, into: Mapping[int, int]) -> Compiled:
+        """Compile while a backward runs: what cannot be compiled runs by eager kernels."""
+        watch = Watch(self._cfg.progress, self._cfg.dump_dir, self._watch.compile_id, self._watch.name)
+        try:
+            with tangents_followed(False):
+                call = or_eager(lambda: self._compile(graph, into, watch), lambda: interpreted(graph, into), self._cfg)
+        finally:
+            watch.close()
+        if (made := self._artifacts.backward) is not None:
+            made.seconds = watch.seconds
+            counters.count_graph(made.kernels, made.externs, made.seconds, made.arena_bytes, made.cached, graphs=0)
+        return call
+
+    def _compile(self, graph: fx.GraphModule, into: Mapping[int, int], watch: Watch) -> Compiled:
+        within = watch.inside("backward")
+        call, self._artifacts.backward = compile_graph(
+            graph, self._cfg, within, boxed=True, frugal=True, fixed=self._fixed, written=into
+        )
+        return call
+
+
+def compile_training(
+    traced: Traced, cfg: Config, watch: Watch, written: Mapping[int, int]
+) -> tuple[Compiled, Artifacts, Collection[int]]:
+    """As `compile_fx.compile_traced`, of a joint graph. `written`: positions of placeholders that the forward may write → of its results."""
+    with watch.stage("partition"):
+        parts = split(traced, cfg, written)
+    backward, static = parts.backward, traced.static_arguments
+    function = emit_function(backward)
+    watch.graph("forward_graph.py", parts.forward, "forward graph")
+    watch.graph("backward_graph.py", backward.graph, "backward graph")
+    watch.text("autograd_function.py", lambda: function)
+    needed = {k for where, k in (s.place for s in backward.saved) if where == "output"}
+    forward, artifacts = compile_graph(
+        parts.forward, cfg, watch, frugal=True, written=parts.written, fixed=static, needed=needed
+    )
+    artifacts.function = function
+    compiler = BackwardCompiler(cfg, watch, artifacts, kept_for_backward(backward, static))
+    variants = Variants(backward, compiler.later, strict=cfg.strict)
+    if not compiles_later(backward, cfg):
+        variants.prepare(compiler.now)
+    return bind_function(backward, forward, variants), artifacts, parts.written.values()
+
+
+def compiles_later(backward: CompiledBackward, cfg: Config) -> bool:
     """Whether the backward may be compiled when it first runs. Not with symbolic sizes: what compiling assumes of them becomes guards, which
     are settled by then; and not when all texts of the graph are wanted.
     """
-    return cfg.lazy_backward and not cfg.dump_dir and not _is_symbolic(parts.backward)
+    return cfg.lazy_backward and not cfg.dump_dir and not backward.symbolic
 
 
 def _is_symbolic(graph: fx.GraphModule) -> bool:
@@ -184,59 +242,9 @@ def _is_dynamic(node: fx.Node) -> bool:
     )
 
 
-def kept_for_backward(halves: Halves, static: Collection[int]) -> set[int]:
+def kept_for_backward(backward: CompiledBackward, static: Collection[int]) -> set[int]:
     """Positions of the backward's placeholders that stay where they are as long as the forward's results do: what the forward made or was
     given as one of its `static` arguments.
     """
-    tensors = [s for s, is_tensor in zip(halves.saved, halves.saved_is_tensor, strict=True) if is_tensor]
+    tensors = [s.place for s in backward.saved if s.is_tensor]
     return {k for k, (where, n) in enumerate(tensors) if where == "output" or n in static}
-
-
-def eager_backward(
-    backward: fx.GraphModule, into: Mapping[int, int] = MappingProxyType({})
-) -> Callable[[list[Any]], Any]:
-    """The backward by eager kernels, for a forward that was compiled. It takes a list of arguments, which it empties. `into`: positions of
-    arguments → of the gradients that are written there, for which None is returned.
-    """
-    run = fx.Interpreter(backward).boxed_run
-    if not into:
-        return run
-
-    def in_place(arguments: list[Any]) -> list[Any]:
-        targets = {gradient: arguments[k] for k, gradient in into.items()}
-        gradients = list(run(arguments))
-        for k, target in targets.items():
-            target.copy_(gradients[k])
-            gradients[k] = None
-        return gradients
-
-    return in_place
-
-
-def partial_backward(
-    parts: Split, whole: Backward, compiled: Callable[[fx.GraphModule], Callable[..., Any]]
-) -> Partial:
-    """Backwards for calls in which not all results got a gradient, each made by `compiled` when such a call first comes. With symbolic sizes
-    it is `whole`, for which what is missing counts as zeros, without the gradients that nothing reaches: compiling another graph may add
-    guards, which are settled by then.
-    """
-    tangents = [n.meta["val"] for n in parts.backward.graph.nodes if n.op == "placeholder" and n.meta.get("tangent")]
-    made: dict[int, Backward] = {}
-
-    def make(missing: int) -> Callable[..., Any]:
-        unreached = unreached_from(parts.halves, missing)
-        if parts.halves.symbolic:
-            call = whole.ready()
-            return lambda arguments: [None if k in unreached else g for k, g in enumerate(call(arguments))]
-        absent = {k for k in range(len(tangents)) if missing >> k & 1}
-        return compiled(without_tangents(parts.backward, absent, unreached))
-
-    def ready(missing: int) -> Callable[..., Any]:
-        half = made.get(missing) or made.setdefault(missing, Backward(lambda: make(missing)))
-        return half.ready()
-
-    def zeros(k: int, shape: Sequence[int] | None = None) -> torch.Tensor:
-        like = tangents[k]
-        return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape if shape is None else shape)
-
-    return Partial(ready, zeros)

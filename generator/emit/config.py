@@ -1,4 +1,4 @@
-"""Reads specs/config.yaml, writes generated/config.py: one typed field per setting, and a table of all settings."""
+"""Reads specs/config.yaml and the targets, writes generated/config.py: one typed field per setting, and a table of all settings."""
 
 from __future__ import annotations
 
@@ -58,25 +58,27 @@ class SettingSpec:
 
 def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[SettingSpec, ...]:
     """The settings, checked: default and choices have the declared type, the default is a choice, env follows the
-    name.
+    name. A `target` is a choice of the processors in specs/targets.
     """
-    del model
+    targets = model.part("targets", None) or (model.base and model.base.part("targets", None))
+    machines = ("auto", *sorted(targets.cpu if targets else ()))
     out = []
     seen: dict[str, Entry] = {}
     for entry in doc:
+        is_target = entry["type"] == "target"
         s = SettingSpec(
             name=entry["setting"],
-            type=entry["type"],
+            type="choice" if is_target else entry["type"],
             default=entry["default"],
-            choices=tuple(entry.get("choices") or ()),
+            choices=machines if is_target else tuple(entry.get("choices") or ()),
             env=entry["env"],
             affects=entry["affects"],
             doc=entry["doc"],
         )
         if s.type == "choice" and not s.choices:
             diags.error(entry.pos("type"), "type 'choice' needs the key 'choices'")
-        if s.choices and s.type != "choice":
-            diags.error(entry.key_pos("choices"), f"'choices' goes with type 'choice', found type '{s.type}'")
+        if "choices" in entry and entry["type"] != "choice":
+            diags.error(entry.key_pos("choices"), f"'choices' goes with type 'choice', found type '{entry['type']}'")
         expected = "OPFORGE_" + s.field.upper()
         if s.env != expected:
             diags.error(entry.pos("env"), f"expected the environment variable '{expected}', found '{s.env}'")

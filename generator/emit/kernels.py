@@ -30,11 +30,15 @@ def emit(model: Model) -> dict[str, str]:
     scalars, targets = model.part("scalars", None), model.part("targets", None)
     if not entries or scalars is None or targets is None:
         return {}
-    guarded = [t for t in targets.cpu.values() if t["guard"]]
+    # Of targets with one guard, which have vectors of one size, the first stands for all.
+    guarded: dict[str, Any] = {}
+    for target in targets.cpu.values():
+        if target["guard"]:
+            guarded.setdefault(target["guard"], target)
     values: dict[str, Any] = {
         "scalars": scalars.scalars,
         # Wider vectors first: a compiler that has them defines the macros of the narrower ones too.
-        "targets": sorted(guarded, key=lambda t: -t["lanes"]),
+        "targets": sorted(guarded.values(), key=lambda t: -t["lanes"]),
         "portable": next(t for t in targets.cpu.values() if not t["guard"]),
         "max_threads": MAX_THREADS,
         "polynomials": {e.id: e.data for e in model.entries("polynomials")},

@@ -9,6 +9,7 @@ from ..check import schema_of
 from ..diagnostics import Diagnostics, did_you_mean
 from ..load import Document, Entry
 from ..model import Model
+from ..records import class_name, records
 from ..render import header, literal, render
 
 PATH = "generated/tuning.py"
@@ -18,12 +19,14 @@ AT_LEAST = ("cost",)
 CONDITIONS = (*AT_MOST, *AT_LEAST)
 _COUNTS = ("programs", "kept")  # sizes that need not be powers of two
 _OF_PRODUCTS = ("odd", "cost", "depth", "elements", "least", "stages")  # the same, of products
+#: Parts of a table that are sizes of one kind of kernel, and which of these need not be powers of two.
+_SIZES = {"contraction": ("end", "near", "wide_near", "stages"), "attention": ("stages",), "routine": ("programs",)}
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its target, compute capability, what measured it, the rules of each kind of kernel in the order of the file, and what it says of
-    products.
+    """One table: its target, compute capability, what measured it, the rules of each kind of kernel in the order of the file, other sizes of
+    some kinds, and what it says of products.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Table:
     machine: str
     command: str
     rules: dict[str, list[dict[str, Any]]]
+    sizes: dict[str, dict[str, int]]
     tiles: list[dict[str, Any]]
     margin: int
     fused: list[dict[str, Any]]
@@ -56,6 +60,8 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
             names = ", ".join(f"'{kind}'" for kind in lacking)
             message = f"tuning '{entry.id}' lacks a last rule without conditions, of kernel {names}"
             diags.error(entry.pos("tuning"), message)
+        for part, others in _SIZES.items():
+            _check_powers(entry, (part,), entry[part], others, diags)
         for k, tile in enumerate(entry["tiles"]):
             _check_powers(entry, ("tiles", k), tile, ("stages", "descriptors"), diags)
         if entry["margin"] >= 100:
@@ -75,6 +81,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
                 entry["machine"],
                 entry["command"],
                 rules,
+                {part: entry[part] for part in _SIZES},
                 entry["tiles"],
                 entry["margin"],
                 entry["fused"],
@@ -128,4 +135,10 @@ def emit(model: Model) -> dict[str, str]:
     if not tables:
         return {}
     head = header(PATH, "specs/tuning/*.yaml")
-    return {PATH: render("tuning.py.j2", header=head, tables=tables, literal=literal)}
+    schema = schema_of("tuning")
+    parts = {part: schema.definition("tuning")["properties"][part] for part in _SIZES}
+    made = {part: class_name(reference) for part, reference in parts.items()}
+    found = records(schema, parts.values())
+    return {
+        PATH: render("tuning.py.j2", header=head, tables=tables, records=found, sizes=made, literal=literal),
+    }

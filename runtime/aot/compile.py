@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,17 +11,17 @@ from torch import fx
 
 from ...errors import OpforgeWarning, UnsupportedError, first_line
 from ...generated.dispatch_tables import ROLES
+from ..backward.function import bind_function
+from ..backward.variants import Variants
 from ..config import current
 from ..dispatch.autograd.needs_grad import wants_grad
 from ..dispatch.trace import Traced, trace
 from ..dispatch.wrapper.source import bind
-from ..execute.autograd_function import Backward, bind_halves
-from ..execute.sparse_gradients import sparse_backward
 from ..observe import counters
 from .compilers import Compiled, Compilers, call_compiler, unboxed
 from .decompose import decompose
 from .frames import FrameRecorder
-from .partitioners import joint_inputs, joint_module, read_halves, root_of
+from .partitioners import joint_inputs, joint_module, read_backward, root_of
 
 
 def compile_program(program: Callable[..., Any], inputs: Sequence[Any], compilers: Compilers) -> Compiled:
@@ -68,19 +68,15 @@ def _compile_joint(traced: Traced, compilers: Compilers) -> Compiled:
     )
     if not isinstance(parts, tuple) or len(parts) != 2:
         raise TypeError(f"partition_fn returned a {type(parts).__name__}; a forward and a backward graph are expected")
-    halves = read_halves(*parts, gradients, tangents, arguments, results)
+    spec = read_backward(*parts, gradients, tangents, arguments, results)
     forward = _without_views(unboxed(call_compiler(compilers.forward, parts[0], "fw_compiler")))
-    backward = call_compiler(compilers.backward, parts[1], "bw_compiler")
-    tensors = sum(halves.saved_is_tensor)
-    sizes = len(halves.saved) - tensors
-    ordered = _sizes_first(backward, tensors, sizes)
-    sparse = sparse_backward(parts[1], halves, current().strict)
-    return bind_halves(
-        halves,
-        forward,
-        Backward(call=compilers.wrap_backward(ordered)),
-        eager_backward=lambda missing: _sizes_first(sparse(missing), tensors, sizes),
-    )
+
+    def compile_backward(graph: fx.GraphModule, _into: Mapping[int, int]) -> Compiled:
+        return compilers.wrap_backward(call_compiler(compilers.backward, graph, "bw_compiler"))
+
+    variants = Variants(spec, compile_backward, strict=current().strict)
+    variants.prepare(compile_backward)
+    return bind_function(spec, forward, variants)
 
 
 def _without_views(forward: Compiled) -> Compiled:
@@ -97,18 +93,6 @@ def _without_views(forward: Compiled) -> Compiled:
 
 def _among(t: torch.Tensor, args: Sequence[Any]) -> bool:
     return any(t is a for a in args)
-
-
-def _sizes_first(backward: Compiled, tensors: int, sizes: int) -> Compiled:
-    """The backward as the autograd function calls it, with saved tensors, then saved sizes, then tangents."""
-    if not sizes:
-        return backward
-
-    def run(arguments: list[Any]) -> Any:
-        arguments[: tensors + sizes] = [*arguments[tensors : tensors + sizes], *arguments[:tensors]]
-        return backward(arguments)
-
-    return run
 
 
 def _keep_mutations(traced: Traced) -> tuple[int, ...]:

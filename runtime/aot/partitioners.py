@@ -17,10 +17,10 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ...generated.dispatch_tables import ROLES
+from ..backward.compiled import CompiledBackward, Saved, Tangent, constant_results, watched_tensors
 from ..config import current
 from ..dispatch.autograd.joint import Gradients
 from ..dispatch.operators.schema import op_info
-from ..execute.autograd_function import Halves, tangent_strides
 from ..partition import partition
 from ..torch_compat import OpOverload, PyTreeCodeGen, PyTreeInfo, pytree
 from .compilers import describe, detached
@@ -166,10 +166,10 @@ def _sizes_first(backward: fx.GraphModule, tensors: int, sizes: int) -> None:
     backward.recompile()
 
 
-def read_halves(
+def read_backward(
     forward: Any, backward: Any, gradients: Gradients, tangents: Sequence[Any], arguments: int, results: int
-) -> Halves:
-    """What the autograd function of a user's two graphs has to know. The forward is changed where it would keep a tensor that is written
+) -> CompiledBackward:
+    """The backward of a user's two graphs. The forward is changed where it would keep a tensor that is written
     to after it has run: it returns a copy. Raises TypeError for something else than two graph modules, ValueError for graphs whose
     inputs or results do not fit the joint graph.
     """
@@ -184,7 +184,6 @@ def read_halves(
     _expect("inputs of the forward", len(primals), arguments)
     saved = returned[results:]
     _expect("inputs of the backward", len(taken), len(saved) + len(tangents))
-    inside = {k for r in gradients.wrapped_results for k in r.dense}
     further = sum(len(g.dense) for g in gradients.wrapped_gradients)
     beyond = sum(k >= arguments for k in gradients.inputs)
     _expect("results of the backward", len(end.args[0]), arguments + beyond + further)
@@ -199,29 +198,22 @@ def read_halves(
             saved[k].meta = {**node.meta, "val": torch.clone(node.meta["val"])}
     output.args = ((*returned[:results], *saved),)
     forward.recompile()
-    numbers = [k for k, node in enumerate(saved) if not isinstance(_value(node), torch.Tensor)]
-    order = [*(k for k in range(len(saved)) if k not in set(numbers)), *numbers]
     at = {n: k for k, n in enumerate(primals)}
-    constant = tuple(
-        k
-        for k, n in enumerate(returned[:results])
-        if k not in gradients.tangents
-        and k not in inside
-        and isinstance(n, fx.Node)
-        and isinstance(n.meta["val"], torch.Tensor)
-    )
+    places = [("input", at[n]) if n in at else ("output", results + k) for k, n in enumerate(saved)]
+    values = [Saved(p, isinstance(_value(n), torch.Tensor)) for p, n in zip(places, saved, strict=True)]
     rest = _beyond(gradients.inputs, arguments, len(gradients.inputs) + further)
     place = {k: arguments + n for n, k in enumerate(rest)}
     inputs = (*range(arguments), *(gradients.inputs[k] if k < len(gradients.inputs) else -1 - k for k in rest))
     wrapped = tuple(replace(g, dense=tuple(place[k] for k in g.dense)) for g in gradients.wrapped_gradients)
-    return Halves(
-        arguments,
-        results,
-        constant,
-        tuple(("input", at[saved[k]]) if saved[k] in at else ("output", results + k) for k in order),
-        tuple(k not in numbers for k in order),
-        tuple(tangent_strides(t) for t in tangents),
-        replace(gradients, inputs=inputs, wrapped_gradients=wrapped),
+    return CompiledBackward(
+        graph=backward,
+        arguments=arguments,
+        results=results,
+        constant=constant_results(returned[:results], gradients),
+        saved=tuple(sorted(values, key=lambda s: s.is_tensor)),  # sizes come first
+        tangents=tuple(map(Tangent.of, tangents)),
+        watched=watched_tensors(gradients, values, partial=False),
+        gradients=replace(gradients, inputs=inputs, wrapped_gradients=wrapped),
     )
 
 

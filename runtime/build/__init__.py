@@ -1,0 +1,1 @@
+"""Compilers of C++ and Triton kernels, and the on-disk cache."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BuildError
+from ...generated.languages import TRITON_LANGUAGE
 from .ptx import with_halves_added_apart
 
 # Positions out of range end a kernel by an assertion, as eager's do; without `debug` Triton leaves assertions out. Numbers below the least normal
@@ -19,7 +20,7 @@ from .ptx import with_halves_added_apart
 _OPTIONS = {"debug": True, "sanitize_overflow": False, "enable_reflect_ftz": False, "enable_fp_fusion": False}
 _OPTIONS_OF_PRODUCTS = _OPTIONS | {"enable_fp_fusion": True}
 """Of kernels that multiply tiles: the device adds their products unrounded anyway."""
-ALIGNED = 16  # bytes: what one thread loads at once at most
+ALIGNED = TRITON_LANGUAGE.aligned
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""The processes of this one that compile Triton kernels, and the cache of single kernels, so that two graphs with one kernel compile it once."""
+"""The processes of this one that compile Triton kernels, and the cache of single kernels, so that two graphs with one kernel compile it once.
+
+Workers start while the graph is scheduled, stay for the next graph, and end with this process or after a while without work. Where Triton is
+loaded already, a few kernels are compiled in this process. A process that finds all kernels in the cache never loads Triton.
+"""
 
 from __future__ import annotations
 

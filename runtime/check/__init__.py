@@ -1,0 +1,1 @@
+"""The plan checker: an independent proof that a plan computes its program."""

@@ -41,6 +41,49 @@ class Table:
         return others == self.others and same_addresses(tensors, self.tensors)
 
 
+class Tables:
+    """The tables of one kernel, by stream.
+
+    numbers  what stands in a table before the addresses.
+    fill     launches a kernel that writes FILL numbers to an address.
+    """
+
+    def __init__(self, numbers: Sequence[int], fill: Launch, device: int) -> None:
+        self._numbers, self._fill, self._device = numbers, fill, device
+        self._known: dict[int, list[Table]] = {}
+        self._lock = threading.Lock()
+
+    def find(self, tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> Table:
+        """The table of these addresses, in this order, for the current stream. While a CUDA graph is recorded it is made in the graph, by each
+        replay, in memory of the graph's own: it lasts as long as the graph, and nobody else writes there while it is read.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return self._make(tensors, others, order)
+        stream = cuda_stream(self._device)
+        tables = self._known.get(stream, [])
+        for one in tables:
+            if one.fits(tensors, others):
+                return one
+        made = self._make(tensors, others, order)
+        # A list that is read meanwhile, by another thread, does not change. The memory of what is dropped is used again in the stream's order.
+        with self._lock:
+            if not tables and len(self._known) >= STREAMS:
+                self._known.pop(next(iter(self._known)))
+            self._known[stream] = [made, *tables[: KEPT - 1]]
+        return made
+
+    def _make(self, tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> Table:
+        found = [t.data_ptr() for t in tensors]
+        addresses = [*found, *others]
+        words = [*self._numbers, *(addresses[k] for k in order)]
+        words += [0] * (-len(words) % FILL)
+        memory = empty_strided_cuda((len(words),), (1,), torch.int64)
+        start = memory.data_ptr()
+        for k in range(0, len(words), FILL):
+            self._fill(1, start + 8 * k, *words[k : k + FILL])
+        return Table(memory, start, found, others, not any(a & 15 for a in addresses))
+
+
 def table_launcher(
     first: Loaded,
     other: Callable[[], Loaded],
@@ -58,50 +101,18 @@ def table_launcher(
     fill     launches a kernel that writes FILL numbers to an address.
     numbers  what stands in the table before the addresses: two for each member.
     written  which of a member's pointers it writes to.
-
-    While a CUDA graph is recorded the table is made in the graph, by each replay, in memory of the graph's own: it lasts as long as the graph, and
-    nobody else writes there while it is read.
     """
-    members = len(numbers) // 2
 
     def unaligned() -> Loaded:
         raise AssertionError("memory of torch's allocator is aligned")
 
+    tables, members = Tables(numbers, fill, device), len(numbers) // 2
     runs: dict[bool, Launch | None] = {True: launcher(first, unaligned, name, 1, 0, device, [members])}
-    known: dict[int, list[Table]] = {}
-    lock = threading.Lock()
-
-    def make(tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> Table:
-        found = [t.data_ptr() for t in tensors]
-        addresses = [*found, *others]
-        words = [*numbers, *(addresses[k] for k in order)]
-        words += [0] * (-len(words) % FILL)
-        memory = empty_strided_cuda((len(words),), (1,), torch.int64)
-        start = memory.data_ptr()
-        for k in range(0, len(words), FILL):
-            fill(1, start + 8 * k, *words[k : k + FILL])
-        return Table(memory, start, found, others, not any(a & 15 for a in addresses))
-
-    def table(tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> Table:
-        if torch.cuda.is_current_stream_capturing():
-            return make(tensors, others, order)
-        stream = cuda_stream(device)
-        tables = known.get(stream, [])
-        for one in tables:
-            if one.fits(tensors, others):
-                return one
-        made = make(tensors, others, order)
-        # A list that is read meanwhile, by another thread, does not change. The memory of what is dropped is used again in the stream's order.
-        with lock:
-            if not tables and len(known) >= STREAMS:
-                known.pop(next(iter(known)))
-            known[stream] = [made, *tables[: KEPT - 1]]
-        return made
 
     def run(programs: int, tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> None:
         if not programs:
             return
-        found = table(tensors, others, order)
+        found = tables.find(tensors, others, order)
         if found.aligned not in runs:
             try:
                 runs[False] = launcher(other(), unaligned, name, 1, 0, device, [members])
@@ -119,4 +130,4 @@ def table_launcher(
     return run
 
 
-__all__ = ["Table", "table_launcher"]
+__all__ = ["Table", "Tables", "table_launcher"]

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from ..ir.index import Atom, Expr, Quotient, Var, expr, of, product, size
 from ..ir.nodes import Buffer, Nest, Node
 from ..kernels.access import along, in_order, same_loops, within_point
-from ..lower.split.partial_sums import COLUMNS, SMALL
 from ..machine import Gpu
 from .groups import Group, Member, rename, substitute
 
@@ -162,7 +161,7 @@ class Alignment:
             self.nest.reduce is not None
             and any(m.reduces for m in self.members)
             and isinstance(points, int)
-            and points <= SMALL
+            and points <= self.gpu.costs.split.values
         )
 
     def _match_siblings(self) -> dict[Var, Var] | None:
@@ -288,7 +287,7 @@ class Alignment:
             if m.reduces or not isinstance(n, int):
                 continue
             # Neighbours in memory that are different outer points are one program's.
-            together = max(1, min(COLUMNS, outer)) if self._is_across(m) else 1
+            together = max(1, min(self.gpu.costs.split.columns, outer)) if self._is_across(m) else 1
             if -(-outer // together) < self.gpu.processors and n * together > self.gpu.costs.alone:
                 return True
         return False

@@ -13,13 +13,13 @@ from ..ir.index import Expr, Var, product
 from ..ir.nodes import Buffer, Extern, Nest, Node, Program, Size, contiguous_strides
 from ..kernels.steps import flat_index
 
-LARGE = 1 << 16  # elements of a value that is worth it
-
 
 def followed(
-    program: Program, items: Iterable[Nest | Extern], wanted: Mapping[str, tuple[Size, ...]]
+    program: Program, items: Iterable[Nest | Extern], wanted: Mapping[str, tuple[Size, ...]], large: int
 ) -> dict[str, tuple[Size, ...]]:
-    """Strides of large values whose operands are not laid out row-major. `wanted`: strides that are asked of some from outside."""
+    """Strides of values of `large` elements or more whose operands are not laid out row-major. `wanted`: strides that are
+    asked of some from outside.
+    """
     known: dict[str, Buffer] = {}
     found: dict[str, tuple[Size, ...]] = {}
     readers: dict[str, int] = {}
@@ -39,7 +39,7 @@ def followed(
             known.update((b.name, b) for b in it.outs)
             continue
         stride = wanted.get(it.name, it.stride)
-        if free(it) and (like := _like(it, known)) is not None:
+        if free(it) and (like := _like(it, known, large)) is not None:
             base = None if it.scatter is None else fresh.get(it.scatter.base)
             if it.scatter is None:
                 found[it.name] = stride = like
@@ -49,10 +49,10 @@ def followed(
     return found
 
 
-def _like(nest: Nest, known: Mapping[str, Buffer]) -> tuple[int, ...] | None:
+def _like(nest: Nest, known: Mapping[str, Buffer], large: int) -> tuple[int, ...] | None:
     """Strides of a dense layout with its dimensions in the order that most operands have in memory; None: row-major, also where as many are."""
     shape = [n for n in nest.shape if isinstance(n, int)]
-    if len(shape) < len(nest.shape) or product(nest.shape) < LARGE:  # type: ignore[operator]
+    if len(shape) < len(nest.shape) or product(nest.shape) < large:  # type: ignore[operator]
         return None
     places = nest.vars if nest.scatter is None else nest.scatter.index
     loops = {v for v in (nest.loop_vars if nest.scatter is None else nest.scatter.domain) if v.extent != 1}

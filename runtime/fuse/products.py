@@ -1,7 +1,7 @@
 """A product of matrices and what is beside it as one kernel: what its operands are made of, the product, and what is made of each of its elements.
 
 The steps become one where nobody else reads what they pass on. Whether that is worth it is not for the plan to say: `fuse_products` shows
-each kernel that could be to `choose`, and takes those that gain most.
+each kernel that could be to `select`, and takes those that gain most.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from ..kernels.operands import (
     view_of,
 )
 from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Step, Store, Tile, ViewOf
+from ..machine import Gpu
 
-CHEAP = 16  # additions: what a block of the product may compute of each element of an operand, again and again
-
-Choose = Callable[[Sequence[Kernel], Layouts], Sequence[tuple[float, Tile] | None]]
+Selector = Callable[[Sequence[Kernel], Layouts], Sequence[tuple[float, Tile] | None]]
 """Of kernels that could take the place of their parts: what each gains (µs), and how it goes through its product; None for one that does not."""
 
 
@@ -68,13 +67,13 @@ def fuse_products(
     held: Collection[str],
     factors: Factors,
     costs: Callable[[str], float],
-    mma: Mma,
-    choose: Choose,
+    gpu: Gpu,
+    select: Selector,
 ) -> list[Step]:
     """The steps with one kernel for each product that gains by it.
 
     held  buffers that are read after the last step.
-    mma   the smallest product that is worth it.
+    gpu   what the smallest product is that is worth it, and what a block may compute anew of an operand.
     """
     readers, writers = readers_and_writers(steps)
 
@@ -88,16 +87,16 @@ def fuse_products(
         ends = [readers[step.out[0]][0]] if alone(step.out[0]) else []
         ends = [i for i in ends if isinstance(steps[i], KernelStep)]
         operands = dict.fromkeys(buffer_of(step.args[i]) for i in at[:2])
-        makers = [writers[n][0] for n in operands if alone(n) and _is_cheap(steps[writers[n][0]], costs)]
+        makers = [writers[n][0] for n in operands if alone(n) and _is_cheap(steps[writers[n][0]], costs, gpu)]
         beside = [*ends, *makers]
         for numbers in _subsets(beside):
             parts = [s for i in sorted((k, *numbers)) if not isinstance(s := steps[i], CopyStep)]
             fused = fused_of(parts, layouts, factors)
-            if fused is not None and _is_worth(fused, mma):
+            if fused is not None and _is_worth(fused, gpu.limits.mma):
                 last = parts[-1]
                 name = last.kernel.name if isinstance(last, KernelStep) else _name(parts)
                 found.append((tuple(sorted((k, *numbers))), as_one(f"{name}_product", parts)))
-    chosen = choose([kernel for _, kernel in found], layouts) if found else []
+    chosen = select([kernel for _, kernel in found], layouts) if found else []
     gains = [(gain, tile, *f) for f, one in zip(found, chosen, strict=True) if one is not None for gain, tile in [one]]
     taken: dict[int, Kernel] = {}
     gone: set[int] = set()
@@ -118,11 +117,12 @@ def _name(parts: Sequence[Step]) -> str:
     return next(s.kernel.name for s in parts if isinstance(s, KernelStep))
 
 
-def _is_cheap(step: Step, costs: Callable[[str], float]) -> bool:
+def _is_cheap(step: Step, costs: Callable[[str], float], gpu: Gpu) -> bool:
     """Whether a step makes one value, element by element, of so few operations that it may be done again."""
     if not isinstance(step, KernelStep) or (body := _pointwise(step.kernel)) is None or len(body) != 1:
         return False
-    return node_cost(body[0].value, costs, CHEAP) <= CHEAP
+    most = gpu.costs.prologue
+    return node_cost(body[0].value, costs, most) <= most
 
 
 def _is_worth(fused: Fused, mma: Mma) -> bool:
@@ -225,4 +225,4 @@ def _ends(kernel: Kernel, result: str, value: Node, whole: tuple[Expr, ...]) -> 
     )
 
 
-__all__ = ["SUM", "Choose", "Fused", "fuse_products", "fused_of"]
+__all__ = ["SUM", "Fused", "Selector", "fuse_products", "fused_of"]

@@ -1,0 +1,1 @@
+"""Rewrites of the functional graph by the rules of the specs."""

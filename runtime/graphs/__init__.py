@@ -1,0 +1,1 @@
+"""CUDA graphs: which calls are recorded and replayed, and the memory that recordings share."""

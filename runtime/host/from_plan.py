@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 from ...errors import UnsupportedError
+from ...generated.languages import CPP_LANGUAGE, TRITON_LANGUAGE
 from ...generated.ops import OPAQUE
 from ..ir.index import Expr, Sym, expr, sym
 from ..ir.nodes import Buffer, Extern, Output, Ref, Size, contiguous_strides, refs
@@ -50,9 +51,6 @@ from .program import (
 )
 
 __all__ = ["host_program"]
-
-MAX_ARGUMENTS = 1024
-"""What ctypes passes on."""
 
 
 def host_program(
@@ -196,8 +194,9 @@ class _Builder:
             arguments += [self._address(n) for n in (*one.reads, *one.writes)]
             arguments += [] if table else [sym(s) for s in one.symbols]
         grid = self.programs.get(called)
-        if (count := len(arguments) + (grid is not None)) > MAX_ARGUMENTS and not table:
-            raise UnsupportedError(f"kernel {called} takes {count} arguments, more than {MAX_ARGUMENTS}")
+        most = (CPP_LANGUAGE if grid is None else TRITON_LANGUAGE).arguments
+        if (count := len(arguments) + (grid is not None)) > most and not table:
+            raise UnsupportedError(f"kernel {called} takes {count} arguments, more than {most}")
         faults = tuple(kernel_checks(kernel)) if grid is None else ()  # a kernel on a GPU ends by an assertion
         about = source_lines(o for n in members for o in self.kernels[n].origins)
         self.body.append(LaunchKernel(called, tuple(arguments), grid, table, faults, comment_text(about)))

@@ -1,0 +1,1 @@
+"""What scheduling produces, as data: the plan, its kernels and steps, and questions about them."""

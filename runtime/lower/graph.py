@@ -12,12 +12,13 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
+from ...generated.languages import CPP_LANGUAGE, TRITON_LANGUAGE
 from ...generated.ops import COMPLEX, EXTERN
 from ..dispatch.operators.schema import makes_new, op_info, reads_storage
 from ..dispatch.record.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
-from ..ir.nodes import DTYPES, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides
+from ..ir.nodes import DTYPES, INTS, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides
 from ..ir.pairs import PART, inside
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
@@ -35,10 +36,7 @@ from .sizes.symbolic import Opaque, Sizes
 
 _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
-ATOMIC_INTEGERS = ("int32", "int64")
 NO_ENTRY = "no spec entry (opforge.load_specs takes those of your operators)"
-MANY, MANY_ON_GPU = 512, 8192
-"""Tensors that the kernel of one operator reads at most: there are as many pointers to pass."""
 _NO_MUTATIONS: Mapping[int, int] = {}
 
 
@@ -304,7 +302,7 @@ class _Lowerer:
             return found
         if found := too_large(node.target, node.args, node.kwargs, leaves(val)):
             return found
-        many = MANY if self.device == "cpu" else MANY_ON_GPU
+        many = (CPP_LANGUAGE if self.device == "cpu" else TRITON_LANGUAGE).operands
         return f"more than {many} tensors" if len(tensors) > many else None
 
     def is_elsewhere(self, t: torch.Tensor) -> bool:
@@ -490,9 +488,8 @@ class _Contradiction(UnsupportedError):
 
 def _atomic() -> tuple[str, ...]:
     """Dtypes whose sums a GPU may make in any order."""
-    if torch.are_deterministic_algorithms_enabled():
-        return ATOMIC_INTEGERS
-    return (*ATOMIC_INTEGERS, "float16", "bfloat16", "float32", "float64")
+    dtypes = TRITON_LANGUAGE.atomics["sum"].dtypes
+    return tuple(d for d in dtypes if d in INTS) if torch.are_deterministic_algorithms_enabled() else dtypes
 
 
 __all__ = ["Lowered", "elements_of", "lower"]

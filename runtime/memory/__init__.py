@@ -1,0 +1,1 @@
+"""The order of steps, writes into inputs, and where each buffer lives."""

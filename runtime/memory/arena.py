@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +15,6 @@ from ..kernels.statements import statement_nodes
 from ..kernels.steps import arena_offset, flat_index, home, nbytes, step_parts, step_reads, step_writes
 
 ALIGN = 64
-LARGE = 1 << 14  # bytes: the time to allocate as much is little beside that of writing it
 
 
 @dataclass
@@ -52,9 +52,9 @@ class Arena:
         self.free.insert(k, (at, size))
 
 
-def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False, arena: bool = True) -> None:
+def plan_memory(plan: Plan, stored: Mapping[str, str], *, large: float = math.inf, arena: bool = True) -> None:
     """Fill `plan.places`, `plan.frees` and `plan.arena_bytes`. `stored`: buffers that are written into the memory of an input, with that
-    input. `frugal`: what is `LARGE` has memory only while it lives; the arena stays. Without `arena` all has memory only while it lives.
+    input. What has `large` bytes or more has memory only while it lives; the arena stays. Without `arena` all has memory only while it lives.
     """
     last: dict[str, int] = {}
     for k, step in enumerate(plan.steps):
@@ -83,9 +83,7 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, frugal: bool = False, 
                 plan.places[name] = Place("alias", 0, stored[name])
             elif not mutable:
                 plan.places[name] = Place("extern")
-            elif (
-                name in given or name in held or name in lent or size is None or not arena or (frugal and size >= LARGE)
-            ):
+            elif name in given or name in held or name in lent or size is None or not arena or size >= large:
                 reused = in_place_candidate(step, name, plan, last, k, owned)
                 if reused is not None:
                     owned.discard(reused)

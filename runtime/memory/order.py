@@ -10,7 +10,7 @@ from ..ir.nodes import Buffer
 from ..kernels.plan import ExternStep, KernelStep, Step
 from ..kernels.statements import kernel_checks
 from ..kernels.steps import nbytes, step_reads, step_writes
-from .arena import LARGE, could_hold
+from .arena import could_hold
 
 WORTH = 0.97  # of the peak before: neighbours in the given order share more of the caches
 WINDOW = 8  # steps that may run next, of which the best is taken
@@ -30,17 +30,18 @@ class _Steps:
     reuse: list[list[tuple[str, tuple[str, ...]]]] = field(default_factory=list)  # results, with what could hold them
 
 
-def least_memory(steps: list[Step], layouts: Mapping[str, Buffer], held: Collection[str]) -> list[Step]:
+def least_memory(steps: list[Step], layouts: Mapping[str, Buffer], held: Collection[str], large: int) -> list[Step]:
     """The steps in the order with the lowest peak that was found, or as they are where none is much lower, or a size is symbolic or learned
     by a step.
 
+    large bytes of values that count: smaller ones stay in the arena.
     held  buffers that are returned. Steps that may raise, draw random numbers or have effects keep their order among each other.
     """
     if len(steps) < 3 or any(nbytes(b) is None for b in layouts.values()):
         return steps
     if any(isinstance(s, ExternStep) and s.call.learns for s in steps):
         return steps
-    found = _steps(steps, layouts)
+    found = _steps(steps, layouts, large)
     given = list(range(len(steps)))
     greedy = _greedy(found, held)
     orders = (given, _late(found, given), greedy, _late(found, greedy))
@@ -49,7 +50,7 @@ def least_memory(steps: list[Step], layouts: Mapping[str, Buffer], held: Collect
     return [steps[k] for k in orders[best]] if peaks[best] < WORTH * peaks[0] else steps
 
 
-def _steps(steps: Sequence[Step], layouts: Mapping[str, Buffer]) -> _Steps:
+def _steps(steps: Sequence[Step], layouts: Mapping[str, Buffer], large: int) -> _Steps:
     out = _Steps(steps)
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
@@ -65,7 +66,7 @@ def _steps(steps: Sequence[Step], layouts: Mapping[str, Buffer]) -> _Steps:
             if n in writer:
                 waits.add(writer[n])
             bytes_ = nbytes(layouts[n]) or 0
-            out.size[n] = bytes_ if bytes_ >= LARGE or not planned else 0
+            out.size[n] = bytes_ if bytes_ >= large or not planned else 0
         if not planned or (isinstance(step, KernelStep) and kernel_checks(step.kernel)):
             if tied >= 0:
                 waits.add(tied)

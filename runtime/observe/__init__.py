@@ -1,0 +1,1 @@
+"""What is said about a compilation: counts, times, progress, logs and dumped files."""

@@ -1,0 +1,1 @@
+"""The text of kernels, in C++ and Triton."""

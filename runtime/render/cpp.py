@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...generated.cpp_scalars import CPP_KIND
+from ...generated.languages import CPP_LANGUAGE
 from ...generated.scalars import REDUCTIONS
-from ...generated.targets import DTYPES, CpuTarget
+from ...generated.targets import CpuTarget
 from ..ir.index import Atom, Expr, Monomial, Quotient, Sym, Val, Var, expr, of, proves_nonnegative
 from ..ir.nodes import ITEMSIZE, Buffer, Node
 from ..kernels.plan import Kernel, Reduce, Scan, Store
@@ -22,9 +23,8 @@ from .cpp_pieces import START
 from .cpp_sizes import by_loops, is_size, needs_name, quotient_text, sum_text, without_common
 from .cpp_tables import CppTables
 
-MEMORY = {name: dtype.memory for name, dtype in DTYPES.items()}
-COMPUTE = {name: dtype.register for name, dtype in DTYPES.items()}
-TILE = 256  # outer elements handled together when a column is reduced
+MEMORY = {name: dtype.memory for name, dtype in CPP_LANGUAGE.dtypes.items()}
+COMPUTE = {name: dtype.register for name, dtype in CPP_LANGUAGE.dtypes.items()}
 FAULT = "opf_fault"  # the variable of a kernel that remembers a position out of range
 # Partial sums are flushed after this many additions, as the specs declare (one number for all: the generator looks). Eager adds as many one after
 # another (`SumKernel.cpp`), and then pairwise in the same dtype: with equal blocks and wider totals the error is at most eager's. A block of 32
@@ -67,7 +67,7 @@ class Writer:
         self.lane_var: Var | None = None  # the variable that runs over the lanes here
         self.count: str | None = None  # how many lanes are live (None: all)
         self.tile_start: str | None = None  # outer mode: first element of the tile
-        self.tile = TILE
+        self.tile = target.budgets.column  # outer elements handled together when a column is reduced
         self.register_lane = False  # registers are small arrays of vectors, indexed by q
         self.depends: dict[Node, bool] = {}
         self.checks = kernel_checks(fk.kernel)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...generated.cpp_scalars import CPP, CPP_REDUCTIONS
+from ...generated.languages import CPP_LANGUAGE
 from ...generated.scalars import REDUCTIONS, SCANS
-from ...generated.targets import DTYPES
 from ..ir.nodes import Node
 
-CTYPE = {name: dtype.memory for name, dtype in DTYPES.items()} | {"bool": DTYPES["bool"].register}
+CTYPE = {name: dtype.memory for name, dtype in CPP_LANGUAGE.dtypes.items()} | {
+    "bool": CPP_LANGUAGE.dtypes["bool"].register
+}
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,6 @@ from ..tile.loops import FlatStatement
 from .cpp import COMPUTE, MEMORY
 from .cpp_outer import OuterWriter
 
-EDGES = (
-    64,
-    32,
-    16,
-)  # points on the side of a tile: long runs of memory for few page changes, if the arrays leave room in the first cache
-
 
 @dataclass
 class Crossing:
@@ -65,9 +59,10 @@ class TileWriter(OuterWriter):
                 best = count, u
         if best is None:
             return None
-        found = Crossing(best[1], EDGES[-1])
+        edges = [self.target.budgets.edge // n for n in (1, 2, 4)]
+        found = Crossing(best[1], edges[-1])
         self._turned(found, statements, best[1], w)
-        found.edge = next((n for n in EDGES if self._fits(found, n)), EDGES[-1])
+        found.edge = next((n for n in edges if self._fits(found, n)), edges[-1])
         return found
 
     def _fits(self, found: Crossing, edge: int) -> bool:

@@ -18,9 +18,10 @@ from ..ir.nodes import Buffer, Node, Size, load
 from ..ir.quote import comment_text
 from ..kernels.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 from ..kernels.steps import flat_index
+from ..machine import tuning_of
 from ..tile.apart import read_elsewhere
 from ..tile.approximate import coarse
-from ..tile.blocks import most_points, tuning_of
+from ..tile.blocks import most_points
 from ..tile.branches import Branches, branches
 from ..tile.horizontal import Members
 from ..tile.idle import as_rendered, idle_where

@@ -21,6 +21,7 @@ from ..ir.nodes import Buffer, Node
 from ..ir.quote import comment_text
 from ..kernels.operands import HALF, count
 from ..kernels.plan import Kernel
+from ..machine import Gpu
 from ..tile.attention import attention_of, least_block, rows_in_blocks
 from ..tile.contraction import contraction
 from ..tile.logits import factored, score_dtype, unrounded
@@ -29,9 +30,6 @@ from .triton_functions import Functions, rounded
 from .triton_fused import render_fused
 from .triton_product import render_product
 from .triton_values import TYPES
-
-STAGES = 3  # blocks of columns that are on their way
-LOOKED_AT = 1024  # columns at a time, of whose data nothing but the first and the last that has a logit is kept
 
 
 def render_matrices(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
@@ -130,13 +128,13 @@ class _Renderer(Functions):
         depth, width = (least_block(v, self.gpu) for v in (f.depth, f.width))
         body = [
             f"# {comment_text(', '.join(self.kernel.origins))}",
-            f"blocks: tl.constexpr = {rows_in_blocks(f)} // XBLOCK",
+            f"blocks: tl.constexpr = {rows_in_blocks(f, self.gpu)} // XBLOCK",
             f"batch = (tl.program_id(0) // blocks){self.long}",
             # Those with most to do begin first.
             f"block = {'tl.program_id(0)' if self.seen.behind is None else 'blocks - 1 - tl.program_id(0)'} % blocks",
             "first = block * XBLOCK",
             f"xindex = (first + tl.arange(0, XBLOCK)[:, None]){self.long}",
-            f"xmask = {'tl.full([XBLOCK, 1], True, tl.int1)' if rows_in_blocks(f) == rows else f'xindex < {rows}'}",
+            f"xmask = {'tl.full([XBLOCK, 1], True, tl.int1)' if rows_in_blocks(f, self.gpu) == rows else f'xindex < {rows}'}",
             *self._inside("d", f.depth),
             *self._inside("w", f.width),
             f"left = {self.name}_left({given}, batch, xindex, xmask, dindex, dmask, XBLOCK, {depth})",
@@ -144,7 +142,7 @@ class _Renderer(Functions):
             "total = tl.full([XBLOCK, 1], 0.0, tl.float32)",
             f"sums = tl.zeros([XBLOCK, {width}], tl.float32)",
             *self._bounds(),
-            _loop("start", "stop"),
+            _loop("start", "stop", self.gpu),
         ]
         inside = [
             *self._columns(),
@@ -205,7 +203,7 @@ class _Renderer(Functions):
         if not self.told:
             return []
         given, columns = ", ".join(self.buffers), count(self.found.columns)
-        step = min(LOOKED_AT, max(self.gpu.limits.mma.edge, 1 << (columns - 1).bit_length()))
+        step = min(self.gpu.tuning.attention.looked_at, max(self.gpu.limits.mma.edge, 1 << (columns - 1).bit_length()))
         lines: list[str] = []
         live = ["there"]
         for k, told in enumerate(self.told):
@@ -257,7 +255,7 @@ class _Renderer(Functions):
         ]
         for start, stop in parts:
             inside = [*self._columns(), self._block_of_values(), "rest = tp.unweighed(rest, values)"]
-            lines += [_loop(start, stop), *(f"    {line}" for line in inside)]
+            lines += [_loop(start, stop, self.gpu), *(f"    {line}" for line in inside)]
         return [*lines, "sums += tl.sum(rest.to(tl.float32), 0)[None, :]"]
 
     def _inside(self, name: str, v: Var) -> list[str]:
@@ -267,9 +265,10 @@ class _Renderer(Functions):
         return [f"{name}index = tl.arange(0, {n})[None, :]{self.long}", f"{name}mask = {some}"]
 
 
-def _loop(start: str, stop: str) -> str:
+def _loop(start: str, stop: str, gpu: Gpu) -> str:
     """The head of a loop over blocks of columns."""
-    return f"for roffset in tl.range(tp.bound({start}), tp.bound({stop}), RBLOCK, num_stages={STAGES}):"
+    stages = gpu.tuning.attention.stages
+    return f"for roffset in tl.range(tp.bound({start}), tp.bound({stop}), RBLOCK, num_stages={stages}):"
 
 
 def _halvings(f: Attention) -> int:

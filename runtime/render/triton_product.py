@@ -18,9 +18,6 @@ from ..kernels.steps import flat_index
 from ..tile.contraction import Product
 from .triton_values import TYPES, Scope, Values, steps, steps_there
 
-NEAR, WIDE_NEAR = 8, 16  # blocks of rows that run side by side, so that the columns which they read are in the cache
-STAGES = 4  # steps whose operands are on their way
-
 
 def render_product(found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
     """The functions of a kernel: its factors, its end, and the one that is launched; without imports."""
@@ -118,7 +115,7 @@ class _Renderer:
         if steps_of_rows == 1:
             body += ["row = 0", "column = program"]
         else:
-            near = NEAR if f.turns is None else WIDE_NEAR
+            near = f.sizes.near if f.turns is None else f.sizes.wide_near
             body += [
                 f"near = program // ({near} * blocks) * {near}",
                 f"side = min({steps_of_rows} - near, {near})",
@@ -143,7 +140,7 @@ class _Renderer:
             ]
         body += [
             *(f"{s} = tl.zeros([ROWS, XBLOCK], tl.float32)" for s in sums),
-            f"for roffset in tl.range(0, {along}, RBLOCK, num_stages={STAGES}):",
+            f"for roffset in tl.range(0, {along}, RBLOCK, num_stages={f.sizes.stages}):",
         ]
         step = "batch, {0}index{1}, {0}mask{1}, rindex0, rmask0, {2}, RBLOCK"
         lefts, rights = [f"left{k}" for k in range(len(sums))], [f"right{k}" for k in range(len(sums))]

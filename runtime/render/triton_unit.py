@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from ...generated.targets import DTYPES
+from ...generated.languages import TRITON_LANGUAGE
 from ...generated.tuning import Tuning
 from ..fuse.horizontal import together
 from ..ir.index import product
@@ -13,10 +13,11 @@ from ..ir.nodes import Size
 from ..kernels.plan import Kernel, Plan
 from ..kernels.routines import Routine, routines_of
 from ..kernels.steps import home
-from ..tile.blocks import MEASURED, Blocks, blocks, group_blocks, tuning_of
+from ..machine import MEASURED, tuning_of
+from ..tile.blocks import Blocks, blocks, group_blocks
 from ..tile.cooperative import reductions
 from ..tile.horizontal import MEMBERS, Group, Members, can_join, unit_of
-from ..tile.idle import PROGRAMS, goes_in_strides
+from ..tile.idle import goes_in_strides
 from ..tile.last import block_of, followed
 from ..tile.launch import launch
 from ..tile.routines import routine_blocks, rows_of
@@ -52,7 +53,8 @@ class TritonUnit:
     that name, and the number of programs of a launch. `grouped`: by name, those that have no call of their own. `chained`: the functions whose
     last program runs what follows, with all their kernels; they take the address of a counter last. `teams`: kernels whose programs wait for each
     other, with the bytes of memory by which they tell each other; they take the address of a counter, and that of this memory, last. `strided`:
-    kernels that are right with any number of programs, since each goes through blocks until all are done.
+    kernels that are right with any number of programs, since each goes through blocks until all are done, and how many they
+    have at most.
     """
 
     kernels: dict[str, TritonKernel]
@@ -61,12 +63,12 @@ class TritonUnit:
     grouped: dict[str, Group] = field(default_factory=dict)
     chained: dict[str, tuple[str, ...]] = field(default_factory=dict)
     teams: dict[str, int] = field(default_factory=dict)
-    strided: set[str] = field(default_factory=set)
+    strided: dict[str, int] = field(default_factory=dict)
 
     def programs_of(self, name: str, points: Size, block: int) -> Size:
         """The number of programs that a function of one kernel is launched with, where each takes `block` of the points at a time."""
         programs = programs_of(points, block)
-        return min(programs, PROGRAMS) if name in self.strided and isinstance(programs, int) else programs
+        return min(programs, self.strided.get(name, programs)) if isinstance(programs, int) else programs
 
     @property
     def source(self) -> str:
@@ -148,7 +150,7 @@ class _Unit:
         """A kernel's source, and what is equal for kernels that are the same binary."""
         buffers = (*k.reads, *k.writes)
         source = render_kernel(k, self.plan.layouts, name, self.homes(k), members, self.tuning)
-        types = tuple(DTYPES[self.plan.layouts[n].dtype].pointer for n in buffers)
+        types = tuple(TRITON_LANGUAGE.dtypes[self.plan.layouts[n].dtype].pointer for n in buffers)
         return source, (anonymous(source, name, (*buffers, *(b.name for b in k.scratch)), comment="#"), types)
 
     def homes(self, k: Kernel) -> dict[str, str]:
@@ -159,16 +161,18 @@ class _Unit:
         shape = self.shapes[k.name]
         x = self.add(k, k.name, None, blocks(shape, self.tuning)).xblock
         if goes_in_strides(k, self.plan.layouts, self.homes(k)):
-            self.unit.strided.add(k.name)
+            self.unit.strided[k.name] = k.gpu.costs.idle
         self.unit.programs[k.name] = self.unit.programs_of(k.name, shape.outer, x)
         if k.team > 1:
             assert x == 1, k.name
             self.unit.teams[k.name] = SLOT * reductions(k) * _number(shape.outer)
 
     def routine(self, routine: Routine) -> None:
-        name, tile = routine.name, routine_blocks(routine)
+        name, tile = routine.name, routine_blocks(routine, self.tuning.routine)
         source = render_routine(routine, self.plan.layouts, name)
-        types = tuple(DTYPES[self.plan.layouts[b].dtype].pointer for b in (*routine.reads, *routine.writes))
+        types = tuple(
+            TRITON_LANGUAGE.dtypes[self.plan.layouts[b].dtype].pointer for b in (*routine.reads, *routine.writes)
+        )
         symbol = self.known.setdefault((anonymous(source, name, (), comment="#"), types), name)
         self.unit.symbols[name] = symbol
         self.unit.kernels.setdefault(symbol, TritonKernel(name, source, types, len(routine.symbols), *tile))
@@ -182,7 +186,7 @@ class _Unit:
         for k in chain:
             program = PROGRAM if k is first else FOLLOWING
             pieces.append(render_kernel(k, self.plan.layouts, k.name, self.homes(k), None, self.tuning, program))
-            types += [DTYPES[self.plan.layouts[b].dtype].pointer for b in (*k.reads, *k.writes)]
+            types += [TRITON_LANGUAGE.dtypes[self.plan.layouts[b].dtype].pointer for b in (*k.reads, *k.writes)]
         source = chain_source(name, chain, pieces, [block_of(self.shapes[k.name]) for k in others])
         made = TritonKernel(name, source, (*types, COUNTER), 0, *tile)
         known = anonymous(source, name, tuple(b for k in chain for b in (*k.reads, *k.writes)), comment="#")

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...generated.languages import TRITON_LANGUAGE
 from ...generated.scalars import REDUCTIONS, SCALARS, SCANS
-from ...generated.targets import DTYPES
 from ...generated.triton_scalars import TRITON, TRITON_KIND
 from ..ir.index import Atom, Expr, Quotient, Sym, Val, Var, bounds, of, product
 from ..ir.nodes import FLOATS, Buffer, Node
@@ -31,7 +31,7 @@ IMPORTS = (
     "",
     "",
 )
-TYPES = {name: dtype.triton for name, dtype in DTYPES.items()}
+TYPES = {name: dtype.value for name, dtype in TRITON_LANGUAGE.dtypes.items()}
 LIMITS = {
     "uint8": (0, 255),
     "int8": (-(2**7), 2**7 - 1),
@@ -39,7 +39,7 @@ LIMITS = {
     "int32": (-(2**31), 2**31 - 1),
 }
 LIMITS["int64"] = (-(2**63), 2**63 - 1)
-BARRIER = "tl.debug_barrier()"
+BARRIER = TRITON_LANGUAGE.barrier
 COARSE = ("div", "erf", "exp", "reciprocal", "sigmoid", "tanh")  # scalars with a cheaper approximation
 WIDE = (
     "pow",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..fuse.groups import Group
-from ..fuse.products import Choose
+from ..fuse.products import Selector
 from ..ir.nodes import Buffer, Extern, Nest, Output, Program, Size
 from ..ir.text import dump
 from ..kernels.operands import Factors
@@ -30,7 +30,7 @@ class Options:
     row_bytes     at multiples of how many bytes the rows of an extern call's matrices should start, on a GPU.
     any_strides   whether an extern call takes its arguments with whatever strides; any other gets those that the program gave them.
     factors       which arguments of an extern call it multiplies, if it is a product of matrices that a kernel may compute, likewise.
-    choose        which products gain by a kernel that also computes what is beside them.
+    select        which products gain by a kernel that also computes what is beside them.
     """
 
     costs: Callable[[str], float] = lambda _: 1
@@ -42,7 +42,7 @@ class Options:
     row_bytes: Callable[[Extern], int] = lambda _: 0
     any_strides: Callable[[Extern], bool] = lambda _: False
     factors: Factors = lambda _: None
-    choose: Choose | None = None
+    select: Selector | None = None
 
     @property
     def gpu(self) -> Gpu | None:

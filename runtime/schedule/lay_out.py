@@ -67,7 +67,7 @@ class _Strides:
             self.hints.setdefault(base.name, base.stride or contiguous_strides(base.shape))
         self.wide = wide_rows(program, items, bodies, draft.options.row_bytes, gpu) if gpu else {}
         stored = [it for it in items if not (isinstance(it, Nest) and it.name in bodies)]
-        self.alike = followed(program, stored, self.hints) if gpu else {}
+        self.alike = followed(program, stored, self.hints, gpu.costs.layout) if gpu else {}
 
     def of(self, nest: Nest) -> tuple[Size, ...]:
         wanted = self.hints.get(nest.name, self.alike.get(nest.name, nest.stride))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -124,16 +125,18 @@ def join_steps(draft: Draft) -> None:
         return
     later = _read_later(draft)
     draft.steps = join_products(draft.steps, draft.layouts, later, options.factors, gpu)
-    if options.choose is not None:
+    if options.select is not None:
         draft.steps = fuse_products(
-            draft.steps, draft.layouts, later, options.factors, options.costs, gpu.limits.mma, options.choose
+            draft.steps, draft.layouts, later, options.factors, options.costs, gpu, options.select
         )
 
 
 def order(draft: Draft) -> None:
     """Leaves all steps, in the order that needs least memory where memory is short."""
     if draft.options.frugal:
-        draft.steps = least_memory(draft.steps, draft.layouts, _read_later(draft))
+        draft.steps = least_memory(
+            draft.steps, draft.layouts, _read_later(draft), draft.options.machine.costs.allocation
+        )
     draft.steps, draft.end = [*draft.steps, *draft.end], []
 
 
@@ -150,7 +153,8 @@ def place(draft: Draft) -> None:
     program, steps, outputs = draft.program, draft.steps, tuple(draft.outputs)
     refused = tuple(draft.refused)
     plan = Plan(program.inputs, steps, outputs, draft.layouts, symbols=program.symbols, refused=refused)
-    plan_memory(plan, draft.stored, frugal=draft.options.frugal, arena=draft.options.arena)
+    large = draft.options.machine.costs.allocation if draft.options.frugal else math.inf
+    plan_memory(plan, draft.stored, large=large, arena=draft.options.arena)
     kept = {n for s in steps for part in (s, *step_parts(s)) for n in _step_buffers(part)}
     kept |= {b.name for b in program.inputs} | draft.held
     plan.layouts = {n: b for n, b in draft.layouts.items() if n in kept}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from torch import fx
 
 from ..config import Config
-from ..fuse.products import Choose
+from ..fuse.products import Selector
 from ..ir.nodes import Program
 from ..ir.work import cost
 from ..kernels.calls import any_strides, factors, has_out, row_bytes
@@ -27,9 +27,9 @@ def plan_of(
     *,
     frugal: bool = False,
     machine: Machine = PORTABLE,
-    choose: Choose | None = None,
+    select: Selector | None = None,
 ) -> Plan:
-    """The schedule of a program with separate outputs; `frugal`, `machine` and `choose` as in `Options`."""
+    """The schedule of a program with separate outputs; `frugal`, `machine` and `select` as in `Options`."""
     options = Options(
         costs=cost,
         fusion=cfg.fusion,
@@ -41,7 +41,7 @@ def plan_of(
         row_bytes=row_bytes,
         any_strides=any_strides,
         factors=factors,
-        choose=choose,
+        select=select,
     )
     return schedule(program, options)
 

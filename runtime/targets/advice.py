@@ -7,8 +7,7 @@ import torch
 from ..build.scratch import warn_once
 from ..ir.nodes import Extern, Program
 from ..kernels.calls import row_bytes
-
-AMPERE = 80  # the first capability, times ten, with TF32 and with arithmetic of bfloat16
+from ..machine import gpu_target
 
 
 def advise(program: Program, capability: int) -> None:
@@ -22,13 +21,14 @@ def advice(program: Program, capability: int, *, tf32: bool) -> list[str]:
     """What there is to say; `tf32`: products of float32 may use these units."""
     made = [b.dtype for item in program.items if isinstance(item, Extern) and row_bytes(item) for b in item.outs]
     buffers = program.shapes().values()
+    features = gpu_target(capability).features
     said = []
-    if capability >= AMPERE and not tf32 and "float32" in made:
+    if "tf32" in features and not tf32 and "float32" in made:
         said.append(
             "matrix products of float32 do not use this GPU's TensorFloat32 units, which are faster and round their operands to 10 bits; "
             'torch.set_float32_matmul_precision("high") allows them'
         )
-    if capability < AMPERE and any(b.dtype == "bfloat16" for b in buffers):
+    if "bfloat16" not in features and any(b.dtype == "bfloat16" for b in buffers):
         said.append(
             f"this GPU (compute capability {capability // 10}.{capability % 10}) has no arithmetic of bfloat16 and emulates it; float16 is faster"
         )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...errors import BuildError, ResourceError, first_line
+from ...generated.languages import TRITON_LANGUAGE
 from ..build.manifest import Entry
 from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, has_triton, job_name, start_workers
@@ -21,7 +22,7 @@ from ..execute.counters import counting
 from ..execute.launch import Loaded, launcher, load_function
 from ..execute.tables import table_launcher
 from ..fuse.padding import copied_outputs
-from ..fuse.products import Choose
+from ..fuse.products import Selector
 from ..graphs.cuda import CudaRecorder
 from ..graphs.recording import Recorder
 from ..host.arguments import arguments, written
@@ -46,14 +47,14 @@ from ..tile.loop_order import in_memory_order
 from ..tile.resident import UNROLLED
 from ..tile.routines import rows_of
 from .advice import advise
+from .autotune import Autotuner, Task, Timer, Trial
 from .base import Built
+from .block_trials import fastest, trials_of
 from .product_rules import by_table
-from .products import Races
-from .tune import Timer, Work, tuned, works_of
+from .products import Measured
 
 TABLE, CHAIN, TEAM = "table", "chain", "team"  # functions that take more than what the wrapper passes
 CONFIGURATIONS = 4  # of a kernel that are tried
-LEAST = 70  # capability that Triton compiles for, times ten: below it has no atomic operations with a memory order
 
 
 @functools.cache
@@ -69,9 +70,9 @@ def unusable(index: int) -> str:
         return f"torch finds no GPU, and tensors are on cuda:{index}"
     if not has_triton():
         return "Triton is not installed: kernels for a GPU are compiled by it (pip install triton)"
-    if (found := capability(index)) < LEAST:
+    if (found := capability(index)) < (least := TRITON_LANGUAGE.capability):
         told = f"cuda:{index} ({torch.cuda.get_device_name(index)}) has compute capability {found // 10}.{found % 10}"
-        return f"{told}, and Triton's kernels need {LEAST // 10}.{LEAST % 10}"
+        return f"{told}, and Triton's kernels need {least // 10}.{least % 10}"
     return ""
 
 
@@ -106,8 +107,9 @@ class Cuda:
         return prepared(program, gpu_of(self.index), self.cfg)
 
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        choose = self.races(watch) if self.cfg.max_autotune else by_table(capability(self.index))
-        return scheduled(program, self.cfg, gpu_of(self.index), frugal, choose)
+        sm = capability(self.index)
+        select = Measured(self.autotuner(watch), sm) if self.cfg.max_autotune else by_table(sm)
+        return scheduled(program, self.cfg, gpu_of(self.index), frugal, select)
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed, capability=capability(self.index), replayed=self.cfg.cudagraphs)
@@ -162,19 +164,20 @@ class Cuda:
 
     def tuned(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> dict[str, TritonKernel]:
         """Those kernels that can be measured, with the blocks that are fastest."""
-        works: dict[str, Work] = {}
-        for name, work in works_of(plan, rendered):
-            if isinstance(work, Work):
-                works[name] = work
+        trials: dict[str, Trial] = {}
+        for name, trial in trials_of(plan, rendered):
+            if isinstance(trial, Trial):
+                trials[name] = trial
             else:
-                counters.count_tuned(f"not measured: {work}")
-        sm = capability(self.index)
-        return tuned(works, lambda one: job_of(one, sm), self.cfg, self.name(), self._timer(), watch)
+                counters.count_tuned(f"not measured: {trial}")
+        times = self.autotuner(watch).times([Task((trial,)) for trial in trials.values()], "tuning.txt")
+        found = zip(trials.items(), times, strict=True)
+        return {name: fastest(trial, measured) for (name, trial), measured in found if measured is not None}
 
-    def races(self, watch: Watch) -> Races:
-        """What measures products of matrices with what is beside them."""
+    def autotuner(self, watch: Watch) -> Autotuner:
+        """What measures kernels of this device."""
         sm = capability(self.index)
-        return Races(lambda one: job_of(one, sm), self.cfg, self.name(), sm, self._timer(), watch)
+        return Autotuner(lambda one: job_of(one, sm), self.cfg, self.name(), self._timer(), watch)
 
     def _timer(self) -> Timer:
         from .cuda_timer import CudaTimer  # only here
@@ -220,28 +223,27 @@ class Cuda:
 def prepared(program: Program, gpu: Gpu, cfg: Config | None = None) -> Program:
     """The program in the form that suits a GPU."""
     program = copied_outputs(write_out_windows(program), row_bytes, gpu)
-    programs = gpu.costs.programs * gpu.processors
-    costly = costly_reductions(program) if cfg is None or cfg.fusion else frozenset()
-    together = read_again(program, programs)
+    costly = costly_reductions(program, gpu.costs.split) if cfg is None or cfg.fusion else frozenset()
+    together = read_again(program, gpu)
     while together:
         # Which kernels there will be is known when there is a plan.
-        kept = partial_reductions(program, programs, together, costly)
+        kept = partial_reductions(program, gpu, together, costly)
         teams = [k for k in scheduled(kept, cfg or Config(), gpu).kernels() if k.team > 1]
         found = together & {name for k in teams for name in k.defines}
         if found == together:
             return kept
         together = found
-    return partial_reductions(program, programs, costly=costly)
+    return partial_reductions(program, gpu, costly=costly)
 
 
-def scheduled(program: Program, cfg: Config, gpu: Gpu, frugal: bool = False, choose: Choose | None = None) -> Plan:
-    """The plan of a prepared program for a GPU; `choose` as for `schedule`."""
-    plan = plan_of(program, cfg, frugal=frugal, machine=gpu, choose=choose)
+def scheduled(program: Program, cfg: Config, gpu: Gpu, frugal: bool = False, select: Selector | None = None) -> Plan:
+    """The plan of a prepared program for a GPU; `select` as for `schedule`."""
+    plan = plan_of(program, cfg, frugal=frugal, machine=gpu, select=select)
 
     def ordered(kernel: Kernel) -> Kernel:
         kernel = in_memory_order(kernel, plan.layouts)
         homes = {b: home(plan, b) for b in (*kernel.reads, *kernel.writes)}
-        return replace(kernel, team=team_of(kernel, plan.layouts, homes, gpu.processors))
+        return replace(kernel, team=team_of(kernel, plan.layouts, homes))
 
     plan.steps = [replace(s, kernel=ordered(s.kernel)) if isinstance(s, KernelStep) else s for s in plan.steps]
     return plan

@@ -16,7 +16,7 @@ from ..ir.nodes import Buffer, Ref, Size, contiguous_strides
 from ..kernels.plan import ExternStep, ViewOf
 from ..render.triton_unit import TritonKernel
 from ..torch_compat import no_modes
-from .tune import Memory, Work
+from .autotune import Memory, Task, Trial
 
 AHEAD, FILLS = 128 << 20, 3  # bytes that are written, and how often, while launches of a sample are prepared
 NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
@@ -32,30 +32,24 @@ class CudaTimer:
         return "a CUDA graph is being recorded" if torch.cuda.is_current_stream_capturing() else ""
 
     @contextmanager
-    def bench(self, work: Work, given: Mapping[str, torch.Tensor] = NOTHING) -> Iterator[CudaBench]:
+    def bench(self, task: Task, given: Mapping[str, torch.Tensor] = NOTHING) -> Iterator[CudaBench]:
         """`given`: contents of memory by its name, instead of random ones."""
         # The caller may trace with fake tensors.
         with no_modes(), torch.no_grad(), torch.cuda.device(self.index), ExitStack() as stack:
             generator = torch.Generator("cuda")
             memory = {
-                name: given[name].clone() if name in given else filled(m, generator) for name, m in work.memory.items()
+                name: given[name].clone() if name in given else filled(m, generator) for name, m in task.memory.items()
             }
-            yield CudaBench(work, memory, stack)
+            yield CudaBench(memory, stack)
             torch.cuda.synchronize()
 
 
 class CudaBench:
     """`Bench`: the memory by its names; what is loaded goes with `stack`."""
 
-    def __init__(
-        self, work: Work, memory: Mapping[str, torch.Tensor], stack: ExitStack, ahead: torch.Tensor | None = None
-    ) -> None:
-        self.work, self.memory, self.stack = work, memory, stack
-        self.addresses = [memory[name].data_ptr() for name in work.pointers]
-        self.ahead = torch.empty(AHEAD, dtype=torch.uint8, device="cuda") if ahead is None else ahead
-
-    def of(self, work: Work) -> CudaBench:
-        return CudaBench(work, self.memory, self.stack, self.ahead)
+    def __init__(self, memory: Mapping[str, torch.Tensor], stack: ExitStack) -> None:
+        self.memory, self.stack = memory, stack
+        self.ahead = torch.empty(AHEAD, dtype=torch.uint8, device="cuda")
 
     def call(self, step: ExternStep, target: str, layouts: Mapping[str, Buffer]) -> Callable[[], None]:
         def strided(name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size) -> torch.Tensor:
@@ -76,18 +70,18 @@ class CudaBench:
         torch.cuda.synchronize()
         return run
 
-    def load(self, one: TritonKernel, binary: Binary) -> Callable[[], None]:
-        shared, threads = binary.meta["shared"], self.work.shape.gpu.limits.warp * binary.meta["warps"]
+    def load(self, trial: Trial, one: TritonKernel, binary: Binary) -> Callable[[], None]:
+        shared, threads = binary.meta["shared"], trial.shape.gpu.limits.warp * binary.meta["warps"]
         function = self.stack.enter_context(borrowed_function(binary.cubin, binary.meta["name"], shared, threads))
         loaded = function, shared, threads
-        numbers, addresses = self.work.numbers(one), self.addresses
-        if self.work.group is not None and self.work.group.table:
+        numbers, addresses = trial.numbers(one), [self.memory[name].data_ptr() for name in trial.pointers]
+        if trial.group is not None and trial.group.table:
             table = torch.tensor([*numbers, *addresses], device="cuda")
             self.stack.callback(table.data_ptr)  # it lives as long
-            numbers, addresses = [len(self.work.group.kernels)], [table.data_ptr()]
+            numbers, addresses = [len(trial.group.kernels)], [table.data_ptr()]
         device, scratch = torch.cuda.current_device(), binary.meta.get("scratch", 0)
         launch = launcher(loaded, lambda: loaded, one.name, len(addresses), 0, device, numbers, scratch)
-        run = functools.partial(launch, self.work.programs(one), *addresses)
+        run = functools.partial(launch, trial.programs(one), *addresses)
         run()
         torch.cuda.synchronize()
         return run

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...generated.tuning import FusedProduct
-from ..fuse.products import Choose, Fused
+from ..fuse.products import Fused, Selector
 from ..ir.nodes import Buffer
 from ..ir.work import cost, node_cost
 from ..kernels.operands import Layouts, count
 from ..kernels.plan import ExternStep, Kernel, Tile
 from ..kernels.steps import flat_index
-from ..tile.blocks import tuning_of
+from ..machine import tuning_of
 from ..tile.fused import are_odd, described_operands, fused_kernel
 from .products import tile_of
 
 
-def by_table(capability: int) -> Choose | None:
-    """`Choose` by the table of a GPU (by its compute capability, times ten); None where it was measured on another."""
+def by_table(capability: int) -> Selector | None:
+    """`Selector` by the table of a GPU (by its compute capability, times ten); None where it was measured on another."""
     table = tuning_of(capability)
     if table.capability != capability or not table.fused:
         return None

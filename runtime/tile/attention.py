@@ -12,8 +12,6 @@ from ..kernels.operands import count
 from ..kernels.plan import Kernel
 from ..machine import Gpu
 
-MOST_ROWS = 128  # of a block: all blocks have a divisor of it
-
 
 def attention_of(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Attention:
     """What a kernel with parts computes."""
@@ -22,9 +20,9 @@ def attention_of(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Attention:
     return found
 
 
-def points(found: Attention) -> int:
+def points(found: Attention, gpu: Gpu) -> int:
     """Rows of all batches, in whole blocks: so many, divided by the rows of a block, are the programs."""
-    return count(found.batch) * rows_in_blocks(found)
+    return count(found.batch) * rows_in_blocks(found, gpu)
 
 
 def widest(found: Attention, gpu: Gpu) -> int:
@@ -38,8 +36,9 @@ def least_block(v: Var, gpu: Gpu) -> int:
     return max(gpu.limits.mma.edge, 1 << (v.extent - 1).bit_length())
 
 
-def rows_in_blocks(found: Attention) -> int:
-    return -(-count(found.rows) // MOST_ROWS) * MOST_ROWS
+def rows_in_blocks(found: Attention, gpu: Gpu) -> int:
+    most = gpu.tuning.attention.rows
+    return -(-count(found.rows) // most) * most
 
 
-__all__ = ["MOST_ROWS", "attention_of", "least_block", "points", "rows_in_blocks", "widest"]
+__all__ = ["attention_of", "least_block", "points", "rows_in_blocks", "widest"]

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
-from ...generated.tuning import TUNING, Rule, Tuning
-from .attention import MOST_ROWS
-from .contraction import EDGE, WIDE_EDGE
+from ...generated.tuning import Rule, Tuning
+from ..machine import tuning_of
 from .horizontal import steps
 from .launch import Launch
 
 UNKNOWN = 1 << 30  # points of a loop whose extent is a symbol
-MEASURED = 90  # the capability whose table is taken where nobody says which GPU it is for
 Blocks = tuple[int, int, int]
 """XBLOCK, RBLOCK, warps."""
-
-
-@functools.cache
-def tuning_of(capability: int = MEASURED) -> Tuning:
-    """The table of a GPU by its compute capability (times ten), or that of the nearest one that was measured; of two, the older."""
-    return TUNING[min(TUNING, key=lambda known: (abs(known - capability), known))]
 
 
 def kind_of(shape: Launch) -> str:
@@ -134,9 +125,10 @@ def _fits(found: Blocks, start: Blocks, shape: Launch, points: int) -> bool:
         return False
     if shape.attention:
         edge = limits.mma.edge
-        return edge <= x <= MOST_ROWS and edge <= r <= max(start[1], power(inner))
+        return edge <= x <= shape.gpu.tuning.attention.rows and edge <= r <= max(start[1], power(inner))
     if shape.product:
-        most = WIDE_EDGE if shape.turns else EDGE
+        contraction = shape.gpu.tuning.contraction
+        most = contraction.wide_edge if shape.turns else contraction.edge
         return limits.mma.edge <= x <= most and limits.mma.steps <= r <= max(start[1], power(inner))
     # A tile that holds whole rows must go on to do so; of other loops it is a part.
     return r == start[1] if shape.persistent else r <= max(start[1], power(inner))
@@ -164,5 +156,4 @@ __all__ = [
     "most_points",
     "neighbours",
     "rule_of",
-    "tuning_of",
 ]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...generated.tuning import ContractionSizes
 from ..ir.index import Expr, Val, Var, of, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size
 from ..ir.work import cost, node_cost
@@ -17,11 +18,6 @@ from ..kernels.operands import HALF, count
 from ..kernels.plan import Fold, Kernel, Reduce, Store
 from ..kernels.steps import flat_index
 from ..machine import Gpu
-
-FEW_ROWS, MANY_ROWS = 16, 128  # of a block
-EDGE, WIDE_EDGE = 128, 256  # columns: all blocks have a divisor of it, and where rows take turns of the other
-MANY_COLUMNS = 4 * WIDE_EDGE  # of which all blocks but the ends of a row are stored in vectors
-END = 6  # additions that what is stored of a sum may cost, where rows take turns
 
 
 @dataclass(frozen=True)
@@ -57,6 +53,7 @@ class Turns:
 class Product:
     """The loops of a kernel by what depends on them: both factors, the left one, the right one; and the loops of the sum.
 
+    sizes  of blocks.
     turns  how rows are shared out, where each begins at another place of a vector.
     """
 
@@ -66,13 +63,14 @@ class Product:
     along: tuple[Var, ...]
     sums: tuple[Factors, ...]
     ends: tuple[Store, ...]
+    sizes: ContractionSizes
     turns: Turns | None = None
 
     @property
     def block(self) -> int:
-        """Rows of a block: a power of two, at most MANY_ROWS."""
-        rows = count(self.rows)
-        return FEW_ROWS if rows <= FEW_ROWS else min(MANY_ROWS, 1 << (rows - 1).bit_length())
+        """Rows of a block: a power of two, at most."""
+        rows, few = count(self.rows), self.sizes.few_rows
+        return few if rows <= few else min(self.sizes.rows, 1 << (rows - 1).bit_length())
 
     @property
     def blocks(self) -> int:
@@ -83,7 +81,7 @@ class Product:
     @property
     def width(self) -> int:
         """Columns, in whole edges."""
-        before, edge = (0, EDGE) if self.turns is None else (self.turns.most, WIDE_EDGE)
+        before, edge = (0, self.sizes.edge) if self.turns is None else (self.turns.most, self.sizes.wide_edge)
         return -(-(count(self.columns) + before) // edge) * edge
 
     @property
@@ -119,7 +117,9 @@ def contraction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Product | None
     registers = {f.register for f, _, _ in found}
     if not _known(ends, kernel) or not all(_is_rounded(st.value, registers) for st in ends):
         return None
-    made = Product(both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(ends))
+    made = Product(
+        both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(ends), kernel.gpu.tuning.contraction
+    )
     return replace(made, turns=_turns(made, layouts, kernel.gpu))
 
 
@@ -148,9 +148,9 @@ def _pays(found: Product) -> bool:
     """
     if len(found.columns) != 1 or len(found.sums) != 1 or len(found.ends) != 1:
         return False
-    (s,), (st,) = found.sums, found.ends
+    (s,), (st,), end = found.sums, found.ends, found.sizes.end
     alone = all(ld.attr.buffer == s.register for ld in st.value.loads())
-    return alone and node_cost(st.value, cost, END) <= END and count(found.columns) >= MANY_COLUMNS
+    return alone and node_cost(st.value, cost, end) <= end and count(found.columns) >= found.sizes.turned
 
 
 def _line(found: Product, where: Expr, vector: int) -> int | None:
@@ -222,4 +222,4 @@ def _factors(st: Reduce, outer: tuple[Var, ...]) -> tuple[Factors, frozenset[Var
     return Factors(st.name, one, other), frozenset(one.vars() & live), frozenset(other.vars() & live)
 
 
-__all__ = ["EDGE", "WIDE_EDGE", "Product", "Turns", "contraction"]
+__all__ = ["Product", "Turns", "contraction"]

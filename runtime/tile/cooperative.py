@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from ...generated.languages import TRITON_LANGUAGE
 from ...generated.scalars import REDUCTIONS
 from ..ir.index import Var, product
 from ..ir.nodes import Buffer, Node, Size, load
@@ -18,20 +19,17 @@ from .launch import across, launch, piece_of, room
 from .scratch import over_groups, roots
 from .transpose import squared
 
-LEAST_PIECE = 1024  # steps: with fewer a program waits for longer than it works
-LEAST = 1 << 17  # points in all, likewise: 4 x 32000, log_softmax: 6.6 µs without a team and 6.8 with one
-DTYPES = ("float32", "float64", "int32", "int64")
 
-
-def team_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str], processors: int) -> int:
-    """How many programs of a GPU with so many multiprocessors should share each outer point of a kernel; 1 where that gains nothing, or cannot be.
+def team_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> int:
+    """How many programs of its GPU should share each outer point of a kernel; 1 where that gains nothing, or cannot be.
 
     homes  for each buffer of the kernel the one whose memory it is in.
     """
     rows, length = product(v.extent for v in kernel.outer), _row(kernel)
-    if not isinstance(rows, int) or not 0 < 2 * rows <= processors or rows * length <= LEAST:
+    processors, cooperative = kernel.gpu.processors, kernel.gpu.costs.cooperative
+    if not isinstance(rows, int) or not 0 < 2 * rows <= processors or rows * length <= cooperative.points:
         return 1
-    wanted = min(processors // rows, length // LEAST_PIECE)
+    wanted = min(processors // rows, length // cooperative.piece)
     if wanted < 2:
         return 1
     piece = piece_of(wanted, length)
@@ -114,7 +112,7 @@ def _writes_apart(kernel: Kernel, homes: Mapping[str, str]) -> bool:
 
 
 def _can_tell(st: Reduce) -> bool:
-    return REDUCTIONS[st.kind].combine is not None and st.dtype == st.value.dtype in DTYPES
+    return REDUCTIONS[st.kind].combine is not None and st.dtype == st.value.dtype in TRITON_LANGUAGE.published
 
 
 def _steps(loops: tuple[Var, ...]) -> Size:

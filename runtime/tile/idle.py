@@ -17,8 +17,6 @@ from .passes import fewer_passes
 from .scratch import rematerialized
 from .transpose import squared
 
-PROGRAMS = 32768  # the most that such a kernel has; to launch them takes about 20 µs on an H200
-
 
 def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> Node | None:
     """The value, a bool; None for other kernels. `homes`: for buffers that are in the memory of another, which one."""
@@ -59,4 +57,4 @@ def goes_in_strides(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mappin
     return not shape.product and idle_where(*as_rendered(kernel, layouts, shape), homes) is not None
 
 
-__all__ = ["PROGRAMS", "as_rendered", "goes_in_strides", "idle_where"]
+__all__ = ["as_rendered", "goes_in_strides", "idle_where"]

@@ -21,7 +21,6 @@ from .passes import fewer_passes
 from .scratch import roots
 from .transpose import squared
 
-COLUMNS_AT_ONCE = 64  # so few are a tile of a few steps for each thread
 GATHERED = 64  # rows that are added up one after another: of more the sum would be less accurate than eager's
 WHOLE = 32  # steps, of which a piece of a row has a multiple
 
@@ -93,7 +92,7 @@ def _of_matrices(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch | None
         found = attention_of(kernel, layouts)
         return Launch(
             gpu,
-            points(found),
+            points(found, gpu),
             product(v.extent for v in found.columns),
             False,
             product=widest(found, gpu),
@@ -122,7 +121,7 @@ def _loops(kernel: Kernel, layouts: Mapping[str, Buffer], columns: bool) -> tupl
     column = kernel.gpu.budgets.column
     limit = column * (1 if deep < 2 else 4) if columns else _room(kernel)
     persistent = (all_known and largest <= limit) or bool(kernel.walk)
-    if columns and deep > 1 and largest > COLUMNS_AT_ONCE and not kernel.walk:
+    if columns and deep > 1 and largest > kernel.gpu.budgets.short_column and not kernel.walk:
         # A loop that meets each element once waits for the memory less than a tile does whose sums wait for each other.
         persistent = persistent and _passes(kernel) > 1
     if persistent:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...generated.languages import TRITON_LANGUAGE
 from ...generated.triton_scalars import TRITON_COMBINE
 from ..ir.nodes import Buffer
-from ..kernels.operands import HALF, has_values
+from ..kernels.operands import has_values
 from ..kernels.plan import Kernel, Scan, Statement, Store
 from .launch import launch
 from .scratch import Rematerialized, rematerialized
 
 __all__ = ["atomic", "in_registers", "refusal"]
 
-ATOMICS = {"sum": "add", "max": "max", "min": "min"}
-ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-
 
 def atomic(mode: str, dtype: str) -> str:
     """Triton's atomic operation for an indexed update; "" where there is none."""
-    if dtype not in ATOMIC_DTYPES or (mode != "sum" and dtype in HALF):
-        return ""
-    return ATOMICS.get(mode, "")
+    found = TRITON_LANGUAGE.atomics.get(mode)
+    return found.operation if found is not None and dtype in found.dtypes else ""
 
 
 def refusal(kernel: Kernel, layouts: Mapping[str, Buffer]) -> str:

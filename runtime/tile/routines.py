@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from ...generated.tuning import RoutineSizes
 from ..ir.index import product
 from ..ir.nodes import Size
 from ..kernels.routines import Routine
 from .blocks import Blocks
 
-ELEMENTS = 1024  # of a block: eight for each thread of four warps
-ACROSS = 16  # rows of a block at least, where those are neighbours in memory
-MOST_ACROSS = 4 * ELEMENTS  # of a block that has them
 LEAST = 2  # elements of a row that Triton can sort
-PROGRAMS = 512  # that there should be, if there are rows enough: a few for each multiprocessor of a large GPU
-WIDE = 2048  # elements of a block, from which on it has eight warps
 
 
 def rows_of(routine: Routine) -> tuple[Size, ...]:
@@ -20,17 +16,17 @@ def rows_of(routine: Routine) -> tuple[Size, ...]:
     return sizes_beside(routine.inputs[0].shape, routine)
 
 
-def routine_blocks(routine: Routine) -> Blocks:
+def routine_blocks(routine: Routine, sizes: RoutineSizes) -> Blocks:
     """Rows of a block, places for the elements of each, and warps."""
     along = int(routine.inputs[0].shape[dim_of(routine)])
     places = max(LEAST, 1 << (along - 1).bit_length())
-    fewest = min(ACROSS, max(1, MOST_ACROSS // places)) if _is_across(routine) else 1
-    rows = max(fewest, ELEMENTS // places)
+    fewest = min(sizes.across, max(1, sizes.most_across // places)) if _is_across(routine) else 1
+    rows = max(fewest, sizes.elements // places)
     total = product(rows_of(routine))
-    while rows > fewest and isinstance(total, int) and rows * PROGRAMS > total:
+    while rows > fewest and isinstance(total, int) and rows * sizes.programs > total:
         rows //= 2
     elements = rows * places
-    return rows, places, 8 if elements >= WIDE else 4 if elements >= 128 else 1
+    return rows, places, 8 if elements >= sizes.wide else 4 if elements >= 128 else 1
 
 
 def _is_across(routine: Routine) -> bool:

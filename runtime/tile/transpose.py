@@ -15,7 +15,6 @@ from ..kernels.plan import Kernel, Phase, Reduce, Store
 from ..kernels.steps import flat_index
 from .scratch import changed, roots
 
-EDGE = 64  # points along a side
 LEAST = 8  # points of a loop that are worth a side
 
 
@@ -43,7 +42,9 @@ def squared(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
     sides = [v for v, _ in weights.most_common() if isinstance(v.extent, int) and v.extent >= LEAST]
     for a in sides[:1]:
         for b in sides[1:]:
-            part = next((d for d in range(min(EDGE, int(a.extent)), 0, -1) if int(a.extent) % d == 0), 1)  # type: ignore[call-overload]
+            part = next(
+                (d for d in range(min(kernel.gpu.budgets.edge, int(a.extent)), 0, -1) if int(a.extent) % d == 0), 1
+            )  # type: ignore[call-overload]
             if a in far[b] and b in far[a] and part >= LEAST:
                 return _tiled(kernel, a, b, part)
     return None
@@ -72,4 +73,4 @@ def _tiled(kernel: Kernel, a: Var, b: Var, part: int) -> Kernel:
     return replace(kernel, outer=tuple(v for v in outer if v.extent != 1), phases=phases)
 
 
-__all__ = ["EDGE", "squared"]
+__all__ = ["squared"]

@@ -1,5 +1,6 @@
-"""The only package that imports private torch names: each with what it is for. Versions that it was tested on: docs/versions.md; what only some
-of them have is said where it is used.
+"""The only package that imports private torch names: each with what it is for.
+
+Versions that it was tested on: docs/versions.md; what only some of them have is said where it is used.
 """
 
 from .artifacts import *  # noqa: F403

@@ -19,7 +19,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import opforge
 from opforge.errors import BuildError, OpforgeWarning
-from opforge.runtime import compile_fx as engine
+from opforge.runtime import fallback
 from opforge.runtime.build import cache as cache_module
 from opforge.runtime.build import manifest as manifest_module
 from opforge.runtime.build import scratch
@@ -37,7 +37,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "_dirs", {})
     monkeypatch.setattr(scratch, "_warned", set())
     monkeypatch.setattr(cache_module, "_opened", {})
-    monkeypatch.setattr(engine, "_warned", set())
+    monkeypatch.setattr(fallback, "_warned", set())
 
 
 def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import opforge
 from opforge.generated import tuning
+from opforge.runtime.machine import tuning_of
 from opforge.runtime.targets.cuda import capability
-from opforge.runtime.tile.blocks import tuning_of
 from tests.support.streams import same_on_streams
 
 pytestmark = pytest.mark.gpu

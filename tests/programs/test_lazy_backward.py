@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import opforge
 from opforge.errors import BuildError, OpforgeWarning, UnsupportedError
-from opforge.runtime import compile_fx
+from opforge.runtime import fallback, training
 from opforge.runtime.execute.support import Arena, Workspaces
 from opforge.testing.noise import Noise
 
@@ -72,14 +72,14 @@ def test_symbolic_sizes_are_compiled_at_once() -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    real = compile_fx.compile_graph
+    real = training.compile_graph
 
     def fail(graph: Any, cfg: Any, watch: Any, *, boxed: bool = False, **rest: Any) -> Any:
         if boxed:
             raise error
         return real(graph, cfg, watch, **rest)
 
-    monkeypatch.setattr(compile_fx, "compile_graph", fail)
+    monkeypatch.setattr(training, "compile_graph", fail)
 
 
 @pytest.mark.parametrize("error", [UnsupportedError("no way"), BuildError("no compiler"), KeyError("a mistake")])
@@ -92,7 +92,7 @@ def test_a_backward_that_cannot_be_compiled_runs_by_eager_kernels(
     if isinstance(error, UnsupportedError):
         got = torch.autograd.grad(y, args)
     else:
-        compile_fx._warned.clear()
+        fallback._warned.clear()
         with pytest.warns(OpforgeWarning, match="eagerly"):
             got = torch.autograd.grad(y, args)
     same(got, args)
@@ -115,13 +115,13 @@ def test_threads_compile_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     args = inputs()
     g = compiled()
     losses = [g(*args) for _ in range(4)]
-    real, made = compile_fx.compile_graph, []
+    real, made = training.compile_graph, []
 
     def count(graph: Any, cfg: Any, watch: Any, *, boxed: bool = False, **rest: Any) -> Any:
         made.append(boxed)
         return real(graph, cfg, watch, boxed=boxed, **rest)
 
-    monkeypatch.setattr(compile_fx, "compile_graph", count)
+    monkeypatch.setattr(training, "compile_graph", count)
     found: dict[int, tuple[Tensor, ...]] = {}
     threads = [
         threading.Thread(target=lambda k=k: found.setdefault(k, torch.autograd.grad(losses[k], args))) for k in range(4)

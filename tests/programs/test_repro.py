@@ -15,7 +15,7 @@ import torch
 
 import opforge
 from opforge.generated import cpp_scalars
-from opforge.runtime import compile_fx, config
+from opforge.runtime import compile_graph, config
 from opforge.runtime.observe.program_text import Unwritable, program_text
 from opforge.testing import minify, repro
 from opforge.testing.recorded import FolderError, Recorded, read_folder
@@ -166,14 +166,14 @@ def test_a_wrong_kernel_differs_and_shrinks(tmp_path: Path, wrong_tanh: None) ->
 
 
 def test_a_mistake_inside_of_opforge_raises_and_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lower = compile_fx.lower
+    lower = compile_graph.lower
 
     def broken(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         if any("cumsum" in n.name for n in graph.graph.nodes):
             raise KeyError("no such sum")
         return lower(graph, *args, **kwargs)
 
-    monkeypatch.setattr(compile_fx, "lower", broken)
+    monkeypatch.setattr(compile_graph, "lower", broken)
     with config.patch(debug_verify=False), pytest.warns(UserWarning, match="internal error"):
         folder = folder_of(tmp_path, lambda x: (x.sin() + 1).cumsum(0).exp(), torch.randn(40, 3))
     with config.patch(debug_verify=False):

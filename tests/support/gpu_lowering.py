@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opforge.errors import UnsupportedError
-from opforge.runtime import compile_fx as engine
+from opforge.runtime import compile_fx, compile_graph
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Extern
 from opforge.runtime.lower import graph as lowering
@@ -58,13 +58,14 @@ class _GpuLowerer(_Lowerer):
 @contextlib.contextmanager
 def lowered_for_a_gpu() -> Iterator[None]:
     """All graphs that are compiled meanwhile are rewritten and lowered that way."""
-    kept = engine.rewrite, lowering._Lowerer
-    engine.rewrite = functools.partial(engine.rewrite, device="cuda")
+    kept = compile_fx.rewrite, lowering._Lowerer
+    compile_fx.rewrite = compile_graph.rewrite = functools.partial(kept[0], device="cuda")
     lowering._Lowerer = _GpuLowerer  # type: ignore[misc]
     try:
         yield
     finally:
-        engine.rewrite, lowering._Lowerer = kept  # type: ignore[misc]
+        compile_fx.rewrite, lowering._Lowerer = kept  # type: ignore[misc]
+        compile_graph.rewrite = kept[0]
 
 
 __all__ = ["lowered_for_a_gpu", "native_overloads"]

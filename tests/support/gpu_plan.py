@@ -14,7 +14,7 @@ from opforge.runtime.check.plan import check
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.fuse.products import Choose
+from opforge.runtime.fuse.products import Selector
 from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import _atomic, _Lowerer
@@ -31,10 +31,10 @@ def planned(
     fn: Callable[..., Any],
     inputs: Sequence[Tensor],
     processors: int = PROCESSORS,
-    choose: Choose | None = None,
+    select: Selector | None = None,
     writes: bool = False,
 ) -> Plan:
-    """The checked plan of a function, with the rewrites for a GPU. With few processors, few long rows are not cut into parts. `choose`: which
+    """The checked plan of a function, with the rewrites for a GPU. With few processors, few long rows are not cut into parts. `select`: which
     products are computed with what is beside them. With `writes` the graph itself gives inputs their new contents.
     """
     with torch.no_grad():
@@ -44,7 +44,7 @@ def planned(
     lowerer.b.atomic, lowerer.b.unordered = _atomic(), True
     loops = lowerer.run(written_inside(traced) if writes else {}).program
     program = prepared(one_hot_sums(separate_outputs(loops)), replace(H200, processors=processors))
-    plan = scheduled(program, Config(), replace(H200, processors=processors), choose=choose)
+    plan = scheduled(program, Config(), replace(H200, processors=processors), select=select)
     check(program, plan)
     return plan
 

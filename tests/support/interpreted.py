@@ -1,4 +1,5 @@
-"""Programs on CPU tensors with the plans and the kernels that a GPU of 132 processors would get, run by Triton's interpreter in this process.
+"""Programs on CPU tensors with the plans and the kernels that a GPU would get, run by Triton's interpreter in this process. Unless another GPU is
+named, it is one of 132 processors.
 
 The process needs TRITON_INTERPRET=1 in its environment before Triton is loaded. Operators that have no kernel run by eager's on the processor.
 """
@@ -20,12 +21,13 @@ from typing import Any
 
 import torch
 
-from opforge.runtime import compile_fx as engine
+from opforge.runtime import compile_graph as engine
 from opforge.runtime.build.manifest import Entry
 from opforge.runtime.config import Config
 from opforge.runtime.graphs.recording import Recorder
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.kernels.plan import Plan
+from opforge.runtime.machine import Gpu
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.render.triton_group import FILL_NAME
 from opforge.runtime.render.triton_unit import TritonKernel, TritonUnit, render_triton
@@ -48,21 +50,22 @@ class Interpreted:
     """`Target` for the processor, by the plans of a GPU."""
 
     cfg: Config
+    gpu: Gpu = H200
     device = "cpu"
     suffix = "py"
     support = "support"
 
     def parts(self) -> dict[str, str]:
-        return {"target": "interpreter, with teams"}  # what is loaded is part of what is kept
+        return {"target": f"interpreter, with teams, {self.gpu}"}  # what is loaded is part of what is kept
 
     def prepare(self, program: Program) -> Program:
-        return prepared(program, H200, self.cfg)
+        return prepared(program, self.gpu, self.cfg)
 
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        return scheduled(program, self.cfg, H200, frugal)
+        return scheduled(program, self.cfg, self.gpu, frugal)
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
-        return render_triton(plan, boxed=boxed)
+        return render_triton(plan, boxed=boxed, capability=self.gpu.target.capability)
 
     def compile(self, plan: Plan, rendered: TritonUnit, watch: Watch) -> Built:
         files: dict[str, bytes | Path] = {f"{n}.py": k.source.encode() for n, k in rendered.kernels.items()}
@@ -161,14 +164,14 @@ def _module(source: str) -> Any:
 
 
 @contextlib.contextmanager
-def interpreted(folder: Path) -> Iterator[None]:
-    """All graphs that are compiled meanwhile run that way. `folder` holds the modules of kernels while the process runs."""
+def interpreted(folder: Path, gpu: Gpu = H200) -> Iterator[None]:
+    """All graphs that are compiled meanwhile run that way, as on `gpu`. `folder` holds the modules of kernels while the process runs."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("TRITON_INTERPRET=1 is to be set before Triton is loaded")
     mend()
     _folder[:] = [folder]
     kept = engine.target_of
-    engine.target_of = lambda graph, cfg: Interpreted(cfg)  # type: ignore[assignment]
+    engine.target_of = lambda graph, cfg: Interpreted(cfg, gpu)  # type: ignore[assignment]
     try:
         with lowered_for_a_gpu():
             yield

@@ -19,4 +19,10 @@ def launched_on(plan: Plan, gpu: Gpu) -> Plan:
     return plan
 
 
-__all__ = ["AVX2", "H200", "launched_on"]
+def with_split(gpu: Gpu, **split: int) -> Gpu:
+    """The GPU with other limits of what is cut into parts."""
+    costs = replace(gpu.costs, split=replace(gpu.costs.split, **split))
+    return replace(gpu, target=replace(gpu.target, costs=costs))
+
+
+__all__ = ["AVX2", "H200", "launched_on", "with_split"]

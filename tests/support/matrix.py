@@ -10,7 +10,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,10 +18,12 @@ import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from opforge.errors import UnsupportedError
+from opforge.runtime.aot.compilers import make_boxed_func
+from opforge.runtime.backward.function import bind_function
+from opforge.runtime.backward.variants import Variants
 from opforge.runtime.dispatch.autograd.needs_grad import wants_grad
 from opforge.runtime.dispatch.trace import Traced, trace
 from opforge.runtime.dispatch.wrapper.source import bind
-from opforge.runtime.execute.autograd_function import bind_halves
 from opforge.runtime.torch_compat import FakeTensorMode
 from opforge.runtime.training import split
 
@@ -223,7 +225,9 @@ def interpreted(traced: Traced) -> Callable[..., Any]:
     if traced.gradients is None:
         return _like_compiled(traced.graph)
     parts = split(traced)
-    return bind_halves(parts.halves, _like_compiled(parts.forward), _like_compiled(parts.backward))
+    spec = replace(parts.backward, into={})
+    variants = Variants(spec, lambda graph, _: make_boxed_func(_like_compiled(graph)))
+    return bind_function(spec, _like_compiled(parts.forward), variants)
 
 
 def _like_compiled(graph: Callable[..., Any]) -> Callable[..., Any]:

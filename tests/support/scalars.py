@@ -23,8 +23,8 @@ import torch
 
 from opforge.generated.complex_scalars import COMPLEX
 from opforge.generated.cpp_scalars import CPP, CPP_KIND
+from opforge.generated.languages import CPP_LANGUAGE, TRITON_LANGUAGE
 from opforge.generated.scalars import SCALARS, Scalar
-from opforge.generated.targets import DTYPES
 from opforge.generated.triton_scalars import TRITON, TRITON_KIND
 from opforge.runtime.philox import philox
 
@@ -176,7 +176,7 @@ def _cases(s: Scalar) -> Iterator[Case]:
                 yield Case(s, args, {"same": args[0], "arg1": args[-1]}.get(s.result, s.result))
                 continue
             size = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-            for result in DTYPES:
+            for result in CPP_LANGUAGE.dtypes:
                 other: torch.dtype = getattr(torch, result)
                 if s.name != "bitcast" or (
                     result not in ("bool", "float16", "bfloat16") and torch.empty(0, dtype=other).element_size() == size
@@ -316,18 +316,20 @@ def cpp_source(names: Sequence[str] = ()) -> str:
     lines = ['#include "prelude.h"']
     for name in names or SCALARS:
         for case in cases(name):
-            memory = [DTYPES[d].memory for d in case.args]
-            out = DTYPES[case.result]
+            memory = [CPP_LANGUAGE.dtypes[d].memory for d in case.args]
+            out = CPP_LANGUAGE.dtypes[case.result]
             spelled = CPP_KIND.get((name, case.kind), CPP[name])
             types = {
                 "T": out.memory if case.result in ("float16", "bfloat16") else out.register,
-                "A": DTYPES[case.args[0]].register,
+                "A": CPP_LANGUAGE.dtypes[case.args[0]].register,
             }
             params = ", ".join(f"const {m}* a{k}" for k, m in enumerate(memory)) + f", {out.memory}* o, int64_t n"
             body, tail = (
                 spelled.format(*(f"loadu(a{k} + i{n})" for k in range(len(memory))), **types) for n in ("", ", live")
             )
-            one = spelled.format(*(f"cast<{DTYPES[d].register}>(a{k}[i])" for k, d in enumerate(case.args)), **types)
+            one = spelled.format(
+                *(f"cast<{CPP_LANGUAGE.dtypes[d].register}>(a{k}[i])" for k, d in enumerate(case.args)), **types
+            )
             lines.append(f'extern "C" void {case.key}({params}) {{')
             lines.append(f"    int64_t i = 0;\n    for (; i + VL <= n; i += VL) storeu(o + i, {body});")
             lines.append(f"    const int live = int(n - i);\n    if (live) storeu(o + i, {tail}, live);\n}}")
@@ -389,7 +391,7 @@ def triton_source(names: Sequence[str] = ()) -> str:
             arity = len(case.args)
             params = ", ".join([*(f"a{k}" for k in range(arity)), "o", "n", "BLOCK: tl.constexpr"])
             spelled = TRITON_KIND.get((name, case.kind), TRITON[name]).format(
-                *(f"x{k}" for k in range(arity)), T=DTYPES[case.result].triton
+                *(f"x{k}" for k in range(arity)), T=TRITON_LANGUAGE.dtypes[case.result].value
             )
             lines += [
                 "",

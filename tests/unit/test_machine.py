@@ -1,4 +1,4 @@
-"""Every key of a target in specs/targets is read by the runtime, and each GPU gets the target of its capability."""
+"""The runtime reads every key of specs/targets and specs/languages, and each GPU gets the target of its capability."""
 
 import re
 from pathlib import Path
@@ -28,14 +28,39 @@ def keys_of(device: str) -> list[str]:
     return [key for part in parts for key in below(part, target[part]["$ref"].rpartition("/")[2])]
 
 
+def tuning_keys() -> list[str]:
+    """The sizes of a table in specs/tuning that are no rules."""
+    definitions = schema_of("tuning").root["$defs"]
+    return sorted({k for n in ("contraction", "attention", "routine") for k in definitions[f"{n}_sizes"]["properties"]})
+
+
+def language_keys(name: str) -> list[str]:
+    """What an entry of specs/languages, or a part of one, says for the runtime."""
+    return [k for k in schema_of("languages").root["$defs"][name]["properties"] if k not in ("language", "doc")]
+
+
 @pytest.mark.parametrize("key", sorted({*keys_of("cpu"), *keys_of("cuda")}))
 def test_every_fact_of_a_machine_has_a_reader(key: str) -> None:
     wanted = re.compile(rf"\b{re.escape(key)}\b")
     assert any(wanted.search(path.read_text()) for path in RUNTIME.rglob("*.py")), f"nothing in runtime/ reads {key}"
 
 
+@pytest.mark.parametrize("key", tuning_keys())
+def test_every_size_of_a_table_has_a_reader(key: str) -> None:
+    wanted = re.compile(rf"\b(sizes|contraction|attention)\.{key}\b")
+    assert any(wanted.search(path.read_text()) for path in RUNTIME.rglob("*.py")), f"nothing in runtime/ reads {key}"
+
+
 @pytest.mark.parametrize(
-    ("capability", "name"), [(70, "sm_80"), (80, "sm_80"), (86, "sm_80"), (90, "sm_90"), (120, "sm_90")]
+    "key", sorted({k for name in ("cpp", "triton", "cpp_dtype", "triton_dtype", "atomic") for k in language_keys(name)})
+)
+def test_every_fact_of_a_language_has_a_reader(key: str) -> None:
+    wanted = re.compile(rf"\b([A-Z]+_LANGUAGE\)?|dtype|found|dtypes\[.*\])\.{key}\b")
+    assert any(wanted.search(path.read_text()) for path in RUNTIME.rglob("*.py")), f"nothing in runtime/ reads {key}"
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [(61, "sm_70"), (75, "sm_70"), (80, "sm_80"), (86, "sm_80"), (90, "sm_90"), (120, "sm_90")]
 )
 def test_a_gpu_without_an_entry_gets_that_of_the_capability_below(capability: int, name: str) -> None:
     assert gpu_target(capability) is GPU_TARGETS[name]
@@ -44,8 +69,6 @@ def test_a_gpu_without_an_entry_gets_that_of_the_capability_below(capability: in
 @pytest.mark.parametrize("target", GPU_TARGETS.values(), ids=lambda t: t.name)
 def test_limits_of_gpus_agree_with_each_other(target: GpuTarget) -> None:
     limits, budgets = target.limits, target.budgets
-    powers = (limits.line, limits.warp, limits.vector, limits.sector, limits.mma.edge, limits.mma.steps, budgets.tile)
-    assert all(n & (n - 1) == 0 for n in powers), "blocks are powers of two"
     assert limits.vector <= limits.sector <= limits.line
     assert budgets.row <= budgets.tile
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from opforge.generated.targets import CPU_TARGETS, DTYPES
+from opforge.generated.languages import CPP_LANGUAGE
+from opforge.generated.targets import CPU_TARGETS
 from tests.support.scalars import ROOT, edge_values
 
 PRELUDE = ROOT / "generated" / "kernels"
 FLAGS = ("-std=c++20", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-I", str(PRELUDE))
-TYPES = {d: (s.memory, s.register) for d, s in DTYPES.items()}
+TYPES = {d: (s.memory, s.register) for d, s in CPP_LANGUAGE.dtypes.items()}
 
 HEAD = """
 #include "prelude.h"

@@ -40,10 +40,11 @@ RANK = {
             ("host",),
             ("build",),
             ("execute",),
-            ("graphs",),
+            ("backward", "graphs"),
             ("targets",),
             ("cold",),
             ("realize",),
+            ("compile_graph", "fallback"),
             ("training", "aot", "forward_mode"),
             ("compile_fx", "checked_inputs"),
         ]

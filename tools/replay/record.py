@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import torch
 import opforge
 from opforge.generated.targets import CPU_TARGETS
 from opforge.runtime import cold
-from opforge.runtime import compile_fx as engine
+from opforge.runtime import compile_graph as engine
 from opforge.runtime.config import Config
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.kernels.plan import Plan
@@ -93,23 +92,13 @@ MACHINES = ("avx2", "avx512", "sm_90")
 def recorded(machine: str) -> Iterator[Record]:
     """All graphs that are compiled meanwhile are recorded as for the machine."""
     record = Record()
-    kept = engine.compile_graph, engine.realize, engine.target_of
-    around: list[tuple[torch.fx.GraphModule, bool, Mapping[int, int]]] = []
+    kept = engine.lower, engine.realize, engine.target_of
+    given: dict[int, tuple[torch.fx.GraphModule, Mapping[int, int]]] = {}
 
-    def compile_graph(
-        graph: torch.fx.GraphModule,
-        cfg: Config,
-        watch: Watch,
-        *,
-        boxed: bool = False,
-        written: Mapping[int, int] = MappingProxyType({}),
-        **others: Any,
-    ) -> tuple[Compiled, Artifacts]:
-        around.append((graph, boxed, written))
-        try:
-            return kept[0](graph, cfg, watch, boxed=boxed, written=written, **others)
-        finally:
-            around.pop()
+    def lower(graph: torch.fx.GraphModule, written: Mapping[int, int], **others: Any) -> Lowered:
+        lowered = kept[0](graph, written, **others)
+        given[id(lowered)] = graph, written
+        return lowered
 
     def realize(
         lowered: Lowered,
@@ -124,15 +113,16 @@ def recorded(machine: str) -> Iterator[Record]:
         made = cold.make(lowered.program, parameters(lowered), target, cfg, watch, boxed=boxed, frugal=frugal)
         parts = {"plan": plan_text(made.plan), "kernels": made.source, "wrapper": made.wrapper}
         record.add(watch.title, "\n".join(f"--- {name}\n{text.strip()}\n" for name, text in parts.items()))
-        return eagerly(*around[-1]), Artifacts(made.source, made.wrapper)
+        graph, written = given.pop(id(lowered))
+        return eagerly(graph, boxed, written), Artifacts(made.source, made.wrapper)
 
-    engine.compile_graph, engine.realize = compile_graph, realize  # type: ignore[assignment]
+    engine.lower, engine.realize = lower, realize  # type: ignore[assignment]
     engine.target_of = lambda graph, cfg: target_of(machine, cfg)  # type: ignore[assignment]
     try:
         with lowered_for_a_gpu() if machine == "sm_90" else contextlib.nullcontext():
             yield record
     finally:
-        engine.compile_graph, engine.realize, engine.target_of = kept
+        engine.lower, engine.realize, engine.target_of = kept
 
 
 def eagerly(graph: torch.fx.GraphModule, boxed: bool, written: Mapping[int, int]) -> Compiled:

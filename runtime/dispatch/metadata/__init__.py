@@ -1,0 +1,1 @@
+"""What the traced program did to its inputs, and what its outputs are."""

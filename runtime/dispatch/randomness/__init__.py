@@ -1,0 +1,1 @@
+"""Random operators as functions of a seed, a stream and a position."""

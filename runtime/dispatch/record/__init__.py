@@ -1,0 +1,1 @@
+"""The recorder, and the functional graph that it writes."""

@@ -1,0 +1,1 @@
+"""Which tensors share memory: regions, views, overlap, and inputs that must not meet."""

@@ -1,0 +1,1 @@
+"""Tensor subclasses that wrap other tensors."""

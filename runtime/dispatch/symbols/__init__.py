@@ -1,0 +1,1 @@
+"""Sizes and numbers that change from call to call."""

@@ -1,0 +1,1 @@
+"""The Python that runs around the compiled graph at each call."""

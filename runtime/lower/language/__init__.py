@@ -1,0 +1,1 @@
+"""The language that generated lowerings are written in: builder, tensors, dtypes, scalar operations."""

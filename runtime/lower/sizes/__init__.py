@@ -1,0 +1,1 @@
+"""Symbolic sizes in a program: their expressions, equalities, and those that only data tells."""

@@ -1,0 +1,1 @@
+"""Reductions rewritten for a GPU before scheduling: in parts, or written out."""

@@ -1,4 +1,7 @@
-"""Reductions of many values to few, cut into reductions of parts and one of the parts' results: so that a GPU has work for all of it."""
+"""Reductions of many values to few, cut into reductions of parts and one of the parts' results: so that a GPU has work for all of it.
+
+A matrix is cut by its rows, so that a part may share a kernel with what else reads the row.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,30 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from ....generated.scalars import REDUCTIONS
+from ....generated.targets import Split
 from ...ir.index import Atom, Expr, Var, of, product
 from ...ir.nodes import Extern, Nest, Program, Size, contiguous_strides, load, rebuild
 from ...ir.work import cost, is_pointwise, node_cost, points_of
+from ...machine import Gpu
 from .partial_spread import Spreads, fresh
-
-SMALL = 1 << 17  # values that one step may reduce without a second
-LIGHT = 16  # additions that each of so many may cost: what costs twice as much, half as often
-ROW_PART, COLUMN_PART = 2048, 64  # values that a part should have at least: along memory, and across it
-ROWS_PART, ROW = 4, 1024  # rows that one program should add up at least; elements that it works on at once
-MOST_PARTS = 16384  # that the second step may reduce
-COLUMNS = 64  # neighbours in memory that one program reduces at once
 
 
 def partial_reductions(
-    program: Program, programs: int, together: Collection[str] = (), costly: Collection[str] = ()
+    program: Program, gpu: Gpu, together: Collection[str] = (), costly: Collection[str] = ()
 ) -> Program:
-    """The program with long reductions in two steps, where far fewer than `programs` programs would share the work; those that are `costly` count as
-    long. Reductions of which parts cannot be combined (positions of maxima) stay; so do those of symbolic sizes, and those that are made `together`.
+    """The program with long reductions in two steps, where far fewer programs would share the work than the GPU should have; those that are `costly`
+    count as long. Reductions of which parts cannot be combined (positions of maxima) stay; so do those of symbolic sizes, and those that are made
+    `together`.
     """
     items: list[Nest | Extern] = []
     names = set(program.shapes())
-    rows = _Rows(program)
+    rows = _Rows(program, gpu)
     spreads: Spreads | None = None
     for item in program.items:
         if isinstance(item, Nest) and item.name in together:
             items.append(replace(item, team=True))
             continue
-        parts = _cut(item, programs, names, rows, item.name in costly) if isinstance(item, Nest) else None
+        parts = _cut(item, names, rows, item.name in costly) if isinstance(item, Nest) else None
         if parts and isinstance(item, Nest):
             spreads = spreads or Spreads(program, names)
             if (found := spreads.spread(item, parts[0].name)) is None:
@@ -46,15 +45,15 @@ def partial_reductions(
     return Program(program.inputs, items, program.outputs, program.mutations, program.symbols)
 
 
-def read_again(program: Program, programs: int) -> frozenset[str]:
+def read_again(program: Program, gpu: Gpu) -> frozenset[str]:
     """Reductions along memory for which there are too few rows, and whose rows are gone through once more for each of their elements when it is
     known what they are reduced to: several programs may go through a row together, and keep it until then.
     """
     nests = [item for item in program.items if isinstance(item, Nest)]
-    rows = _Rows(program)
+    rows = _Rows(program, gpu)
     found: set[str] = set()
     for k, nest in enumerate(nests):
-        if _starving(nest, programs, rows, SMALL) is None or _across(nest, rows.strides):
+        if _starving(nest, rows, gpu.costs.split.values) is None or _across(nest, rows.strides):
             continue
         points = product(v.extent for v in (*nest.loop_vars, *nest.rvars))
         known = {nest.name}  # what is made of the result
@@ -68,7 +67,7 @@ def read_again(program: Program, programs: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def costly_reductions(program: Program, costs: Callable[[str], float] = cost) -> frozenset[str]:
+def costly_reductions(program: Program, split: Split, costs: Callable[[str], float] = cost) -> frozenset[str]:
     """Reductions of fewer values to one, each of which costs so much, with all that is computed for it point by point, that one program would be long
     at it (`costs` of a scalar operation, in additions). Nothing else goes through these points: it would share the kernel, and its values, no more.
     """
@@ -82,7 +81,7 @@ def costly_reductions(program: Program, costs: Callable[[str], float] = cost) ->
     for nest in nests.values():
         n = points_of(nest)
         assert isinstance(n, int)
-        if nest.reduce is None or product(nest.shape) != 1 or not 2 * ROW_PART <= n <= SMALL:
+        if nest.reduce is None or product(nest.shape) != 1 or not 2 * split.row <= n <= split.values:
             continue
         kernel, total, left = {nest.name}, node_cost(nest.body, costs), [*nest.reads()]
         sources: set[str] = set()
@@ -96,34 +95,35 @@ def costly_reductions(program: Program, costs: Callable[[str], float] = cost) ->
                 total += node_cost(made.body, costs)
                 left += made.reads()
         others = (o for o in at[n] if o.name not in kernel)
-        if n * total > SMALL * LIGHT and all((kernel | sources).isdisjoint(o.reads()) for o in others):
+        if n * total > split.values * split.cost and all((kernel | sources).isdisjoint(o.reads()) for o in others):
             found.add(nest.name)
     return frozenset(found)
 
 
-def _starving(nest: Nest, programs: int, rows: _Rows, small: int) -> int | None:
+def _starving(nest: Nest, rows: _Rows, small: int) -> int | None:
     """How many programs a long reduction has, of more than `small` values, if these are too few."""
     if nest.reduce is None or REDUCTIONS[nest.reduce].combine is None or nest.scatter is not None:
         return None
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
     if not isinstance(outer, int) or not isinstance(inner, int) or outer * inner <= small:
         return None
-    have = -(-outer // COLUMNS) if _across(nest, rows.strides) else outer
-    return have if 4 * have < programs else None
+    have = -(-outer // rows.split.columns) if _across(nest, rows.strides) else outer
+    return have if 4 * have < rows.programs else None
 
 
-def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows, costly: bool) -> list[Nest] | None:
-    have = _starving(nest, programs, rows, 0 if costly else SMALL)
+def _cut(nest: Nest, names: set[str], rows: _Rows, costly: bool) -> list[Nest] | None:
+    split = rows.split
+    have = _starving(nest, rows, 0 if costly else split.values)
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
     if have is None or not isinstance(outer, int) or not isinstance(inner, int):
         return None
     across = _across(nest, rows.strides)
     if across and rows.shares(nest):
         # Programs that go through the rows will add them up on their way: the more they are, the more parts.
-        wanted = min(programs * max(1, ROW // outer), inner // ROWS_PART)
+        wanted = min(rows.programs * max(1, split.elements // outer), inner // split.rows)
     else:
-        wanted = min(-(-programs // have), inner // (COLUMN_PART if across else ROW_PART))
-    cuts = _parts(nest.rvars, wanted, 4 * wanted if costly else MOST_PARTS)
+        wanted = min(-(-rows.programs // have), inner // (split.column if across else split.row))
+    cuts = _parts(nest.rvars, wanted, 4 * wanted if costly else split.parts)
     if not cuts:
         return None
     name = fresh(f"{nest.name}_parts", names)
@@ -156,9 +156,10 @@ def _cut(nest: Nest, programs: int, names: set[str], rows: _Rows, costly: bool) 
 
 
 class _Rows:
-    """Which stored values a program reduces by rows."""
+    """Which stored values a program reduces by rows, and how many programs a GPU should have for a reduction."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, gpu: Gpu) -> None:
+        self.programs, self.split = gpu.costs.programs * gpu.processors, gpu.costs.split
         # Those that are known: of inputs, calls, and of nests that eager lays out in its own way.
         self.strides = {name: b.stride for name, b in program.shapes().items()}
         self.strides.update((item.name, item.stride) for item in program.items if isinstance(item, Nest))

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 import opforge
 from opforge.errors import BuildError, OpforgeWarning
-from opforge.runtime import compile_fx as engine
+from opforge.runtime import fallback
 from opforge.runtime.build import triton_job, triton_pool
 from opforge.runtime.build.triton_job import Job
 from opforge.runtime.dispatch.trace import trace
@@ -32,7 +32,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def compiled(*_: object) -> None:
         raise AssertionError("a kernel is compiled")
 
-    monkeypatch.setattr(engine, "_warned", set())
+    monkeypatch.setattr(fallback, "_warned", set())
     monkeypatch.setattr(triton_pool, "compile_job", compiled)
     cuda.capability.cache_clear()
     opforge.reset_stats()

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Shapes, object]] = {
 def tiles(fn: Callable[..., Tensor], shapes: Shapes, dtype: torch.dtype, capability: int = 90) -> list[object]:
     with FakeTensorMode():
         inputs = [torch.empty(shape, dtype=dtype) for shape in shapes]
-        plan = planned(fn, inputs, choose=by_table(capability))
+        plan = planned(fn, inputs, select=by_table(capability))
     return [k.tile for k in plan.kernels() if k.tile is not None]
 
 

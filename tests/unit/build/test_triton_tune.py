@@ -29,9 +29,10 @@ from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import parameters
 from opforge.runtime.render.triton_group import FILL_NAME
 from opforge.runtime.render.triton_unit import TritonKernel, render_triton
-from opforge.runtime.targets import cuda, tune
+from opforge.runtime.targets import autotune, cuda
+from opforge.runtime.targets.autotune import Task, Trial
+from opforge.runtime.targets.block_trials import trials_of
 from opforge.runtime.targets.cuda import Cuda
-from opforge.runtime.targets.tune import Work, works_of
 from tests.support.gpu_plan import planned
 
 Blocks = tuple[int, int, int]
@@ -42,22 +43,22 @@ def blocks_of(one: TritonKernel | Job) -> Blocks:
 
 
 class Stopwatch:
-    """A `Timer`, and its `Bench`: times by configuration, 100 µs where nothing is said. It says which works it was asked for."""
+    """A `Timer`, and its `Bench`: times by configuration, 100 µs where nothing is said. It says which trials it was asked for."""
 
     def __init__(self, us: dict[Blocks, float] | None = None, refused: tuple[Blocks, ...] = (), why: str = "") -> None:
         self.us, self.refused, self.why = us or {}, refused, why
-        self.works: list[Work] = []
+        self.trials: list[Trial] = []
         self.ran: list[Blocks] = []
 
     def why_not(self) -> str:
         return self.why
 
     @contextmanager
-    def bench(self, work: Work) -> Iterator[Stopwatch]:
-        self.works.append(work)
+    def bench(self, task: Task) -> Iterator[Stopwatch]:
+        self.trials += task.trials
         yield self
 
-    def load(self, one: TritonKernel, binary: Binary) -> Callable[[], None]:
+    def load(self, trial: Trial, one: TritonKernel, binary: Binary) -> Callable[[], None]:
         if blocks_of(one) in self.refused:
             raise BuildError(f"a block of {one.warps} warps has too many registers")
         return lambda: self.ran.append(blocks_of(one))
@@ -98,7 +99,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return made
 
     monkeypatch.setattr(triton_pool, "compile_kernels", compile_kernels)
-    monkeypatch.setattr(tune, "compile_kernels", compile_kernels)
+    monkeypatch.setattr(autotune, "compile_kernels", compile_kernels)
     return said
 
 
@@ -135,7 +136,7 @@ def test_fastest_is_taken_and_launched(cfg: Config, compiler: dict[str, Any]) ->
     assert set(tried) == {TABLE, (256, 1, 2), (1024, 1, 2), (512, 1, 1), (512, 1, 4), (256, 1, 1), (1024, 1, 4)}
     assert [list(map(blocks_of, batch)) for batch in compiler["batches"][1:]] == [[(1024, 1, 4)]]
     assert counters.snapshot()["tuned"] == {"measured": 1}
-    assert timer.ran.count((1024, 1, 4)) == tune.ROUNDS + 1
+    assert timer.ran.count((1024, 1, 4)) == autotune.ROUNDS + 1
     assert timer.ran.count((512, 1, 1)) == 1  # far slower: not worth more
 
 
@@ -150,7 +151,7 @@ def test_default_mode_never_measures(cfg: Config, compiler: dict[str, Any]) -> N
     _, meta = build(pointwise, plain, timer, torch.empty(10000))
     assert taken(meta) == [TABLE]
     assert len(compiler["batches"]) == 1
-    assert timer.works == []
+    assert timer.trials == []
     assert counters.snapshot()["tuned"] == {}
     assert config.key(plain) != config.key(cfg)  # a graph of the one is not the other's
 
@@ -174,7 +175,7 @@ def test_what_fails_is_dropped_and_counted(cfg: Config, compiler: dict[str, Any]
 
 def test_table_stays_where_nothing_runs(cfg: Config, compiler: dict[str, Any]) -> None:
     class Refusing(Stopwatch):
-        def load(self, one: TritonKernel, binary: Binary) -> Callable[[], None]:
+        def load(self, trial: Trial, one: TritonKernel, binary: Binary) -> Callable[[], None]:
             raise RuntimeError("CUDA error 701")
 
     _, meta = build(pointwise, cfg, Refusing(), torch.empty(10000))
@@ -186,7 +187,7 @@ def test_table_stays_where_nothing_runs(cfg: Config, compiler: dict[str, Any]) -
 def test_too_little_memory(cfg: Config, compiler: dict[str, Any]) -> None:
     class Small(Stopwatch):
         @contextmanager
-        def bench(self, work: Work) -> Iterator[Stopwatch]:
+        def bench(self, task: Task) -> Iterator[Stopwatch]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried")
             yield self
 
@@ -198,7 +199,7 @@ def test_too_little_memory(cfg: Config, compiler: dict[str, Any]) -> None:
 def test_not_while_a_graph_is_recorded(cfg: Config, compiler: dict[str, Any]) -> None:
     timer = Stopwatch(why="a CUDA graph is being recorded")
     _, meta = build(pointwise, cfg, timer, torch.empty(10000))
-    assert (taken(meta), timer.works) == ([TABLE], [])
+    assert (taken(meta), timer.trials) == ([TABLE], [])
     assert counters.snapshot()["tuned"] == {"not measured: a CUDA graph is being recorded": 1}
 
 
@@ -210,7 +211,7 @@ def test_choice_is_remembered(cfg: Config, compiler: dict[str, Any]) -> None:
     assert taken(meta) == [(1024, 1, 4)]
     _, meta = build(lambda y, z: (z.softmax(-1), y.exp() + 1), cfg, later, torch.empty(10000), torch.empty(10, 100))
     assert (1024, 1, 4) in taken(meta)
-    assert len(later.works) == 1  # the softmax
+    assert len(later.trials) == 1  # the softmax
     assert counters.snapshot()["tuned"] == {"measured": 2, "stored": 2}
     torch.cuda.get_device_properties(0).name = "another GPU"
     _, meta = build(pointwise, cfg, later, torch.empty(10000))
@@ -227,10 +228,10 @@ def test_group_is_launched_as_it_was_measured(cfg: Config, compiler: dict[str, A
     assert how[2:] == [256, 1, 1]
     assert numbers == [125, 25, 100, 0, 8, 10]
     assert f"{name}(17, arg" in files["wrapper.py"].decode()
-    (work,) = timer.works
-    assert [work.memory[p].elements for p in work.pointers] == [2000, 2000, 400, 400, 1600, 1600]
-    assert work.numbers(work.tried[0]) == [125, 25, 100, 0, 4, 5]
-    assert work.programs(work.tried[0]) == 9
+    (trial,) = timer.trials
+    assert [trial.memory[p].elements for p in trial.pointers] == [2000, 2000, 400, 400, 1600, 1600]
+    assert trial.numbers(trial.kernel) == [125, 25, 100, 0, 4, 5]
+    assert trial.programs(trial.kernel) == 9
 
 
 def ten(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
@@ -242,9 +243,9 @@ def test_table_is_launched_as_it_was_measured(cfg: Config, compiler: dict[str, A
 
     timer = Stopwatch({(512, 1, 2): 1.0})
     files, meta = build(ten, cfg, timer, *(torch.empty(1600 + 16 * n) for n in range(10)))
-    (work,) = timer.works
-    assert work.group is not None
-    assert work.group.table
+    (trial,) = timer.trials
+    assert trial.group is not None
+    assert trial.group.table
     ((name, (_, how, _, numbers, table)),) = ((k, v) for k, v in meta["symbols"].items() if k != FILL_NAME)
     assert (how, table) == ([["i64"], 1, 512, 1, 2], "table")
     assert numbers == [*(100 + n for n in range(10)), *(4 * n for n in range(10))]
@@ -255,37 +256,37 @@ def test_compiled_side_by_side(cfg: Config) -> None:
     """By Triton itself: a configuration that it does not take is dropped, the others are ready when one of them is taken."""
     timer = Stopwatch({(64, 16, 4): 1.0})
     files, meta = build(lambda x, y: x.t() + y, cfg, timer, torch.empty(96, 16), torch.empty(16, 96))
-    (work,) = timer.works
-    assert {one.rblock for one in work.tried} == {16}
+    (trial,) = timer.trials
+    assert {one.rblock for one in trial.configurations} == {16}
     assert taken(meta) == [(64, 16, 4)]
     (name,) = meta["symbols"]
     assert files[f"{name}.cubin"][:4] == b"\x7fELF"
     assert counters.snapshot()["dropped"] == {}
 
 
-def works(f: Callable[..., Any], *inputs: Tensor) -> list[Work | str]:
+def trials(f: Callable[..., Any], *inputs: Tensor) -> list[Trial | str]:
     plan = planned(f, list(inputs))
-    return [work for _, work in works_of(plan, render_triton(plan))]
+    return [trial for _, trial in trials_of(plan, render_triton(plan))]
 
 
-def only(f: Callable[..., Any], *inputs: Tensor) -> Work:
-    (work,) = works(f, *inputs)
-    assert isinstance(work, Work)
-    return work
+def only(f: Callable[..., Any], *inputs: Tensor) -> Trial:
+    (trial,) = trials(f, *inputs)
+    assert isinstance(trial, Trial)
+    return trial
 
 
 def test_memory_is_that_of_the_program() -> None:
     """Elements up to the last one that strides reach; what is done in place has the memory of what it reads."""
-    work = only(lambda x: x + 1, torch.empty(10, 40)[:, ::4].as_strided((10, 10), (40, 4)))
-    assert work.memory[work.pointers[0]].elements == 9 * 40 + 9 * 4 + 1
+    trial = only(lambda x: x + 1, torch.empty(10, 40)[:, ::4].as_strided((10, 10), (40, 4)))
+    assert trial.memory[trial.pointers[0]].elements == 9 * 40 + 9 * 4 + 1
     x = torch.empty(10, 10, dtype=torch.float64)
-    work = only(lambda x: (x @ x).exp() @ x, x)
-    assert len(work.pointers) == 2
-    assert work.memory == {work.pointers[0]: tune.Memory("float64", 100)}
+    trial = only(lambda x: (x @ x).exp() @ x, x)
+    assert len(trial.pointers) == 2
+    assert trial.memory == {trial.pointers[0]: autotune.Memory("float64", 100)}
 
 
 def test_positions_from_data_are_not_measured() -> None:
     rows, x = torch.zeros(7, dtype=torch.int64), torch.randn(9, 5)
-    assert works(lambda x, i: x[i] + 1, x, rows) == ["its positions come from data"]
-    assert works(lambda x, i, y: x.index_add(0, i, y) + 1, x, rows, torch.randn(7, 5))[0] != ""
-    assert works(lambda x: x.exp(), torch.empty(0, 4)) in ([], ["it computes nothing"])
+    assert trials(lambda x, i: x[i] + 1, x, rows) == ["its positions come from data"]
+    assert trials(lambda x, i, y: x.index_add(0, i, y) + 1, x, rows, torch.randn(7, 5))[0] != ""
+    assert trials(lambda x: x.exp(), torch.empty(0, 4)) in ([], ["it computes nothing"])

@@ -1,7 +1,7 @@
 """A tiny spec in, exact text out."""
 
 from opforge.generator.diagnostics import Diagnostics
-from opforge.generator.emit import config, docs
+from opforge.generator.emit import config, docs, targets
 from opforge.generator.load import load_text
 from opforge.generator.model import Model
 from opforge.generator.render import header, literal
@@ -49,6 +49,16 @@ def test_settings_become_fields_and_a_table() -> None:
     formatted = format_files({config.PATH: text})[config.PATH]
     assert formatted.endswith(EXPECTED)
     assert formatted.startswith(header(config.PATH, "specs/config.yaml"))
+
+
+def test_a_target_is_a_choice_of_the_processors() -> None:
+    diags = Diagnostics()
+    spec = SPEC.replace('  choices: ["0", "1"]\n', "").replace("choice\n", "target\n").replace('"1"', "auto")
+    doc = load_text(spec, "config.yaml", diags)
+    machines = targets.TargetSet({"wide": {}, "narrow": {}}, {"sm_1": {}})
+    (setting,) = config.build(doc, Model(SPECS_DIR, {}, {"targets": machines}, TorchSchemas([])), diags)
+    assert not diags, diags.render()
+    assert (setting.type, setting.choices) == ("choice", ("auto", "narrow", "wide"))
 
 
 def test_the_page_of_settings_has_a_row_for_each() -> None:

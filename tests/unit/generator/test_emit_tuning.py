@@ -27,6 +27,9 @@ SPEC = """\
   - {kernel: attention, x: 64, r: 64, programs: 108, least: 16, warps: 4}
   - {kernel: group, x: 1024, r: 16, programs: 864, warps: 1}
   - {kernel: table, x: 512, r: 8, programs: 1728, warps: 2}
+  contraction: {few_rows: 16, rows: 64, edge: 64, wide_edge: 128, turned: 512, end: 5, near: 3, wide_near: 6, stages: 3}
+  attention: {rows: 32, stages: 5, looked_at: 256}
+  routine: {elements: 512, across: 8, most_across: 2048, programs: 100, wide: 1024}
   tiles:
   - {rows: 128, columns: 64, steps: 32, warps: 4, stages: 3}
   - {rows: 64, columns: 64, steps: 32, warps: 4, stages: 3, descriptors: true}
@@ -65,6 +68,11 @@ TUNING: dict[int, Tuning] = {
             "group": (Rule(x=1024, r=16, programs=864, warps=1),),
             "table": (Rule(x=512, r=8, programs=1728, warps=2),),
         },
+        ContractionSizes(
+            few_rows=16, rows=64, edge=64, wide_edge=128, turned=512, end=5, near=3, wide_near=6, stages=3
+        ),
+        AttentionSizes(rows=32, stages=5, looked_at=256),
+        RoutineSizes(elements=512, across=8, most_across=2048, programs=100, wide=1024),
         (
             Block(rows=128, columns=64, steps=32, warps=4, stages=3),
             Block(rows=64, columns=64, steps=32, warps=4, stages=3, descriptors=True),

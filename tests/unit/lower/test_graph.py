@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import opforge
 from opforge.errors import UnsupportedError
+from opforge.generated.languages import CPP_LANGUAGE
 from opforge.runtime.ir.index import Expr
 from opforge.runtime.ir.nodes import Extern, Nest
 from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.lower.graph import MANY, Lowered, lower
+from opforge.runtime.lower.graph import Lowered, lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.observe import counters
 from tests.support.ir_interpreter import interpret
@@ -157,14 +159,14 @@ def test_another_rank_than_traced_leaves_a_graph_of_symbolic_sizes_to_eager() ->
 
 
 def test_an_operator_of_very_many_tensors_runs_eagerly() -> None:
-    result = lowered(lambda *ts: torch.stack(ts) + 1, *(torch.ones(2) for _ in range(MANY + 1)))
+    result = lowered(lambda *ts: torch.stack(ts) + 1, *(torch.ones(2) for _ in range(CPP_LANGUAGE.operands + 1)))
     assert externs(result) == ["aten.stack.default"]
 
 
 def test_a_kernel_of_more_arguments_than_can_be_passed_leaves_the_graph_to_eager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opforge.runtime.host.from_plan.MAX_ARGUMENTS", 3)
+    monkeypatch.setattr("opforge.runtime.host.from_plan.CPP_LANGUAGE", replace(CPP_LANGUAGE, arguments=3))
     opforge.reset_stats()
     ts = [torch.ones(2) for _ in range(3)]
     gm = make_fx(lambda a, b, c: a + b + c)(*ts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,15 +15,16 @@ from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.language import scalar_ops as s
-from opforge.runtime.lower.split import partial_sums
-from opforge.runtime.lower.split.partial_sums import LIGHT, SMALL, costly_reductions, partial_reductions, read_again
+from opforge.runtime.lower.split.partial_sums import costly_reductions, partial_reductions, read_again
 from opforge.runtime.render.triton_unit import render_triton
 from tests.support.gpu_plan import planned
 from tests.support.ir_interpreter import interpret
 from tests.support.ir_text import parse
 from tests.support.loops import plan_of, pointwise, program_of, reduce, softmax
+from tests.support.machines import H200, with_split
 
-PROGRAMS = 528
+GPU = replace(H200, processors=66)
+SPLIT = GPU.costs.split
 
 CASES: dict[str, tuple[tuple[int, ...], Any]] = {
     "all": ((1 << 18,), lambda b, x: reduce(b, "sum", x, 0)),
@@ -43,7 +45,7 @@ def test_same_values(name: str) -> None:
     torch.manual_seed(0)
     x = torch.rand(shape) if name != "few rows" else 1 + torch.rand(shape) * 1e-5
     program = program_of(build, [x])
-    cut = partial_reductions(program, PROGRAMS)
+    cut = partial_reductions(program, GPU)
     verify(cut)
     assert dump(parse(dump(cut))) == dump(cut)
     assert parts(cut)
@@ -58,7 +60,7 @@ def test_same_values(name: str) -> None:
 def test_what_stays() -> None:
     def kept(build: Any, x: torch.Tensor) -> bool:
         program = program_of(build, [x])
-        return partial_reductions(program, PROGRAMS) is program
+        return partial_reductions(program, GPU) is program
 
     assert kept(lambda b, x: reduce(b, "sum", x, 1), torch.rand(4096, 64))  # rows enough
     assert kept(lambda b, x: reduce(b, "sum", x, 0), torch.rand(1000))  # nothing to gain
@@ -69,7 +71,7 @@ def test_what_stays() -> None:
 def made_costly(build: Any, *inputs: torch.Tensor, cost: float) -> tuple[Program, list[str]]:
     """The program, and its reductions that are costly where each operation costs so much, and a load 1."""
     program = program_of(build, list(inputs))
-    return program, sorted(costly_reductions(program, lambda _: cost))
+    return program, sorted(costly_reductions(program, SPLIT, lambda _: cost))
 
 
 def exps(b: Any, x: Any) -> Any:
@@ -78,11 +80,11 @@ def exps(b: Any, x: Any) -> Any:
 
 def test_costly_elements_are_cut_sooner() -> None:
     """What is computed point by point for a sum is computed in its kernel: its cost counts."""
-    n = SMALL // 4
+    n = SPLIT.values // 4
     x = torch.rand(n)
-    for cost, cut in ((LIGHT, False), (4 * LIGHT - 2, False), (4 * LIGHT - 1, True)):  # and two loads
+    for cost, cut in ((SPLIT.cost, False), (4 * SPLIT.cost - 2, False), (4 * SPLIT.cost - 1, True)):  # and two loads
         program, found = made_costly(lambda b, x: reduce(b, "sum", exps(b, x), 0), x, cost=cost)
-        made = partial_reductions(program, PROGRAMS, costly=found)
+        made = partial_reductions(program, GPU, costly=found)
         assert bool(found) == bool(parts(made)) == cut
     verify(made)
     (got,), (want,) = interpret(made, [x], exact=True), interpret(program, [x], exact=True)
@@ -92,7 +94,7 @@ def test_costly_elements_are_cut_sooner() -> None:
 @pytest.mark.parametrize(
     ("why", "shape", "build"),
     [
-        ("long in any case", (SMALL + 1,), lambda b, x: reduce(b, "sum", exps(b, x), 0)),
+        ("long in any case", (SPLIT.values + 1,), lambda b, x: reduce(b, "sum", exps(b, x), 0)),
         ("no two parts", (4095,), lambda b, x: reduce(b, "sum", exps(b, x), 0)),
         ("rows", (4, 20000), lambda b, x: reduce(b, "sum", exps(b, x), 1)),
         ("read again", (40000,), lambda b, x: softmax(b, exps(b, x), 0)),
@@ -112,18 +114,17 @@ def test_costly_elements_that_stay(why: str, shape: tuple[int, ...], build: Any)
     assert made_costly(build, torch.rand(shape), cost=1e9)[1] == [], why
 
 
-def test_the_limit_is_asked_when_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Benchmarks set it: `benchmarks/short_sums.py`."""
+def test_the_limit_is_the_machines() -> None:
+    """Benchmarks change it: `benchmarks/short_sums.py`."""
     program = program_of(lambda b, x: softmax(b, x, 0), [torch.rand(40000)])
-    assert not read_again(program, PROGRAMS)
-    monkeypatch.setattr(partial_sums, "SMALL", 0)
-    assert read_again(program, PROGRAMS)
+    assert not read_again(program, GPU)
+    assert read_again(program, with_split(GPU, values=0))
 
 
 def test_costly_parts_are_no_rows_of_a_few_elements() -> None:
     x = torch.rand(16384, 2)
     program, found = made_costly(lambda b, x: reduce(b, "sum", exps(b, x), (0, 1)), x, cost=1e3)
-    (first,) = parts(partial_reductions(program, PROGRAMS, costly=found))
+    (first,) = parts(partial_reductions(program, GPU, costly=found))
     assert first.shape == (16,)
 
 
@@ -134,7 +135,7 @@ def test_a_spread_is_made_of_parts_about_their_own_means() -> None:
 
     x = 100 + torch.rand(8192, 24)
     program = lower(trace(variance, [x]).graph).program
-    cut = partial_reductions(program, PROGRAMS)
+    cut = partial_reductions(program, GPU)
     verify(cut)
     assert [p.reduce for p in parts(cut)] == ["sum", "sum"]
     assert any(ld.attr.buffer == parts(cut)[0].name for ld in parts(cut)[1].body.loads())
@@ -161,7 +162,7 @@ def test_statistics_of_a_norm_read_their_data_once(order: str) -> None:
     torch.manual_seed(0)
     x = 100 + torch.rand(8192, 24)
     program = lower(trace(lambda x: _statistics(x, order), [x]).graph).program
-    cut = partial_reductions(program, PROGRAMS)
+    cut = partial_reductions(program, GPU)
     verify(cut)
     assert dump(parse(dump(cut))) == dump(cut)
     for got, want in zip(interpret(cut, [x], exact=True), interpret(program, [x], exact=True), strict=True):
@@ -176,7 +177,7 @@ def test_statistics_of_constant_columns(order: str) -> None:
     """What is apart from a rounded mean is all the same: its square is its mean's square, and nothing is left of the variance."""
     x = torch.tensor([0.1, 1000.1, -3e-5]).repeat(96 * 1024, 1)
     program = lower(trace(lambda x: _statistics(x, order), [x]).graph).program
-    found = interpret(partial_reductions(program, PROGRAMS), [x])
+    found = interpret(partial_reductions(program, GPU), [x])
     near, q, r = found[0], found[1 + order.index("q")], found[1 + order.index("r")]
     n = x.shape[0]
     assert ((near.double() + r.double() / n - x[0].double()).abs() <= x[0].double().abs() * 2**-40).all()

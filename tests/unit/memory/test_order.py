@@ -14,6 +14,7 @@ from opforge.runtime.memory import order
 from tests.support.plans import kernel
 
 LARGE, SMALL = 8192, 8
+BYTES = 4 * LARGE
 Made = tuple[list[Step], dict[str, Buffer]]
 
 
@@ -34,7 +35,7 @@ def steps_of(rows: list[tuple[str, list[str], int, bool]]) -> Made:
 
 
 def peak(steps: list[Step], layouts: dict[str, Buffer], held: set[str]) -> int:
-    return order._peak(order._steps(steps, layouts), range(len(steps)), held)
+    return order._peak(order._steps(steps, layouts, BYTES), range(len(steps)), held)
 
 
 @st.composite
@@ -52,7 +53,7 @@ def programs(draw: st.DrawFn) -> tuple[Made, set[str]]:
 @given(programs())
 def test_valid_and_never_worse(case: tuple[Made, set[str]]) -> None:
     (steps, layouts), held = case
-    found = order.least_memory(list(steps), layouts, held)
+    found = order.least_memory(list(steps), layouts, held, BYTES)
     assert sorted(map(id, found)) == sorted(map(id, steps))
     written: set[str] = {"x"}
     for step in found:
@@ -74,7 +75,7 @@ def test_a_large_value_waits_until_it_is_needed() -> None:
             ("end", ["late", "small"], SMALL, False),
         ]
     )
-    found = order.least_memory(steps, layouts, {"end"})
+    found = order.least_memory(steps, layouts, {"end"}, BYTES)
     assert [step_writes(s)[0] for s in found] == ["a", "b", "small", "late", "end"]
 
 
@@ -86,10 +87,10 @@ def test_sums_come_before_what_can_be_written_in_place() -> None:
             ("sum", ["a"], SMALL, False),
         ]
     )
-    found = order.least_memory(steps, layouts, {"result", "sum"})
+    found = order.least_memory(steps, layouts, {"result", "sum"}, BYTES)
     assert [step_writes(s)[0] for s in found][-2:] == ["sum", "result"]
 
 
 def test_small_programs_and_symbolic_sizes_stay() -> None:
     steps, layouts = steps_of([("a", [], LARGE, False), ("b", ["a"], LARGE, False)])
-    assert order.least_memory(steps, layouts, {"b"}) is steps
+    assert order.least_memory(steps, layouts, {"b"}, BYTES) is steps

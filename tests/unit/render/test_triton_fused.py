@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.execute import launch
-from opforge.runtime.fuse.products import Choose
+from opforge.runtime.fuse.products import Selector
 from opforge.runtime.kernels.plan import ExternStep, Plan, Tile
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets import cuda
@@ -29,7 +29,7 @@ SMALL = Tile(32, 16, 32, 4, 2, near=2)
 INF, NAN = float("inf"), float("nan")
 
 
-def most(name: str) -> Choose:
+def most(name: str) -> Selector:
     """As much as can be in one kernel."""
     tile = replace(SMALL, descriptors=name.endswith(TOLD))
     return lambda kernels, _: [(float(len(k.parts)), tile) for k in kernels]
@@ -141,7 +141,7 @@ CASES["slices of whole vectors" + TOLD] = (
 def plans() -> dict[str, tuple[Plan, list[Tensor]]]:
     torch.manual_seed(0)
     made = {name: make() for name, (_, make) in CASES.items()}
-    return {name: (planned(fn, made[name], choose=most(name)), made[name]) for name, (fn, _) in CASES.items()}
+    return {name: (planned(fn, made[name], select=most(name)), made[name]) for name, (fn, _) in CASES.items()}
 
 
 def is_whole(plan: Plan) -> bool:
@@ -189,7 +189,7 @@ def test_compiles_for_sm90(plans: dict[str, tuple[Plan, list[Tensor]]], name: st
 def test_products_of_float32_are_the_library_s() -> None:
     """The library's sums in parts are more accurate than one sum after another, and TF32 units cut off what it rounds."""
     for dtype, kernels in ((torch.float32, 0), (torch.bfloat16, 1)):
-        plan = planned(gelu, linear(dtype=dtype), choose=most(""))
+        plan = planned(gelu, linear(dtype=dtype), select=most(""))
         assert sum(k.tile is not None for k in plan.kernels()) == kernels
 
 

@@ -30,10 +30,11 @@ from opforge.runtime.ir.index import sym
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
+from opforge.runtime.machine import tuning_of
 from opforge.runtime.render.triton_unit import TritonUnit, render_triton
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import prepared, scheduled
-from opforge.runtime.tile.blocks import group_rule, tuning_of
+from opforge.runtime.tile.blocks import group_rule
 from opforge.runtime.tile.horizontal import FEW, MEMBERS, Group, can_join, steps
 from opforge.runtime.tile.launch import Launch
 from tests.support.triton_run import job_of, launch_interpreted

@@ -86,10 +86,10 @@ def test_positions_are_kept_in_few_bits(size: int, dtype: torch.dtype) -> None:
     traced = trace(lambda x: F.max_pool2d(x.sin(), 3, 2, 1), [x], training=True)
     rewrite(traced.graph, RULES, device="cuda")
     parts = split(traced)
-    kept = [n.meta["val"] for n in parts.backward.graph.nodes if n.op == "placeholder"]
+    kept = [n.meta["val"] for n in parts.backward.graph.graph.nodes if n.op == "placeholder"]
     assert dtype in [t.dtype for t in kept]
     assert torch.int64 not in [t.dtype for t in kept]
-    for half in (parts.forward, parts.backward):
+    for half in (parts.forward, parts.backward.graph):
         program = prepared(separate_outputs(lower(half).program), H200)
         plan = scheduled(program, Config(), H200, frugal=True)
         check(program, plan)

@@ -19,8 +19,8 @@ from opforge.runtime.config import Config
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.kernels.routines import routines_of
 from opforge.runtime.render.triton_unit import render_triton
+from opforge.runtime.targets.block_trials import trials_of
 from opforge.runtime.targets.cuda import job_of, prepared, scheduled
-from opforge.runtime.targets.tune import works_of
 from opforge.runtime.tile.routines import routine_blocks
 from tests.support.sorting_interpreted import DTYPES, WHOLE, check_interpreted
 from tests.unit.lower.test_gpu import externs, lowered
@@ -94,6 +94,6 @@ def test_equal_calls_are_one_kernel() -> None:
 def test_blocks_of_a_routine_are_not_measured() -> None:
     """`max-autotune` of a graph with a sort: its other kernels are."""
     made = plan(lambda x: (x * 2).sort(), 64, 32)
-    found = dict(works_of(made, render_triton(made)))
+    found = dict(trials_of(made, render_triton(made)))
     assert sum(work == "a routine has blocks of its own" for work in found.values()) == 1
     assert len(found) == 2

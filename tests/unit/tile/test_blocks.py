@@ -16,10 +16,12 @@ pytest.importorskip("triton")
 
 from opforge.generated.targets import GPU_TARGETS
 from opforge.generated.tuning import TUNING
+from opforge.runtime import machine
+from opforge.runtime.machine import tuning_of
 from opforge.runtime.render.triton_unit import render_triton
-from opforge.runtime.targets.tune import Work, works_of
-from opforge.runtime.tile import blocks as triton_blocks
-from opforge.runtime.tile.blocks import blocks, kind_of, most_points, neighbours, tuning_of
+from opforge.runtime.targets.autotune import Trial
+from opforge.runtime.targets.block_trials import trials_of
+from opforge.runtime.tile.blocks import blocks, kind_of, most_points, neighbours
 from opforge.runtime.tile.launch import Launch, launch
 from tests.support.gpu_plan import planned
 from tests.support.triton_run import Job, job_of, launch_interpreted, results
@@ -47,13 +49,13 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], list[Tensor]]]] = {
 
 @dataclass
 class Ran:
-    work: Work
+    trial: Trial
     got: dict[tuple[int, int], Tensor]
 
 
-def extremes(work: Work) -> list[tuple[int, int]]:
+def extremes(trial: Trial) -> list[tuple[int, int]]:
     """Tiles to run: that of the table, and those with the fewest and the most points, or steps. (The interpreter takes its time.)"""
-    tiles = [(one.xblock, one.rblock) for one in work.tried]
+    tiles = [(one.xblock, one.rblock) for one in trial.configurations]
     return list(dict.fromkeys([tiles[0], min(tiles), max(tiles), *(f(tiles, key=lambda t: t[1]) for f in (min, max))]))
 
 
@@ -66,12 +68,12 @@ def ran() -> dict[str, Ran]:
     for name, (fn, make) in CASES.items():
         inputs = make()
         plan = planned(fn, inputs, processors=0)
-        works = [w for _, w in works_of(plan, render_triton(plan)) if isinstance(w, Work)]
-        work = works[0]
+        trials = [t for _, t in trials_of(plan, render_triton(plan)) if isinstance(t, Trial)]
+        trial = trials[0]
         assert kind_of(launch(plan.kernels()[0], plan.layouts)) == name.replace("branches", "points")
-        found[name] = Ran(work, {})
+        found[name] = Ran(trial, {})
         assert len(plan.kernels()) == 1
-        for tile in extremes(work):
+        for tile in extremes(trial):
             jobs.append((name, tile, replace(job_of(plan, inputs), tile=tile), plan))
     memories = launch_interpreted([job for _, _, job, _ in jobs])
     for (name, tile, _, plan), memory in zip(jobs, memories, strict=True):
@@ -88,9 +90,9 @@ def test_all_tiles_compute_the_same(ran: dict[str, Ran], name: str) -> None:
 
 
 def test_no_block_lies_across_branches(ran: dict[str, Ran]) -> None:
-    work = ran["branches"].work
-    assert "tl.static_assert(512 % XBLOCK == 0)" in work.kernel.source
-    assert {one.xblock for one in work.tried} == {512, 256}
+    trial = ran["branches"].trial
+    assert "tl.static_assert(512 % XBLOCK == 0)" in trial.kernel.source
+    assert {one.xblock for one in trial.configurations} == {512, 256}
 
 
 def test_limits_of_neighbours() -> None:
@@ -141,7 +143,7 @@ def test_a_gpu_without_a_table_takes_the_nearest() -> None:
 
 def test_the_nearest_and_of_two_the_older(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning_of.cache_clear()
-    monkeypatch.setattr(triton_blocks, "TUNING", {80: "old", 90: "new", 100: "newer"})
+    monkeypatch.setattr(machine, "TUNING", {80: "old", 90: "new", 100: "newer"})
     assert [tuning_of(c) for c in (70, 80, 86, 89, 90, 94, 95, 103)] == [
         "old", "old", "new", "new", "new", "new", "new", "newer",
     ]  # fmt: skip

@@ -19,9 +19,9 @@ from opforge.runtime.build.triton_job import compile_job
 from opforge.runtime.host.from_plan import host_program
 from opforge.runtime.host.python import python_source
 from opforge.runtime.kernels.plan import Plan
+from opforge.runtime.machine import tuning_of
 from opforge.runtime.render.triton_unit import TritonUnit, render_triton
 from opforge.runtime.targets import cuda
-from opforge.runtime.tile.blocks import tuning_of
 from tests.support.gpu_plan import PROCESSORS, planned
 from tests.support.loops import Ran, agree
 from tests.support.triton_run import job_of, launch_interpreted, results

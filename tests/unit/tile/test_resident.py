@@ -15,8 +15,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from opforge.runtime.kernels.plan import Plan
+from opforge.runtime.machine import tuning_of
 from opforge.runtime.render.triton_unit import render_triton
-from opforge.runtime.tile.blocks import tuning_of
 from tests.support.accuracy import assert_as_accurate
 from tests.support.gpu_plan import planned
 from tests.support.triton_run import job_of, launch_interpreted, results

@@ -8,15 +8,9 @@ from typing import Any
 import torch
 
 from ..dispatch.autograd.joint import written_since
+from ..execute.support import is_lazy, laid_out
 from ..torch_compat import saved_objects
-from .support import is_lazy, laid_out
-
-Described = tuple[torch.device, torch.dtype, torch.Size, tuple[int, ...]]
-
-
-def described(tensors: Sequence[torch.Tensor]) -> list[Described]:
-    """What compiled code takes for granted of tensors: device, dtype, sizes and strides."""
-    return [(t.device, t.dtype, t.shape, t.stride()) for t in tensors]
+from .compiled import Described
 
 
 def as_described(tensors: Sequence[torch.Tensor], known: Sequence[Described]) -> list[torch.Tensor]:
@@ -33,18 +27,6 @@ def as_described(tensors: Sequence[torch.Tensor], known: Sequence[Described]) ->
         plain = t.dtype == dtype and t.stride() == stride and not is_lazy(t)
         found.append(t if plain else laid_out(t, dtype, stride))
     return found
-
-
-def saved_inputs(saved: Sequence[tuple[str, int]], values: Sequence[object]) -> tuple[Described | None, ...]:
-    """What of `saved` is an input that the backward is compiled for: of its value, where that is a tensor whose sizes and strides are numbers."""
-    found: list[Described | None] = []
-    for (where, _), value in zip(saved, values, strict=True):
-        if where == "input" and isinstance(value, torch.Tensor):
-            fixed = all(type(n) is int for n in (*value.shape, *value.stride()))
-            found.append(described([value])[0] if fixed else None)
-        else:
-            found.append(None)
-    return tuple(found)
 
 
 def as_kept(ctx: Any, given: int) -> list[torch.Tensor]:

@@ -33,9 +33,9 @@ from opforge.runtime.observe import counters
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import parameters
 from opforge.runtime.render.triton_unit import TritonKernel
-from opforge.runtime.targets import cuda, products, tune
+from opforge.runtime.targets import autotune, cuda
+from opforge.runtime.targets.autotune import Task, Trial
 from opforge.runtime.targets.cuda import Cuda
-from opforge.runtime.targets.tune import Work
 
 Blocks = tuple[int, int, int]
 MARGIN = 1 - TUNING[90].margin / 100
@@ -51,21 +51,18 @@ class Stopwatch:
 
     def __init__(self, us: dict[Any, float] | None = None, refused: tuple[Blocks, ...] = (), why: str = "") -> None:
         self.us, self.refused, self.why = us or {}, refused, why
-        self.races = 0
+        self.products = 0
         self.spent = 0.0
 
     def why_not(self) -> str:
         return self.why
 
     @contextmanager
-    def bench(self, work: Work) -> Iterator[Stopwatch]:
-        self.races += "product" in work.kernel.name
+    def bench(self, task: Task) -> Iterator[Stopwatch]:
+        self.products += bool(task.instead_of)
         yield self
 
-    def of(self, work: Work) -> Stopwatch:
-        return self
-
-    def load(self, one: TritonKernel, binary: Binary) -> Callable[[], None]:
+    def load(self, trial: Trial, one: TritonKernel, binary: Binary) -> Callable[[], None]:
         if blocks_of(one) in self.refused:
             raise BuildError("too many registers")
         return self._spend(self.us.get(blocks_of(one), 100.0) if "product" in one.name else 10.0)
@@ -106,7 +103,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> set[Blocks]:
         good = Binary(b"", {"name": "", "shared": 0, "warps": 1})
         return [BuildError("does not compile") if blocks_of(job) in bad else good for job in jobs]
 
-    for module in (triton_pool, tune, products):
+    for module in (triton_pool, autotune):
         monkeypatch.setattr(module, "compile_kernels", compile_kernels)
     return bad
 
@@ -159,10 +156,10 @@ def test_an_answer_is_remembered(cfg: Config, library: float) -> None:
     first = build(cfg, Stopwatch(times))
     again = Stopwatch({LIBRARY: 1.0})
     assert build(cfg, again)["externs"] == first["externs"]
-    assert again.races == 0
+    assert again.products == 0
     with_more = build(cfg, again, lambda x, w, b: (gelu(x, w, b), x.sin()))  # another graph
     assert with_more["externs"] == first["externs"]
-    assert again.races == 0
+    assert again.products == 0
 
 
 def test_what_fails_is_dropped_and_counted(cfg: Config, refused: set[Blocks]) -> None:
@@ -176,10 +173,10 @@ def test_what_fails_is_dropped_and_counted(cfg: Config, refused: set[Blocks]) ->
 
 def test_library_where_nothing_runs(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing(Stopwatch):
-        def load(self, one: TritonKernel, binary: Binary) -> Callable[[], None]:
+        def load(self, trial: Trial, one: TritonKernel, binary: Binary) -> Callable[[], None]:
             if "product" in one.name:
                 raise RuntimeError("CUDA error 701")
-            return super().load(one, binary)
+            return super().load(trial, one, binary)
 
     meta = build(cfg, Refusing({LIBRARY: 50.0}))
     assert meta["externs"] == {"aten.addmm.default": 1}
@@ -189,7 +186,7 @@ def test_library_where_nothing_runs(cfg: Config, monkeypatch: pytest.MonkeyPatch
 def test_too_little_memory(cfg: Config) -> None:
     class Small(Stopwatch):
         @contextmanager
-        def bench(self, work: Work) -> Iterator[Stopwatch]:
+        def bench(self, task: Task) -> Iterator[Stopwatch]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried")
             yield self
 
@@ -201,14 +198,14 @@ def test_too_little_memory(cfg: Config) -> None:
 def test_not_while_a_graph_is_recorded(cfg: Config) -> None:
     timer = Stopwatch(why="a CUDA graph is being recorded")
     assert build(cfg, timer)["externs"] == {"aten.addmm.default": 1}
-    assert timer.races == 0
+    assert timer.products == 0
 
 
 def test_default_mode_never_measures(cfg: Config) -> None:
     timer = Stopwatch({LIBRARY: 50.0, FAST: 1.0})
     meta = build(Config(cache_dir=cfg.cache_dir), timer, lambda x, w, b: F.gelu(F.linear(x[:, 1:], w[:, 1:], b)))
     assert meta["externs"] == {"aten.addmm.default": 1}
-    assert timer.races == 0
+    assert timer.products == 0
 
 
 def test_the_kernel_that_gains_most_is_taken(cfg: Config) -> None:

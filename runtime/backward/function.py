@@ -1,0 +1,113 @@
+"""The autograd function of one training graph, and what it asks when it runs."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from ..dispatch.autograd.joint import written_since
+from ..dispatch.subclasses.wrappers import Names, coerced, dense_tangent
+from ..execute.support import restride
+from ..torch_compat import in_transform, is_zerotensor, saving_is_hooked, tangents_may_be
+from .batched import backward_by_rows
+from .compiled import CompiledBackward, described
+from .delivery import in_order, redirected
+from .duals import backward_of_duals, kept_arguments
+from .over_saved import over_saved
+from .source import emit_function
+from .validate import as_described, as_given, as_kept
+from .variants import Variants
+
+Compiled = Callable[..., Any]
+_version = attrgetter("_version")
+
+
+def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants) -> Compiled:
+    """What takes the place of the compiled graph: same arguments, a tuple of the program's results. `forward` is the compiled forward;
+    `variants` has the programs of its backward `spec`.
+    """
+    over = over_saved(variants.over_saved, spec.into, spec.scaled) if spec.into else None
+    names = Names()
+    source = emit_function(spec, names)
+    namespace: dict[str, Any] = {
+        "Function": torch.autograd.Function,
+        "forward_graph": forward,
+        "as_described": as_described,
+        "as_given": as_given,
+        "backward_by_rows": backward_by_rows,
+        "again": spec.gradients.again,
+        "backward_of_duals": backward_of_duals,
+        "kept_arguments": kept_arguments,
+        "program": variants.program,
+        "in_transform": in_transform,
+        "is_zerotensor": is_zerotensor,
+        "is_grad_enabled": torch.is_grad_enabled,
+        "nothing": torch.empty(0),
+        "over_saved": over,
+        "scaled": over,
+        "redirected": redirected,
+        "restride": restride,
+        "saving_is_hooked": saving_is_hooked,
+        "tangents_may_be": tangents_may_be,
+        "Tensor": torch.Tensor,
+        "math": math,
+        "coerced": coerced,
+        "as_kept": as_kept,
+        "counter_of": counter_of,
+        "given": tuple((k, s.expected) for k, s in enumerate(spec.saved) if s.expected is not None),
+        "dense_tangent": dense_tangent,
+        "by_eager_kernels": variants.by_eager_kernels,
+        "described": described,
+        "tangents": spec.tangents,
+        "ref": weakref.ref,
+        "strided": torch.strided,
+        "refuse_double_backward": refuse_double_backward,
+        "refuse_moved": refuse_moved,
+        "refuse_written": refuse_written,
+        **names.values,
+    }
+    exec(compile(source, "<opforge autograd function>", "exec"), namespace)
+    function = namespace["Compiled"]
+    if "torch._dynamo" in sys.modules:
+        # The backward may run inside of a compiled function that calls `backward()`: Dynamo would trace it.
+        function.backward = staticmethod(torch.compiler.disable(function.backward))
+    apply: Compiled = function.apply
+    return in_order(apply, spec.gradients.leaves) if spec.gradients.leaves else apply
+
+
+def counter_of(t: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A tensor with the version counter and the sizes of `t`, and without its memory: nobody else may hold this object, but views of it."""
+    counter = t.detach()
+    counter.data = t.new_empty(()).expand(t.shape)
+    return lambda: counter
+
+
+def refuse_written(watched: Sequence[tuple[Callable[[], torch.Tensor | None], int, int]], given: int = -1) -> None:
+    """Raises RuntimeError, as eager does, when a tensor was written to since the forward and one of the tangents `given` (bits) needs it."""
+    for reference, version, needed in watched:
+        t = reference()
+        if t is not None and needed & given and t._version != version:
+            raise written_since(t, version)
+
+
+def refuse_moved(lasting: Sequence[Any], needed: Sequence[int], given: int = -1) -> None:
+    """As `refuse_written`, of tensors that are held themselves: `lasting` has them and their versions, or is empty."""
+    if not lasting:
+        return
+    tensors, versions = lasting
+    if list(map(_version, tensors)) != versions:
+        each = zip(tensors, versions, needed, strict=True)
+        refuse_written([(lambda t=t: t, version, n) for t, version, n in each], given)  # type: ignore[misc]
+
+
+def refuse_double_backward() -> None:
+    """Raises: gradients of gradients were asked for."""
+    raise RuntimeError(
+        "a compiled graph has no gradient of its gradient (create_graph=True); run this part without torch.compile"
+    )
