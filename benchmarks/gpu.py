@@ -9,7 +9,7 @@ The bandwidth is measured in the same run, by copies of a gigabyte. A program's 
 
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compared import chosen, faults, first_calls, in_float64, loaded, measure_all, note, told
 from torch.utils import _pytree as pytree
 
+from opforge.generated.targets import GPU_TARGETS, GpuTarget
+
 import report
 from measure import device_us, geomean, interleaved_us
 from programs.memory_bound import BOUND, BoundProgram, size_of
@@ -29,6 +31,7 @@ from programs.memory_bound import BOUND, BoundProgram, size_of
 console = Console(stderr=True)
 HERE = Path(__file__).parent
 PAIRS = (("opforge", "inductor"), ("opforge", "eager"), ("inductor", "eager"), ("opforge-max", "opforge"))
+NEARLY = 0.95  # of the bandwidth that was reached: runs differ by 1%
 RANDOM = ("dropout_add",)  # results that no other run has
 
 
@@ -41,6 +44,14 @@ def copy_bandwidth() -> float:
     return 2 * (1 << 30) / us * 1e6
 
 
+def below(bandwidth: float, name: str, targets: Iterable[GpuTarget]) -> str:
+    """What to say where copies of the device move far fewer GB/s than they did on such a device (specs/targets); "" where they do not."""
+    for reached in (m.copy_bandwidth for t in targets for m in t.measured if m.gpu == name):
+        if bandwidth < NEARLY * reached:
+            return f"another {name} moved {reached / 1e3:.2f} TB/s: this one is busy, or slowed down"
+    return ""
+
+
 def ready(backend: str) -> tuple[list[str], float]:
     """The systems of a list with commas, eager first, and the copy bandwidth. Ends the process where there is no device."""
     if not torch.cuda.is_available():
@@ -48,6 +59,8 @@ def ready(backend: str) -> tuple[list[str], float]:
         raise typer.Exit(2)
     names, bandwidth = loaded(backend), copy_bandwidth()
     console.print(f"copies move {bandwidth / 1e12:.2f} TB/s")
+    if slower := below(bandwidth / 1e9, torch.cuda.get_device_name(), GPU_TARGETS.values()):
+        console.print(f"[yellow]{slower}")
     return names, bandwidth
 
 

@@ -166,6 +166,14 @@ class GpuCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What a device reaches, by the name that it has for itself: copies of a gigabyte, read and written, in GB/s."""
+
+    gpu: str
+    copy_bandwidth: int
+
+
+@dataclass(frozen=True, slots=True)
 class CpuTarget:
     """A processor: elements of a vector, the compiler's macro that says it is there, and flags; its family, and what it must be able to do."""
 
@@ -190,6 +198,7 @@ class GpuTarget:
     limits: GpuLimits
     budgets: GpuBudgets
     costs: GpuCosts
+    measured: tuple[Measured, ...] = ()
 
 
 CPU_TARGETS: dict[str, CpuTarget] = {
@@ -338,6 +347,10 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             idle=32768,
             split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
             cooperative=Cooperative(piece=1024, points=131072),
+        ),
+        (
+            Measured("NVIDIA H200", 4230),
+            Measured("NVIDIA H100 80GB HBM3", 2993),
         ),
     ),
 }

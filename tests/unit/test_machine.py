@@ -1,15 +1,20 @@
 """The runtime reads every key of specs/targets and specs/languages, and each GPU gets the target of its capability."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from opforge.generated.targets import GPU_TARGETS, GpuTarget
 from opforge.generator.check import schema_of
+from opforge.generator.emit.targets import TargetSet
+from opforge.generator.run import load_model
 from opforge.runtime.kernels.plan import Kernel
 from opforge.runtime.machine import gpu_target
 from tests.support.machines import H200
+from tests.support.scripts import importable
 
 RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
 
@@ -77,3 +82,26 @@ def test_a_kernel_for_a_processor_is_not_launched_on_a_gpu() -> None:
     with pytest.raises(AssertionError, match="k"):
         _ = Kernel("k", (), (), (), ()).gpu
     assert Kernel("k", (), (), (), (), machine=H200).gpu is H200
+
+
+def measured() -> list[dict[str, Any]]:
+    targets: TargetSet = load_model().part("targets")
+    return [one for gpu in targets.gpu.values() for one in gpu.get("measured", ())]
+
+
+@pytest.mark.parametrize("one", measured(), ids=lambda one: one["gpu"])
+def test_what_was_measured_stands_in_the_results(one: dict[str, Any]) -> None:
+    result = json.loads((RUNTIME.parent / one["results"]).read_text())
+    assert result["machine"]["gpu"] == one["gpu"]
+    assert round(result["bandwidth"] / 1e9) == one["copy_bandwidth"]
+    assert result["command"].startswith(one["command"])
+
+
+def test_benchmarks_compare_the_device_with_what_such_a_one_reached() -> None:
+    with importable():
+        from gpu import below
+
+    name, reached = "NVIDIA H200", 4230
+    assert below(reached, name, GPU_TARGETS.values()) == ""
+    assert "another NVIDIA H200 moved 4.23 TB/s" in below(0.9 * reached, name, GPU_TARGETS.values())
+    assert below(1, "of another kind", GPU_TARGETS.values()) == ""
