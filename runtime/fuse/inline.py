@@ -30,7 +30,7 @@ SINGLE = 40  # … and of this cost, where it is a single value: its readers com
 HELD = 2  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
 PARTS = 40  # … or of this cost, where it is read in parts: each halving of a chain doubles the text of all before it
 FEW = 64  # part of a value's elements that a reader computes for itself
-MANY = 1 << 62
+MANY = 1 << 62  # bytes of a value whose size is a symbol
 OFTEN, CACHE = 8, 1 << 17  # times that a value is read; bytes
 #: Readings of a factor of a matrix product for which it is computed once: by the rows, or the columns, of a block.
 BLOCK = 128
