@@ -19,8 +19,10 @@ from .align import NO_LAYOUTS, Alignment
 from .groups import Group, Member, substitute
 from .substitution import map_scatter
 
-MAX_MEMBERS = 64
-MAX_BUFFERS = 64
+MAX_MEMBERS = (
+    64  # values of a kernel: each merge looks at all of them, and the compiler's time grows faster than the text
+)
+MAX_BUFFERS = 64  # that it reads
 
 
 class Fuser:

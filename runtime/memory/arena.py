@@ -14,7 +14,7 @@ from ..kernels.plan import ExternStep, KernelStep, Place, Plan, Reduce, Step, St
 from ..kernels.statements import statement_nodes
 from ..kernels.steps import arena_offset, flat_index, home, nbytes, step_parts, step_reads, step_writes
 
-ALIGN = 64
+ALIGN = 64  # bytes: whole vectors of every target, and torch's own alignment
 
 
 @dataclass

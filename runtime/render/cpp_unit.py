@@ -27,7 +27,7 @@ PRELUDE = KERNELS / _PRELUDE_NAME
 MANY = 16
 """Costly functions that one kernel may have inline. The time of a compiler grows faster than a function (300 sines: 30 s, with calls 3), and
 calls are as fast: what they wait for is their arithmetic."""
-COSTLY = 10
+COSTLY = 10  # additions: a function that costs less is short, and stays inline
 _COSTLY = {m[0] for s in SCALARS.values() if s.cost >= COSTLY and (m := re.match(r"v_\w+", CPP[s.name]))}
 _CALL = re.compile(rf"\b({'|'.join(sorted(_COSTLY, key=len, reverse=True))})\(")
 _OUTLINED = re.compile(r"\bcall_(v_\w+)\(")

@@ -45,7 +45,7 @@ WIDE = (
     "pow",
 )  # those of which float32 is some units in the last place off: a single value (a bias correction) can have them all
 MANY = 256  # steps of a tile in a loop, or more
-_INT32 = 2**31 - 1
+_INT32 = 2**31 - 1  # the largest that coordinates of 32 bits have
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 

@@ -107,9 +107,7 @@ class Cuda:
         return prepared(program, gpu_of(self.index), self.cfg)
 
     def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        sm = capability(self.index)
-        select = Measured(self.autotuner(watch), sm) if self.cfg.max_autotune else by_table(sm)
-        return scheduled(program, self.cfg, gpu_of(self.index), frugal, select)
+        return scheduled(program, self.cfg, gpu_of(self.index), frugal, self.selector(watch))
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed, capability=capability(self.index), replayed=self.cfg.cudagraphs)
@@ -173,6 +171,11 @@ class Cuda:
         times = self.autotuner(watch).times([Task((trial,)) for trial in trials.values()], "tuning.txt")
         found = zip(trials.items(), times, strict=True)
         return {name: fastest(trial, measured) for (name, trial), measured in found if measured is not None}
+
+    def selector(self, watch: Watch) -> Selector | None:
+        """What says which products of matrices gain by a kernel with what is beside them."""
+        sm = capability(self.index)
+        return Measured(self.autotuner(watch), sm) if self.cfg.max_autotune else by_table(sm)
 
     def autotuner(self, watch: Watch) -> Autotuner:
         """What measures kernels of this device."""

@@ -32,7 +32,7 @@ def team_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, s
     wanted = min(processors // rows, length // cooperative.piece)
     if wanted < 2:
         return 1
-    piece = piece_of(wanted, length)
+    piece = piece_of(wanted, length, kernel.gpu)
     if 1 << (piece - 1).bit_length() > room(kernel, layouts) or not _is_by_rows(kernel, layouts):
         return 1
     return -(-length // piece) if _reads_its_own(kernel, layouts) and _writes_apart(kernel, homes) else 1

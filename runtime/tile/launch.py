@@ -22,7 +22,6 @@ from .scratch import roots
 from .transpose import squared
 
 GATHERED = 64  # rows that are added up one after another: of more the sum would be less accurate than eager's
-WHOLE = 32  # steps, of which a piece of a row has a multiple
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     """
     if kernel.team > 1:
         alone = launch(replace(kernel, team=1), layouts)
-        piece = piece_of(kernel.team, alone.inner)
+        piece = piece_of(kernel.team, alone.inner, kernel.gpu)
         # Each program of a team has a piece of a row.
         return replace(alone, outer=product((alone.outer, kernel.team)), inner=piece, persistent=True)
     return _of_matrices(kernel, layouts) or _of_rows(kernel, layouts)
@@ -183,10 +182,11 @@ def room(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
     return _long(kernel.gpu) if _keeps_little(kernel, layouts) else _room(kernel)
 
 
-def piece_of(team: int, inner: Size) -> int:
-    """How many steps each program of a team has: so many that all pieces but the last begin at whole blocks of memory."""
+def piece_of(team: int, inner: Size, gpu: Gpu) -> int:
+    """How many steps each program of a team has: so many that all pieces begin at whole lines of memory (of float32)."""
     assert isinstance(inner, int)
-    return -(-inner // (team * WHOLE)) * WHOLE
+    whole = gpu.limits.line // ITEMSIZE["float32"]
+    return -(-inner // (team * whole)) * whole
 
 
 def _passes(kernel: Kernel) -> int:

@@ -15,7 +15,7 @@ from ..kernels.plan import Kernel, Reduce
 from ..kernels.statements import statement_nodes
 from ..kernels.steps import flat_index
 
-_EVERYWHERE = 1 << 62
+_EVERYWHERE = 1 << 62  # more than any distance in memory
 
 
 def in_memory_order(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel:

@@ -15,7 +15,7 @@ from ..ir.nodes import Node, Size, walk_all
 from ..kernels.plan import Reduce, Store
 from .loops import FlatKernel, FlatPhase, FlatStatement, substitute
 
-MAX_PIECES = 16
+MAX_PIECES = 16  # of a kernel: so many times as long is its text
 
 
 def split(fk: FlatKernel) -> list[FlatKernel]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..ir.index import Expr, Val, Var, of
 from ..ir.nodes import contiguous_strides
 
-RUN = 4
+RUN = 4  # random numbers that the generator makes at once, for neighbours
 
 
 def runs(e: Expr, loops: Sequence[Var]) -> bool:

@@ -142,7 +142,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tile], None]:
         def choose(kernels: Sequence[Kernel], _: Layouts) -> list[tuple[float, Tile] | None]:
             return [(float(len(k.parts)), tile) for k in kernels]
 
-        monkeypatch.setattr(Cuda, "races", lambda self, watch: choose)
+        monkeypatch.setattr(Cuda, "selector", lambda self, watch: choose)
 
     return force
 

@@ -1,7 +1,10 @@
 """The runtime reads every key of specs/targets and specs/languages, and each GPU gets the target of its capability."""
 
+import ast
+import itertools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +108,35 @@ def test_benchmarks_compare_the_device_with_what_such_a_one_reached() -> None:
     assert below(reached, name, GPU_TARGETS.values()) == ""
     assert "another NVIDIA H200 moved 4.23 TB/s" in below(0.9 * reached, name, GPU_TARGETS.values())
     assert below(1, "of another kind", GPU_TARGETS.values()) == ""
+
+
+ROOMS = ("fuse", "tile", "render", "lower", "memory", "schedule", "targets")
+
+
+def numbers_without_a_reason(path: Path) -> Iterator[str]:
+    """Constants of a module that are numbers, with neither a comment beside or above them nor a text below."""
+    source = path.read_text()
+    body = ast.parse(source).body
+    for st, after in itertools.zip_longest(body, body[1:]):
+        if not isinstance(st, ast.Assign) or not is_number(st.value):
+            continue
+        lines = source.splitlines()[max(st.lineno - 2, 0) : st.end_lineno]
+        told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if not told and not any("#" in line for line in lines):
+            yield f"{path.relative_to(RUNTIME)}:{st.lineno}: {ast.unparse(st)}"
+
+
+def is_number(value: ast.expr) -> bool:
+    if isinstance(value, ast.Tuple):
+        return bool(value.elts) and all(map(is_number, value.elts))
+    if isinstance(value, ast.BinOp):
+        return is_number(value.left) and is_number(value.right)
+    return isinstance(value, ast.Constant) and type(value.value) in (int, float)
+
+
+def test_numbers_that_are_no_machines_say_what_they_are() -> None:
+    """What depends on a machine stands in specs/targets or specs/tuning; others bound the time of a compilation, its text, or errors of sums."""
+    wrong = [
+        w for room in ROOMS for path in sorted((RUNTIME / room).rglob("*.py")) for w in numbers_without_a_reason(path)
+    ]
+    assert not wrong, "\n".join(wrong)

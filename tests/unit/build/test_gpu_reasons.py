@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 import opforge
 from opforge.errors import BuildError, OpforgeWarning
+from opforge.generated.languages import TRITON_LANGUAGE
 from opforge.runtime import fallback
 from opforge.runtime.build import triton_job, triton_pool
 from opforge.runtime.build.triton_job import Job
@@ -116,7 +117,7 @@ def k(x, y, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     tl.store(x + at, (total + tl.load(x + at)).to(row.dtype))
     tl.atomic_add(y + at % 3, total)
 """
-    job = Job("k", source, (name, "fp32"), 0, 16, 64, 4, cuda.LEAST)
+    job = Job("k", source, (name, "fp32"), 0, 16, 64, 4, TRITON_LANGUAGE.capability)
     assert triton_job.compile_job(job, tmp_path_factory.mktemp("least")).cubin[:4] == b"\x7fELF"
 
 

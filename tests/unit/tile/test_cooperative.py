@@ -108,10 +108,10 @@ def test_one_kernel_that_compiles_for_sm90(name: str, tmp_path: Path) -> None:
 def test_pieces_make_up_a_row() -> None:
     for length in (131073, 50257, 65536, 200000):
         for wanted in range(2, 65):
-            piece = piece_of(wanted, length)
+            piece = piece_of(wanted, length, H200)
             count = -(-length // piece)
             assert count <= wanted
-            assert piece_of(count, length) * count >= length
+            assert piece_of(count, length, H200) * count >= length
 
 
 def alone(plan: Plan) -> bool:
