@@ -22,11 +22,6 @@ from .profitability import (
 from .substitution import Inliner
 
 FEW = 64  # part of a value's elements that a reader computes for itself
-<<<<<<< HEAD
-=======
-MANY = 1 << 62  # bytes of a value whose size is a symbol
-OFTEN, CACHE = 8, 1 << 17  # times that a value is read; bytes
->>>>>>> h1
 #: Readings of a factor of a matrix product for which it is computed once: by the rows, or the columns, of a block.
 BLOCK = 128
 

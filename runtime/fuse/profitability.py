@@ -12,7 +12,7 @@ CHEAP = 3  # a body of this cost or less is recomputed rather than stored
 SINGLE = 40  # … and of this cost, where it is a single value: its readers compute it before their loops
 HELD = 2  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
 PARTS = 40  # … or of this cost, where it is read in parts: each halving of a chain doubles the text of all before it
-MANY = 1 << 62
+MANY = 1 << 62  # bytes of a value whose size is a symbol
 OFTEN, CACHE = 8, 1 << 17  # times that a value is read; bytes
 SMALLER = 4  # part of the arithmetic, where a value is computed at more points than it has
 
