@@ -14,25 +14,26 @@ from ...errors import UnsupportedError
 from ...generated.dispatch_tables import ROLES
 from ...generated.languages import CPP_LANGUAGE, TRITON_LANGUAGE
 from ...generated.ops import COMPLEX, EXTERN
-from ..dispatch.operators.schema import makes_new, op_info, reads_storage
+from ..dispatch.operators.schema import makes_new, reads_storage
 from ..dispatch.record.source import user_frame
 from ..ir.facts import is_packed
 from ..ir.index import expr, product, proves_less, proves_nonnegative
-from ..ir.nodes import DTYPES, INTS, Buffer, Extern, Nest, Output, Program, Ref, Size, contiguous_strides
-from ..ir.pairs import PART, inside
+from ..ir.nodes import DTYPES, INTS, Buffer, Extern, Nest, Output, Program, Size, contiguous_strides
+from ..ir.pairs import PART
 from ..observe.counters import count_extern
 from ..torch_compat import OpOverload
 from .control import Call, Control, call_control
+from .eager_calls import EagerCalls
 from .language.builder import Builder
 from .language.names import inverse, permuted, unlinear
-from .language.number import Number, Numbers
+from .language.number import Number
 from .language.tensor import NotNativeError, Tensor
-from .layouts import is_dense, is_empty, is_laid_out_by_rows, repeats, slowest_first
-from .leaves import DTYPE_NAMES, complex_part, contradict, leaves, mapped, read_of, refs_to, tensors_of
+from .layouts import is_dense, is_laid_out_by_rows, repeats, slowest_first
+from .leaves import DTYPE_NAMES, complex_part, contradict, leaves, mapped, read_of, tensors_of
 from .origins import origin_of, place_of, spec_of
 from .overflow import too_large
 from .sizes.positive import known_positive
-from .sizes.symbolic import Opaque, Sizes
+from .sizes.symbolic import Opaque
 
 _SPEC_ERRORS = (ArithmeticError, IndexError, MemoryError, RecursionError, TypeError)
 """What the expressions of a spec entry may raise, which no check of the entry alone can exclude."""
@@ -79,16 +80,13 @@ def elements_of(gm: fx.GraphModule, device: str) -> tuple[str, list[Nest | Exter
     return lowerer.env[result].name, lowerer.b.items
 
 
-class _Lowerer:
+class _Lowerer(EagerCalls):
     def __init__(self, gm: fx.GraphModule, device: str, checks: bool, products: int) -> None:
-        self.gm, self.device = gm, device
         atomic = None if device == "cpu" else _atomic()
         unordered = atomic is not None and not torch.are_deterministic_algorithms_enabled()
-        self.b = Builder(checks=checks, device=device, atomic=atomic, products=products, unordered=unordered)
-        self.sizes = Sizes()
-        self.numbers = Numbers(self.b, self.sizes, device)
-        self.b.may_be_empty = self.sizes.from_data.may_be_zero
-        self.env: dict[fx.Node, Any] = {}
+        builder = Builder(checks=checks, device=device, atomic=atomic, products=products, unordered=unordered)
+        super().__init__(builder, device)
+        self.gm = gm
         self.inputs: list[Buffer] = []
         self.constants: list[tuple[str, torch.Tensor]] = []
         self.placeholders: list[str | Size | None] = []
@@ -141,11 +139,6 @@ class _Lowerer:
         buffer = self.buffer(self.b.fresh(name), val)
         self.inputs.append(buffer)
         return self.b.tensor(buffer)
-
-    def buffer(self, name: str, val: torch.Tensor) -> Buffer:
-        """A buffer as a fake tensor describes it; layouts without strides (sparse) have none. What is complex comes in parts."""
-        stride = self.sizes.strides(val.stride()) if val.layout == torch.strided else None
-        return inside(Buffer(name, self.sizes.shape(val.shape), DTYPE_NAMES[val.dtype], stride))
 
     def constant(self, node: fx.Node) -> None:
         value: Any = self.gm
@@ -305,9 +298,6 @@ class _Lowerer:
         many = (CPP_LANGUAGE if self.device == "cpu" else TRITON_LANGUAGE).operands
         return f"more than {many} tensors" if len(tensors) > many else None
 
-    def is_elsewhere(self, t: torch.Tensor) -> bool:
-        return t.device.type != self.device
-
     def unloopable(self, t: torch.Tensor) -> str | None:
         if self.is_elsewhere(t):
             return f"a tensor on {t.device.type}"
@@ -318,21 +308,6 @@ class _Lowerer:
 
     def loopable(self, t: torch.Tensor) -> bool:
         return self.unloopable(t) is None
-
-    def argument(self, a: Any) -> Any:
-        """An argument as lowerings take it: tensors as handles, sizes as indices, dtypes as strings."""
-        if isinstance(a, fx.Node):
-            value = self.env[a]
-            if isinstance(value, Opaque):
-                raise UnsupportedError(f"{value.what} is an argument of {self.b.place}{value.advice}")
-            if isinstance(value, Tensor) and a.meta["val"].layout == torch.strided:
-                self.b.row_major[value.name] = is_laid_out_by_rows(a.meta["val"])
-            return value
-        if isinstance(a, (list, tuple)):
-            return [self.argument(x) for x in a]
-        if isinstance(a, torch.dtype):
-            return DTYPE_NAMES[a]
-        return a
 
     def check(self, result: Any, val: Any, read: Container[int]) -> Any:
         """Results that are read must have the shapes and dtypes that tracing found. Returns them, with sizes that are equal by a guard as the
@@ -378,61 +353,7 @@ class _Lowerer:
                     self.b.items[k] = replace(item, outs=outs)
                     break
 
-    # -- eager kernels -------------------------------------------------------------------------------------------------
-    def extern(self, node: fx.Node, val: Any, name: str) -> Any:
-        args = tuple(self.extern_argument(a) for a in node.args)
-        if reads_storage(node.target):
-            args = tuple(self.own_storage(a, b) for a, b in zip(node.args, args, strict=True))
-        kwargs = tuple((k, self.extern_argument(v)) for k, v in node.kwargs.items())
-        # All that a call which makes no elements can do is to raise an error.
-        whole = node.meta.get("whole", False)
-        effect = op_info(node.target).keep or whole or all(map(is_empty, leaves(val)))
-        single = isinstance(val, torch.Tensor)
-        tensors = [val] if single else [v for v in val if isinstance(v, torch.Tensor)]
-        names = [self.b.fresh(node.name if single else f"{node.name}_{k}") for k in range(len(tensors))]
-        learns = self.sizes.from_data.of_results(names, tensors)
-        outs = [self.buffer(n, v) for n, v in zip(names, tensors, strict=True)]
-        effect = effect or bool(learns)
-        about: dict[str, Any] = {"learns": learns, "whole": whole, "elsewhere": any(map(self.is_elsewhere, tensors))}
-        if single:
-            return self.b.extern(outs, name, args, kwargs, True, effect, **about)[0]
-        places = tuple(k for k, v in enumerate(val) if isinstance(v, torch.Tensor)) if len(tensors) < len(val) else ()
-        handles = iter(self.b.extern(outs, name, args, kwargs, False, effect, places, **about))
-        return [next(handles) if isinstance(v, torch.Tensor) else self.plain_result(v, name) for v in val]
-
-    def plain_result(self, v: Any, name: str) -> Any:
-        """A result of an eager kernel beside its tensors: usable when it is known now."""
-        if v is None or isinstance(v, (bool, float, int, str)):
-            return v
-        if isinstance(v, torch.SymInt):
-            return self.sizes.index(v)
-        return Opaque(f"a {type(v).__name__} from {name}")
-
-    def own_storage(self, node: Any, argument: Any) -> Any:
-        """An argument whose storage begins with its first element, as the traced tensor's does: a copy, unless it is an input."""
-        if not isinstance(argument, Ref) or node.op == "placeholder":
-            return argument
-        fake = node.meta["val"]
-        if isinstance(fake.storage_offset(), torch.SymInt) or fake.storage_offset() != 0:
-            raise UnsupportedError(f"{node.name} does not begin where its storage does")
-        copy = self.buffer(self.b.fresh(node.name), fake)
-        elsewhere = self.is_elsewhere(fake)
-        return refs_to(self.b.extern([copy], str(ROLES["clone"]), (argument,), (), True, elsewhere=elsewhere)[0])
-
-    def extern_argument(self, a: Any) -> Any:
-        if isinstance(a, fx.Node):
-            fake = a.meta.get("val")
-            if isinstance(fake, torch.Tensor) and isinstance(self.env[a], Tensor) and fake.layout == torch.strided:
-                t = self.env[a]
-                return Ref(t.name, t.strides(self.sizes.strides(fake.stride())), t.is_paired)
-            value = self.argument(a)
-            return self.numbers.argument(a.meta["val"]) if isinstance(value, Number) else refs_to(value)
-        if isinstance(a, (list, tuple)):
-            return [self.extern_argument(x) for x in a]
-        if isinstance(a, slice):
-            raise UnsupportedError("a slice as an operator's argument")
-        return a
-
+    # -- views ---------------------------------------------------------------------------------------------------------
     def view(self, node: fx.Node, val: Any, name: str, reason: str) -> Any:
         """A view without a lowering of its own: by the strides that tracing found, else by the copying variant of the operator."""
         base = next((a for a in node.all_input_nodes if isinstance(self.env[a], Tensor)), None)
@@ -448,15 +369,6 @@ class _Lowerer:
             raise UnsupportedError(f"view {name} cannot be copied: {reason}")
         count_extern(name, reason, "" if EXTERN.get(name) == reason else self.b.place)
         return self.extern(node, val, str(copying))
-
-    def need_storage(self, node: fx.Node) -> None:
-        """An eager kernel that reads its argument's storage by strides of its own needs the very layout that eager would have."""
-        if not reads_storage(node.target):
-            return
-        for a in node.all_input_nodes[:1]:  # what it puts there is read by its sizes
-            fake = a.meta.get("val")
-            if isinstance(fake, torch.Tensor) and not is_laid_out_by_rows(fake):
-                raise UnsupportedError(f"{node.target} reads the storage of a tensor that is not contiguous")
 
     def strided(self, base: Tensor, fake: torch.Tensor, val: Any, anywhere: bool) -> Any:
         """The view `val` of `base`; `anywhere` where it may read what lies beyond the base in its storage."""
